@@ -15,6 +15,7 @@ from lockstep.comm.collectives import Collectives
 from lockstep.comm.dtensors import full_tensor
 from lockstep.comm.group import default_group
 from lockstep.data.evaluation import Evaluation
+from lockstep.data.evaluation_pass import EvaluationPass
 from lockstep.data.loader import PreparedLoader
 from lockstep.errors import PeerError, UsageError
 from lockstep.loop.preparing import A, B, C, D, Kept
@@ -280,6 +281,8 @@ class Team(Collectives):
         if self._loop.is_replaying or self.in_audit:
             return
         shard_weight = self._phases.shard_weight()
+        if shard_weight is None:
+            self._phases.check_outside("team.log()")
         if shard_weight is None and weight is not None:
             raise UsageError("team.log(weight=...) outside of batch.shards: there is nothing to average there")
         weight = shard_weight if weight is None else weight
@@ -295,21 +298,15 @@ class Team(Collectives):
         Args:
             model: a model or several, which are in evaluation mode inside the block.
             loader: a plain ``DataLoader`` or iterable of ready batches. Of a prepared loader the original one is used.
-            metrics: objects for ``Evaluation.update``; needed if a process may get no batch.
+            metrics: objects for ``batch.update``; needed if a process may get no batch.
         """
         self._phases.check_outside("team.evaluate()")
         models = [model] if isinstance(model, nn.Module) else list(model)
-        source, evaluation = self._parts.evaluated.next(loader, self.step, in_step=self._phases.in_step)
-        return Evaluation(
-            models,
-            source,
-            self._parts.collectives,
-            self.device,
-            self._evaluated,
-            evaluation,
-            metrics,
-            together=self._parts.sync.forward_is_collective and self.world_size > 1,
-        )
+        source, key = self._parts.evaluated.next(loader, self.step, in_step=self._phases.in_step)
+        together = self._parts.sync.forward_is_collective and self.world_size > 1
+        collectives = self._parts.collectives
+        over = EvaluationPass(source, key, collectives, self.device, self._phases, metrics, together=together)
+        return Evaluation(models, over, self._evaluated)
 
     def _evaluated(self, results: dict[str, float]) -> None:
         if self._loop.is_replaying:

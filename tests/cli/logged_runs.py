@@ -33,9 +33,10 @@ for epoch in team.epochs(args.epochs):
             os.kill(os.getpid(), 9)
         while team.step == args.wait and not os.path.exists("go"):
             time.sleep(0.05)
-    with team.evaluate(model, plain) as batches:
-        for (x,) in batches:
-            batches.add(error=(model(x) ** 2).mean(1))
+    with team.evaluate(model, plain) as evaluation:
+        for batch in evaluation:
+            for (x,) in batch.shards:
+                batch.add(error=(model(x) ** 2).mean(1))
 """
 
 

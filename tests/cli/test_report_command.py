@@ -37,9 +37,10 @@ for epoch in team.epochs(3):
         team.log(loss=batch["loss"], nothing=float("nan") if team.step % 2 else 1.0, **{{{METRIC!r}: 0.5}})
         if os.path.exists("fail") and team.step == 7:
             raise ValueError("a <i>bad</i> thing")
-    with team.evaluate(model, torch.utils.data.DataLoader(test, 8)) as batches:
-        for (x,) in batches:
-            batches.add(loss=model(x).square().mean())
+    with team.evaluate(model, torch.utils.data.DataLoader(test, 8)) as evaluation:
+        for batch in evaluation:
+            for (x,) in batch.shards:
+                batch.add(loss=model(x).square().mean())
 """
 TINY = SCRIPT.replace("<script>", "script").replace("</script>", "")
 

@@ -47,11 +47,12 @@ def train_digits(team, workers):
         schedule.step()
         optimizer.zero_grad()
         losses.append(batch["loss"])
-    with team.evaluate(model, DataLoader(test, 32, num_workers=workers)) as batches:
-        for images, labels in batches:
-            logits = model(images)
-            batches.add(loss=criterion(logits, labels), accuracy=logits.argmax(1) == labels)
-    return sha256(model, optimizer, schedule, steps=team.step, losses=losses, results=dict(batches.results))
+    with team.evaluate(model, DataLoader(test, 32, num_workers=workers)) as evaluation:
+        for batch in evaluation:
+            for images, labels in batch.shards:
+                logits = model(images)
+                batch.add(loss=criterion(logits, labels), accuracy=logits.argmax(1) == labels)
+    return sha256(model, optimizer, schedule, steps=team.step, losses=losses, results=dict(evaluation.results))
 
 
 def train_transformer(team, workers):
@@ -76,12 +77,13 @@ def train_transformer(team, workers):
         warm_up.step()
         optimizer.zero_grad()
         losses.append(batch["loss"])
-    with team.evaluate(model, DataLoader(data[90:140], 16, **options)) as batches:
-        for inputs, targets, num_characters in batches:
-            logits = model(inputs)
-            top5 = transformer.accuracy(logits, targets, 5)
-            batches.add(loss=transformer.mean_loss(logits, targets), top5=top5, weight=num_characters)
-    return sha256(model, optimizer, warm_up, steps=team.step, losses=losses, results=dict(batches.results))
+    with team.evaluate(model, DataLoader(data[90:140], 16, **options)) as evaluation:
+        for batch in evaluation:
+            for inputs, targets, num_characters in batch.shards:
+                logits = model(inputs)
+                top5 = transformer.accuracy(logits, targets, 5)
+                batch.add(loss=transformer.mean_loss(logits, targets), top5=top5, weight=num_characters)
+    return sha256(model, optimizer, warm_up, steps=team.step, losses=losses, results=dict(evaluation.results))
 
 
 MODELS = {"digits": train_digits, "transformer": train_transformer}

@@ -366,10 +366,11 @@ def train_and_look(how):
                         batch.add(loss=functional.cross_entropy(model(inputs), targets))
                 seen.step(loss=batch["loss"])
             if how == "evaluation":
-                with team.evaluate(model, test_loader) as batches:
-                    for points, labels, _numbers in batches:
-                        batches.add(loss=functional.cross_entropy(model(points), labels))
-                seen.step(loss=batches["loss"], buffers=dict(model.named_buffers()))
+                with team.evaluate(model, test_loader) as evaluation:
+                    for batch in evaluation:
+                        for points, labels, _numbers in batch.shards:
+                            batch.add(loss=functional.cross_entropy(model(points), labels))
+                seen.step(loss=evaluation["loss"], buffers=dict(model.named_buffers()))
     return seen.result(model, optimizer)
 
 

@@ -354,10 +354,11 @@ def _evaluate(team, model, optimizer, seen):
 
     def update(batch):
         optimizer.step()
-        with team.evaluate(model, test_loader) as batches:
-            for inputs, targets, _ in batches:
-                batches.add(loss=functional.cross_entropy(model(inputs), targets))
-        seen.step(evaluated=batches["loss"], best=team.best(batches["loss"], "min"))
+        with team.evaluate(model, test_loader) as evaluation:
+            for batch in evaluation:
+                for inputs, targets, _ in batch.shards:
+                    batch.add(loss=functional.cross_entropy(model(inputs), targets))
+        seen.step(evaluated=evaluation["loss"], best=team.best(evaluation["loss"], "min"))
 
     return update
 

@@ -56,9 +56,10 @@ def train(length=40, batch_size=16, epochs=2, pin_memory=False, nan_in_step=None
                 optimizer.zero_grad()
                 means.append((team.step, batch["loss"]))
                 outside.append(torch.rand(3, device=team.device))
-            with team.evaluate(model, test_loader) as batches:
-                for inputs, targets in batches:
-                    batches.add(accuracy=model(inputs).argmax(1) == targets)
+            with team.evaluate(model, test_loader) as evaluation:
+                for batch in evaluation:
+                    for inputs, targets in batch.shards:
+                        batch.add(accuracy=model(inputs).argmax(1) == targets)
         found = {
             "device": str(team.device),
             "backend": team._transport.backend,
@@ -69,7 +70,7 @@ def train(length=40, batch_size=16, epochs=2, pin_memory=False, nan_in_step=None
             "means": means,
             "drawn": [tensor.cpu() for tensor in drawn],
             "drawn outside": [tensor.cpu() for tensor in outside],
-            "accuracy": batches["accuracy"],
+            "accuracy": evaluation["accuracy"],
             "sum": team.all_reduce(torch.ones(2, device=team.device)).tolist(),
             "sum on the CPU": team.all_reduce(torch.ones(2)).tolist(),
         }
@@ -93,7 +94,7 @@ def train_clipped(parts):
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
             if kept is not None:
                 model.load_state_dict(kept[0])
-            model, optimizer, loader = team.prepare(model, optimizer, batches[first : first + length])
+            model, optimizer, loader = team.prepare(model, optimizer, evaluation[first : first + length])
             if kept is not None:
                 optimizer.load_state_dict(kept[1])
             for batch in loader:

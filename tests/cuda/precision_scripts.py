@@ -46,9 +46,10 @@ def train():
                 optimizer.step()
                 optimizer.zero_grad()
                 losses.append(batch["loss"])
-        with team.evaluate(model, DataLoader(data, 16)) as batches:
-            for inputs, targets in batches:
-                batches.add(loss=nn.functional.cross_entropy(model(inputs), targets))
+        with team.evaluate(model, DataLoader(data, 16)) as evaluation:
+            for batch in evaluation:
+                for inputs, targets in batch.shards:
+                    batch.add(loss=nn.functional.cross_entropy(model(inputs), targets))
         return {
             "state": {name: tensor.cpu() for name, tensor in model.state_dict().items()},
             "seen": {name: str(dtype) for name, dtype in model.seen.items()},
@@ -57,5 +58,5 @@ def train():
             "gradients": sorted(gradients),
             "outputs": str(outputs.dtype),
             "losses": losses,
-            "result": batches["loss"],
+            "result": evaluation["loss"],
         }

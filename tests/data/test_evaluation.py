@@ -1,5 +1,6 @@
 """Promises of evaluation: the result of one process, to the bit, on any number of them, and nothing disturbed."""
 
+import itertools
 import math
 import random
 
@@ -12,8 +13,9 @@ from torch.nn import functional
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 import lockstep
-from lockstep.data.evaluation import Evaluation, EvaluationSource
-from lockstep.data.evaluation_keys import EvaluationKey
+from lockstep.data.evaluation import Evaluation
+from lockstep.data.evaluation_pass import EvaluationPass
+from lockstep.data.evaluation_source import EvaluationKey, EvaluationSource
 from lockstep.errors import ConfigError, DataError, UsageError
 
 pytestmark = pytest.mark.timeout(90)
@@ -41,11 +43,22 @@ class Ranks:
         return [value, *self._others.pop(0)]
 
 
-def evaluation(batches, *models, source=None, done=lambda results: None, collectives=None, metrics=()):
+class Outside:
+    """Where a script is that trains nothing."""
+
+    def __init__(self):
+        self.evaluated = []
+
+    def check_outside(self, call):
+        if self.evaluated:
+            self.evaluated[-1].refuse_inside(call)
+
+
+def evaluate(batches, *models, source=None, done=lambda results: None, collectives=None, metrics=()):
     source = source or EvaluationSource(batches, assignment())
-    return Evaluation(
-        models or [nn.Linear(1, 1)], source, collectives or Alone(), CPU, done, EvaluationKey(step=0, number=0), metrics
-    )
+    key, collectives = EvaluationKey(step=0, number=0), collectives or Alone()
+    over = EvaluationPass(source, key, collectives, CPU, Outside(), metrics)
+    return Evaluation(models or [nn.Linear(1, 1)], over, done)
 
 
 def table(length=10):
@@ -87,15 +100,16 @@ def evaluate_all_kinds():
     for name, loader in loaders.items():
         metric = Seen()
         for attempt in range(2):
-            with team.evaluate(model, loader, [metric]) as batches:
-                for batch in batches:
-                    inputs = batch[0] if isinstance(batch, (list, tuple)) else batch[None]
-                    outputs = model(inputs[:, :4].float())
-                    batches.add(loss=functional.mse_loss(outputs, torch.ones_like(outputs)))
-                    batches.add(vector=outputs.argmax(1) == 0, plain=float(outputs.sum()), noise=draw()[attempt])
-                    batches.add(weight=float(outputs.abs().sum()), weighted=outputs.mean())
-                    batches.update(metric, outputs)
-            found[name, attempt] = dict(batches.results)
+            with team.evaluate(model, loader, [metric]) as evaluation:
+                for batch in evaluation:
+                    for samples in batch.shards:
+                        inputs = samples[0] if isinstance(samples, (list, tuple)) else samples[None]
+                        outputs = model(inputs[:, :4].float())
+                        batch.add(loss=functional.mse_loss(outputs, torch.ones_like(outputs)))
+                        batch.add(vector=outputs.argmax(1) == 0, plain=float(outputs.sum()), noise=draw()[attempt])
+                        batch.add(weight=float(outputs.abs().sum()), weighted=outputs.mean())
+                        batch.update(metric, outputs)
+            found[name, attempt] = dict(evaluation.results)
         found[name, "metric"] = (metric.calls, metric.state)
     found["after"] = draw()
     return found
@@ -117,69 +131,205 @@ def test_the_result_is_that_of_one_process_to_the_bit_on_every_rank_of_every_wor
             assert by_rank == results
 
 
+def evaluate_in_part():
+    """Evaluations whose outer loop does more than to go through all batches."""
+    team = lockstep.join()
+    model = team.prepare(nn.Linear(1, 1))
+    loaders = {
+        "plain": lambda length: DataLoader(TensorDataset(torch.arange(float(length))), 4),
+        "workers": lambda length: DataLoader(Noisy(length), 4, num_workers=1),
+        "stream": lambda length: DataLoader(NoisyStream(length), 4),
+        "stream, workers": lambda length: DataLoader(NoisyStream(length), 4, num_workers=1),
+        "ready": lambda length: [torch.arange(first, first + 4.0) for first in range(0, length, 4)],
+    }
+    found, drawn = {}, []
+
+    def run(name, loader, loop):
+        with team.evaluate(model, loader) as evaluation:
+            for batch in loop(evaluation):
+                for samples in batch.shards:
+                    values = samples[0] if isinstance(samples, (list, tuple)) else samples
+                    batch.add(mean=(values if values.ndim == 1 else values[:, 0]).mean(), noise=draw()[len(drawn) % 3])
+                drawn.append(draw())
+        found[name] = dict(evaluation.results)
+
+    def first_five(evaluation):
+        for number, batch in enumerate(evaluation):
+            if number >= 5:
+                break
+            yield batch
+
+    def odd(evaluation):
+        return (batch for number, batch in enumerate(evaluation) if number % 2)
+
+    def some(evaluation):
+        return (batch for batch in evaluation if torch.rand(()) < 0.5 or random.random() < 0.2)
+
+    def agreed(evaluation):
+        for batch in evaluation:
+            assert len(set(team.all_gather_object(batch.number))) == 1
+            yield batch
+
+    loops = {
+        "first five": first_five,
+        "sliced": lambda e: itertools.islice(e, 5),
+        "odd": odd,
+        "some": some,
+        "agreed": agreed,
+    }
+    for kind, make in loaders.items():
+        for name, loop in loops.items():
+            run((kind, name), make(48), loop)
+        run((kind, "none"), make(48), lambda e: itertools.islice(e, 0))
+        run((kind, "few"), make(8), first_five)
+    return found, drawn
+
+
+def test_the_outer_loop_is_the_same_on_every_process_whatever_it_does(standing_crew):
+    [(expected, drawn)] = standing_crew(1, evaluate_in_part, shards=4)
+    for kind in ("plain", "workers", "stream", "stream, workers", "ready"):
+        assert expected[kind, "first five"]["mean"] == expected[kind, "sliced"]["mean"] == 9.5
+        assert expected[kind, "odd"]["mean"] == 25.5
+        assert expected[kind, "agreed"]["mean"] == 23.5
+        assert expected[kind, "none"] == {}
+        assert expected[kind, "few"]["mean"] == 3.5
+    for nproc in (2, 3, 4):
+        assert standing_crew(nproc, evaluate_in_part, shards=4) == [(expected, drawn)] * nproc
+
+
+def call_inside(name):
+    team = lockstep.join()
+    model, other = team.prepare(nn.Linear(1, 1)), DataLoader(table(), 4)
+    calls = {
+        "all_reduce": lambda: team.all_reduce(torch.ones(1)),
+        "evaluate": lambda: team.evaluate(model, other),
+        "log": lambda: team.log(loss=1.0),
+        "best": lambda: team.best(1.0),
+    }
+    with team.evaluate(model, other) as evaluation:
+        for batch in evaluation:
+            for _ in batch.shards:
+                with pytest.raises(UsageError, match=r"inside batch\.shards"):
+                    calls[name]()
+            calls[name]()
+    return True
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "evaluate", "log", "best"])
+def test_what_all_ranks_must_do_is_refused_inside_and_allowed_in_the_outer_loop(standing_crew, name):
+    assert standing_crew(2, call_inside, name) == [True, True]
+
+
+def evaluate_many_loaders():
+    team = lockstep.join()
+    model, drawn = team.prepare(nn.Linear(1, 1)), []
+    keep = [bytearray(team.rank) for _ in range(50)]  # objects of other addresses on each rank
+    for length in range(1, 30):
+        with team.evaluate(model, DataLoader(Noisy(length), 4, shuffle=True)) as evaluation:
+            for batch in evaluation:
+                for values in batch.shards:
+                    batch.add(noise=values[:, 1])
+        del keep[: team.rank]
+        drawn.append(evaluation["noise"])
+    return drawn
+
+
+def test_loaders_that_are_made_for_one_evaluation_each_draw_the_same_everywhere(standing_crew):
+    [expected] = standing_crew(1, evaluate_many_loaders, shards=2)
+    assert len(set(expected)) == len(expected)
+    assert standing_crew(2, evaluate_many_loaders, shards=2) == [expected] * 2
+
+
+def evaluate_pairs():
+    team = lockstep.join()
+    model = team.prepare(nn.Linear(1, 1))
+    left, right = (DataLoader(TensorDataset(torch.arange(first, first + 10.0)), 2) for first in (0, 100))
+    with team.evaluate(model, left) as one, team.evaluate(model, right) as other:
+        for a, b in zip(one, other, strict=True):
+            for (x,), (y,) in zip(a.shards, b.shards, strict=False):
+                a.add(difference=y - x)
+                b.add(noise=draw()[0])
+            team.barrier()
+    return dict(one.results), dict(other.results), draw()
+
+
+def test_two_loaders_are_evaluated_side_by_side(standing_crew):
+    [expected] = standing_crew(1, evaluate_pairs, shards=3)
+    assert expected[0] == {"difference": 100}
+    for nproc in (2, 3):
+        assert standing_crew(nproc, evaluate_pairs, shards=3) == [expected] * nproc
+
+
 def test_batches_and_averages_are_those_of_a_plain_loop():
     loader = DataLoader(table(), 4)
-    with evaluation(loader) as batches:
-        for (values,) in batches:
-            batches.add(mean=values.mean(), vector=values, array=values.numpy(), number=float(values[0]))
+    with evaluate(loader) as evaluation:
+        for batch in evaluation:
+            for (values,) in batch.shards:
+                batch.add(mean=values.mean(), vector=values, array=values.numpy(), number=float(values[0]))
     plain = [values for (values,) in loader]
     assert [len(values) for values in plain] == [4, 4, 2]
     for name in ("mean", "vector", "array"):
-        assert batches[name] == pytest.approx(0.5)
-    assert batches["number"] == pytest.approx(sum(float(values[0]) * len(values) for values in plain) / 10)
+        assert evaluation[name] == pytest.approx(0.5)
+    assert evaluation["number"] == pytest.approx(sum(float(values[0]) * len(values) for values in plain) / 10)
 
 
 def test_weights_replace_sample_counts_and_no_weight_is_absence():
-    with evaluation(DataLoader(table(3), 1)) as batches:
-        for number, _ in enumerate(batches):
-            # The mean over the tokens of a batch without tokens is not a number.
-            batches.add(weight=number, loss=[math.nan, 2.0, 5.0][number])
-            batches.add(weight=0, never=1.0)
-    assert batches["loss"] == 4.0
-    assert math.isnan(batches["never"])
+    with evaluate(DataLoader(table(3), 1)) as evaluation:
+        for number, batch in enumerate(evaluation):
+            for _ in batch.shards:
+                # The mean over the tokens of a batch without tokens is not a number.
+                batch.add(weight=number, loss=[math.nan, 2.0, 5.0][number])
+                batch.add(weight=0, never=1.0)
+    assert evaluation["loss"] == 4.0
+    assert math.isnan(evaluation["never"])
 
 
 @pytest.mark.parametrize("value", [None, "0.5", [1, 2]])
 def test_what_cannot_be_averaged_is_refused_where_it_is_given(value):
-    with evaluation(DataLoader(table(), 4)) as batches:
-        for _ in batches:
-            with pytest.raises(ConfigError, match="add\\(loss="):
-                batches.add(loss=value)
+    with evaluate(DataLoader(table(), 4)) as evaluation:
+        for batch in evaluation:
+            for _ in batch.shards:
+                with pytest.raises(ConfigError, match="add\\(loss="):
+                    batch.add(loss=value)
 
 
 def test_a_batch_that_cannot_be_counted_needs_a_weight():
-    with evaluation([{"text": "one"}, {"text": "two"}]) as batches:
-        for number, _ in enumerate(batches):
-            with pytest.raises(ConfigError, match="weight=number of samples"):
-                batches.add(length=3)
-            batches.add(weight=number + 1, length=number)
-    assert batches["length"] == pytest.approx(2 / 3)
+    with evaluate([{"text": "one"}, {"text": "two"}]) as evaluation:
+        for number, batch in enumerate(evaluation):
+            for _ in batch.shards:
+                with pytest.raises(ConfigError, match="weight=number of samples"):
+                    batch.add(length=3)
+                batch.add(weight=number + 1, length=number)
+    assert evaluation["length"] == pytest.approx(2 / 3)
 
 
 def test_a_metric_keeps_what_it_was_given_also_if_the_script_writes_to_it_again():
     metric, buffer = Seen(), torch.zeros(2)
-    with evaluation(DataLoader(table(3), 1)) as batches:
-        for number, _ in enumerate(batches):
-            buffer.fill_(number)
-            batches.update(metric, buffer)
+    with evaluate(DataLoader(table(3), 1)) as evaluation:
+        for number, batch in enumerate(evaluation):
+            for _ in batch.shards:
+                buffer.fill_(number)
+                batch.update(metric, buffer)
     assert metric.calls == [[0, 0], [1, 1], [2, 2]]
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [(True, (-1, [])), (False, (0, ["Seen"]))])
 def test_ranks_that_know_different_metrics_are_told_so_all_alike(mine, theirs):
-    batches = evaluation(DataLoader(table(1), 1), collectives=Ranks([[]], [theirs]))
-    batches.__enter__()
-    for (values,) in batches:
-        if mine:
-            batches.update(Seen(), values)
+    evaluation = evaluate(DataLoader(table(1), 1), collectives=Ranks([[]], [theirs]))
+    evaluation.__enter__()
+    for batch in evaluation:
+        for (values,) in batch.shards:
+            if mine:
+                batch.update(Seen(), values)
     with pytest.raises(UsageError, match=r"rank 0: .*rank 1: .*metrics="):
-        batches.__exit__(None, None, None)
+        evaluation.__exit__(None, None, None)
 
 
 def test_no_metrics_anywhere_is_fine_also_where_ranks_name_different_ones_in_vain():
-    with evaluation(DataLoader(table(1), 1), collectives=Ranks([[]], [(-1, [])]), metrics=[Seen()]) as batches:
-        for _ in batches:
-            pass
+    with evaluate(DataLoader(table(1), 1), collectives=Ranks([[]], [(-1, [])]), metrics=[Seen()]) as evaluation:
+        for batch in evaluation:
+            for _ in batch.shards:
+                pass
 
 
 # Data
@@ -200,10 +350,11 @@ def test_workers_change_nothing_and_persist_if_asked():
         source = EvaluationSource(DataLoader(Noisy(9), 2, collate_fn=noisy_collate, **options), assignment())
         found = []
         for _ in range(2):
-            with evaluation(None, source=source) as batches:
-                for batch in batches:
-                    batches.add(x=batch[0], y=batch[1])
-            found.append(dict(batches.results))
+            with evaluate(None, source=source) as evaluation:
+                for batch in evaluation:
+                    for x, y in batch.shards:
+                        batch.add(x=x, y=y)
+            found.append(dict(evaluation.results))
         return found
 
     expected = drawn()
@@ -211,8 +362,8 @@ def test_workers_change_nothing_and_persist_if_asked():
 
 
 def test_several_workers_do_not_read_a_stream_several_times():
-    with evaluation(DataLoader(NoisyStream(5), 2, num_workers=2)) as batches:
-        assert sum(len(batch) for batch in batches) == 5
+    with evaluate(DataLoader(NoisyStream(5), 2, num_workers=2)) as evaluation:
+        assert sum(len(samples) for batch in evaluation for samples in batch.shards) == 5
 
 
 # Nothing is disturbed
@@ -235,13 +386,14 @@ def test_modes_gradients_and_streams_are_as_before_also_after_an_exception(fails
     torch.manual_seed(3), numpy.random.seed(3), random.seed(3)
     with torch.set_grad_enabled(grad):
         try:
-            with evaluation(DataLoader(Noisy(5), 2), *models) as batches:
-                for _ in batches:
-                    assert not torch.is_grad_enabled()
-                    assert not any(module.training for model in models for module in model.modules())
-                    draw()
-                    if fails:
-                        raise ZeroDivisionError
+            with evaluate(DataLoader(Noisy(5), 2), *models) as evaluation:
+                for batch in evaluation:
+                    for _ in batch.shards:
+                        assert not torch.is_grad_enabled()
+                        assert not any(module.training for model in models for module in model.modules())
+                        draw()
+                        if fails:
+                            raise ZeroDivisionError
         except ZeroDivisionError:
             pass
         assert torch.is_grad_enabled() == grad
@@ -251,11 +403,12 @@ def test_modes_gradients_and_streams_are_as_before_also_after_an_exception(fails
 
 def test_results_are_handed_on_once_and_not_after_an_error():
     handed = []
-    with evaluation(DataLoader(table(), 4), done=handed.append) as batches:
-        for (values,) in batches:
-            batches.add(mean=values)
+    with evaluate(DataLoader(table(), 4), done=handed.append) as evaluation:
+        for batch in evaluation:
+            for (values,) in batch.shards:
+                batch.add(mean=values)
     assert handed == [{"mean": pytest.approx(0.5)}]
-    with pytest.raises(ZeroDivisionError), evaluation(DataLoader(table(), 4), done=handed.append):
+    with pytest.raises(ZeroDivisionError), evaluate(DataLoader(table(), 4), done=handed.append):
         raise ZeroDivisionError
     assert len(handed) == 1
 
@@ -271,15 +424,17 @@ def train_around_evaluation(evaluate):
                 team.backward(model(inputs.float()).mean())
                 seen.append(draw())
             if evaluate and team.step % 2:
-                with team.evaluate(model, plain) as batches:
-                    for values in batches:
-                        batches.add(x=values)
+                with team.evaluate(model, plain) as evaluation:
+                    for batch in evaluation:
+                        for values in batch.shards:
+                            batch.add(x=values)
             seen.append(draw())
         seen.append(draw())
         if evaluate:
-            with team.evaluate(model, plain) as batches:
-                for values in batches:
-                    batches.add(x=values)
+            with team.evaluate(model, plain) as evaluation:
+                for batch in evaluation:
+                    for values in batch.shards:
+                        batch.add(x=values)
         seen.append(draw())
     return seen
 
@@ -291,40 +446,115 @@ def test_evaluation_does_not_disturb_the_streams_of_training(standing_crew):
 # The block
 
 
-def test_a_loop_may_be_left_early_and_started_again():
+def test_a_loop_may_be_left_early_and_the_workers_serve_the_next_evaluation():
     source = EvaluationSource(DataLoader(table(), 2, num_workers=1, persistent_workers=True), assignment())
     for length in (2, 5):
-        with evaluation(None, source=source) as batches:
-            for number, (values,) in enumerate(batches, 1):
-                batches.add(count=1.0, total=values)
+        with evaluate(None, source=source) as evaluation:
+            for number, batch in enumerate(evaluation, 1):
+                for (values,) in batch.shards:
+                    batch.add(count=1.0, weight=1, total=values)
                 if number == length:
                     break
-            with pytest.raises(UsageError, match="belongs in the loop"):
-                batches.add(count=1.0)
-        assert batches["count"] == 1.0
+        assert evaluation["total"] == pytest.approx(sum(table().tensors[0][: 2 * length].tolist()) / (2 * length))
 
 
 def test_uses_outside_of_the_block_or_loop_are_refused():
-    batches = evaluation(DataLoader(table(), 4))
+    evaluation = evaluate(DataLoader(table(), 4))
     with pytest.raises(UsageError, match="inside the block"):
-        next(iter(batches))
+        next(iter(evaluation))
     with pytest.raises(UsageError, match="after the `with` block"):
-        batches["loss"]
-    with batches:
-        for wrong in (lambda: batches.add(loss=1.0), lambda: batches.update(Seen(), torch.ones(1))):
-            with pytest.raises(UsageError, match="belongs in the loop"):
-                wrong()
+        evaluation["loss"]
+    with evaluation:
+        first, *_ = batches = iter(evaluation)
         with pytest.raises(UsageError, match="after the `with` block"):
-            batches.results  # noqa: B018
+            evaluation.results  # noqa: B018
+        with pytest.raises(UsageError, match="iterated once"):
+            iter(evaluation)
+        with pytest.raises(UsageError, match="before the next"):
+            first.shards  # noqa: B018
+        for wrong in (lambda: first.add(loss=1.0), lambda: first.update(Seen(), torch.ones(1))):
+            with pytest.raises(UsageError, match=r"outside of batch\.shards"):
+                wrong()
     with pytest.raises(UsageError, match="inside the block"):
-        next(iter(batches))
+        iter(evaluation)
     with pytest.raises(UsageError, match="entered once"):
-        batches.__enter__()
+        evaluation.__enter__()
+    with evaluate(DataLoader(table(), 4)) as evaluation:
+        batches = iter(evaluation)
+        last = next(batches)
+    for late in (lambda: last.shards, lambda: next(batches)):
+        with pytest.raises(UsageError, match=r"loop that yielded it|inside the block"):
+            late()
+
+
+USES = {
+    "unpacked": lambda evaluation, batch: [*batch],
+    "measured": lambda evaluation, batch: len(batch),
+    "indexed": lambda evaluation, batch: batch[0],
+    "moved": lambda evaluation, batch: batch.to("cpu"),
+    "added to the evaluation": lambda evaluation, batch: evaluation.add(loss=1.0),
+    "metric given to the evaluation": lambda evaluation, batch: evaluation.update(Seen(), torch.ones(1)),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_batch_used_as_samples_or_an_evaluation_used_as_a_batch_is_told_the_lines_to_write(use):
+    with evaluate(DataLoader(table(), 4)) as evaluation:
+        for batch in evaluation:
+            with pytest.raises(UsageError, match=r"for images, labels in batch\.shards: .*batch\.add"):
+                USES[use](evaluation, batch)
+
+
+def test_a_value_read_from_a_batch_is_told_where_it_will_be():
+    with evaluate(DataLoader(table(), 4)) as evaluation:
+        for batch in evaluation:
+            with pytest.raises(UsageError, match=r"Read evaluation\['loss'\]"):
+                batch["loss"]
+
+
+def test_the_number_of_samples_is_known_outside_too_unless_batches_are_ready_made():
+    with evaluate(DataLoader(table(), 4)) as evaluation:
+        assert [batch.num_samples for batch in evaluation] == [4, 4, 2]
+    with evaluate([torch.ones(3)]) as evaluation:
+        for batch in evaluation:
+            with pytest.raises(UsageError, match="num_samples"):
+                batch.num_samples  # noqa: B018
+
+
+@pytest.mark.parametrize("then", ["the next batch", "another loop", "the end"])
+def test_the_inner_loop_must_be_run_to_its_end(then):
+    def leave():
+        with evaluate(DataLoader(table(), 4)) as evaluation:
+            for batch in evaluation:
+                for _ in batch.shards:
+                    break
+                if then == "another loop":
+                    for _ in batch.shards:
+                        pass
+                if then == "the end":
+                    break
+
+    with pytest.raises(UsageError, match="left before its end"):
+        leave()
+
+
+def test_several_passes_over_a_batch_all_count_and_draw_other_numbers():
+    drawn = []
+    with evaluate(DataLoader(table(), 4)) as evaluation:
+        for batch in evaluation:
+            for turn in range(2):
+                for (values,) in batch.shards:
+                    batch.add(mean=values, turn=turn)
+                    drawn.append(draw())
+    assert (evaluation["mean"], evaluation["turn"]) == (pytest.approx(0.5), 0.5)
+    assert len(drawn) == 6
+    assert all(len({numbers[i] for numbers in drawn}) == 6 for i in range(3))
 
 
 def test_an_unknown_result_lists_those_that_are_there():
-    with evaluation(DataLoader(table(), 4)) as batches:
-        for (values,) in batches:
-            batches.add(loss=values, accuracy=1)
+    with evaluate(DataLoader(table(), 4)) as evaluation:
+        for batch in evaluation:
+            for (values,) in batch.shards:
+                batch.add(loss=values, accuracy=1)
     with pytest.raises(KeyError, match="available: loss, accuracy"):
-        batches["acuracy"]
+        evaluation["acuracy"]

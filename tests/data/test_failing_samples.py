@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 import lockstep
 from lockstep.data.assignment import ShardAssignment
-from lockstep.data.evaluation import EvaluationSource
-from lockstep.data.evaluation_keys import EvaluationKey
+from lockstep.data.evaluation_source import EvaluationKey, EvaluationSource
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher
 from lockstep.data.sources import choose_source
 from lockstep.data.streams import Purpose, reseed
@@ -79,7 +78,9 @@ def told(loader, place=None, evaluate=False):
     place = place or assignment()
     try:
         if evaluate:
-            list(EvaluationSource(loader, place).deal(EvaluationKey(step=0, number=0)))
+            for _, _, fetch in EvaluationSource(loader, place).deal(EvaluationKey(step=0, number=0)):
+                if fetch is not None:
+                    fetch()
         else:
             list(choose_source(loader, place).deal(1, 0))
     except DataError as error:
@@ -417,9 +418,10 @@ def run(loader, evaluate):
     team = lockstep.join()
     model = team.prepare(nn.Linear(1, 1))
     if evaluate:
-        with team.evaluate(model, loader) as batches:
-            for batch in batches:
-                batches.add(loss=model(batch).mean())
+        with team.evaluate(model, loader) as evaluation:
+            for batch in evaluation:
+                for inputs in batch.shards:
+                    batch.add(loss=model(inputs).mean())
         return
     optimizer, loader = team.prepare(torch.optim.SGD(model.parameters(), lr=0.1), loader)
     for batch in loader:

@@ -71,13 +71,14 @@ def with_team(team, length, batch_size):
     model, loader = parts(length, batch_size)
     model = team.prepare(model)
     metrics = make_metrics()
-    with team.evaluate(model, loader, list(metrics.values())) as batches:
-        for inputs, targets in batches:
-            logits = model(inputs)
-            for name, metric in metrics.items():
-                batches.update(metric, *arguments(name, logits, targets))
-            batches.add(**averages(logits, targets))
-    return {name: metric.compute() for name, metric in metrics.items()}, dict(batches.results)
+    with team.evaluate(model, loader, list(metrics.values())) as evaluation:
+        for batch in evaluation:
+            for inputs, targets in batch.shards:
+                logits = model(inputs)
+                for name, metric in metrics.items():
+                    batch.update(metric, *arguments(name, logits, targets))
+                batch.add(**averages(logits, targets))
+    return {name: metric.compute() for name, metric in metrics.items()}, dict(evaluation.results)
 
 
 CASES = [(103, 16), (97, 32), (5, 8)]  # the last has one batch, so most processes have none

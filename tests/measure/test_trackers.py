@@ -46,9 +46,10 @@ SCRIPT = """
                 optimizer.step()
                 optimizer.zero_grad()
                 if team.step == 5:
-                    with team.evaluate(model, plain) as batches:
-                        for (x,) in batches:
-                            batches.add(early=x.mean(1))
+                    with team.evaluate(model, plain) as evaluation:
+                        for batch in evaluation:
+                            for (x,) in batch.shards:
+                                batch.add(early=x.mean(1))
                 if team.step == 16 and "fail" in sys.argv and os.environ["RANK"] == "0" and not os.path.exists("failed"):
                     open("failed", "w").close()
                     raise SystemExit(3)

@@ -56,8 +56,9 @@ SCRIPTS = {
             for batch in batches:
                 learn(model, optimizer, batch)
             with team.evaluate(model, samples(20, shuffle=False)) as evaluation:
-                for features, labels in evaluation:
-                    evaluation.add(accuracy=model(features).argmax(1) == labels)
+                for batch in evaluation:
+                    for features, labels in batch.shards:
+                        batch.add(accuracy=model(features).argmax(1) == labels)
             strike(team, "tail")
             schedule.step()
             drawn += torch.rand(()) + random.random()
@@ -472,8 +473,9 @@ SCRIPTS = {
             for batch in batches:
                 learn(model, optimizer, batch)
             with team.evaluate(model, samples(20, shuffle=False)) as evaluation:
-                for features, labels in evaluation:
-                    evaluation.add(loss=nn.functional.cross_entropy(model(features), labels, reduction="none"))
+                for batch in evaluation:
+                    for features, labels in batch.shards:
+                        batch.add(loss=nn.functional.cross_entropy(model(features), labels, reduction="none"))
             cosine.step()
             strike(team, "tail")
             plateau.step(evaluation["loss"])
@@ -573,8 +575,9 @@ SCRIPTS = {
             for batch in batches:
                 learn(model, optimizer, batch)
             with team.evaluate(model, samples(40, shuffle=False)) as evaluation:
-                for features, labels in evaluation:
-                    evaluation.add(accuracy=model(features).argmax(1) == labels)
+                for batch in evaluation:
+                    for features, labels in batch.shards:
+                        batch.add(accuracy=model(features).argmax(1) == labels)
             strike(team, "tail")
             # As bad as can be from the second epoch on: it ends after the third.
             improved = epoch == 0 and evaluation["accuracy"] > kept["best"]
@@ -650,8 +653,9 @@ SCRIPTS = {
                 team.log(loss=loss)
                 if team.step % 2 == 0:
                     with team.evaluate(model, samples(20, shuffle=False)) as evaluation:
-                        for features, labels in evaluation:
-                            evaluation.add(accuracy=model(features).argmax(1) == labels)
+                        for batch in evaluation:
+                            for features, labels in batch.shards:
+                                batch.add(accuracy=model(features).argmax(1) == labels)
                     seen.append(evaluation["accuracy"])
         say_last_words(team, model, seen=seen)
         """,
@@ -694,8 +698,9 @@ SCRIPTS = {
             for batch in batches:
                 learn(model, optimizer, batch)
             with team.evaluate(model, samples(20, shuffle=False)) as evaluation:
-                for features, labels in evaluation:
-                    evaluation.add(loss=nn.functional.cross_entropy(model(features), labels, reduction="none"))
+                for batch in evaluation:
+                    for features, labels in batch.shards:
+                        batch.add(loss=nn.functional.cross_entropy(model(features), labels, reduction="none"))
             strike(team, "tail")
             team.best(abs(evaluation["loss"] - 0.7), mode="min")
             strike(team, "tail")
@@ -813,8 +818,9 @@ LONGER = {
                 schedule.step()
                 tails += 1
             with team.evaluate(model, samples(20, shuffle=False)) as evaluation:
-                for features, labels in evaluation:
-                    evaluation.add(accuracy=model(features).argmax(1) == labels)
+                for batch in evaluation:
+                    for features, labels in batch.shards:
+                        batch.add(accuracy=model(features).argmax(1) == labels)
             say_last_words(team, model, optimizer, tails=tails.item(), accuracy=evaluation["accuracy"])
             """,
         "two loops, the second longer": """

@@ -118,8 +118,9 @@ for epoch in team.epochs(EPOCHS):
     mine["epochs"] += 1
     mine["losses"].append(batches.averages["loss"])
     with team.evaluate(model, DataLoader(Samples(), batch_size=50)) as evaluation:
-        for features, labels, _ in evaluation:
-            evaluation.add(accuracy=model(features).argmax(1) == labels)
+        for batch in evaluation:
+            for features, labels, _ in batch.shards:
+                batch.add(accuracy=model(features).argmax(1) == labels)
     team.best(evaluation["accuracy"])
 
 words = {

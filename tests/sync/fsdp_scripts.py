@@ -84,15 +84,16 @@ def train(die_after=None, weight=None):
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-            with team.evaluate(model, DataLoader(data(), 10)) as batches:
-                for x, y in batches:
-                    batches.add(loss=nn.functional.mse_loss(model(x), y))
+            with team.evaluate(model, DataLoader(data(), 10)) as evaluation:
+                for batch in evaluation:
+                    for x, y in batch.shards:
+                        batch.add(loss=nn.functional.mse_loss(model(x), y))
         parts = sum(to_local(p).numel() for p in model.parameters()) / sum(p.numel() for p in model.parameters())
         spread = [name for name, p in model.named_parameters() if not is_dtensor(p)]
         return {
             "numbers": numbers(model, optimizer),
             "norms": norms,
-            "evaluated": batches["loss"],
+            "evaluated": evaluation["loss"],
             "part": parts,
             "not spread": spread,
             "rates": [group["lr"] for group in optimizer.param_groups],
@@ -131,12 +132,13 @@ def evaluate_few(num_batches):
         x, y = data().tensors
         few = DataLoader(TensorDataset(x[: 4 * num_batches], y[: 4 * num_batches]), 4)
         runs, metric = 0, Seen()
-        with team.evaluate(model, few, metrics=[metric]) as batches:
-            for inputs, targets in batches:
-                batches.add(loss=nn.functional.mse_loss(model(inputs), targets))
-                batches.update(metric, inputs[:, 0])
-                runs += 1
-        return batches["loss"], runs, metric.seen
+        with team.evaluate(model, few, metrics=[metric]) as evaluation:
+            for batch in evaluation:
+                for inputs, targets in batch.shards:
+                    batch.add(loss=nn.functional.mse_loss(model(inputs), targets))
+                    batch.update(metric, inputs[:, 0])
+                    runs += 1
+        return evaluation["loss"], runs, metric.seen
 
 
 class Seen:
@@ -158,10 +160,11 @@ def train_narrow():
         model, optimizer, loader = team.prepare(model, optimizer, DataLoader(numbers, 16, drop_last=True))
         found = []
         for _ in team.epochs(6):
-            with team.evaluate(model, DataLoader(numbers, 34)) as batches:
-                for inputs, targets in batches:
-                    batches.add(loss=nn.functional.mse_loss(model(inputs), targets))
-            found.append(batches["loss"])
+            with team.evaluate(model, DataLoader(numbers, 34)) as evaluation:
+                for batch in evaluation:
+                    for inputs, targets in batch.shards:
+                        batch.add(loss=nn.functional.mse_loss(model(inputs), targets))
+            found.append(evaluation["loss"])
             for batch in loader:
                 for inputs, targets in batch.shards:
                     team.backward(nn.functional.mse_loss(model(inputs), targets))

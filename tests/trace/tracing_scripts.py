@@ -90,9 +90,10 @@ def two_loaders_and_evaluation():
         for (x,), (y,) in zip(one.shards, two.shards, strict=True):
             team.backward((model(x) - model(y)).square().mean())
         optimizer.step()
-    with team.evaluate(model, DataLoader(TensorDataset(inputs), 4)) as batches:
-        for (x,) in batches:
-            batches.add(loss=model(x).mean())
+    with team.evaluate(model, DataLoader(TensorDataset(inputs), 4)) as evaluation:
+        for batch in evaluation:
+            for (x,) in batch.shards:
+                batch.add(loss=model(x).mean())
 
 
 def seen_workers():

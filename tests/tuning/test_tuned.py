@@ -35,12 +35,13 @@ for epoch in team.epochs(2):
             team.backward((model(x) + model(z) - y).square().mean())
         optimizer.step()
         optimizer.zero_grad()
-    with team.evaluate(model, DataLoader(Drawn(), 8)) as batches:
-        for x, y in batches:
-            batches.add(loss=(model(x) - y).square().mean())
+    with team.evaluate(model, DataLoader(Drawn(), 8)) as evaluation:
+        for batch in evaluation:
+            for x, y in batch.shards:
+                batch.add(loss=(model(x) - y).square().mean())
 from lockstep.digest import digest
 team.print("workers", loader.num_workers, other.num_workers, loader.prefetch_factor, loader.pin_memory)
-team.print("digest", digest([model.state_dict(), optimizer.state_dict(), batches["loss"]]))
+team.print("digest", digest([model.state_dict(), optimizer.state_dict(), evaluation["loss"]]))
 """
 
 

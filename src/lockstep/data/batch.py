@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -69,7 +70,37 @@ class PhaseDriver(Protocol):
         """Raise UsageError, naming ``call``, inside ``batch.shards``."""
 
 
-class Batch:
+class GlobalBatch(ABC):
+    """A batch of all processes, of which the script gets its samples by a loop over ``shards`` only."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def refuse(self, use: str) -> NoReturn:
+        """Raise the error for using the batch as if it were the samples.
+
+        Raises:
+            UsageError: always.
+        """
+
+    def __iter__(self) -> NoReturn:
+        self.refuse("the batch was unpacked, or iterated")
+
+    def __len__(self) -> NoReturn:
+        self.refuse("len(batch)")
+
+    def __bool__(self) -> bool:
+        return True
+
+    if not TYPE_CHECKING:  # so that type checkers report unknown attributes too
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            self.refuse(f"batch.{name}")
+
+
+class Batch(GlobalBatch):
     """One step's global batch, of which this process has some shards (none, if the batch is small).
 
     ::
@@ -145,28 +176,8 @@ class Batch:
             )
         return self.values[name]
 
-    def __iter__(self) -> NoReturn:
-        self.refuse("the batch was unpacked, or iterated")
-
-    def __len__(self) -> NoReturn:
-        self.refuse("len(batch)")
-
-    def __bool__(self) -> bool:
-        return True
-
-    if not TYPE_CHECKING:  # so that type checkers report unknown attributes too
-
-        def __getattr__(self, name: str) -> NoReturn:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            self.refuse(f"batch.{name}")
-
     def refuse(self, use: str) -> NoReturn:
-        """Raise the error for using the batch as if it were the samples.
-
-        Raises:
-            UsageError: always.
-        """
+        """See GlobalBatch."""
         raise UsageError(
             f"{use}: a prepared loader yields one global batch a step, which is not a sample or tensor itself, since each "
             f"process has only its shards of it. Loop over these: `{_LINES}`"

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lockstep.data.assignment import ShardAssignment
-from lockstep.data.evaluation import EvaluationSource
-from lockstep.data.evaluation_keys import EvaluationKey
+from lockstep.data.evaluation_source import EvaluationKey, EvaluationSource
 from lockstep.data.fetch import set_loading
 from lockstep.data.loader import PreparedLoader
 from lockstep.plan.loading import Loading
@@ -29,7 +28,7 @@ class EvaluatedLoaders:
         self._cache: dict[int, tuple[Any, EvaluationSource]] = {}
         self._since: tuple[int, bool] = (0, False)
         """The steps taken before the newest evaluation, and whether it was within a step."""
-        self._repeats: dict[int, int] = {}
+        self._repeats: dict[object, int] = {}
         """The ``repeat`` of the newest evaluation since then, by ``id`` of its loader, in the order of the loaders' first."""
 
     def next(self, loader: Any, step: int, *, in_step: bool) -> tuple[EvaluationSource, EvaluationKey]:
@@ -42,14 +41,22 @@ class EvaluatedLoaders:
         """
         batches = loader.wrapped if isinstance(loader, PreparedLoader) else loader
         identity = id(batches)
-        if identity not in self._cache:
-            set_loading(batches, Loading(workers=self._workers))
-            self._cache[identity] = (batches, EvaluationSource(batches, self._assignment()))
-            while len(self._cache) > _MAX_CACHED:  # a script may create a loader for every evaluation
-                del self._cache[next(iter(self._cache))]
         if (step, in_step) != self._since:
             self._since = (step, in_step)
             self._repeats.clear()
+        if identity in self._cache:
+            self._cache[identity] = self._cache.pop(identity)
+        else:
+            set_loading(batches, Loading(workers=self._workers))
+            self._cache[identity] = (batches, EvaluationSource(batches, self._assignment()))
+            while len(self._cache) > _MAX_CACHED:  # a script may create a loader for every evaluation
+                self._forget(next(iter(self._cache)))
         repeat = self._repeats[identity] = self._repeats.get(identity, -1) + 1
         key = EvaluationKey(step=step, number=list(self._repeats).index(identity), repeat=repeat)
         return self._cache[identity][1], key
+
+    def _forget(self, identity: int) -> None:
+        """Drop the loader that was evaluated on least recently. Its ``id`` may be that of another one from now on, but differs
+        between ranks, so none may be taken for it."""
+        del self._cache[identity]
+        self._repeats = {object() if key == identity else key: repeat for key, repeat in self._repeats.items()}

@@ -156,7 +156,7 @@ class PreparedLoader:
         if not torch.is_grad_enabled():
             raise UsageError(
                 "a prepared loader was iterated with gradients disabled, so this is not a training loop: "
-                "use `with team.evaluate(model, loader) as batches:` to evaluate on all processes"
+                "use `with team.evaluate(model, loader) as evaluation:` to evaluate on all processes"
             )
         if self._driver.skips():
             return

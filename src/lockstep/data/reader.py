@@ -14,6 +14,7 @@ from lockstep.data.culprit import Culprit
 from lockstep.data.fetch import from_workers, single_threaded, worker_loader
 from lockstep.data.states import has_state, put_state, take_state
 from lockstep.data.streams import Purpose, reseed
+from lockstep.plan.loading import USUAL_PREFETCH
 
 _END = object()
 _MAX_STEPS_AHEAD = 64
@@ -53,6 +54,8 @@ class StreamReader(IterableDataset[Any]):
         self._seed = seed
         self._purpose = purpose
         self.key = key
+        self.items_ahead = 1
+        """How many items of ``make`` count as one batch that the worker prepares ahead."""
         self._group = group
         self._first = 0
         self._skip = 0
@@ -98,7 +101,10 @@ class StreamReader(IterableDataset[Any]):
     def _read(self, like: DataLoader[Any]) -> Iterator[Any]:
         if like.num_workers > 0:
             # Not persistent: a persistent worker would not learn of the new pass.
-            yield from from_workers(worker_loader(self, like, num_workers=1, persistent_workers=False))
+            ahead = (like.prefetch_factor or USUAL_PREFETCH) * self.items_ahead
+            yield from from_workers(
+                worker_loader(self, like, num_workers=1, persistent_workers=False, prefetch_factor=ahead)
+            )
             return
         items, one_thread = iter(self), single_threaded()
         while True:

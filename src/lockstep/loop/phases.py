@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from lockstep.audit.auditor import Auditor
 from lockstep.audit.recomputation import Course
 from lockstep.data.batch import Batch, Shards
+from lockstep.data.evaluation_pass import EvaluationBatch
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import ConfigError, LossError, UsageError, unknown_name
 from lockstep.listener import Listeners
@@ -58,6 +59,8 @@ class Phases:
         """Completed phases of the current step."""
         self.was_left = 0
         """The step that was left inside ``batch.shards``, until that has been reported; 0: none."""
+        self.evaluated: list[EvaluationBatch] = []
+        """The batches of evaluations over whose shards loops run, in the order in which these began."""
         self._sync = sync
         self._ledger = ledger
         self._watched = watched
@@ -167,6 +170,8 @@ class Phases:
                 "after the inner one."
             )
         if self._batch is None:
+            if self.evaluated:
+                self.evaluated[-1].refuse_inside(call)
             return
         self._has_refused = True
         where = f" in step {self.step}, shard {self.micro.shard}" if self.micro is not None else ""

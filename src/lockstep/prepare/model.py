@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lockstep.data.batch import Batch
+from lockstep.data.batch import GlobalBatch
 from lockstep.prepare.explain import explain
 from lockstep.prepare.model_precision import ModelPrecision
 
@@ -51,7 +51,7 @@ class PreparedModel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The user's forward pass. Floating-point results of a pass in 16 bits are returned in float32, for the loss."""
-        if args and isinstance(args[0], Batch):
+        if args and isinstance(args[0], GlobalBatch):
             args[0].refuse(f"{type(self._wrapped).__name__}(batch)")
         # Without gradients (evaluation) ranks may run different numbers of passes, so the strategy is bypassed.
         run = self._forward if torch.is_grad_enabled() else self._wrapped

@@ -25,10 +25,11 @@ def main():
                 batch.add(loss=loss)
             optimizer.step()
             optimizer.zero_grad()
-        with team.evaluate(model, DataLoader(test, 4)) as batches:
-            for inputs, targets in batches:
-                batches.add(loss=functional.cross_entropy(model(inputs), targets))
-        scores.append(batches["loss"])
+        with team.evaluate(model, DataLoader(test, 4)) as evaluation:
+            for batch in evaluation:
+                for inputs, targets in batch.shards:
+                    batch.add(loss=functional.cross_entropy(model(inputs), targets))
+        scores.append(evaluation["loss"])
     return model, scores
 
 

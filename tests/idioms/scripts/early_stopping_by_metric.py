@@ -24,10 +24,11 @@ def main():
                 batch.add(loss=loss)
             optimizer.step()
             optimizer.zero_grad()
-        with team.evaluate(model, DataLoader(test, 5)) as batches:
-            for inputs, targets in batches:
-                batches.add(accuracy=model(inputs).argmax(dim=1) == targets)
-        history.append(batches["accuracy"])
+        with team.evaluate(model, DataLoader(test, 5)) as evaluation:
+            for batch in evaluation:
+                for inputs, targets in batch.shards:
+                    batch.add(accuracy=model(inputs).argmax(dim=1) == targets)
+        history.append(evaluation["accuracy"])
         best, bad = (history[-1], 0) if history[-1] > best else (best, bad + 1)
         if bad == 1:
             break

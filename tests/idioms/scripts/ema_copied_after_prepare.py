@@ -26,10 +26,11 @@ def main():
         optimizer.zero_grad()
         for a, p in zip(average.parameters(), model.parameters(), strict=True):
             a.data.lerp_(p.data, 0.2)
-    with team.evaluate(average, DataLoader(data, 7)) as batches:
-        for inputs, targets in batches:
-            batches.add(loss=functional.cross_entropy(average(inputs), targets))
-    return model, average, batches["loss"]
+    with team.evaluate(average, DataLoader(data, 7)) as evaluation:
+        for batch in evaluation:
+            for inputs, targets in batch.shards:
+                batch.add(loss=functional.cross_entropy(average(inputs), targets))
+    return model, average, evaluation["loss"]
 
 
 if __name__ == "__main__":

@@ -29,12 +29,13 @@ def main():
         kept = [p.detach().clone() for p in model.parameters()]
         for p, a in zip(model.parameters(), average, strict=True):
             p.data.copy_(a)
-        with team.evaluate(model, DataLoader(data, 8)) as batches:
-            for inputs, targets in batches:
-                batches.add(loss=functional.cross_entropy(model(inputs), targets))
+        with team.evaluate(model, DataLoader(data, 8)) as evaluation:
+            for batch in evaluation:
+                for inputs, targets in batch.shards:
+                    batch.add(loss=functional.cross_entropy(model(inputs), targets))
         for p, old in zip(model.parameters(), kept, strict=True):
             p.data.copy_(old)
-        results.append(batches["loss"])
+        results.append(evaluation["loss"])
     return model, average, results
 
 

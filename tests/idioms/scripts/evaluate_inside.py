@@ -17,9 +17,10 @@ def main():
     for batch in loader:
         for inputs, targets in batch.shards:
             team.backward(functional.cross_entropy(model(inputs), targets))
-            with team.evaluate(model, DataLoader(data, 8)) as batches:
-                for x, y in batches:
-                    batches.add(loss=functional.cross_entropy(model(x), y))
+            with team.evaluate(model, DataLoader(data, 8)) as evaluation:
+                for batch in evaluation:
+                    for x, y in batch.shards:
+                        batch.add(loss=functional.cross_entropy(model(x), y))
         optimizer.step()
         optimizer.zero_grad()
     return model

@@ -24,11 +24,12 @@ def main():
         optimizer.step()
         optimizer.zero_grad()
         if team.step % 2 == 0:
-            with team.evaluate(model, DataLoader(test, 5)) as batches:
-                for inputs, targets in batches:
-                    logits = model(inputs)
-                    batches.add(loss=functional.cross_entropy(logits, targets), right=logits.argmax(dim=1) == targets)
-            found.append((batches["loss"], batches["right"]))
+            with team.evaluate(model, DataLoader(test, 5)) as evaluation:
+                for batch in evaluation:
+                    for inputs, targets in batch.shards:
+                        logits = model(inputs)
+                        batch.add(loss=functional.cross_entropy(logits, targets), right=logits.argmax(dim=1) == targets)
+            found.append((evaluation["loss"], evaluation["right"]))
     return model, found
 
 

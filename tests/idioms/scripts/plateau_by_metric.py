@@ -23,11 +23,12 @@ def main():
                 batch.add(loss=loss)
             optimizer.step()
             optimizer.zero_grad()
-        with team.evaluate(model, loader) as batches:
-            for inputs, targets in batches:
-                batches.add(loss=functional.cross_entropy(model(inputs), targets))
-        schedule.step(batches["loss"])
-    return model, schedule.get_last_lr(), batches["loss"]
+        with team.evaluate(model, loader) as evaluation:
+            for batch in evaluation:
+                for inputs, targets in batch.shards:
+                    batch.add(loss=functional.cross_entropy(model(inputs), targets))
+        schedule.step(evaluation["loss"])
+    return model, schedule.get_last_lr(), evaluation["loss"]
 
 
 if __name__ == "__main__":

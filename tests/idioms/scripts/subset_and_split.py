@@ -23,10 +23,11 @@ def main():
             batch.add(loss=loss)
         optimizer.step()
         optimizer.zero_grad()
-    with team.evaluate(model, DataLoader(test, 2)) as batches:
-        for inputs, targets in batches:
-            batches.add(loss=functional.cross_entropy(model(inputs), targets))
-    return model, batches["loss"]
+    with team.evaluate(model, DataLoader(test, 2)) as evaluation:
+        for batch in evaluation:
+            for inputs, targets in batch.shards:
+                batch.add(loss=functional.cross_entropy(model(inputs), targets))
+    return model, evaluation["loss"]
 
 
 if __name__ == "__main__":

@@ -53,10 +53,11 @@ def main():
             optimizer.step()
             optimizer.zero_grad()
             team.log(loss=batch["loss"])  # of the whole batch, and equal on every process
-        with team.evaluate(model, test_loader) as batches:
-            for points, labels in batches:
-                batches.add(accuracy=model(points).argmax(1) == labels)
-        team.print(f"epoch {epoch + 1}: accuracy {batches['accuracy']:.2%}")
+        with team.evaluate(model, test_loader) as evaluation:
+            for batch in evaluation:
+                for points, labels in batch.shards:
+                    batch.add(accuracy=model(points).argmax(1) == labels)
+        team.print(f"epoch {epoch + 1}: accuracy {evaluation['accuracy']:.2%}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,330 @@
+"""One pass over an evaluation loader: its batches, whose samples one rank has each, and what is recorded of them.
+
+The loader's batches stay whole, as on a single process, and are assigned to the processes in turn: every process goes through
+all batches, and gets the samples of its own. The results of all batches are gathered at the end and added in batch order, so
+the sum does not depend on the number of processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, Protocol
+
+import torch
+
+from lockstep.comm.collectives import Collectives
+from lockstep.data.batch import GlobalBatch
+from lockstep.data.batches import count_samples, to_device
+from lockstep.data.evaluation_source import Dealt, EvaluationKey, EvaluationSource
+from lockstep.data.metric_updates import MetricUpdates
+from lockstep.data.values import mean_of
+from lockstep.errors import ConfigError, DataError, UsageError
+
+LINES = (
+    "The lines: `for batch in evaluation: for images, labels in batch.shards: ... batch.add(accuracy=...)`, and "
+    "evaluation['accuracy'] after the block"
+)
+Place = tuple[int, int]
+"""Where results belong: the number of the batch, and of the pass over its shards."""
+
+
+class Guard(Protocol):
+    """Knows where the script is."""
+
+    evaluated: list[EvaluationBatch]
+    """The batches of evaluations over whose shards loops run, in the order in which these began."""
+
+    def check_outside(self, call: str) -> None:
+        """Raise UsageError, naming ``call``, inside ``batch.shards``."""
+
+
+class EvaluationPass:
+    """Hands out the batches of a loader, and records what the script adds for them.
+
+    Args:
+        source: the loader's batches.
+        key: of the evaluation.
+        collectives: over all ranks.
+        device: where samples are moved to.
+        guard: knows where the script is.
+        metrics: see ``MetricUpdates``.
+        together: whether the model's forward pass is a collective, so that every rank must run it equally often. Then as many
+            batches as there are ranks run at once.
+    """
+
+    def __init__(
+        self,
+        source: EvaluationSource,
+        key: EvaluationKey,
+        collectives: Collectives,
+        device: torch.device,
+        guard: Guard,
+        metrics: Sequence[Any] = (),
+        *,
+        together: bool = False,
+    ) -> None:
+        self._source = source
+        self._key = key
+        self._collectives = collectives
+        self._device = device
+        self._guard = guard
+        self._num_at_once = collectives.size if together else 1
+        self._is_open = self._has_begun = False
+        self._round = _Round(())
+        self._is_short = False
+        """Whether some ranks have no batch of their own in the current round, the last."""
+        self._current: EvaluationBatch | None = None
+        """The batch that the outer loop is at."""
+        self._requested: set[Place] = set()
+        """The passes over shards that the script has requested. The same on every rank."""
+        self._place: Place | None = None
+        """The pass whose samples the script has received last; None: its results do not count."""
+        self._added: list[tuple[Place, str, Any, float]] = []
+        self._updates = MetricUpdates(metrics)
+
+    # The block and the outer loop
+
+    def begin(self) -> None:
+        """Enter the block."""
+        self._guard.check_outside("an evaluation")
+        self._is_open = True
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Leave the block."""
+        self._is_open = False
+        self._current, self._round = None, _Round(())
+        try:
+            yield
+        finally:
+            self._guard.evaluated.clear()
+
+    def batches(self) -> Iterator[EvaluationBatch]:
+        """All batches of the loader, on every rank. Can be called once."""
+        self._check_open()
+        if self._has_begun:
+            raise UsageError("an evaluation is iterated once: call team.evaluate() again for another pass over its loader")
+        self._guard.check_outside("the loop over an evaluation")
+        self._has_begun = True
+        return self._iterate()
+
+    def _iterate(self) -> Iterator[EvaluationBatch]:
+        dealt, at_once = self._source.deal(self._key), self._num_at_once
+        rounds = zip(dealt, strict=True) if at_once == 1 else iter(lambda: tuple(itertools.islice(dealt, at_once)), ())
+        for batches in rounds:
+            self._round, self._is_short = _Round(batches), len(batches) < at_once
+            for number, num_samples, _ in batches:
+                self._current = batch = EvaluationBatch(self, number, num_samples)
+                yield batch
+                self._check_open()
+                if self._guard.evaluated:
+                    self._refuse_left()
+        self._current = None
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise UsageError("iterate inside the block: `with team.evaluate(model, loader) as evaluation:`")
+
+    def _refuse_left(self) -> None:
+        try:
+            self._guard.check_outside("the next batch")
+        finally:
+            self._guard.evaluated.clear()
+
+    # Called by the batches
+
+    def run(self, batch: EvaluationBatch, turn: int) -> Iterator[Any]:
+        """Run over the shards of the current batch. ``turn``: the number of earlier passes over them."""
+        self._guard.check_outside("another loop over batch.shards")
+        if self._current is not batch:
+            raise UsageError(
+                f"batch.shards of batch {batch.number} of an evaluation, outside of the body of the loop that yielded it: run "
+                "over the shards of each batch before the next"
+            )
+        self._requested.add((batch.number, turn))
+        return self._run(batch, turn)
+
+    def _run(self, batch: EvaluationBatch, turn: int) -> Iterator[Any]:
+        evaluated = self._guard.evaluated
+        for samples in self._take(turn):
+            samples = to_device(samples, self._device)
+            if self._place is not None:
+                self._source.reseed(self._key, *self._place)
+            evaluated.append(batch)
+            yield samples
+            # With the loops beside this one, as in zip(a.shards, b.shards), of which only the first is run to its end.
+            del evaluated[evaluated.index(batch) :]
+        self._source.reseed_between(self._key, batch.number, turn + 1)
+
+    def _take(self, turn: int) -> Sequence[Any]:
+        """The samples for a pass over the current batch; none: they are another rank's.
+
+        If the forward pass is a collective, every rank must run it equally often. So the batches of a round, one for each rank,
+        run at once, in the turn of the first whose shards are requested: nothing that the outer loop does can separate them. A
+        rank without a batch in the last round runs rank 0's, and what it adds does not count.
+        """
+        now = self._round
+        if turn < now.num_passes:
+            return ()
+        if now.num_passes == 0:
+            now.fetch()
+            if self._is_short:
+                first = self._collectives.broadcast_object(now.samples)
+                now.samples = now.samples or first
+        now.num_passes = turn + 1
+        self._place = None if now.number is None else (now.number, turn)
+        return now.samples
+
+    def add(self, batch: EvaluationBatch, weight: float | None, values: dict[str, Any]) -> None:
+        """See ``EvaluationBatch.add``."""
+        if batch not in self._guard.evaluated:
+            raise UsageError(f"batch.add({', '.join(values)}) outside of batch.shards: {LINES}")
+        if self._place is None:
+            return
+        weight = self._round.num_samples if weight is None else weight
+        if weight is None:
+            raise ConfigError("the number of samples in this batch is unknown: give add(..., weight=number of samples)")
+        for name, value in values.items():
+            self._added.append((self._place, name, mean_of(name, value), float(weight)))
+
+    def update(self, batch: EvaluationBatch, metric: Any, args: tuple[Any, ...]) -> None:
+        """See ``EvaluationBatch.update``."""
+        if batch not in self._guard.evaluated:
+            raise UsageError(f"batch.update({type(metric).__name__}) outside of batch.shards: {LINES}")
+        if self._place is not None:
+            self._updates.add(self._place, metric, args)
+
+    def gather(self) -> dict[str, float]:
+        """The averages over all ranks, by name; every rank must call it. The only place that waits for values on a GPU."""
+        self._guard.check_outside("the end of the block")
+        mine = [
+            (place, name, float(value), weight) for place, name, value, weight in self._added if place in self._requested
+        ]
+        sums: dict[str, float] = {}
+        weights: dict[str, float] = {}
+        everyone = itertools.chain.from_iterable(self._collectives.all_gather_object(mine))
+        for _, name, value, weight in sorted(everyone, key=lambda record: record[0]):
+            # A value of weight 0 is left out, even if it is NaN (a mean over nothing).
+            sums[name] = sums.get(name, 0.0) + (value * weight if weight else 0.0)
+            weights[name] = weights.get(name, 0.0) + weight
+        self._updates.replay(self._requested, self._collectives, self._device, lambda: self._source.reseed_replay(self._key))
+        return {name: sums[name] / weights[name] if weights[name] else float("nan") for name in sums}
+
+
+class EvaluationBatch(GlobalBatch):
+    """One batch of an evaluation's loader, the same on every rank, whose samples one rank has."""
+
+    __slots__ = ("_num_passes", "_num_samples", "_pass", "number")
+
+    def __init__(self, over: EvaluationPass, number: int, num_samples: int | None) -> None:
+        self._pass = over
+        self._num_samples = num_samples
+        self._num_passes = 0
+        self.number = number
+        """Number of the batch in its loader, from 0."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the batch. The same on every rank.
+
+        Raises:
+            UsageError: the loader's batches are ready-made, so only the rank that owns one can count it.
+        """
+        if self._num_samples is None:
+            raise UsageError(
+                "batch.num_samples of a ready-made batch: only the process that owns it can count its samples. Add the "
+                "number inside batch.shards: batch.add(count=len(labels), weight=1)"
+            )
+        return self._num_samples
+
+    @property
+    def shards(self) -> Iterator[Any]:
+        """The whole batch, on ``team.device`` of the rank that owns it; nothing on the others.
+
+        Leaving the loop over it early is an error. Each loop over it is a pass with a random stream of its own.
+        """
+        self._num_passes += 1
+        return self._pass.run(self, self._num_passes - 1)
+
+    def add(self, *, weight: float | None = None, **values: Any) -> None:
+        """Record results of the batch, inside ``batch.shards``, for their average over all batches: ``evaluation[name]`` after
+        the block. Local.
+
+        Args:
+            weight: the batch's weight in the average; None: its number of samples.
+            values: each a number or a tensor: the batch's average, or one value per sample (which are averaged).
+
+        Raises:
+            UsageError: outside of ``batch.shards``.
+            ConfigError: no weight is given, and the number of samples cannot be determined.
+        """
+        self._pass.add(self, weight, values)
+
+    def update(self, metric: Any, *args: Any) -> None:
+        """Schedule ``metric.update(*args)`` for the end of the block, on every rank and in batch order. Local.
+
+        So a metric object (of torchmetrics, say) ends up on every rank as if it had seen the whole loader. The synchronization
+        in ``compute()`` of torchmetrics is disabled, since it would count every batch once per rank.
+        """
+        self._pass.update(self, metric, args)
+
+    def __getitem__(self, name: str) -> NoReturn:
+        if isinstance(name, str):
+            raise UsageError(
+                f"batch[{name!r}] of an evaluation: its values are averages over the whole loader. Read evaluation[{name!r}] "
+                "after the `with` block. (If it is part of the data, read it inside batch.shards.)"
+            )
+        self.refuse(f"batch[{name!r}]")
+
+    def refuse(self, use: str) -> NoReturn:
+        """See GlobalBatch."""
+        raise UsageError(
+            f"{use}: an evaluation yields each batch of its loader on every process, and the samples on the one that owns it. "
+            f"{LINES}"
+        )
+
+    def refuse_inside(self, call: str) -> NoReturn:
+        """Raise the error for a call inside the loop over this batch's shards.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            f"{call} inside batch.shards, in batch {self.number} of an evaluation: there only the process that owns the batch "
+            "runs, so the others would not do the same. Call it in the outer loop, or after the block. (If it is there "
+            "already: the loop over batch.shards was left before its end, by break or an error that was caught. Run it to its "
+            "end, with `continue`; `break` belongs in the outer loop.)"
+        )
+
+    def __repr__(self) -> str:
+        return f"EvaluationBatch(batch {self.number} of an evaluation)"
+
+
+class _Round:
+    """Batches that the ranks run at once: one for each rank, or a single one."""
+
+    __slots__ = ("_fetch", "num_passes", "num_samples", "number", "samples")
+
+    def __init__(self, batches: Sequence[Dealt]) -> None:
+        self.number: int | None = None
+        """That of this rank's batch; None: it has none."""
+        self.num_samples: int | None = None
+        self._fetch: Callable[[], Any] | None = None
+        self.samples: Sequence[Any] = ()
+        """This rank's batch, once it is fetched."""
+        self.num_passes = 0
+        """Passes that were run."""
+        for number, num_samples, fetch in batches:
+            if fetch is not None:
+                self.number, self.num_samples, self._fetch = number, num_samples, fetch
+
+    def fetch(self) -> None:
+        """Fetch this rank's batch, if it has one."""
+        if self._fetch is None:
+            return
+        self.samples = (self._fetch(),)
+        if self.num_samples is None:
+            with contextlib.suppress(DataError):
+                self.num_samples = count_samples(self.samples[0])
