@@ -76,6 +76,17 @@ def test_an_evaluation_counts_each_batch_once_although_all_ranks_run_equally_oft
         assert len(seen) == len(set(seen)) == 4 * num_batches
 
 
+@pytest.mark.parametrize("nproc", [2, pytest.param(3, marks=LONG)])
+def test_an_evaluation_may_leave_batches_out_and_be_left_early_although_its_forward_pass_is_a_collective(crew, nproc):
+    [expected] = crew(1, scripts.evaluate_in_part, strategy="single")
+    assert expected["the first three"].keys() == {"loss"}
+    assert expected["odd ones"].keys() == {"loss", "again"}
+    for found in crew(nproc, scripts.evaluate_in_part, strategy="fsdp"):
+        assert found.keys() == expected.keys()
+        for name, values in expected.items():
+            assert found[name] == pytest.approx(values, rel=1e-12), name
+
+
 @pytest.mark.parametrize(
     "precision", ["bf16-mixed", pytest.param("16-mixed", marks=LONG), pytest.param("bf16-true", marks=LONG)]
 )
