@@ -124,12 +124,13 @@ def main():
             optimizer.zero_grad()
             team.log(loss=batch["loss"])
         schedule.step()
-        with team.evaluate(model, test_loader) as batches:
-            for images, labels in batches:
-                logits = model(images)
-                batches.add(loss=criterion(logits, labels), accuracy=logits.argmax(1) == labels)
-        is_best = ", the best so far" if team.best(batches["accuracy"]) else ""
-        team.print(f"epoch {epoch + 1}: test loss {batches['loss']:.4f}, accuracy {batches['accuracy']:.2%}{is_best}")
+        with team.evaluate(model, test_loader) as evaluation:
+            for batch in evaluation:
+                for images, labels in batch.shards:
+                    logits = model(images)
+                    batch.add(loss=criterion(logits, labels), accuracy=logits.argmax(1) == labels)
+        is_best = ", the best so far" if team.best(evaluation["accuracy"]) else ""
+        team.print(f"epoch {epoch + 1}: test loss {evaluation['loss']:.4f}, accuracy {evaluation['accuracy']:.2%}{is_best}")
 
 
 if __name__ == "__main__":

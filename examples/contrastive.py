@@ -75,13 +75,14 @@ def main():
             optimizer.step()
             optimizer.zero_grad()
             team.log(loss=loss)
-        with team.evaluate(model, test_loader) as batches:
-            for halves in batches:
-                found = embed(model, *halves)
-                best = (found[:, 0] @ found[:, 1].T).topk(5).indices
-                target = torch.arange(len(found), device=team.device)[:, None]
-                batches.add(loss=contrast(found), top5=(best == target).any(1))
-        team.print(f"epoch {epoch + 1}: test loss {batches['loss']:.4f}, top-5 of 60 {batches['top5']:.2%}")
+        with team.evaluate(model, test_loader) as evaluation:
+            for batch in evaluation:
+                for halves in batch.shards:
+                    found = embed(model, *halves)
+                    best = (found[:, 0] @ found[:, 1].T).topk(5).indices
+                    target = torch.arange(len(found), device=team.device)[:, None]
+                    batch.add(loss=contrast(found), top5=(best == target).any(1))
+        team.print(f"epoch {epoch + 1}: test loss {evaluation['loss']:.4f}, top-5 of 60 {evaluation['top5']:.2%}")
 
 
 if __name__ == "__main__":

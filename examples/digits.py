@@ -76,11 +76,12 @@ def main():
             optimizer.step()
             optimizer.zero_grad()
             team.log(loss=batch["loss"])
-        with team.evaluate(model, test_loader) as batches:
-            for images, labels in batches:
-                logits = model(images)
-                batches.add(loss=criterion(logits, labels), accuracy=logits.argmax(1) == labels)
-        team.print(f"epoch {epoch + 1}: test loss {batches['loss']:.4f}, accuracy {batches['accuracy']:.2%}")
+        with team.evaluate(model, test_loader) as evaluation:
+            for batch in evaluation:
+                for images, labels in batch.shards:
+                    logits = model(images)
+                    batch.add(loss=criterion(logits, labels), accuracy=logits.argmax(1) == labels)
+        team.print(f"epoch {epoch + 1}: test loss {evaluation['loss']:.4f}, accuracy {evaluation['accuracy']:.2%}")
 
 
 if __name__ == "__main__":

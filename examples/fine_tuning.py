@@ -72,11 +72,12 @@ def main():
             optimizer.step()
             optimizer.zero_grad()
             team.log(loss=batch["loss"])
-        with team.evaluate(model, test_loader) as batches:
-            for part in batches:
-                found = model(**part)
-                batches.add(loss=found.loss, accuracy=found.logits.argmax(1) == part["labels"])
-        team.print(f"epoch {epoch + 1}: test loss {batches['loss']:.4f}, accuracy {batches['accuracy']:.2%}")
+        with team.evaluate(model, test_loader) as evaluation:
+            for batch in evaluation:
+                for part in batch.shards:
+                    found = model(**part)
+                    batch.add(loss=found.loss, accuracy=found.logits.argmax(1) == part["labels"])
+        team.print(f"epoch {epoch + 1}: test loss {evaluation['loss']:.4f}, accuracy {evaluation['accuracy']:.2%}")
 
     if team.is_main:
         team.unwrap(model).save_pretrained(team.run_dir / "fine-tuned")

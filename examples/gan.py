@@ -86,11 +86,12 @@ def main():
             painter_optimizer.zero_grad()
             judge_optimizer.zero_grad()  # of what the painter's loss has left there, too
             team.log(judge_loss=batch["judge_loss"], painter_loss=batch["painter_loss"])
-        with team.evaluate([painter, judge], test_loader) as batches:
-            for pictures in batches:
-                paintings = painter(torch.randn(len(pictures), NOISE, device=team.device))
-                batches.add(real=judge(pictures) > 0, painted=judge(paintings) > 0)
-        told = f"{batches['real']:.1%} of the digits and {batches['painted']:.1%} of the paintings"
+        with team.evaluate([painter, judge], test_loader) as evaluation:
+            for batch in evaluation:
+                for pictures in batch.shards:
+                    paintings = painter(torch.randn(len(pictures), NOISE, device=team.device))
+                    batch.add(real=judge(pictures) > 0, painted=judge(paintings) > 0)
+        told = f"{evaluation['real']:.1%} of the digits and {evaluation['painted']:.1%} of the paintings"
         team.print(f"epoch {epoch + 1}: the judge takes {told} for real")
 
     painter.eval()

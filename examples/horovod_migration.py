@@ -69,11 +69,12 @@ def train_with_lockstep(model, train, test, epochs, lr):
                 team.backward(loss)  # 6
             optimizer.step()
             optimizer.zero_grad()
-        with team.evaluate(model, test_loader) as batches:  # 7
-            for images, labels in batches:
-                logits = model(images)
-                batches.add(loss=nn.functional.cross_entropy(logits, labels), accuracy=logits.argmax(1) == labels)
-        team.print(f"epoch {epoch + 1}: test loss {batches['loss']:.4f}, accuracy {batches['accuracy']:.2%}")  # 8
+        with team.evaluate(model, test_loader) as evaluation:  # 7
+            for batch in evaluation:
+                for images, labels in batch.shards:
+                    logits = model(images)
+                    batch.add(loss=nn.functional.cross_entropy(logits, labels), accuracy=logits.argmax(1) == labels)
+        team.print(f"epoch {epoch + 1}: test loss {evaluation['loss']:.4f}, accuracy {evaluation['accuracy']:.2%}")  # 8
 
 
 def main():

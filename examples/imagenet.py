@@ -132,13 +132,14 @@ def main():
             optimizer.zero_grad()
             team.log(loss=batch["loss"])
         schedule.step()
-        with team.evaluate(model, val_loader) as batches:
-            for pixels, labels in batches:
-                logits = model(to_input(pixels))
-                hits = logits.topk(min(5, len(classes))).indices == labels.unsqueeze(1)
-                batches.add(loss=criterion(logits, labels), top1=hits[:, 0], top5=hits.any(1))
-        is_best = ", the best so far" if team.best(batches["top1"]) else ""
-        told = f"loss {batches['loss']:.4f}, top-1 {batches['top1']:.2%}, top-5 {batches['top5']:.2%}{is_best}"
+        with team.evaluate(model, val_loader) as evaluation:
+            for batch in evaluation:
+                for pixels, labels in batch.shards:
+                    logits = model(to_input(pixels))
+                    hits = logits.topk(min(5, len(classes))).indices == labels.unsqueeze(1)
+                    batch.add(loss=criterion(logits, labels), top1=hits[:, 0], top5=hits.any(1))
+        is_best = ", the best so far" if team.best(evaluation["top1"]) else ""
+        told = f"loss {evaluation['loss']:.4f}, top-1 {evaluation['top1']:.2%}, top-5 {evaluation['top5']:.2%}{is_best}"
         team.print(f"epoch {epoch + 1}: {told}")
 
 

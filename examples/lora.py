@@ -68,10 +68,11 @@ def main():
             optimizer.step()
             optimizer.zero_grad()
             team.log(loss=batch["loss"])
-        with team.evaluate(model, test_loader) as batches:
-            for images, labels in batches:
-                batches.add(accuracy=model(images).argmax(1) == labels)
-        team.print(f"epoch {epoch + 1}: accuracy {batches['accuracy']:.2%}")
+        with team.evaluate(model, test_loader) as evaluation:
+            for batch in evaluation:
+                for images, labels in batch.shards:
+                    batch.add(accuracy=model(images).argmax(1) == labels)
+        team.print(f"epoch {epoch + 1}: accuracy {evaluation['accuracy']:.2%}")
 
     if team.is_main:
         torch.save({name: value for name, value in model.state_dict().items() if name in learning}, team.run_dir / "lora.pt")

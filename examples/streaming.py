@@ -84,11 +84,12 @@ def main():
             optimizer.step()
             optimizer.zero_grad()
             team.log(loss=batch["loss"])
-        with team.evaluate(model, test_loader) as batches:
-            for characters in batches:
-                logits = model(characters[:, :-1])
-                batches.add(accuracy=logits.argmax(1) == characters[:, -1])
-        team.print(f"epoch {epoch + 1}: accuracy {batches['accuracy']:.2%}")
+        with team.evaluate(model, test_loader) as evaluation:
+            for batch in evaluation:
+                for characters in batch.shards:
+                    logits = model(characters[:, :-1])
+                    batch.add(accuracy=logits.argmax(1) == characters[:, -1])
+        team.print(f"epoch {epoch + 1}: accuracy {evaluation['accuracy']:.2%}")
 
 
 if __name__ == "__main__":

@@ -61,11 +61,12 @@ def main():
             optimizer.step()
             optimizer.zero_grad()
             team.log(loss=batch["loss"])
-        with team.evaluate(model, DataLoader(make_data(200), args.batch_size)) as batches:
-            for inputs, targets in batches:
-                outputs = model(inputs)
-                batches.add(loss=criterion(outputs, targets.to(outputs.device)))
-        team.print(f"epoch {epoch + 1}: loss {batches['loss']:.8f}")
+        with team.evaluate(model, DataLoader(make_data(200), args.batch_size)) as evaluation:
+            for batch in evaluation:
+                for inputs, targets in batch.shards:
+                    outputs = model(inputs)
+                    batch.add(loss=criterion(outputs, targets.to(outputs.device)))
+        team.print(f"epoch {epoch + 1}: loss {evaluation['loss']:.8f}")
     team.print(f"net1 on {model.net1.weight.device}, net2 on {model.net2.weight.device}")
 
 

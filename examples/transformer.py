@@ -99,12 +99,13 @@ def main():
             warm_up.step()
             optimizer.zero_grad()
             team.log(loss=batch["loss"])
-        with team.evaluate(model, test_loader) as batches:
-            for inputs, targets, num_characters in batches:
-                logits = model(inputs)
-                values = {"top1": accuracy(logits, targets, 1), "top5": accuracy(logits, targets, 5)}
-                batches.add(loss=mean_loss(logits, targets), **values, weight=num_characters)
-        told = f"test loss {batches['loss']:.4f}, top-1 {batches['top1']:.2%}, top-5 {batches['top5']:.2%}"
+        with team.evaluate(model, test_loader) as evaluation:
+            for batch in evaluation:
+                for inputs, targets, num_characters in batch.shards:
+                    logits = model(inputs)
+                    values = {"top1": accuracy(logits, targets, 1), "top5": accuracy(logits, targets, 5)}
+                    batch.add(loss=mean_loss(logits, targets), **values, weight=num_characters)
+        told = f"test loss {evaluation['loss']:.4f}, top-1 {evaluation['top1']:.2%}, top-5 {evaluation['top5']:.2%}"
         team.print(f"epoch {epoch + 1}: {told}")
 
 
