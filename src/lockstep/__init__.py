@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from lockstep.config import RunConfig
     from lockstep.data.batch import Batch
     from lockstep.data.evaluation import Evaluation
+    from lockstep.data.evaluation_pass import EvaluationBatch
     from lockstep.data.loader import PreparedLoader
     from lockstep.errors import (
         CheckpointError,
@@ -35,6 +36,7 @@ _MODULES = {
     "Batch": "lockstep.data.batch",
     "Collectives": "lockstep.comm.collectives",
     "Evaluation": "lockstep.data.evaluation",
+    "EvaluationBatch": "lockstep.data.evaluation_pass",
     "PreparedLoader": "lockstep.data.loader",
     "RunConfig": "lockstep.config",
     "Team": "lockstep.team",
@@ -51,6 +53,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "Evaluation",
+    "EvaluationBatch",
     "LaunchError",
     "LockstepError",
     "LossError",

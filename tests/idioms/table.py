@@ -395,6 +395,9 @@ TABLE = {
         Row("error_caught_in_a_shard", "`try`/`except`/`continue` inside", EQUAL),
         Row("error_caught_in_a_backward_pass", "an error caught in `backward` (partial gradients count)", EQUAL),
         Row("evaluation_every_k_steps", "evaluation every second step", EQUAL),
+        Row("evaluation_left_early", "an evaluation left after three batches, counted by `enumerate`", EQUAL),
+        Row("evaluation_in_part", "a random half of an evaluation's batches", EQUAL),
+        Row("predictions_collected", "predictions collected by `batch.update` into a list", EQUAL),
         Row("evaluation_by_hand", "a plain DataLoader for evaluation", EQUAL),
         Row(
             "validation_with_a_prepared_loader",
@@ -478,6 +481,8 @@ TABLE = {
         Row("any_inside", "`team.any` inside", Refused("any inside batch.shards")),
         Row("main_first_inside", "`team.main_first` inside", Refused("team.main_first() inside batch.shards")),
         Row("evaluate_inside", "`team.evaluate` inside", Refused("team.evaluate() inside batch.shards")),
+        Row("evaluation_unpacked", "`for x, y in evaluation`", Refused("the batch was unpacked")),
+        Row("evaluation_break_inside", "`break` out of an evaluation's `batch.shards`", Refused("was left before its end")),
         Row("best_inside", "`team.best` inside", Refused("team.best() inside batch.shards")),
         Row("value_read_inside", '`batch["loss"]` read inside', Refused("batch['loss'] inside batch.shards")),
         Row("value_never_added", '`batch["accuracy"]` never added', Refused("no value of that name was added")),
