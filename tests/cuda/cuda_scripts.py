@@ -94,7 +94,7 @@ def train_clipped(parts):
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
             if kept is not None:
                 model.load_state_dict(kept[0])
-            model, optimizer, loader = team.prepare(model, optimizer, evaluation[first : first + length])
+            model, optimizer, loader = team.prepare(model, optimizer, batches[first : first + length])
             if kept is not None:
                 optimizer.load_state_dict(kept[1])
             for batch in loader:
