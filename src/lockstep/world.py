@@ -336,7 +336,8 @@ def _before_torchrun(run_id: str) -> Mapping[str, str]:
 
 
 def read_secret() -> str | None:
-    """LOCKSTEP_SECRET, for a launcher of several machines; None: not set, or empty."""
+    """LOCKSTEP_SECRET, by which the launchers of several machines, and the ranks, recognise each other; None: not set, or
+    empty."""
     return os.environ.get(SECRET) or None
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from lockstep.comm.forking import guard_forks
 from lockstep.comm.interface import GLOO_INTERFACE, choose_interface, nccl_interface
+from lockstep.comm.peers import NewConnections, prove, ranks_key
 from lockstep.comm.store import OpenStore, leave_store
 from lockstep.config import STRATEGIES, RunConfig
 from lockstep.errors import ConfigError, UsageError
@@ -22,6 +23,8 @@ from lockstep.machine.sizes import counted
 from lockstep.world import World
 
 _FAREWELL_S = 0.02
+_key = b""
+"""By which the ranks of the open group recognise each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +135,9 @@ def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.
     """Open the default process group. Every rank must call it; it blocks until all have, or until the timeout.
 
     A single process opens one too, over a store in its memory, so that code with collectives runs unchanged.
+
+    Raises:
+        PeerError: what has connected in the place of a rank does not belong to the run.
     """
     check_not_open()
     guard_forks()
@@ -142,6 +148,9 @@ def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.
     # With device_id NCCL connects at once, so errors appear here; only possible with one device per process, since a group
     # with a device_id refuses tensors on other devices.
     device_id = devices[0] if transport.backend == "nccl" and len(devices) == 1 else None
+    global _key
+    _key = ranks_key(opened.store)
+    connections = NewConnections()
     with listening_on(transport):
         dist.init_process_group(
             backend,
@@ -151,6 +160,8 @@ def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.
             timeout=datetime.timedelta(seconds=transport.timeout_s),
             device_id=device_id,
         )
+    prove(_key, default_group())
+    connections.check_users()
 
 
 def open_sub_group(ranks: Sequence[int], transport: Transport, backend: str | None = None) -> dist.ProcessGroup:
@@ -164,9 +175,13 @@ def open_sub_group(ranks: Sequence[int], transport: Transport, backend: str | No
         transport: the run's.
         backend: None: the run's.
     """
+    connections = NewConnections()
     with listening_on(transport):
         timeout = datetime.timedelta(seconds=transport.timeout_s)
         group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timeout, backend=backend)
+    if dist.get_rank() in ranks and transport.backend != "mpi":
+        prove(_key, group)
+        connections.check_users()
     return group
 
 

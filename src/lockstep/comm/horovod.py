@@ -21,6 +21,7 @@ import psutil
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
+from lockstep.comm.plain import all_gather_plain, broadcast_plain
 from lockstep.errors import ConfigError
 from lockstep.world import World
 
@@ -65,8 +66,7 @@ def start_horovod(timeout_s: float) -> Any:
     if horovod.is_initialized():
         return horovod
     rank, size = dist.get_rank(), dist.get_world_size()
-    hosts: list[Any] = [None] * size
-    dist.all_gather_object(hosts, socket.gethostname())
+    hosts = all_gather_plain(socket.gethostname())
     if len(set(hosts)) > 1:
         raise ConfigError(
             f"strategy='horovod' on {len(set(hosts))} machines ({', '.join(sorted(set(hosts)))}), started by another launcher "
@@ -79,11 +79,10 @@ def start_horovod(timeout_s: float) -> Any:
             "with Horovod's own launcher, or rebuild it (`make horovod` in lockstep's repository)."
         )
     with _rendezvous_port(rank) as port:
-        box = [port]
-        dist.broadcast_object_list(box, src=0)
+        port = broadcast_plain(port)
         names = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, "CROSS_RANK": 0, "CROSS_SIZE": 1}
         words = {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_IFACE": "lo", "HOSTNAME": "localhost"}
-        rendezvous = {"GLOO_RENDEZVOUS_ADDR": _LOOPBACK, "GLOO_RENDEZVOUS_PORT": str(box[0])}
+        rendezvous = {"GLOO_RENDEZVOUS_ADDR": _LOOPBACK, "GLOO_RENDEZVOUS_PORT": str(port)}
         with _variables({**names, **words, **rendezvous, **_limits(timeout_s)}):
             horovod.init()
         dist.barrier()  # the server must run until all have connected

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec
 
 import torch
 
+from lockstep import errors
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.group import (
@@ -23,6 +24,7 @@ from lockstep.comm.group import (
     default_group,
     open_group,
 )
+from lockstep.comm.plain import broadcast_plain
 from lockstep.comm.store import open_store
 from lockstep.config import RunConfig
 from lockstep.data.streams import script_seed
@@ -172,23 +174,28 @@ def _agree(
         collectives,
         "Give all of them the same options on the command line, and in join()",
     )
-    result: tuple[Path, Birth, Checkpoint | None] | LockstepError | None = None
+    opening: dict[str, Any] = {}
     lock: RunLock | None = None
     is_new, notices = True, list[str]()
     if world.rank == 0:
         try:
             run = _open(config, explicit, environment, world, device)
-            # Other machines may have started the script in other directories.
-            result = run.run_dir if world.num_nodes == 1 else run.run_dir.absolute(), run.birth, run.checkpoint
+            opening = {
+                # Other machines may have started the script in other directories.
+                "run_dir": str(run.run_dir if world.num_nodes == 1 else run.run_dir.absolute()),
+                "birth": run.birth.as_json(),
+                "checkpoint": None if run.checkpoint is None else run.checkpoint.as_json(),
+            }
             lock, is_new, notices = run.lock, run.is_new, [*run.notices, *_threads_notice(config, environment, run.birth)]
         except LockstepError as error:
-            result = error
-    result = collectives.broadcast_object(result)
-    if isinstance(result, LockstepError):
-        raise result  # on every rank
-    assert result is not None
-    run_dir, birth, checkpoint = result
-    token = collectives.broadcast_object(secrets.token_hex(4))
+            opening = {"error": (type(error).__name__, str(error))}
+    opening = broadcast_plain(opening, group=collectives.group)
+    if "error" in opening:
+        kind, message = opening["error"]
+        raise vars(errors).get(kind, LockstepError)(message)  # on every rank
+    run_dir, birth = Path(opening["run_dir"]), Birth(**opening["birth"])
+    checkpoint = None if opening["checkpoint"] is None else Checkpoint.from_json(opening["checkpoint"])
+    token = broadcast_plain(secrets.token_hex(4), group=collectives.group)
     check_sight(run_dir, token, world, collectives)
     config = dataclasses.replace(
         config,

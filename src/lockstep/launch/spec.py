@@ -13,7 +13,7 @@ from typing import Any
 from lockstep.config import RunConfig
 from lockstep.launch.binding import Binding
 from lockstep.machine.cores import num_cores
-from lockstep.world import CALL, CORES, LAUNCH, OMP, OMP_OF_LAUNCHER, REPLAY, SETTINGS, STORE, TERMINAL
+from lockstep.world import CALL, CORES, LAUNCH, OMP, OMP_OF_LAUNCHER, REPLAY, SECRET, SETTINGS, STORE, TERMINAL
 
 PRIVATE_DIR = "LOCKSTEP_PRIVATE_DIR"
 """Names the launch's private directory, by which its processes are recognised."""
@@ -84,6 +84,8 @@ class Node:
     """The user's name for the run."""
     interface: str
     """The network interface towards the other machines; empty: unknown."""
+    secret: str
+    """By which the ranks recognise each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +200,8 @@ def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
         STORE: node.store if node else os.path.join(spec.private_dir, "store"),  # noqa: PTH118
         LAUNCH: spec.name,
     }
+    if node:
+        environ[SECRET] = node.secret
     if not environ["GLOO_SOCKET_IFNAME"]:
         del environ["GLOO_SOCKET_IFNAME"]
     if spec.binding is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives, all_gather_flat
+from lockstep.comm.plain import all_gather_plain
 from lockstep.data.values import mean_of
 from lockstep.errors import ConfigError, DataError, LossError, PeerError, UsageError
 from lockstep.plan.shards import MicroStep
@@ -240,8 +241,7 @@ class Ledger:
                 f"{len(samples) - 1}. {_SAME_DATA}."
             )
         if any(row[0] for row in lines):
-            pages: list[_Page] = self._collectives.all_gather_object(page)
-            return pages
+            return [_Page(**fields) for fields in all_gather_plain(asdict(page), self._collectives.group)]
         return [self._read(row, first, form, weighted) for row in lines]
 
     def _gather(self, line: list[float]) -> list[list[float]]:

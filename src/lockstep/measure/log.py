@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep.comm.plain import all_gather_plain
 from lockstep.errors import ConfigError, UsageError
 from lockstep.listener import Listener
 
@@ -207,8 +208,7 @@ class MetricLog(Listener):
 
     def _merge_by_name(self, window: _Window) -> None:
         """Exchange everything by name, since ranks have logged different names or steps (one had no samples, say)."""
-        windows: list[Any] = [None] * self._world_size
-        dist.all_gather_object(windows, (window.steps, window.common, window.names, window.table))
+        windows = all_gather_plain((window.steps, window.common, window.names, window.table))
         steps = sorted({step for steps, _, _, _ in windows for step in steps}, key=lambda key: key[1])
         self._names = sorted({*self._names, *(name for _, _, names, _ in windows for name in names)})
         merged = torch.zeros(len(steps), len(self._names), 2, dtype=torch.float64)

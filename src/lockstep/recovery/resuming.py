@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -34,6 +35,15 @@ class Checkpoint:
     def position(self) -> Position:
         """The position in the script at which it was saved."""
         return Position.from_json(self.manifest.position)
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object for the other ranks."""
+        return {"path": str(self.path), "manifest": dataclasses.asdict(self.manifest)}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Checkpoint:
+        """The checkpoint that ``as_json`` described."""
+        return Checkpoint(path=Path(value["path"]), manifest=Manifest(**value["manifest"]))
 
 
 @dataclass

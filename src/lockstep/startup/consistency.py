@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from lockstep.comm.collectives import Collectives
+from lockstep.comm.plain import all_gather_plain, broadcast_plain
 from lockstep.errors import ConfigError, MismatchError
 from lockstep.recovery.software import version
 from lockstep.rundir.birth import NO_SCRIPT
@@ -31,7 +32,7 @@ def check_software(world: World, collectives: Collectives) -> list[str]:
     if world.num_nodes == 1:
         return []
     argv = sys.argv[1:] if world.local_rank == 0 else None  # some launchers put --local-rank there
-    everyone = collectives.all_gather_object((world.host, _software(), argv))
+    everyone = all_gather_plain((world.host, _software(), argv), collectives.group)
     first_host, first_software, arguments = everyone[0]
     for host, software, _ in everyone:
         differences = [
@@ -62,7 +63,7 @@ def _listed(arguments: Sequence[str]) -> str:
 def _software() -> dict[str, str]:
     script = sys.argv[0] if sys.argv else ""
     path = Path(script)
-    versions = {"lockstep": version(), "torch": torch.__version__, "python": platform.python_version()}
+    versions = {"lockstep": version(), "torch": str(torch.__version__), "python": platform.python_version()}
     if script not in NO_SCRIPT and path.is_file():
         versions[f"the script {path.name}"] = f"{hashlib.sha256(path.read_bytes()).hexdigest()[:12]} (its digest)"
     return versions
@@ -88,11 +89,13 @@ def check_sight(run_dir: Path, token: str, world: World, collectives: Collective
             leave_mark(run_dir, token)
         except OSError as failed:
             error = f"{failed}"
-    error = collectives.broadcast_object(error)
+    error = broadcast_plain(error, group=collectives.group)
     if error is not None:
         raise ConfigError(f"rank 0 cannot write into the run directory {run_dir}: {error}. Give another one with --run-dir")
     sees = world.local_rank > 0 or sees_mark(run_dir, token)
-    blind = list(dict.fromkeys(host for host, visible in collectives.all_gather_object((world.host, sees)) if not visible))
+    blind = list(
+        dict.fromkeys(host for host, visible in all_gather_plain((world.host, sees), collectives.group) if not visible)
+    )
     if world.rank == 0:
         remove_mark(run_dir, token)
     if blind:

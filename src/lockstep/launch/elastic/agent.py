@@ -181,6 +181,7 @@ class NodeAgent:
             store=f"tcp://{connection.nodes.endpoint}/{quote(f'{connection.prefix}/start-{count}')}",
             run_id=connection.nodes.run_id,
             interface="lo" if is_loopback(address) else interface_with(address) or "",
+            secret=connection.secret.derived(b"ranks").key.hex(),
         )
         self._introduce(node)
         start_dir = Path(self._spec.private_dir, f"start-{count}")
