@@ -1,0 +1,57 @@
+"""Scripts of ranks of which one is not what it says. Each function is one rank's script."""
+
+import encodings.idna
+import os
+import pickle
+from pathlib import Path
+
+import lockstep
+from lockstep.comm import plain
+
+NOBODY = 65534
+
+
+class Trap:
+    """Leaves a mark when it is unpickled."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.mark),)
+
+
+def join_as_another_user(port):
+    """Rank 1 belongs to somebody else of this machine, who has found the port at which the ranks meet. What came of it."""
+    is_stranger = os.environ["RANK"] == "1"
+    if is_stranger:
+        assert encodings.idna  # all that is needed has been imported: where Python lies may be closed to others
+        os.seteuid(NOBODY)
+    try:
+        lockstep.join(init_method=f"tcp://127.0.0.1:{port}")
+    except lockstep.LockstepError as error:
+        return type(error).__name__, str(error)
+    finally:
+        os.seteuid(0)  # the result is written with the rights of before
+    return "joined", ""
+
+
+def join_with_another_secret():
+    """Rank 1 does not know the secret of the run."""
+    os.environ["LOCKSTEP_SECRET"] = "a guess of somebody else" if os.environ["RANK"] == "1" else "the secret of the run"
+    try:
+        lockstep.join()
+    except lockstep.LockstepError as error:
+        return type(error).__name__, str(error)
+    return "joined", ""
+
+
+def send_a_trap(mark):
+    """Rank 1 sends a pickle where the ranks of a run exchange plain values."""
+    if os.environ["RANK"] == "1":
+        plain.pack = lambda value: pickle.dumps(Trap(mark))
+    try:
+        lockstep.join()
+    except Exception as error:
+        return type(error).__name__, Path(mark).exists()
+    return "joined", Path(mark).exists()
