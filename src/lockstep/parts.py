@@ -20,7 +20,6 @@ from lockstep.checkpoint.store import Store
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.group import Transport, close_group, default_group
-from lockstep.comm.plain import all_gather_plain
 from lockstep.config import RunConfig
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.evaluated import EvaluatedLoaders
@@ -301,7 +300,7 @@ class Parts:
     def _say_start(self) -> None:
         world, checkpoint = self.world, self.context.checkpoint
         alone = world.num_nodes == 1
-        self._hosts = [world.host] * world.world_size if alone else all_gather_plain(world.host, self.collectives.group)
+        self._hosts = [world.host] * world.world_size if alone else self.collectives.all_gather_plain(world.host)
         self._started = start_event(self.config, world, self.devices[0], self.transport, self._hosts)
         self.journal.write("start", **self._started)
         if world.rank == 0:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.dtensors import full_tensor
 from lockstep.comm.group import default_group
-from lockstep.comm.plain import broadcast_plain
 from lockstep.data.evaluation import Evaluation
 from lockstep.data.evaluation_pass import EvaluationPass
 from lockstep.data.loader import PreparedLoader
@@ -329,7 +328,7 @@ class Team(Collectives):
         Every rank must enter it. If rank 0 fails in the block, the other ranks raise PeerError without running it.
         """
         self._phases.check_outside("team.main_first()")
-        if not self.is_main and not broadcast_plain(None, group=self._parts.collectives.group):
+        if not self.is_main and not self._parts.collectives.broadcast_plain(None):
             raise PeerError("rank 0 failed in main_first(), so this rank did not run the block: see rank 0's error")
         done = False
         try:
@@ -337,7 +336,7 @@ class Team(Collectives):
             done = True
         finally:
             if self.is_main:
-                broadcast_plain(done, group=self._parts.collectives.group)
+                self._parts.collectives.broadcast_plain(done)
 
     # Closing
 

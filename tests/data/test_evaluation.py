@@ -29,6 +29,8 @@ class Alone:
     def all_gather_object(self, value):
         return [value]
 
+    all_gather_plain = all_gather_object
+
 
 class Ranks:
     """The collectives of rank 0 among ranks whose answers are known."""
@@ -41,6 +43,8 @@ class Ranks:
 
     def all_gather_object(self, value):
         return [value, *self._others.pop(0)]
+
+    all_gather_plain = all_gather_object
 
 
 class Outside:

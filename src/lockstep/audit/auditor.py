@@ -16,7 +16,6 @@ from lockstep.audit.parcel import Parcel, pack, unpack
 from lockstep.audit.recomputation import Course, NoAccounts, UndoingEngine
 from lockstep.audit.verdict import Computed, Verdict, judge
 from lockstep.comm.collectives import Collectives
-from lockstep.comm.plain import all_gather_plain
 from lockstep.data.streams import remember_rng
 from lockstep.errors import DataError
 from lockstep.listener import Listener, Listeners
@@ -249,7 +248,7 @@ class Auditor(Listener):
         judges = [("again", self._computed(case.repeat_sums))] if self._collectives.rank in case.choice.judges else []
         mine = [(role, asdict(computed)) for role, computed in (*case.results, *judges)]
         by_role: dict[str, list[Computed]] = {}
-        for role, computed in (pair for results in all_gather_plain(mine, self._collectives.group) for pair in results):
+        for role, computed in (pair for results in self._collectives.all_gather_plain(mine) for pair in results):
             by_role.setdefault(role, []).append(Computed(**computed))
         verdict = judge(by_role["first"][0], by_role["second"][0], by_role["again"], case.position)
         self.has_wrong_result = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lockstep.comm.collectives import Collectives
-from lockstep.comm.plain import all_gather_plain
 from lockstep.errors import MismatchError
 
 _REMEDY = "They must all run the same script on the same data: look for code that depends on the rank, the host or the time"
@@ -21,7 +20,7 @@ def compare_ranks(noun: str, lines: list[str], collectives: Collectives, remedy:
     Raises:
         MismatchError: the lines differ; the message shows the first difference.
     """
-    everyone = all_gather_plain(lines, collectives.group)
+    everyone = collectives.all_gather_plain(lines)
     for rank, theirs in enumerate(everyone):
         if theirs == everyone[0]:
             continue

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep.comm import plain
 from lockstep.comm.group import Transport, open_sub_group
 from lockstep.errors import ConfigError, UsageError, unknown_name
 
@@ -194,6 +195,17 @@ class Collectives:
         box = [value]
         dist.broadcast_object_list(box, group_src=src, group=self.group)
         return box[0]
+
+    def all_gather_plain(self, value: Any) -> list[Any]:
+        """Like ``all_gather_object``, for plain values: numbers, text, bytes, None, tensors, and lists, tuples, sets and dicts
+        of them. Nothing is unpickled."""
+        self._guard("all_gather_plain")
+        return plain.all_gather_plain(value, self.group)
+
+    def broadcast_plain(self, value: Any, src: int = 0) -> Any:
+        """Like ``broadcast_object``, for plain values."""
+        self._guard("broadcast_plain")
+        return plain.broadcast_plain(value, self._check_rank("src", src), self.group)
 
     def any(self, condition: bool | Tensor) -> bool:
         """Whether the condition holds on any rank. The same result on every rank."""

@@ -15,7 +15,6 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from lockstep.comm.collectives import Collectives
-from lockstep.comm.plain import all_gather_plain
 from lockstep.data.batch import GlobalBatch
 from lockstep.data.batches import count_samples, to_device
 from lockstep.data.evaluation_source import Dealt, EvaluationKey, EvaluationSource
@@ -205,7 +204,7 @@ class EvaluationPass:
         ]
         sums: dict[str, float] = {}
         weights: dict[str, float] = {}
-        everyone = itertools.chain.from_iterable(all_gather_plain(mine, self._collectives.group))
+        everyone = itertools.chain.from_iterable(self._collectives.all_gather_plain(mine))
         for _, name, value, weight in sorted(everyone, key=lambda record: record[0]):
             # A value of weight 0 is left out, even if it is NaN (a mean over nothing).
             sums[name] = sums.get(name, 0.0) + (value * weight if weight else 0.0)

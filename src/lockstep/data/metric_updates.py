@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.comm.collectives import Collectives
-from lockstep.comm.plain import all_gather_plain
 from lockstep.data.batches import map_tensors
 from lockstep.errors import UsageError
 
@@ -52,7 +51,7 @@ class MetricUpdates:
         updates = [(batch, index, args) for (batch, turn), index, args in self._updates if (batch, turn) in requested]
         last = max((batch for batch, _, _ in updates), default=-1)
         known_here = [type(metric).__name__ for metric in self._metrics]
-        everyone = all_gather_plain((last, known_here), collectives.group)
+        everyone = collectives.all_gather_plain((last, known_here))
         num_batches = max(last for last, _ in everyone) + 1
         if num_batches and any(known != everyone[0][1] for _, known in everyone):
             by_rank = ", ".join(f"rank {number}: {known or 'none'}" for number, (_, known) in enumerate(everyone))

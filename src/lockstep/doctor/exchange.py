@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.group import Transport, choose_devices, choose_transport, close_group, default_group, open_group
-from lockstep.comm.plain import all_gather_plain
 from lockstep.comm.store import open_store
 from lockstep.config import RunConfig
 from lockstep.world import World, read_environment
@@ -96,7 +95,7 @@ def clock_ahead_s(member: Member) -> list[float]:
     rounds = []
     for _ in range(_CLOCK_ROUNDS):
         member.collectives.barrier()
-        rounds.append(all_gather_plain(time.time(), member.collectives.group))
+        rounds.append(member.collectives.all_gather_plain(time.time()))
     return [statistics.median(times[rank] - times[0] for times in rounds) for rank in range(member.collectives.size)]
 
 

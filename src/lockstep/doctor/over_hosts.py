@@ -16,7 +16,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.comm.plain import all_gather_plain, broadcast_plain
 from lockstep.config import RunConfig
 from lockstep.doctor import exchange, processes
 from lockstep.doctor.disk import judge_clocks
@@ -49,12 +48,12 @@ def compare(member: exchange.Member, situation: Situation, here: Sequence[Findin
         "versions": look_at_versions(situation) if is_first else {},
         "addresses": own_addresses(),
     }
-    everyone = all_gather_plain(about if is_first else None, collectives.group)
+    everyone = collectives.all_gather_plain(about if is_first else None)
     hosts = {rank: host for rank, host in enumerate(everyone) if host is not None}
     findings = [Finding(**finding) for host in hosts.values() for finding in host["findings"]]
     same = judge_same({host["host"]: host["versions"] for host in hosts.values()})
     unresolved = _unresolved([(host["host"], host["addresses"]) for host in hosts.values()]) if is_first else []
-    unknown = [name for names in all_gather_plain(unresolved, collectives.group) for name in names]
+    unknown = [name for names in collectives.all_gather_plain(unresolved) for name in names]
     ahead_s = exchange.clock_ahead_s(member)
     clocks = {host["host"]: ahead_s[rank] for rank, host in hosts.items()}
     blind = _blind(member, situation.run_dir)
@@ -83,7 +82,7 @@ def judge_shared(directory: str, blind: Sequence[str]) -> Finding:
 
 def _blind(member: exchange.Member, directory: Path) -> list[str]:
     world, collectives = member.world, member.collectives
-    named, token = broadcast_plain((str(directory), f"doctor-{secrets.token_hex(4)}"), group=collectives.group)
+    named, token = collectives.broadcast_plain((str(directory), f"doctor-{secrets.token_hex(4)}"))
     directory = Path(named)
     error = ""
     if world.rank == 0:
@@ -91,10 +90,10 @@ def _blind(member: exchange.Member, directory: Path) -> list[str]:
             leave_mark(directory, token)
         except OSError:
             error = f"{world.host} (which cannot write there)"
-    if error := broadcast_plain(error, group=collectives.group):
+    if error := collectives.broadcast_plain(error):
         return [error]
     sees = world.local_rank > 0 or sees_mark(directory, token)
-    blind = all_gather_plain(None if sees else world.host, collectives.group)
+    blind = collectives.all_gather_plain(None if sees else world.host)
     if world.rank == 0:
         remove_mark(directory, token)
     return list(dict.fromkeys(host for host in blind if host is not None))

@@ -24,7 +24,6 @@ from lockstep.comm.group import (
     default_group,
     open_group,
 )
-from lockstep.comm.plain import broadcast_plain
 from lockstep.comm.store import open_store
 from lockstep.config import RunConfig
 from lockstep.data.streams import script_seed
@@ -189,13 +188,13 @@ def _agree(
             lock, is_new, notices = run.lock, run.is_new, [*run.notices, *_threads_notice(config, environment, run.birth)]
         except LockstepError as error:
             opening = {"error": (type(error).__name__, str(error))}
-    opening = broadcast_plain(opening, group=collectives.group)
+    opening = collectives.broadcast_plain(opening)
     if "error" in opening:
         kind, message = opening["error"]
         raise vars(errors).get(kind, LockstepError)(message)  # on every rank
     run_dir, birth = Path(opening["run_dir"]), Birth(**opening["birth"])
     checkpoint = None if opening["checkpoint"] is None else Checkpoint.from_json(opening["checkpoint"])
-    token = broadcast_plain(secrets.token_hex(4), group=collectives.group)
+    token = collectives.broadcast_plain(secrets.token_hex(4))
     check_sight(run_dir, token, world, collectives)
     config = dataclasses.replace(
         config,

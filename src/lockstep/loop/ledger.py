@@ -17,7 +17,6 @@ from torch import Tensor
 
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives, all_gather_flat
-from lockstep.comm.plain import all_gather_plain
 from lockstep.data.values import mean_of
 from lockstep.errors import ConfigError, DataError, LossError, PeerError, UsageError
 from lockstep.plan.shards import MicroStep
@@ -241,7 +240,7 @@ class Ledger:
                 f"{len(samples) - 1}. {_SAME_DATA}."
             )
         if any(row[0] for row in lines):
-            return [_Page(**fields) for fields in all_gather_plain(asdict(page), self._collectives.group)]
+            return [_Page(**fields) for fields in self._collectives.all_gather_plain(asdict(page))]
         return [self._read(row, first, form, weighted) for row in lines]
 
     def _gather(self, line: list[float]) -> list[list[float]]:

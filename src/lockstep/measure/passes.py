@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from lockstep.comm.collectives import Collectives
-from lockstep.comm.plain import all_gather_plain
 from lockstep.explain.split import bound_of, shares_of, verdict
 from lockstep.listener import Listener
 from lockstep.measure.journal import Journal
@@ -127,7 +126,7 @@ class Meter(Listener):
         """See Listener."""
         over, self._over = self._over, []
         for ended in over:
-            event = merge_passes(all_gather_plain(ended.result(), self._collectives.group))
+            event = merge_passes(self._collectives.all_gather_plain(ended.result()))
             event["bound"] = bound_of(shares_of(event["split"]))
             self._journal.write("epoch", **event)
             if self._speaks and event["bound"] != self._bound and event["wall_s"] >= _PRINTED_S:

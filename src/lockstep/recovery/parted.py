@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from lockstep.comm.collectives import Collectives
-from lockstep.comm.plain import all_gather_plain
 from lockstep.errors import MismatchError
 from lockstep.explain.rank_reports import name_ranks
 from lockstep.listener import Listener
@@ -89,9 +88,7 @@ class PartedRanks(Listener):
 
     def _refuse(self, step: int, sums: dict[str, Any]) -> None:
         self.have_parted = True
-        everyone, plain = zip(
-            *all_gather_plain((sums, self._fingerprint.plain_values()), self._collectives.group), strict=True
-        )
+        everyone, plain = zip(*self._collectives.all_gather_plain((sums, self._fingerprint.plain_values())), strict=True)
         since = "the beginning" if self._checked is None else f"step {self._checked[0]}"
         for name in dict.fromkeys(name for peer_sums in everyone for name in peer_sums):
             values = [peer_sums.get(name) for peer_sums in everyone]

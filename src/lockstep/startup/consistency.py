@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from lockstep.comm.collectives import Collectives
-from lockstep.comm.plain import all_gather_plain, broadcast_plain
 from lockstep.errors import ConfigError, MismatchError
 from lockstep.recovery.software import version
 from lockstep.rundir.birth import NO_SCRIPT
@@ -32,7 +31,7 @@ def check_software(world: World, collectives: Collectives) -> list[str]:
     if world.num_nodes == 1:
         return []
     argv = sys.argv[1:] if world.local_rank == 0 else None  # some launchers put --local-rank there
-    everyone = all_gather_plain((world.host, _software(), argv), collectives.group)
+    everyone = collectives.all_gather_plain((world.host, _software(), argv))
     first_host, first_software, arguments = everyone[0]
     for host, software, _ in everyone:
         differences = [
@@ -89,13 +88,11 @@ def check_sight(run_dir: Path, token: str, world: World, collectives: Collective
             leave_mark(run_dir, token)
         except OSError as failed:
             error = f"{failed}"
-    error = broadcast_plain(error, group=collectives.group)
+    error = collectives.broadcast_plain(error)
     if error is not None:
         raise ConfigError(f"rank 0 cannot write into the run directory {run_dir}: {error}. Give another one with --run-dir")
     sees = world.local_rank > 0 or sees_mark(run_dir, token)
-    blind = list(
-        dict.fromkeys(host for host, visible in all_gather_plain((world.host, sees), collectives.group) if not visible)
-    )
+    blind = list(dict.fromkeys(host for host, visible in collectives.all_gather_plain((world.host, sees)) if not visible))
     if world.rank == 0:
         remove_mark(run_dir, token)
     if blind:

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import torch
 
 from lockstep.comm.collectives import Collectives
-from lockstep.comm.plain import all_gather_plain, broadcast_plain
 from lockstep.config import RunConfig
 from lockstep.explain.step_clock import StepClock
 from lockstep.prepare.model import PreparedModel
@@ -87,11 +86,11 @@ class Session:
 
     def slowest(self, value: float) -> float:
         """The largest value of all processes. Every rank must call it."""
-        return value if self._collectives.size == 1 else max(all_gather_plain(value, self._collectives.group))
+        return value if self._collectives.size == 1 else max(self._collectives.all_gather_plain(value))
 
     def agree(self, value: T) -> T:
         """Rank 0's value. Every rank must call it."""
-        agreed: T = value if self._collectives.size == 1 else broadcast_plain(value, group=self._collectives.group)
+        agreed: T = value if self._collectives.size == 1 else self._collectives.broadcast_plain(value)
         return agreed
 
     def settle(self) -> None:
