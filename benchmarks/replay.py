@@ -60,7 +60,7 @@ CASES = (
 def train(case: Case, place: Path) -> Path:
     """Train to the end; returns the run's directory."""
     run_dir = place / "runs" / case.name
-    command = [LOCKSTEP, "run", "--nproc-per-node", str(case.nproc), "--shards", "4", "--threads", "1"]
+    command = [LOCKSTEP, "run", "--nproc-per-node", str(case.nproc), "--threads", "1"]
     command += ["--checkpoint-every", "20", "--keep-every", "20", "--journal-every", str(EVERY), "--run-dir", str(run_dir)]
     command += [*case.options, str(EXAMPLES / case.program[0]), *case.program[1:]]
     if case.is_killed:
@@ -119,7 +119,7 @@ def is_named(kind: str, culprit: int, nproc: int, place: Path) -> bool:
     """Whether ``--blame`` names the spoiled sample of a run, and no other."""
     script, run_dir = place / "spoiled.py", place / "runs" / f"{kind}-{culprit}"
     script.write_text(SPOILED)
-    command = [LOCKSTEP, "run", "--nproc-per-node", str(nproc), "--shards", "4", "--threads", "1", "--checkpoint-every", "5"]
+    command = [LOCKSTEP, "run", "--nproc-per-node", str(nproc), "--threads", "1", "--checkpoint-every", "5"]
     command += ["--keep-every", "5", "--run-dir", str(run_dir), str(script), kind, str(culprit)]
     subprocess.run(command, cwd=place, env=clean_environ(), check=kind != "nan", capture_output=True)
     step = "nan" if kind == "nan" else "worst-loss"

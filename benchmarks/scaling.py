@@ -29,6 +29,7 @@ def measure(*, batch: int, steps: int, rounds: int, say: Callable[[str], None]) 
 
         def start(name: str, global_batch: int, run_dir: str, *, independent: bool) -> Callable[[], float]:
             args = ["--steps", str(steps), "--batch", str(global_batch), "--run-dir", f"{scratch}/{run_dir}"]
+            args += ["--strategy", "single" if independent else "ddp"]
             crew = crews.start(Crew(name, "cnn.py", args, NPROC, independent=independent))
             # Each process has its own half: a rate for each, added up. (Together they end together.)
             return lambda: sum(batch / NPROC * steps / answer.wall_s for answer in crew.turn())

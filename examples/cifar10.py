@@ -103,7 +103,7 @@ def main():
     parser.add_argument("--workers", type=int, default=0, help="loader workers of each process")
     args = parser.parse_args()
 
-    team = lockstep.join()
+    team = lockstep.join(shards=8)
     with team.main_first():  # one process unpacks, and the others find it done
         directory = unpack(args.data)
     loader = DataLoader(Images(directory, train=True), args.batch_size, shuffle=True, num_workers=args.workers)

@@ -59,7 +59,7 @@ def main():
     parser.add_argument("--lr", type=float, default=0.002)
     args = parser.parse_args()
 
-    team = lockstep.join()
+    team = lockstep.join(shards=8)
     digits = torch.tensor(load_digits().images, dtype=torch.float32) / 16
     data = TensorDataset(digits[:1437, :4], digits[:1437, 4:])
     test_data = TensorDataset(digits[1437:, :4], digits[1437:, 4:])

@@ -59,7 +59,7 @@ def main():
     parser.add_argument("--workers", type=int, default=0, help="loader workers of each process")
     args = parser.parse_args()
 
-    team = lockstep.join()
+    team = lockstep.join(shards=8)
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     loader = DataLoader(Digits(train=True), args.batch_size, shuffle=True, num_workers=args.workers)

@@ -54,7 +54,7 @@ def main():
     parser.add_argument("--lr", type=float, default=0.001)
     args = parser.parse_args()
 
-    team = lockstep.join()
+    team = lockstep.join(shards=8)
     data, test_data = make_data()
     loader = DataLoader(data, args.batch_size, shuffle=True, collate_fn=collate)
     test_loader = DataLoader(test_data, args.batch_size, collate_fn=collate)

@@ -58,7 +58,7 @@ def main():
     parser.add_argument("--lr", type=float, default=0.002)
     args = parser.parse_args()
 
-    team = lockstep.join()
+    team = lockstep.join(shards=8)
     digits = torch.tensor(load_digits().images, dtype=torch.float32) / 16
     loader = DataLoader(digits[:1437], args.batch_size, shuffle=True)
     test_loader = DataLoader(digits[1437:], args.batch_size)

@@ -56,7 +56,7 @@ def train_with_horovod(model, train, test, epochs, lr):
 
 
 def train_with_lockstep(model, train, test, epochs, lr):
-    team = lockstep.join()  # 1
+    team = lockstep.join(shards=8)  # 1
     loader = DataLoader(train, BATCH, drop_last=True)  # 2: the batch of the script for one process
     test_loader = DataLoader(test, BATCH)  # 3: each sample once
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)

@@ -105,7 +105,7 @@ def main():
     parser.add_argument("--workers", type=int, default=4, help="loader workers of each process")
     args = parser.parse_args()
 
-    team = lockstep.join()
+    team = lockstep.join(shards=8)
     classes = find_classes(args.data)
     loader_options = {"num_workers": args.workers, "pin_memory": team.device.type == "cuda"}
     train, val = (Images(args.data / part, classes, args.image_size, train=part == "train") for part in ("train", "val"))

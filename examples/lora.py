@@ -47,7 +47,7 @@ def main():
     parser.add_argument("--rank", type=int, default=4)
     args = parser.parse_args()
 
-    team = lockstep.join()
+    team = lockstep.join(shards=8)
     images, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels))
     loader = DataLoader(torch.utils.data.Subset(data, range(1437)), args.batch_size, shuffle=True)

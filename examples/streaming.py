@@ -64,7 +64,7 @@ def main():
     parser.add_argument("--workers", type=int, default=0, help="loader workers of each process; a stream has one at most")
     args = parser.parse_args()
 
-    team = lockstep.join()
+    team = lockstep.join(shards=8)
     loader = DataLoader(
         Characters([DIRECTORY / "decoder.py", DIRECTORY / "encoder.py"], buffer=1000),
         args.batch_size,

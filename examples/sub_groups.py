@@ -22,7 +22,7 @@ def main():
     parser.add_argument("--groups", type=int, default=2)
     args = parser.parse_args()
 
-    team = lockstep.join(device="cpu")
+    team = lockstep.join(shards=8, device="cpu")
     num_groups = min(args.groups, team.world_size)
     # Every process calls new_group for every group, and gets None for those that it is not in.
     shares = [range(number, team.world_size, num_groups) for number in range(num_groups)]

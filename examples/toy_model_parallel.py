@@ -2,7 +2,7 @@
 
 python examples/toy_model_parallel.py                                                      one process, one device for both
 lockstep run --devices-per-process 2 examples/toy_model_parallel.py                        a process for each pair of GPUs
-lockstep run --devices-per-process 2 --nproc-per-node 2 --shards 2 examples/toy_model_parallel.py
+lockstep run --devices-per-process 2 --nproc-per-node 2 examples/toy_model_parallel.py
 
 On a machine without GPUs the two devices are both the CPU, and all of it runs there too.
 """
@@ -44,7 +44,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=40, help="samples in a step, over all processes")
     args = parser.parse_args()
 
-    team = lockstep.join()
+    team = lockstep.join(shards=8)
     model = ToyMpModel(team.devices[0], team.devices[-1])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     loader = DataLoader(make_data(1000), args.batch_size, shuffle=True)

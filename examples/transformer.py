@@ -78,7 +78,7 @@ def main():
     parser.add_argument("--workers", type=int, default=0, help="loader workers of each process")
     args = parser.parse_args()
 
-    team = lockstep.join()
+    team = lockstep.join(shards=8)
     data = [encode(line) for line in lines()]
     loader_options = {"collate_fn": collate, "num_workers": args.workers}
     loader = DataLoader(data[256:], args.batch_size, shuffle=True, **loader_options)

@@ -34,12 +34,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True, help="the global batch")
+    parser.add_argument("--strategy", required=True)
     parser.add_argument("--run-dir", type=Path, required=True)
     args = parser.parse_args()
     torch.manual_seed(0)
     # Independent processes must not share a run, nor race to make its directory.
     run_dir = args.run_dir if "RANK" in os.environ else args.run_dir / str(os.getpid())
-    team = lockstep.join(threads=1, progress="off", run_dir=str(run_dir))
+    team = lockstep.join(threads=1, progress="off", run_dir=str(run_dir), strategy=args.strategy)
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     num_samples = args.steps * args.batch

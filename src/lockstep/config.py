@@ -59,13 +59,13 @@ class RunConfig:
         "auto",
         group=TRAINING,
         choices=STRATEGIES,
-        help="How gradients are synchronized.  [default: auto, which is exact with --shards, else ddp, or single for one "
-        "process]",
+        help="How gradients are synchronized.  [default: auto, which is exact: equal to the bit on any number of processes]",
     )
     """How gradients are synchronized: ``single`` (one process), ``dp`` (one process with several GPUs: ``nn.DataParallel``),
     ``ddp`` (PyTorch's all-reduce), ``fsdp`` (PyTorch's ``fully_shard``: each process holds a part of the parameters and of the
     optimizer state), ``horovod`` (Horovod's all-reduce, if installed), ``exact`` (one fixed tree: bit-identical at every world
-    size), or ``auto``: ``exact`` if ``shards`` is given, else ``single`` for one process and ``ddp`` for several."""
+    size), or ``auto``: ``exact``, or ``single`` where V is 1 (see ``shards``). A run born with another strategy than ``exact``
+    is resumed by ``auto`` without the promise: ``single`` on one process, ``ddp`` on several."""
     precision: str = option(
         "32-true",
         group=TRAINING,
@@ -81,10 +81,10 @@ class RunConfig:
         group=TRAINING,
         metavar="V",
         help="Number of shards that each global batch is split into, at least the number of processes. Runs with the same V "
-        "give the same answer.  [default: the number of processes]",
+        "give the same answer; so it is best given in the script, join(shards=8).  [default: the number of processes]",
     )
     """Number of shards V that each global batch is split into, and so the largest world size of the run. None: the world size
-    of the first launch."""
+    of the first launch, so that another number of processes gives another, equally good answer."""
     accumulate: int = option(
         1, group=TRAINING, metavar="K", help="Number of consecutive global batches per optimizer step.  [default: 1]"
     )
@@ -166,10 +166,13 @@ class RunConfig:
     )
     """Steps between exchanges of logged values among the ranks."""
     find_unused_parameters: bool = option(
-        False, group=TRAINING, help="With strategy ddp: allow parameters used in the first step to be unused later."
+        False,
+        group=TRAINING,
+        help="With strategy ddp: allow parameters used in the first step to be unused later. (Others always allow it.)",
     )
     """For ``ddp``: allow parameters used in the first step to be unused in later ones, by reducing gradients after the backward
-    pass rather than during it. (Not needed if some parameters are unused in the first step, which is detected.)"""
+    pass rather than during it. (Not needed if some parameters are unused in the first step, which is detected.) Without effect
+    on ``exact``, the default, where any parameter may be unused in any step."""
     progress: str = option(
         "auto",
         group=TRAINING,
@@ -241,7 +244,8 @@ class RunConfig:
         "[default: never]",
     )
     """Every so many steps one shard, chosen by the seed, is also computed by a second process (on a single one: twice), and the
-    run ends with status 76 if the gradients differ in a bit. Needs ``shards=``, or a single process. 0: never."""
+    run ends with status 76 if the gradients differ in a bit. For the strategies ``exact``, the default, and ``single``. 0:
+    never."""
     profile: str | None = option(
         None,
         group=TRAINING,

@@ -68,7 +68,8 @@ from lockstep.replay.request import Request
 from lockstep.rundir.birth import Birth
 from lockstep.rundir.lock import RunLock
 from lockstep.startup.allotment import misfits
-from lockstep.startup.banner import first_line, start_event
+from lockstep.startup.banner import chosen_shards, first_line, start_event
+from lockstep.startup.split import SplitRemarks
 from lockstep.stopping import StopWatch, say
 from lockstep.sync.table import make_sync
 from lockstep.tuning.probe import measure
@@ -91,6 +92,8 @@ class RunContext:
     """Identifies this launch; the same on every rank."""
     is_new: bool
     """Whether no launch has used the run directory before. Valid on rank 0 only."""
+    shards_given: bool
+    """Whether the script or the command line gave V. If not, it is the number of processes of the run's first launch."""
     notices: Sequence[str]
     """Lines that rank 0 prints at the start."""
     replay: Request | None = None
@@ -204,6 +207,8 @@ class Parts:
             active += open_replay(context.replay, config, world, devices[0], context.run_dir)
         if (profiled := steps_of(config.profile)) is not None:
             active.append(StepProfiler(*profiled, profile_path(context.run_dir, world.rank), is_main=is_main))
+        if is_main and config.shards > 1 and context.replay is None:
+            active.append(SplitRemarks(config.shards, config.accumulate, world.world_size, say))
         self.auditor = open_audit(
             config, world, devices, lambda: self.phases.seed, self.collectives, self.sync, self.journal.write
         )
@@ -345,7 +350,9 @@ class Parts:
             return
         self._announced = True
         line = first_line(loader, self.config, self.world, len(self.devices))
-        print(f"{line}, {self.transport}, run {self.context.run_dir}", flush=True)
+        context = self.context
+        clause = f" ({chosen_shards(self.world.world_size)})" if context.is_new and not context.shards_given else ""
+        print(f"{line}, {self.transport}, run {context.run_dir}{clause}", flush=True)
         on_gpu = self.devices[0].type == "cuda"
         for misfit in misfits(
             self.world,

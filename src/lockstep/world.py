@@ -8,7 +8,7 @@ import json
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.errors import ConfigError
@@ -32,7 +32,8 @@ REPLAY = "LOCKSTEP_REPLAY"
 TUNE = "LOCKSTEP_TUNE"
 """Set by ``lockstep tune``: the directory of what it asks of a run (see ``tuning.request``)."""
 TRIAL = "LOCKSTEP_TRIAL"
-"""``1`` in the runs that ``compare``, ``verify`` and ``doctor`` make to learn something: nothing of them goes to trackers."""
+"""Set in the runs that ``compare``, ``verify`` and ``doctor`` make to learn something, of which nothing goes to trackers: the
+fields of ``TrialSettings``, as a JSON object."""
 SECRET = "LOCKSTEP_SECRET"
 """The secret with which the launchers of several machines sign their messages."""
 CORES = "LOCKSTEP_CORES"
@@ -120,6 +121,21 @@ class World:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrialSettings:
+    """What a trial asks of its script's settings, by field of RunConfig."""
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Settings for a script that leaves them out."""
+    instead: Mapping[str, Any] = field(default_factory=dict)
+    """Settings in place of the script's own."""
+
+    def applied_to(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The script's settings in this trial."""
+        given = {name: value for name, value in settings.items() if value is not None}
+        return {**settings, **self.defaults, **given, **self.instead}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Environment:
     """Everything that lockstep reads from environment variables."""
 
@@ -134,8 +150,8 @@ class Environment:
     """The directory of a replay; None: this is a run."""
     tune: str | None = None
     """The directory of ``lockstep tune``; None: nothing is measured."""
-    is_trial: bool = False
-    """Whether the run serves a comparison, a verification or an examination."""
+    trial: TrialSettings | None = None
+    """Set if the run serves a comparison, a verification or an examination."""
 
 
 @dataclass(frozen=True)
@@ -341,6 +357,17 @@ def read_secret() -> str | None:
     return os.environ.get(SECRET) or None
 
 
+def _object(environ: Mapping[str, str], name: str) -> dict[str, Any]:
+    text = environ.get(name, "{}")
+    try:
+        content = json.loads(text)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise ConfigError(f"the environment variable {name} is {text!r}, which is not a JSON object")
+    return content
+
+
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     """Read the environment variables. ``environ`` is for tests; a run reads ``os.environ``, once.
 
@@ -348,13 +375,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         ConfigError: a variable has an invalid value.
     """
     environ = os.environ if environ is None else environ
-    text = environ.get(SETTINGS, "{}")
-    try:
-        settings = json.loads(text)
-    except ValueError:
-        settings = None
-    if not isinstance(settings, dict):
-        raise ConfigError(f"the environment variable {SETTINGS} is {text!r}, which is not a JSON object")
+    settings = _object(environ, SETTINGS)
     world = _read_world(environ)
     terminal = environ[TERMINAL] == "1" if TERMINAL in environ else None
     if terminal is None and world.launcher == "mpirun":
@@ -366,5 +387,5 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         threads=_threads_of_user(environ, world),
         replay=environ.get(REPLAY) or None,
         tune=environ.get(TUNE) or None,
-        is_trial=environ.get(TRIAL) == "1",
+        trial=TrialSettings(**_object(environ, TRIAL)) if TRIAL in environ else None,
     )

@@ -69,11 +69,11 @@ def test_samples_that_cannot_be_sent_are_said_and_training_goes_on(run_here, wha
     assert "WARNING: this shard is not audited, for the samples of shard" in done.stderr
 
 
-def test_without_shards_several_processes_are_refused_with_a_way_out(run_here):
-    done = run_here(SCRIPT, "--nproc", "2", "--audit", "2", "--run-dir", "r")
+def test_with_another_strategy_than_the_default_it_is_refused_with_a_way_out(run_here):
+    done = run_here(SCRIPT, "--nproc", "2", "--strategy", "ddp", "--audit", "2", "--run-dir", "r")
     assert done.returncode == 1
     assert "audit with strategy='ddp'" in done.stderr
-    assert "Give shards=" in done.stderr
+    assert "Leave strategy out" in done.stderr
 
 
 def test_one_process_needs_no_shards(run_here):

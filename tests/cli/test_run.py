@@ -131,7 +131,7 @@ def test_settings_reach_the_worker_and_the_scripts_status_comes_back(run_script)
         ("--standalone", "Accepted for torchrun compatibility; no effect"),
         ("--rdzv-backend", "c10d goes with --rdzv-endpoint, static with --node-rank"),
         ("--master-port", "TCP port on machine 0 where the others connect"),
-        ("--strategy", "How gradients are synchronized. [default: auto, which is exact with --shards, else ddp"),
+        ("--strategy", "How gradients are synchronized. [default: auto, which is exact"),
         ("--backend", "[default: auto, nccl if each process has its own GPU, else gloo]"),
         ("--on-nan", "What to do when a loss is NaN: stop with an error"),
     ],

@@ -93,7 +93,8 @@ def run_cells(cells):
     """This rank's digest of each cell (model, shards, workers, strategy), one run after another in one process."""
     digests = []
     for model, shards, workers, strategy in cells:
-        with lockstep.join(shards=shards, strategy=strategy, progress="off", threads=1) as team:
+        asked = {} if strategy == "auto" else {"strategy": strategy}
+        with lockstep.join(shards=shards, **asked, progress="off", threads=1) as team:
             digests.append(MODELS[model](team, workers))
     return digests
 

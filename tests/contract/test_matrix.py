@@ -1,5 +1,7 @@
 """The promise itself, on the examples: one digest of all state at every number of processes, of workers, and launcher.
 
+By default, without a strategy; with ``exact``, which it stands for, where ``STRATEGIES`` says so.
+
 And its opposite: with PyTorch's own sum the digests differ, so that these tests could fail.
 """
 
@@ -17,6 +19,8 @@ pytestmark = pytest.mark.timeout(120)
 
 SHARDS = (4, 6, 8)
 WORKERS = (0, 2)
+STRATEGIES = {1: "auto", 2: "exact", 3: "auto", 4: "auto", 8: "exact"}
+"""By number of processes. With ``auto`` the script gives none."""
 # What other launchers run: model and loader workers, by number of processes.
 WAYS = {
     1: [("digits", 0), ("transformer", 2), ("digits", 0)],  # one of them twice in one process
@@ -66,7 +70,7 @@ def compare(by_cell, wanted, by_rank):
 @pytest.mark.long
 def test_four_shards_have_one_digest_whoever_starts_their_processes_and_over_two_machines(standing_crew, nursery, tmp_path):
     found = {}
-    plans = {nproc: [(model, 4, workers, "exact") for model, workers in WAYS[nproc]] for nproc in WAYS}
+    plans = {nproc: [(model, 4, workers, "auto") for model, workers in WAYS[nproc]] for nproc in WAYS}
     compare(found, plans[1], standing_crew(1, cells.run_cells, plans[1]))
     compare(found, plans[2], under_torchrun(tmp_path, 2, plans[2]))
     compare(found, plans[3], over_nodes(nursery, tmp_path, (1, 2), plans[3]))
@@ -82,7 +86,7 @@ def test_a_model_and_a_number_of_shards_have_one_digest_on_any_number_of_process
         shards = [number for number in SHARDS if number >= nproc]
         # With each number of workers each model and number of shards runs, on every second number of processes.
         wanted = [
-            (model, num_shards, WORKERS[(number + place) % 2], "exact")
+            (model, num_shards, WORKERS[(number + place) % 2], STRATEGIES[nproc])
             for place, (model, num_shards) in enumerate(itertools.product(cells.MODELS, shards))
         ]
         compare(found, wanted, standing_crew(nproc, cells.run_cells, wanted))
@@ -90,6 +94,14 @@ def test_a_model_and_a_number_of_shards_have_one_digest_on_any_number_of_process
         itertools.product(cells.MODELS, SHARDS), 1
     )
     assert len(set.union(*found.values())) == 6, "other shards, other answers"
+
+
+@pytest.mark.parametrize("model", cells.MODELS)
+def test_whoever_asks_for_nothing_gets_the_answer_of_as_many_shards_as_processes(standing_crew, model):
+    found = {}
+    for nproc, shards in ((2, None), (1, 2)):
+        compare(found, [(model, 2, 0, "auto")], standing_crew(nproc, cells.run_cells, [(model, shards, 0, "auto")]))
+    assert len(found[model, 2]) == 1
 
 
 @pytest.mark.parametrize("model", cells.MODELS)

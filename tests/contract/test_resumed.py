@@ -80,6 +80,15 @@ def assert_goes_on(crew, standing_crew, seed, task, *args, shards=4, num_steps=6
         assert result["losses"].items() <= whole["losses"].items(), where
 
 
+def test_killed_on_four_processes_and_resumed_on_two_without_any_option_a_run_ends_with_the_same_bits(crew, standing_crew):
+    whole, *_ = standing_crew(4, trained(), checkpoint_every="off")
+    with pytest.raises(LaunchError, match="status 7"):
+        crew(4, partial(killed_after, 3), trained(), run_dir="run")
+    for rank, result in enumerate(standing_crew(2, trained(), run_dir="run")):
+        assert differences(whole["state"], result["state"]) == [], f"state of rank {rank}"
+        assert min(result["by_step"]) > 3
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_run_goes_on_in_the_middle_of_an_epoch(crew, standing_crew, seed):
     assert_goes_on(crew, standing_crew, seed, trained(), every=2)

@@ -23,7 +23,7 @@ def examples(monkeypatch):
 
 @pytest.fixture
 def told_on_one_and_two(run_here, tmp_path):
-    """Run an example on 1 process and on 2, with two shards: what it tells and leaves must be the same to the bit.
+    """Run an example on 1 process and on 2: what it tells and leaves must be the same to the bit.
 
     Returns:
         The lines that it told of its epochs, and the directory of the run of two.
@@ -33,7 +33,7 @@ def told_on_one_and_two(run_here, tmp_path):
         told, left = [], []
         for nproc in ("1", "2"):
             run_dir = tmp_path / f"on-{nproc}"
-            options = ("--nproc-per-node", nproc, "--shards", "2", "--threads", "1", "--device", "cpu")
+            options = ("--nproc-per-node", nproc, "--threads", "1", "--device", "cpu")
             done = run_here(EXAMPLES / name, *options, "--run-dir", str(run_dir), args=args)
             assert done.returncode == 0, done.stderr
             told.append(re.findall(r"^epoch \d+: .*$", done.stdout, flags=re.MULTILINE))

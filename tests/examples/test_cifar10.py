@@ -51,7 +51,7 @@ def test_a_killed_run_goes_on_to_the_same_bits_on_another_number_of_processes(
     archive, run_here, start_launcher, examples, tmp_path
 ):
     script, args = examples / "cifar10.py", ("--epochs", "2", "--batch-size", "8")
-    options = ("--shards", "2", "--threads", "1", "--device", "cpu")
+    options = ("--threads", "1", "--device", "cpu")
     whole = run_here(script, *options, "--run-dir", "whole", args=args)
     assert whole.returncode == 0, whole.stderr
     options += ("--nproc-per-node", "2", "--checkpoint-every", "2", "--run-dir", "killed")

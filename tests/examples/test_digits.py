@@ -21,7 +21,7 @@ def results(text):
 def test_digits_learns_the_same_on_one_and_on_two_processes(run_here):
     told = []
     for nproc in ("1", "2"):
-        options = ("--nproc-per-node", nproc, "--shards", "2", "--threads", "1", "--device", "cpu")
+        options = ("--nproc-per-node", nproc, "--threads", "1", "--device", "cpu")
         done = run_here(EXAMPLE, *options, args=("--epochs", "2"))
         assert done.returncode == 0, done.stderr
         told.append(results(done.stdout))

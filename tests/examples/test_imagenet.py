@@ -14,7 +14,7 @@ import lockstep
 
 pytestmark = pytest.mark.timeout(120)
 CLASSES = ("n01440764", "n01443537", "n01484850", "n01491361", "n01494475", "n01496331")
-SMALL = ("--image-size", "32", "--workers", "0", "--batch-size", "12", "--lr", "0.01")
+SMALL = ("--image-size", "32", "--workers", "0", "--batch-size", "24", "--lr", "0.01")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ def losses(text):
 def test_two_parts_learn_the_same_on_one_and_on_two_processes(run_here):
     told = []
     for nproc in ("1", "2"):
-        done = run_here(EXAMPLE, "--devices-per-process", "2", "--nproc-per-node", nproc, "--shards", "2", *CPU)
+        done = run_here(EXAMPLE, "--devices-per-process", "2", "--nproc-per-node", nproc, *CPU)
         assert done.returncode == 0, done.stderr
         assert "1 thread and 2 devices each" in done.stdout
         assert "net1 on cpu, net2 on cpu" in done.stdout

@@ -148,7 +148,7 @@ def test_an_object_of_the_script_is_a_tracker_and_a_missing_package_is_named_wit
 
 @pytest.mark.long
 def test_a_trial_writes_to_no_tracker_whatever_the_script_names(train, package, tmp_path, monkeypatch):
-    monkeypatch.setenv("LOCKSTEP_TRIAL", "1")
+    monkeypatch.setenv("LOCKSTEP_TRIAL", "{}")
     done = train(join="track=[__import__('recorder'), 'trackio', 'tensorboard']", site=package(RECORDER))
     assert done.returncode == 0, done.stderr
     assert "trackio" not in done.stderr

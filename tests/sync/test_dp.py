@@ -26,8 +26,8 @@ def test_a_run_on_the_cpu_is_refused_and_told_what_to_use_instead(crew):
 
 def test_several_processes_are_refused_on_gpus_too():
     with pytest.raises(ConfigError, match=r"there are 2: each would train a model of its own.*strategy='ddp'"):
-        resolve_strategy("dp", 2, is_exact=False, on_gpus=True)
-    assert resolve_strategy("dp", 1, is_exact=False, on_gpus=True) == "dp"
+        resolve_strategy("dp", 2, 2, is_exact=False, on_gpus=True)
+    assert resolve_strategy("dp", 1, 1, is_exact=False, on_gpus=True) == "dp"
 
 
 def test_the_table_makes_it_of_all_devices():

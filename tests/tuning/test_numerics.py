@@ -159,7 +159,7 @@ def test_shards_of_one_process_are_first_run_as_one_and_then_batches_are_joined(
     session = session_of(nn.Linear(2, 2), config=RunConfig(shards=2))
     windows = dealt(session)
     (change,) = micro_batches(session, windows)
-    assert (change.name, change.how) == ("micro-batches of 8 samples, now 4", "--shards 1")
+    assert (change.name, change.how) == ("micro-batches of 8 samples, now 4", "shards=1")
     assert change.alters.startswith("the order of sums")
     with change.made():
         plan, data = windows.fold.fold([windows.largest])
@@ -167,7 +167,7 @@ def test_shards_of_one_process_are_first_run_as_one_and_then_batches_are_joined(
     assert (data[0][0].shape, data[0][1]["y"].shape) == ((8, 3), (8,))
     assert windows.fold is None
     larger = change.larger(0.001)
-    assert (larger.name, larger.how) == ("micro-batches of 16 samples, now 4", "batch_size=16, --shards 1")
+    assert (larger.name, larger.how) == ("micro-batches of 16 samples, now 4", "batch_size=16, shards=1")
     assert larger.alters.startswith("the training (2 batches become one step)")
     assert change.larger(10.0) is None, "its steps would take long"
 

@@ -72,7 +72,8 @@ def run(comparison: Comparison, observer: Observer) -> Comparison:
         done = _run_row(comparison, result, turn, observer)
         result = dataclasses.replace(result, runs=(*result.runs, done))
         rows = (*comparison.rows[: turn.index], result, *comparison.rows[turn.index + 1 :])
-        comparison = dataclasses.replace(comparison, rows=rows)
+        shards = (done.figures and done.figures.num_shards) or comparison.shards
+        comparison = dataclasses.replace(comparison, rows=rows, shards=shards)
         comparison = comparison.noting(notes=tuple(advice.notes_on(comparison)))
         speed = f"{count(done.figures.samples_per_s)} samples/s" if done.figures else f"{done.status}: {done.reason}"
         observer.ended(f"{speed} ({done.command_s or 0:.1f} s in all)")

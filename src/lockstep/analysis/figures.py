@@ -55,6 +55,8 @@ class Figures:
     """The one that was busy with work of its own for longest; None with one process."""
     slowest_by: float | None = None
     """By so much longer than the median of the others, in per cent."""
+    num_shards: int | None = None
+    """V of the run; None: not in its journal."""
 
     @property
     def utilisation(self) -> float | None:
@@ -95,6 +97,7 @@ def figures_of(events: Iterable[Mapping[str, Any]]) -> Figures:
     slowest_rank, slowest_by = slowest_of(splits)
     return Figures(
         num_processes=int(start.get("world_size") or 1),
+        num_shards=start.get("shards"),
         device=str(start.get("device") or "cpu"),
         device_name=start.get("device_name"),
         num_cores=num_cores,

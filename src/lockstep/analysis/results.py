@@ -83,8 +83,9 @@ def _setting(content: Mapping[str, Any]) -> SettingResult:
 
 
 def _common(content: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    # Shards and threads in the file are those of the study: what was asked for is not in it.
-    task = _build(Task, content, script=Path(content["script"]), shards=None, threads=None)
+    # Shards and threads in the file are those of the study, not what was asked for.
+    asked = content.get("shards_asked")
+    task = _build(Task, content, script=Path(content["script"]), shards=asked, threads=None)
     machine = _build(Machine, content["machine"])
     return {"task": task, "machine": machine, "directory": directory, **{k: content[k] for k in ("shards", "threads")}}
 

@@ -15,6 +15,7 @@ from lockstep.analysis.machine import Machine
 from lockstep.analysis.trial import Trial
 from lockstep.atomic import write_atomic
 from lockstep.errors import ConfigError
+from lockstep.world import TrialSettings
 
 SCHEMA = 1
 FILE_NAME = "results.json"
@@ -46,7 +47,8 @@ class Study(abc.ABC):
     task: Task
     machine: Machine
     shards: int
-    """One V for all trials: the answer depends on it."""
+    """One V for all trials, since the answer depends on it: as asked for, else the script's (known from the first trial on),
+    else that of the plan."""
     threads: int | None
     """Of each process, in all trials; None: as the script and its launcher have it."""
     directory: Path = Path()
@@ -68,6 +70,7 @@ class Study(abc.ABC):
         launcher: str,
         num_processes: int,
         settings: Mapping[str, object],
+        instead: Mapping[str, object] | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> Trial:
         """One trial of the script.
@@ -78,18 +81,23 @@ class Study(abc.ABC):
             num_processes: how many it starts.
             settings: fields of ``RunConfig``, beside those that all trials have in common. None is not passed on, so that the
                 script's own stays in force.
+            instead: fields that replace the script's own.
             variables: more environment variables.
         """
         task = self.task
         run_dir = str((self.directory / name).resolve())
-        common = {"shards": self.shards, "threads": self.threads, "seed": task.seed, "run_dir": run_dir}
+        instead = instead or {}
+        defaults = {"shards": self.shards} if task.shards is None else {}
+        common = {"shards": task.shards, "threads": self.threads, "seed": task.seed, "run_dir": run_dir}
+        asked = {name: value for name, value in {**common, **settings}.items() if value is not None and name not in instead}
         return Trial(
             directory=self.directory,
             name=name,
             program=(*(("-m",) if task.is_module else ()), str(task.script), *task.args),
             launcher=launcher,
             num_processes=num_processes,
-            settings={field: value for field, value in {**common, **settings}.items() if value is not None},
+            settings=asked,
+            of_script=TrialSettings(defaults=defaults, instead=instead),
             variables=variables or {},
             timeout_s=task.timeout_s,
         )
@@ -105,6 +113,7 @@ class Study(abc.ABC):
             "args": task.args,
             "directory": str(self.directory.resolve()),
             "shards": self.shards,
+            "shards_asked": task.shards,
             "threads": self.threads,
             "seed": task.seed,
             "timeout_s": task.timeout_s,

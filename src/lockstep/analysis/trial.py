@@ -20,6 +20,7 @@ from lockstep.config import RunConfig
 from lockstep.launch.guard import die_with_parent
 from lockstep.launch.processes import sweep
 from lockstep.option import options_of
+from lockstep.world import TrialSettings
 
 _POLL_EVERY_S = 0.1
 _LOOK_EVERY_S = 0.01  # for the moment to kill it
@@ -53,7 +54,9 @@ class Trial:
     """One of ``methods.LAUNCHERS``."""
     num_processes: int
     settings: Mapping[str, object]
-    """Fields of ``RunConfig``, its run directory among them."""
+    """Fields of ``RunConfig``, its run directory among them, beside those of the script."""
+    of_script: TrialSettings = dataclasses.field(default_factory=TrialSettings)
+    """What it asks of the script's own."""
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """More environment variables."""
     timeout_s: float | None = None
@@ -92,8 +95,9 @@ class Trial:
     def environment(self, mark: str) -> dict[str, str]:
         """This process's environment with as few changes as possible; with the settings, unless lockstep launches."""
         environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES}
+        asked = json.dumps(dataclasses.asdict(self.of_script))
         environment.update(
-            {_MARK: mark, world.TRIAL: "1", **(_OPEN_MPI if self.launcher == "mpirun" else {}), **self.variables}
+            {_MARK: mark, world.TRIAL: asked, **(_OPEN_MPI if self.launcher == "mpirun" else {}), **self.variables}
         )
         if self.launcher != "lockstep":
             environment[world.SETTINGS] = json.dumps(dict(self.settings))

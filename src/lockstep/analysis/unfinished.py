@@ -75,7 +75,7 @@ def _identity(comparison: Comparison) -> dict[str, Any]:
         "arguments": tuple(task.args),
         "methods": tuple(result.row for result in comparison.rows),
         "rounds": comparison.rounds,
-        "shards": comparison.shards,
+        "shards": task.shards,
         "threads": comparison.threads,
         "seed": task.seed,
         "time limit": task.timeout_s,

@@ -26,7 +26,6 @@ from lockstep.trace.traced_run import TracedRun, read_run
 
 _LAUNCHERS = {"local": "lockstep"}
 # How ``RunConfig`` says that a setting of ours is not the script's.
-_FIXED_SHARDS = re.compile(r"shards is (\d+) in the script's join\(\)")
 _FIXED_INTERVAL = re.compile(r"checkpoint_every is .* in the script's join\(\)")
 
 
@@ -86,13 +85,9 @@ class _Verifier:
         for index, setting in enumerate(result.setting for result in planned):
             self._observer.started(f"[{setting.number}/{total}] {setting.label}")
             result, run = self._run_setting(setting)
-            fixed = _FIXED_SHARDS.search(result.reason or "")
-            if fixed and index == 0 and self.verification.task.shards is None:
-                self._observer.ended(f"the script cuts batches into {fixed[1]} shards itself: so do all settings")
-                self.verification = dataclasses.replace(self.verification, shards=int(fixed[1]))
-                self._observer.started(f"[{setting.number}/{total}] {setting.label}")
-                result, run = self._run_setting(setting)
             if run is not None:
+                if reference is None:
+                    self.verification = dataclasses.replace(self.verification, shards=run.start["shards"])
                 # One that failed is compared as far as it came: what it computed before may tell why.
                 until = None if result.status == "ok" else max(run.steps)
                 difference = first_fault(run) or (
@@ -121,6 +116,7 @@ class _Verifier:
         name: str,
         extra: Mapping[str, object],
         *,
+        instead: Mapping[str, object] | None = None,
         variables: Mapping[str, str] | None = None,
         is_killed: bool = False,
     ) -> Record:
@@ -130,6 +126,7 @@ class _Verifier:
             launcher=_LAUNCHERS.get(setting.launcher, setting.launcher),
             num_processes=setting.world_size,
             settings={"workers": setting.workers, **extra},
+            instead=instead,
             variables=variables,
         )
         if is_killed:
@@ -171,12 +168,11 @@ class _Verifier:
         runs = []
         for number in (1, shards):
             name = f"one-device/{number}-shards"
-            done = self._try(setting, name, {"shards": number, "trace": "gradient", "trace_until": 1})
+            trace = {"trace": "gradient", "trace_until": 1}
+            done = self._try(setting, name, trace, instead={"shards": number})
             if done.status != "ok":
                 status = "interrupted" if done.status == "interrupted" else "skipped"
-                is_fixed = _FIXED_SHARDS.search(done.reason or "")
-                reason = "the script sets shards itself, and one device has one" if is_fixed else done.reason
-                return OneDevice(status=status, shards=shards, reason=reason)
+                return OneDevice(status=status, shards=shards, reason=done.reason)
             try:
                 runs.append(read_run(self.verification.directory / name))
             except UsageError as error:

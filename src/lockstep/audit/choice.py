@@ -22,8 +22,7 @@ def check_strategy(strategy: str) -> None:
         suitable = ", ".join(name for name, candidate in STRATEGIES.items() if candidate.audits)
         raise ConfigError(
             f"audit with strategy={strategy!r}: there a backward pass sends gradients to all processes, so none can compute "
-            f"another's shard aside. Give shards= (--shards 8, say), for strategy 'exact', or leave audit out. (With audit go: "
-            f"{suitable}.)"
+            f"another's shard aside. Leave strategy out (the default is 'exact'), or audit. (With audit go: {suitable}.)"
         )
 
 

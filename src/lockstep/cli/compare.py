@@ -70,7 +70,7 @@ Examples:
 @options_of_studies(
     run="row",
     out="comparison",
-    shards="the largest number of processes",
+    shards="that of the script, else the largest number of processes",
     threads="the cores divided by the largest number of processes",
     timeout="--timeout-per-method: Time limit of each row, in seconds; a row that exceeds it is stopped.",
 )
@@ -105,7 +105,8 @@ def command(
     planned = compare.plan(task, chosen, nprocs, here, rounds=rounds, source=source)
     what = (
         f"comparing {counted(len(planned.rows), 'row')} of {task.script}{f' in {rounds} rounds' if rounds > 1 else ''}: "
-        f"V = {counted(planned.shards, 'shard')}, {counted(planned.threads, 'thread')} a process"
+        f"V = {'as in the script, else ' if task.shards is None else ''}{counted(planned.shards, 'shard')}, "
+        f"{counted(planned.threads, 'thread')} a process"
     )
     emulated = [name for name in ("float16", "bfloat16") if name not in components]
     if method_names is None and emulated:

@@ -83,7 +83,7 @@ def _lines(records: tuple[RunRecord, RunRecord], comparison: Comparison, unlike:
     steps = [record.last_step for record in records]
     if steps[0] != steps[1]:
         lines.append(f"  {names[0]} took {steps[0]} steps, {names[1]} {steps[1]}")
-    for changes, heading in ((True, "what may change the answer:"), (False, "what does not, where shards= was given:")):
+    for changes, heading in ((True, "what may change the answer:"), (False, "what does not, with the default strategy:")):
         listed = [
             f"    {item.what}: {item.values[0]}, and {item.values[1]}" for item in unlike if item.changes_answer == changes
         ]

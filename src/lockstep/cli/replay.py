@@ -49,7 +49,7 @@ Examples:
 
 The run is only read; the replay's own files go to replays/RUN-step-N. With --json, the script's output goes there too.
 
-Exit status: 0 if the replay's digests equal the run's (without shards=: losses up to rounding), 1 if not, 2 if the step
+Exit status: 0 if the replay's digests equal the run's (with strategy ddp: losses up to rounding), 1 if not, 2 if the step
 cannot be replayed, 3 if the run has no digests to compare with; that of the script if it fails.
 """
 
@@ -118,7 +118,7 @@ def command(run: Path, against: Path | None, **values: Any) -> int:
     """Replay a step of the run in the directory RUN, on one process, and show what was computed in it.
 
     It resumes from the newest checkpoint before the step, with the run's script, arguments and settings, and says whether the
-    digests equal the run's: they do if the run was given shards=, however many processes it had.
+    digests equal the run's: they do with the default strategy, exact, however many processes it had.
     """
     options = _Options(**values)
     record, digests = read_record(run), _digests_of(run)

@@ -20,8 +20,8 @@ _EPILOG = """
 Examples:
   lockstep run train.py --epochs 3
       one process per GPU, or a single one
-  lockstep run --nproc-per-node 2 --shards 8 train.py
-      two processes, and the same answer on any number up to 8
+  lockstep run --nproc-per-node 2 train.py
+      two processes; the same answer on any number up to the shards, join(shards=8)
   lockstep run --nproc-per-node 4 --log-dir logs -m package.train
       a module, with the output of each rank in a file
   lockstep run --nproc-per-node 2 --attach 1 train.py
@@ -30,7 +30,7 @@ Examples:
       restarted up to three times after a failure
   lockstep run --nnodes 2 --node-rank 0 --master-addr host0 train.py
       on host0; on the other machine, with --node-rank 1
-  lockstep run --nnodes 1:4 --rdzv-endpoint host0:29500 --shards 8 train.py
+  lockstep run --nnodes 1:4 --rdzv-endpoint host0:29500 train.py
       the same on each of up to four machines
 
 Scripts written for torchrun or torch.distributed.launch run unchanged. (With init_method env:// they open PyTorch's TCP

@@ -25,7 +25,7 @@ Examples:
       writes train.sbatch: 8 processes, one per GPU, each with 12 cores
   lockstep slurm train.py -N 2 --gpus-per-node 4 -c 12 -t 8:00:00 --submit
       writes the same, and submits it
-  lockstep slurm train.py -N 4 --ntasks-per-node 8 --shards 32 -- --epochs 30
+  lockstep slurm train.py -N 4 --ntasks-per-node 8 -- --epochs 30
       on the CPUs of four nodes; arguments after -- are passed to the script
   lockstep slurm train.py --gpus-per-node 4 --container image.sif --bind /data
       in a container in which /data is visible

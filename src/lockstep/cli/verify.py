@@ -28,7 +28,7 @@ Examples:
   lockstep verify --nproc 2 --workers 0,4 --no-resume --no-one-device train.py
       only the number of loader workers
   lockstep verify --shards 8 -m package.train
-      a module, with 8 shards
+      a module that leaves shards= out, with 8 shards
 
 Use a short training (a few steps reveal most causes): every weight is read in every step.
 

@@ -87,7 +87,7 @@ CAUSES = {
     ),
     "rounding": Cause(
         sentence="the sum of gradients is taken in an order that depends on the number of processes (strategy ddp)",
-        remedy="use strategy='exact', which is the default where shards= is given",
+        remedy="leave strategy= out: the default, 'exact', adds in one order",
     ),
     "timing": Cause(
         sentence="a non-deterministic kernel: a setting does not agree with itself, and nothing in the script's code explains "

@@ -97,12 +97,14 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     trackers: dict[str, Any] = {}
     if "track" in settings:
         settings["track"], trackers = split_track(settings["track"])
+    if environment.trial is not None:
+        settings = environment.trial.applied_to(settings)
     explicit = {**settings, **environment.settings}
     config = RunConfig.merge(environment.settings, settings)
     if config.seed is None and (seed := script_seed()) is not None:
         explicit["seed"] = seed  # the script's seed becomes the run's: another seed means another run
         config = dataclasses.replace(config, seed=seed)
-    if environment.is_trial:
+    if environment.trial is not None:
         config, trackers = dataclasses.replace(config, track=without_services(config.track)), {}
     request = None
     if environment.replay is not None:
@@ -153,7 +155,8 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
 
 def _choose(config: RunConfig, world: World, host: str | None) -> tuple[tuple[torch.device, ...], Transport]:
     devices = choose_devices(config, world)
-    resolve_strategy(config.strategy, world.world_size, is_exact=False, on_gpus=devices[0].type == "cuda")
+    num_shards = config.shards or world.world_size
+    resolve_strategy(config.strategy, world.world_size, num_shards, is_exact=True, on_gpus=devices[0].type == "cuda")
     return devices, choose_transport(config, world, devices, host)
 
 
@@ -175,7 +178,7 @@ def _agree(
     )
     opening: dict[str, Any] = {}
     lock: RunLock | None = None
-    is_new, notices = True, list[str]()
+    is_new, notices, shards_given = True, list[str](), config.shards is not None
     if world.rank == 0:
         try:
             run = _open(config, explicit, environment, world, device)
@@ -198,7 +201,9 @@ def _agree(
     check_sight(run_dir, token, world, collectives)
     config = dataclasses.replace(
         config,
-        strategy=resolve_strategy(config.strategy, world.world_size, is_exact=birth.exact, on_gpus=device == "cuda"),
+        strategy=resolve_strategy(
+            config.strategy, world.world_size, birth.shards, is_exact=birth.exact, on_gpus=device == "cuda"
+        ),
         shards=birth.shards,
         accumulate=birth.accumulate,
         seed=birth.seed,
@@ -214,6 +219,7 @@ def _agree(
         lock=lock,
         token=token,
         is_new=is_new,
+        shards_given=shards_given,
         notices=warnings + notices,
     )
 
@@ -224,7 +230,7 @@ def _open(config: RunConfig, explicit: dict[str, Any], environment: Environment,
     block(0, world.world_size, num_shards)  # more processes than shards is an error
     born_with = Birth(
         shards=num_shards,
-        exact=promises_bits(config.strategy, shards_given=config.shards is not None),
+        exact=promises_bits(config.strategy),
         accumulate=config.accumulate,
         seed=config.seed or 0,
         threads=config.threads or environment.threads or _default_threads(num_shards, world),

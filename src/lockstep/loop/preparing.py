@@ -29,7 +29,6 @@ from lockstep.prepare.remap import remap
 from lockstep.prepare.watched import Watched, idle_in_replay, keep_dtypes, refuse_inside
 from lockstep.recovery.run_state import RunState
 from lockstep.sync.protocol import Sync
-from lockstep.sync.table import promises_bits
 from lockstep.tuning.tuned import Tuned
 
 Kept = nn.Module | Optimizer | LRScheduler | amp.GradScaler
@@ -114,7 +113,7 @@ class Preparation:
                     num_shards=self._loop.phases.num_shards,
                     world_size=self._collectives.size,
                     on_cpu=self._device.type == "cpu",
-                    is_exact=promises_bits(self._config.strategy, shards_given=True),
+                    is_exact=self._config.strategy == "exact",
                 )
                 if self._model_devices:
                     check_placed(item, self._model_devices)

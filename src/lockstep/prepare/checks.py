@@ -92,9 +92,9 @@ def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: b
             continue
         if is_exact:
             raise ModelError(
-                f"layer {name!r} is SyncBatchNorm, which takes its statistics over the processes: with shards= the answer must "
-                "not depend on how many there are, so every shard has its own statistics. Use BatchNorm (over a shard's "
-                "samples) or GroupNorm, or leave shards= out and use strategy='ddp' on GPUs."
+                f"layer {name!r} is SyncBatchNorm, which takes its statistics over the processes: with strategy 'exact', the "
+                "default, the answer must not depend on how many there are, so every shard has its own statistics. Use "
+                "BatchNorm (over a shard's samples) or GroupNorm, or strategy='ddp' on GPUs with a process for each shard."
             )
         if on_cpu:
             raise ModelError(f"layer {name!r} is SyncBatchNorm, which works on GPUs only: use BatchNorm on the CPU")

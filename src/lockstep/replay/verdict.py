@@ -58,8 +58,8 @@ def judge(request: Request, record: RunRecord, here: Fields, digests: Digests | 
     if not record.birth.exact and difference.stage in ("loss", "gradient", "state"):
         near = compare(digests, mine, steps, TOLERANCE)
         how = (
-            "the run has no shards=, so its answer is the same up to rounding only, for another number of processes: "
-            f"compared within {TOLERANCE:g} of each loss"
+            "the run has another strategy than 'exact', so its answer is the same up to rounding only, for another number of "
+            f"processes: compared within {TOLERANCE:g} of each loss"
         )
         if near.difference is not None:
             line = f"DIFFERENT all the same, first in {in_words(near.difference)} (in the replay)"

@@ -28,7 +28,7 @@ class Birth:
 
     shards: int
     exact: bool
-    """Whether bit-identical answers are promised: shards are summed in the fixed tree."""
+    """Whether bit-identical answers are promised: several shards are summed in the fixed tree."""
     accumulate: int
     seed: int
     threads: int
@@ -149,7 +149,7 @@ def reconcile(path: Path, birth: Birth, explicit: Mapping[str, Any], now: Birth,
             if explicit.get(name) not in (None, "auto") or name == "device":
                 changed[name] = wanted
         elif name == "exact":
-            _check_promise(path, was, wanted, explicit)
+            _check_promise(path, birth, wanted, explicit)
         elif wanted != was and (explicit.get(name) not in (None, "auto") or name == "device"):
             raise ConfigError(
                 f"{name} is {wanted!r} now, and was {was!r} when the run in {path} was born: the answer would be another. "
@@ -159,10 +159,10 @@ def reconcile(path: Path, birth: Birth, explicit: Mapping[str, Any], now: Birth,
     return dataclasses.replace(birth, **changed)
 
 
-def _check_promise(path: Path, was: bool, wanted: bool, explicit: Mapping[str, Any]) -> None:
+def _check_promise(path: Path, birth: Birth, wanted: bool, explicit: Mapping[str, Any]) -> None:
     strategy = explicit.get("strategy")
-    if wanted != was and strategy not in (None, "auto"):
-        born = "with shards= or strategy='exact', which promises its answer to the bit" if was else "without shards="
+    if wanted != birth.exact and birth.shards > 1 and strategy not in (None, "auto"):
+        born = "with strategy 'exact', the default, which promises its answer to the bit" if birth.exact else "with another"
         raise ConfigError(
             f"strategy is {strategy!r} now, and the run in {path} was born {born}: gradients would be added up in "
             "another order. Leave strategy out, or start a new run in another directory."

@@ -17,6 +17,7 @@ from lockstep.machine.cores import num_cores
 from lockstep.machine.sizes import counted
 from lockstep.recovery.software import version
 from lockstep.rundir.birth import own_args, script_sha256
+from lockstep.startup.split import batch_size_of
 from lockstep.world import World
 
 
@@ -71,9 +72,20 @@ def first_line(loader: Any, config: RunConfig, world: World, num_devices: int) -
     )
 
 
+def chosen_shards(world_size: int) -> str:
+    """The clause that says what it means that V was given nowhere, and so is the number of processes."""
+    better = max(8, 1 << (world_size - 1).bit_length())
+    if world_size == 1:
+        return f"1 shard, so no other number of processes can resume it; shards={better} gives one answer on 1 to {better}"
+    return (
+        f"{world_size} shards, one a process: another number of processes would give another, equally good answer; "
+        f"shards={better} fixes it"
+    )
+
+
 def _batch_words(loader: Any, num_shards: int) -> str:
-    batch_size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    if not isinstance(batch_size, int):
+    batch_size = batch_size_of(loader)
+    if batch_size is None:
         return f"global batches of {counted(num_shards, 'shard')}"
     upto = "" if batch_size % num_shards == 0 else "up to "
     return f"global batch {batch_size} = {counted(num_shards, 'shard')} x {upto}{-(-batch_size // num_shards)}"

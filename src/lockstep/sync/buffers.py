@@ -172,10 +172,9 @@ class _Owner:
         return any(slot.touched for slot in self.slots)
 
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 NORMALIZATIONS = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
+    *BATCH_NORMS,
     nn.SyncBatchNorm,
     nn.InstanceNorm1d,
     nn.InstanceNorm2d,

@@ -18,10 +18,9 @@ from torch import nn
 from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, ModelError
+from lockstep.sync.buffers import BATCH_NORMS
 from lockstep.sync.protocol import Sync
 from lockstep.sync.single import SingleSync
-
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def check_dp(world_size: int, *, on_gpus: bool) -> None:
@@ -110,7 +109,7 @@ def _check_copies(model: nn.Module, num_gpus: int) -> None:
                 "weights on the first. Use strategy='ddp' with a process for each GPU, leave torch.compile out, or use one "
                 "GPU (--devices-per-process 1)."
             )
-    norms = [name for name, module in model.named_modules() if isinstance(module, _BATCH_NORMS)]
+    norms = [name for name, module in model.named_modules() if isinstance(module, BATCH_NORMS)]
     if norms:
         warnings.warn(
             f"lockstep: with strategy='dp' on {num_gpus} GPUs BatchNorm ({norms[0]!r} of {kind}, say) takes its statistics "

@@ -300,7 +300,7 @@ class ExactSync:
         if gradient.is_sparse:
             raise ModelError(
                 f"parameter {self._names[parameter]!r} has a sparse gradient, which has no place in the fixed tree: use a "
-                "dense one (Embedding(sparse=False)), or leave shards= out, or use strategy='ddp'"
+                "dense one (Embedding(sparse=False)), or strategy='ddp', whose answer is the same up to rounding"
             )
         if (self._call, index) in self._sent:
             raise came_in_parts(self._names[parameter])

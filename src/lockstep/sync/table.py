@@ -14,18 +14,19 @@ from lockstep.sync.dp import check_dp
 from lockstep.sync.protocol import Sync
 
 
-def promises_bits(strategy: str, *, shards_given: bool) -> bool:
+def promises_bits(strategy: str) -> bool:
     """Whether a run with this strategy (which may be ``auto``) promises bit-identical answers at every world size."""
-    return strategy == "exact" or (strategy == "auto" and shards_given)
+    return strategy in ("exact", "auto")
 
 
-def resolve_strategy(name: str, world_size: int, *, is_exact: bool, on_gpus: bool) -> str:
+def resolve_strategy(name: str, world_size: int, num_shards: int, *, is_exact: bool, on_gpus: bool) -> str:
     """Resolve ``auto``, and check the strategy against the number of processes and the kind of device.
 
     Args:
         name: the requested strategy.
         world_size: number of processes.
-        is_exact: whether ``shards`` was given when the run was created, so that bit-identical answers are promised.
+        num_shards: V of the run.
+        is_exact: whether the run was created with a strategy that promises bit-identical answers.
         on_gpus: whether this process uses CUDA GPUs.
 
     Raises:
@@ -33,8 +34,8 @@ def resolve_strategy(name: str, world_size: int, *, is_exact: bool, on_gpus: boo
             installed.
     """
     if name == "auto" and is_exact:
-        return "exact"
-    if name == "auto":
+        return "single" if num_shards == 1 else "exact"
+    if name == "auto":  # a run that was created with another strategy, such as ddp
         return "single" if world_size == 1 else "ddp"
     if name == "single" and world_size > 1:
         raise ConfigError(

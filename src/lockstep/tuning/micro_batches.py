@@ -77,9 +77,9 @@ class _Sizes:
         if times > 1 or len(self._sizes) > 1:
             words.append(f"batch_size={times * sum(self._sizes)}")
         if len(self._sizes) > 1:
-            words.append("--accumulate 1")
+            words.append("accumulate=1")
         if self._joins and self._num_shards > 1:
-            words.append("--shards 1")
+            words.append("shards=1")
         alters = "the order of sums, and the random numbers and BatchNorm statistics of shards"
         if times > 1:
             alters = f"the training ({times} batches become one step)"

@@ -36,7 +36,7 @@ def main():
     parser.add_argument("--lr", type=float, default=0.01)
     args = parser.parse_args()
 
-    team = lockstep.join()
+    team = lockstep.join(shards=8)
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     loader = DataLoader(make_data(2000), args.batch_size, shuffle=True)

@@ -1,0 +1,3 @@
+from warm import run_here
+
+__all__ = ["run_here"]

@@ -1,0 +1,132 @@
+"""What a run says once of how global batches are split: which V it chose, what BatchNorm sees, and who has no work."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+
+from lockstep.startup.banner import chosen_shards
+from lockstep.startup.split import SplitRemarks, batch_size_of
+
+pytestmark = pytest.mark.timeout(60)
+TRAINING = """
+    import sys, torch, lockstep
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+    team = lockstep.join(progress="off")
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(18, 3)), int(sys.argv[1]))
+    model, optimizer, loader = team.prepare(model, optimizer, loader)
+    for epoch in team.epochs(2):
+        for batch in loader:
+            for (x,) in batch.shards:
+                model.train(len(x) > 1)
+                team.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def said(models, batch_sizes=(12,), *, shards=4, accumulate=1, processes=2, num_samples=(12, 12, 6), done=0, passes=1):
+    """What is said in passes over the first loader, whose steps have so many samples."""
+    lines = []
+    remarks = SplitRemarks(shards, accumulate, processes, lines.append)
+    for model in models:
+        remarks.prepared(model)
+    for size in batch_sizes:
+        remarks.prepared_loader(DataLoader(range(99), size))
+    for epoch in range(passes):
+        remarks.begin_pass(epoch, passes, len(num_samples), done if epoch == 0 else 0)
+        for step, number in enumerate(num_samples, 1):
+            remarks.end_step(step, number)
+    return lines
+
+
+def frozen(model):
+    model.requires_grad_(False)
+    return model.eval()
+
+
+def test_batch_norm_is_told_once_over_how_many_samples_it_normalises():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Sequential(nn.BatchNorm2d(3)))
+    [line] = said([model], passes=3)
+    assert "'1' and 1 other layer" in line
+    assert "3 samples (12 / 4 shards)" in line
+    [line] = said([nn.BatchNorm1d(2)], batch_sizes=(None,))
+    assert "1/4 of a global batch" in line
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.GroupNorm(1, 2), nn.InstanceNorm1d(2, track_running_stats=True)),
+        nn.Sequential(nn.Linear(2, 2), frozen(nn.BatchNorm1d(2))),
+        AveragedModel(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), use_buffers=True),
+        nn.SyncBatchNorm(2),
+        torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1),
+    ],
+    ids=["other norms", "frozen", "an average", "over the processes", "no model"],
+)
+def test_what_does_not_normalise_by_statistics_of_a_shard_is_not_spoken_of(model):
+    assert said([model]) == []
+
+
+def test_a_layer_without_running_statistics_normalises_a_shard_in_evaluation_mode_too():
+    assert len(said([nn.BatchNorm1d(2, track_running_stats=False).eval()])) == 1
+
+
+@pytest.mark.parametrize(
+    ("shards", "processes", "num_samples", "words"),
+    [
+        (8, 4, (4, 4, 4), ("4 samples, and 8 shards: 4 shards are always empty, so 2 of 4", "batch_size=8", "shards=4")),
+        (8, 2, (5, 5), ("5 samples, and 8 shards: 3 shards are always empty. Give",)),
+        (4, 4, (3,), ("1 shard is always empty, so 1 of 4 processes",)),
+    ],
+)
+def test_global_batches_that_leave_shards_empty_are_said_once_with_numbers_and_remedy(shards, processes, num_samples, words):
+    [line] = said([], shards=shards, processes=processes, num_samples=num_samples, passes=3)
+    assert all(text in line for text in words)
+
+
+def test_a_smaller_last_batch_is_not_spoken_of():
+    assert said([], shards=8, num_samples=(16, 16, 3), passes=2) == []
+    assert said([], shards=8, num_samples=(3,), done=2) == [], "a launch that resumes with the last batch of a pass"
+    assert said([], shards=8, num_samples=(16,), accumulate=2) == []
+    assert len(said([], shards=8, num_samples=(14,), accumulate=2)) == 1
+
+
+@pytest.mark.parametrize(
+    ("loader", "size"),
+    [
+        (DataLoader(range(9), 4), 4),
+        (DataLoader(range(9), batch_sampler=BatchSampler(SequentialSampler(range(9)), 3, drop_last=False)), 3),
+        (DataLoader(range(9), batch_size=None), None),
+        ([1, 2], None),
+    ],
+    ids=["DataLoader", "batch sampler", "ready batches", "list"],
+)
+def test_the_size_of_global_batches_is_what_the_loader_says(loader, size):
+    assert batch_size_of(loader) == size
+
+
+@pytest.mark.parametrize(("processes", "better"), [(2, 8), (8, 8), (9, 16), (64, 64)])
+def test_a_number_of_shards_that_nobody_gave_is_said_to_follow_the_processes_and_how_it_is_fixed(processes, better):
+    assert f"{processes} shards, one a process" in chosen_shards(processes)
+    assert f"shards={better} fixes it" in chosen_shards(processes)
+
+
+def test_the_first_line_and_its_company_say_what_the_split_means(run_here):
+    alone = run_here(TRAINING, "--run-dir", "a", args=[6])
+    assert (alone.returncode, alone.stderr) == (0, "")
+    assert "1 shard, so no other number of processes can resume it; shards=8" in alone.stdout.splitlines()[0]
+    two = run_here(TRAINING, "--nproc", "2", "--run-dir", "b", args=[6])
+    assert "2 shards, one a process: another number of processes would give another" in two.stdout.splitlines()[0]
+    assert "BatchNorm (layer '1') normalises over 3 samples (6 / 2 shards)" in two.stderr
+    again = run_here(TRAINING, "--nproc", "1", "--run-dir", "b", args=[6])
+    assert (again.returncode, "another number of processes" in again.stdout) == (0, False), "a run whose V is settled"
+    given = run_here(TRAINING, "--nproc", "4", "--shards", "8", "--run-dir", "c", args=[6])
+    assert given.stdout.splitlines()[0].endswith("run c")
+    assert given.stderr.count("2 shards are always empty, so 1 of 4 processes has nothing to do") == 1
+    assert given.stderr.count("BatchNorm") == 1
