@@ -1,0 +1,403 @@
+"""What statements do."""
+
+from __future__ import annotations
+
+import ast
+
+from lockstep.reading import names, source
+from lockstep.reading.calls import Calls
+from lockstep.reading.state import CONTENT, State, join
+from lockstep.reading.values import DATA, NOTHING, RANKED, SIZE, Frame, Object, Value, merge, mix
+
+
+class Statements(Calls):
+    """Runs statements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.returned: list[list[tuple[Value, State]]] = []
+
+    def block(self, body: list[ast.stmt]) -> bool:
+        """Run statements one after another. Returns whether the end was reached."""
+        return all(self.statement(node) for node in body)
+
+    def statement(self, node: ast.stmt) -> bool:
+        """Run a statement. Returns whether the next one is reached."""
+        if isinstance(node, ast.Expr):
+            self._expression(node)
+        elif isinstance(node, ast.Assign):
+            value = self.eval(node.value)
+            for target in node.targets:
+                self.bind(target, value, node.value)
+        elif isinstance(node, ast.AugAssign):
+            self._augmented(node)
+        elif isinstance(node, ast.AnnAssign):
+            if node.value is not None:
+                self.bind(node.target, self.eval(node.value), node.value)
+        elif isinstance(node, (ast.For, ast.AsyncFor)):
+            self.run_for(node)
+        elif isinstance(node, ast.While):
+            self.run_while(node)
+        elif isinstance(node, ast.If):
+            return self._if(node)
+        elif isinstance(node, (ast.With, ast.AsyncWith)):
+            return self._with(node)
+        elif isinstance(node, ast.Try):
+            return self._try(node)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            self._function(node)
+        elif isinstance(node, ast.ClassDef):
+            self._class(node)
+        elif isinstance(node, ast.Return):
+            return self._return(node)
+        elif isinstance(node, ast.Break):
+            return self._jump(node)
+        elif isinstance(node, ast.Continue):
+            return self._jump(node)
+        elif isinstance(node, ast.Raise):
+            return False
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            self._import(node)
+        elif isinstance(node, ast.Delete):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    self.state.cells.pop(self.key_of(target.id), None)
+        elif isinstance(node, ast.Assert):
+            self.eval(node.test)
+        elif isinstance(node, ast.Match):
+            return self._match(node)
+        return True
+
+    def _expression(self, node: ast.Expr) -> None:
+        self.unknown = None
+        value = self.eval(node.value)
+        call = node.value
+        if not isinstance(call, ast.Call) or self.unknown is not call:
+            return
+        name = source.dotted(call.func)
+        if self.inside and names.is_harmless(name):
+            return
+        self.sink(self.use(value), node, "picture" if names.is_picture(name) else "print" if names.is_harmless(name) else "answer")
+
+    # -- binding ------------------------------------------------------------------------------------------------------------
+
+    def bind(self, target: ast.AST, value: Value, source_: ast.AST | None = None) -> None:
+        """Assign a value to a target; ``source_``: the expression it comes from."""
+        if isinstance(target, ast.Name):
+            own = source_ is not None and target.id in source.loaded_names(source_)
+            value = self.governed(value)
+            copies = any(o.is_copy for o in value.objects)
+            if self.inside and own and value.objects and not value.flags and not value.sites:
+                own = False  # x = x.to(device), model = wrap(model)
+            write = self.write(target, target.id, "average" if copies else "add" if own else "set", self.use_flags(value), own=own)
+            self.state.put(self.key_of(target.id), value, write)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            self._unpack(target.elts, value, source_)
+        elif isinstance(target, ast.Starred):
+            self.bind(target.value, value, source_)
+        elif isinstance(target, ast.Attribute):
+            own = source_ is not None and source.dotted(target) in source.loaded_names(source_)
+            self.set_attribute(target, value, own=own)
+        elif isinstance(target, ast.Subscript):
+            own = source_ is not None and source.shown(target) in source.loaded_names(source_)
+            self.set_item(target, value, own=own)
+
+    def use_flags(self, value: Value) -> Value:
+        """A value with the flags of what is in it."""
+        return value if value.items is None else value._replace(flags=self.use(value).flags)
+
+    def _unpack(self, targets: list[ast.expr], value: Value, source_: ast.AST | None) -> None:
+        star = next((at for at, target in enumerate(targets) if isinstance(target, ast.Starred)), None)
+        items = value.items
+        parts: list[ast.AST | None] = [source_] * len(targets)
+        if isinstance(source_, (ast.Tuple, ast.List)) and len(source_.elts) == len(targets):
+            parts = list(source_.elts)
+        if items is not None and star is None and len(items) == len(targets):
+            for target, item, part in zip(targets, items, parts, strict=True):
+                self.bind(target, item._replace(sites=item.sites | value.sites), part)
+            return
+        if items is not None and star is not None and len(items) >= len(targets) - 1:
+            behind = len(targets) - star - 1
+            middle = items[star : len(items) - behind]
+            chosen = [*items[:star], merge(middle) if middle else NOTHING, *items[len(items) - behind :]]
+            for target, item, part in zip(targets, chosen, parts, strict=True):
+                self.bind(target, item, part)
+            return
+        element = merge(items) if items is not None else value
+        for target, part in zip(targets, parts, strict=True):
+            self.bind(target, element._replace(items=None), part)
+
+    def set_attribute(self, target: ast.Attribute, value: Value, *, own: bool, grows: bool = False) -> None:
+        """``base.name = value``."""
+        base = self.eval(target.value)
+        name, shown = target.attr, source.shown(target)
+        value = self.governed(value)
+        if not base.objects:
+            if isinstance(target.value, ast.Name) and target.value.id == "ctx":
+                return
+            key = (self.frame, source.dotted(target))
+            if name == "grad":
+                self.sink(self.use(value), target, "answer")
+                return
+            self.state.put(key, value, self.write(target, shown, "attribute", value, own=own))
+            return
+        single = len(base.objects) == 1
+        for place in base.objects:
+            if place.kind in ("per shard", "external", "batch", "team"):
+                continue
+            if name in ("data", "grad"):
+                if name == "data" and self.inside and self.is_weights(place):
+                    self.find("LS108", target, source.shown(target.value))
+                elif not self.inside:
+                    self.sink(self.use(value), target, "answer")
+                continue
+            if place.kind == "kept state" and not self.inside:
+                continue
+            if name in place.buffers and (place.is_prepared or not self.inside):
+                continue
+            how = "statistics" if name in place.buffers else "attribute"
+            if place.kind in ("instance", "class", "file", "kept state") or self.inside:
+                place.children |= value.objects
+                kept = place.is_kept and not self.inside and place.kind != "instance"
+                write = None if kept or place.kind == "optimizer" else self.write(target, shown, how, self.use_flags(value), own=own)
+                (self.state.put if single and not grows else self.state.add)((place, name), value, write)
+            else:
+                place.children |= value.objects
+                self.state.put((place, name), value, None)
+                self.sink(self.use(value), target, "answer")
+
+    def set_item(self, target: ast.Subscript, value: Value, *, own: bool) -> None:
+        """``base[index] = value``."""
+        base, index = self.eval(target.value), self.use(self.eval(target.slice))
+        shown = source.shown(target)
+        used = self.use(value)
+        stored = self.governed(value._replace(flags=value.flags | (index.flags & DATA), sites=value.sites | index.sites))
+        if not base.objects:
+            self._change_root(target, shown, stored, own=own)
+            return
+        for place in base.objects:
+            if place.kind == "optimizer" or (place.is_prepared and place.kind not in ("list", "dict")):
+                if source.goes_through_data(target.value) and self.inside and self.is_weights(place):
+                    self.find("LS108", target, shown)
+                elif not self.inside:
+                    self.sink(used, target, "answer")
+                continue
+            if self.in_data_set and not used.flags & (DATA | 4) and not own and not any(s.inside for s in used.sites):
+                continue  # a cache by index, of what every process would compute
+            if isinstance(target.slice, ast.Constant) and place.kind == "dict":
+                key = (place, f"[{target.slice.value!r}]")
+                write = self.write(target, shown, "change", stored, own=own)
+                self.state.put(key, stored, None if place.is_kept and not self.inside else write)
+            whole = isinstance(target.slice, ast.Slice) and target.slice.lower is None and target.slice.upper is None
+            if whole:
+                self.replace(place, target, shown, stored)
+            else:
+                self.change(place, target, shown, "change", stored, own=own)
+
+    def _change_root(self, node: ast.AST, shown: str, value: Value, *, own: bool) -> None:
+        """A part of something changes of which nothing is known but its name."""
+        root = node
+        while isinstance(root, (ast.Subscript, ast.Attribute, ast.Call)):
+            root = root.func if isinstance(root, ast.Call) else root.value
+        if not isinstance(root, ast.Name) or root.id in ("self", "ctx"):
+            return
+        key = self.key_of(root.id)
+        if key not in self.state.cells:
+            frame = self.frame.parent
+            while frame is not None and (frame, root.id) not in self.state.cells:
+                frame = frame.parent
+            if frame is not None:
+                key = (frame, root.id)
+        known = self.state.cells.get(key)
+        if known is not None and any(not write.stale and write.site.inside for write in known.writes):
+            own = False  # made in this very shard
+        self.state.add(key, value, self.write(node, shown, "change", value, own=own))
+
+    def _augmented(self, node: ast.AugAssign) -> None:
+        added = self.use(self.eval(node.value))
+        target = node.target
+        if isinstance(target, ast.Name):
+            old = self.eval(ast.copy_location(ast.Name(target.id, ast.Load()), target))
+            places = [o for o in old.objects if o.kind in ("list", "dict", "set", "deque", "tensor", "module", "opaque")]
+            if places:
+                for place in places:
+                    how = "append" if place.kind in ("list", "deque") else "add"
+                    self.change(place, node, target.id, how, self._elements(added, node.value))
+                return
+            if self.inside and old.flags & RANKED and not added.flags & ~SIZE & DATA:
+                added = added._replace(flags=added.flags | RANKED)
+            value = self.governed(mix((old, added)))
+            self.state.put(self.key_of(target.id), value, self.write(node, target.id, "add", value, own=True))
+        elif isinstance(target, ast.Attribute):
+            load = ast.copy_location(ast.Attribute(target.value, target.attr, ast.Load()), target)
+            if target.attr == "grad":
+                if not self.inside:
+                    self.sink(added, node, "answer")
+                return
+            if target.attr == "data":
+                self.set_attribute(target, added, own=True)
+                return
+            old = self.eval(load)
+            places = [o for o in old.objects if o.kind in ("list", "dict", "set", "deque", "tensor")]
+            if places:
+                for place in places:
+                    self.change(place, node, source.shown(target), "append" if place.kind == "list" else "add", added)
+                return
+            self.set_attribute(target, mix((old, added)), own=True)
+        elif isinstance(target, ast.Subscript):
+            self.eval(ast.copy_location(ast.Subscript(target.value, target.slice, ast.Load()), target))
+            self.set_item(target, added, own=True)
+
+    def _elements(self, value: Value, node: ast.AST) -> Value:
+        return value
+
+    # -- ways ---------------------------------------------------------------------------------------------------------------
+
+    def _if(self, node: ast.If) -> bool:
+        if isinstance(node.test, ast.Compare) and source.dotted(node.test.left) == "__name__":
+            return self.block(node.body)
+        if source.dotted(node.test).rpartition(".")[2] == "TYPE_CHECKING":
+            return True
+        test = self.use(self.eval(node.test))
+        sites = test.sites if self.inside or not test.flags & RANKED else test.sites
+        before = self.state
+        ends = []
+        for body in (node.body, node.orelse):
+            self.state = before.copy()
+            with self.under(sites):
+                if self.block(body):
+                    ends.append(self.state)
+        joined = join(ends)
+        if joined is None:
+            return False
+        self.state = joined
+        return True
+
+    def _jump(self, node: ast.Break | ast.Continue) -> bool:
+        if self.jumps:
+            jumps = self.jumps[-1]
+            (jumps.broken if isinstance(node, ast.Break) else jumps.continued).append(self.state)
+            if jumps.leaves_evaluation and isinstance(node, ast.Break):
+                self.find("LS113", node, "break")
+        if self.control:
+            self.sink(NOTHING, node, "control")
+        return False
+
+    def _return(self, node: ast.Return) -> bool:
+        value = NOTHING if node.value is None else self.eval(node.value)
+        if node.value is None and self.control:
+            self.sink(NOTHING, node, "control")
+        if len(self.returned) <= 1 and node.value is not None:
+            self.sink(self.use(value), node, "return")
+        if self.returned:
+            self.returned[-1].append((self.governed(value), self.state))
+        return False
+
+    def _with(self, node: ast.With | ast.AsyncWith) -> bool:
+        for item in node.items:
+            value = self.eval(item.context_expr)
+            if item.optional_vars is not None:
+                self.bind(item.optional_vars, value, item.context_expr)
+        return self.block(node.body)
+
+    def _try(self, node: ast.Try) -> bool:
+        before = self.state.copy()
+        alive = self.block(node.body) and (not node.orelse or self.block(node.orelse))
+        ends = [self.state] if alive else []
+        start = join([before, self.state]) or before
+        for handler in node.handlers:
+            self.state = start.copy()
+            if self.block(handler.body):
+                ends.append(self.state)
+        joined = join(ends)
+        if joined is None:
+            self.state = start
+            self.block(node.finalbody)
+            return False
+        self.state = joined
+        return self.block(node.finalbody)
+
+    def _match(self, node: ast.Match) -> bool:
+        test = self.use(self.eval(node.subject))
+        before, ends = self.state, [self.state.copy()]
+        for case in node.cases:
+            self.state = before.copy()
+            with self.under(test.sites):
+                if self.block(case.body):
+                    ends.append(self.state)
+        self.state = join(ends) or before
+        return True
+
+    # -- definitions --------------------------------------------------------------------------------------------------------
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        made = self.make(node, "function", node.name)
+        made.definition, made.frame = node, self._defining_frame()
+        for decorator in node.decorator_list:
+            self.eval(decorator)
+        for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)):
+            self.eval(default)
+        self.state.put(self.key_of(node.name), Value(frozenset((made,))), None)
+
+    def _defining_frame(self) -> Frame:
+        """The frame that a function defined here sees: a class's own names are not among them."""
+        frame = self.frame
+        while isinstance(frame.definition, ast.ClassDef) and frame.parent is not None:
+            frame = frame.parent
+        return frame
+
+    def _class(self, node: ast.ClassDef) -> None:
+        made = self.make(node, "class", node.name)
+        made.definition = node
+        made.bases = [o for base in node.bases for o in self.eval(base).objects if o.kind in ("class", "external")]
+        made.frame = self.frame
+        outer = self.frame
+        self.frame = Frame(outer, outer.path, node)
+        inner = self.frame
+        try:
+            self.block(node.body)
+        finally:
+            self.frame = outer
+        for (owner, name), cell in list(self.state.cells.items()):
+            if owner is inner:
+                self.state.put((made, name), cell.value, None)
+        self.state.put(self.key_of(node.name), Value(frozenset((made,))), None)
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                name = alias.asname or alias.name.partition(".")[0]
+                value = self.file(alias.name) if alias.asname or "." not in alias.name else None
+                value = value or self.external(alias.name if alias.asname else name)
+                self.state.put(self.key_of(name), value, None)
+            return
+        module = "." * node.level + (node.module or "")
+        known = self.file(module)
+        for alias in node.names:
+            if alias.name == "*":
+                if known is not None:
+                    frame = next(iter(known.objects)).frame
+                    for (owner, name), cell in list(self.state.cells.items()):
+                        if owner is frame:
+                            self.state.put(self.key_of(name), cell.value, None)
+                continue
+            name = alias.asname or alias.name
+            if known is not None:
+                frame = next(iter(known.objects)).frame
+                cell = self.state.get((frame, alias.name)) if frame is not None else None
+                inner = self.file(f"{module}.{alias.name}" if not module.endswith(".") else module + alias.name) if cell is None else None
+                value = self.look(cell) if cell is not None else inner or NOTHING
+            else:
+                value = self.file(f"{module}.{alias.name}" if not module.endswith(".") else module + alias.name) or self.external(f"{module}.{alias.name}")
+            self.state.put(self.key_of(name), value, None)
+
+    def file(self, name: str) -> Value | None:
+        """See Reader: a module of the user's own."""
+        raise NotImplementedError
+
+    def is_weights(self, place: Object) -> bool:
+        """Whether it is, or is made of, weights that are prepared."""
+        return place.is_prepared and place.kind in ("module", "instance", "opaque")
+
+
+__all__ = ["CONTENT", "Statements"]
