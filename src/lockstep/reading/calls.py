@@ -241,22 +241,16 @@ class Calls(Loops):
             self._call_back(value)
         given = mix([self.use(value) for value in (*args, *keywords.values())])
         if target.has_statistics and not target.is_prepared and not target.is_evaluating and self.inside and target.kind == "module":
-            name = self._name_of(target)
+            name = (self.name_of(target) or target.name or "module")
             write = self.write(node, name, "statistics", Value(frozenset(), DATA), own=True)
             self.state.add((target, "statistics"), NOTHING, write)
         content = self.content(target)
+        statistics = self.state.get((target, "statistics"))
+        if statistics is not None and target.is_evaluating:
+            content = content._replace(sites=content.sites | self.look(statistics).sites)
         if isinstance(node, ast.Call) and not self.inside and target.kind == "opaque":
             self.unknown = node
         return Value(frozenset(), given.flags | (content.flags & DATA), given.sites | content.sites)
-
-    def _name_of(self, target: Object) -> str:
-        frame: Frame | None = self.frame
-        while frame is not None:
-            for (owner, name), cell in self.state.cells.items():
-                if owner is frame and target in cell.value.objects:
-                    return name
-            frame = frame.parent
-        return target.name or "module"
 
     def _run_hooks(self, args: list[Value]) -> None:
         if self.hook_runs:
@@ -297,7 +291,7 @@ class Calls(Loops):
             return None
         shown = source.shown(func.value)
         if name == "backward" and self.inside:
-            self.find("LS301", node, shown if "?" not in shown else "loss")
+            self.find("LS301", node, shown if isinstance(func.value, ast.Name) else "loss")
             return NOTHING
         if self.inside and name in ("step", "zero_grad") and ("optimizer" in kinds or _is_like_an_optimizer(shown)):
             self.find("LS302", node, f"{shown}.{name}")
@@ -310,8 +304,11 @@ class Calls(Loops):
         if name == "register_buffer":
             for target in receiver.objects:
                 if node.args and isinstance(node.args[0], ast.Constant):
-                    target.buffers.add(str(node.args[0].value))
-                    self.state.put((target, str(node.args[0].value)), NOTHING, None)
+                    buffer = self.make(node, "tensor", str(node.args[0].value))
+                    buffer.is_buffer = True
+                    target.buffers.add(buffer.name)
+                    target.children.add(buffer)
+                    self.state.put((target, buffer.name), Value(frozenset((buffer,))), None)
             return NOTHING
         if not receiver.objects:
             return self._of_unknown(name, node, func, receiver, given)
@@ -323,13 +320,9 @@ class Calls(Loops):
 
     def _of_unknown(self, name: str, node: ast.Call, func: ast.Attribute, receiver: Value, given: list[Value]) -> Value | None:
         used = mix([self.use(value) for value in given])
-        if names.is_in_place(name) or (name in names.APPENDING and isinstance(func.value, (ast.Name, ast.Attribute))):
-            if names.is_in_place(name) or not self.inside or isinstance(func.value, ast.Name):
-                if receiver.flags & DATA and names.is_in_place(name):
-                    return Value(frozenset(), receiver.flags | used.flags, receiver.sites | used.sites)
-                how = "append" if name in names.APPENDING else "change"
-                self._change_root(func.value, source.shown(func.value), used, own=name not in names.EMPTYING)
-                del how
+        if names.is_in_place(name) or name in names.APPENDING:
+            if not (receiver.flags & DATA and names.is_in_place(name)):  # else a result of this shard's own
+                self.change_root(func.value, used, own=name not in names.EMPTYING)
             return Value(frozenset(), receiver.flags | used.flags, receiver.sites | used.sites)
         if name in ("size", "numel", "dim", "__len__") and receiver.flags & DATA:
             return Value(frozenset(), SIZE)
@@ -460,9 +453,7 @@ class Calls(Loops):
         if name == "prepare":
             return self._prepare(node, args)
         if name == "register":
-            for target in (o for value in args[1:2] for o in value.objects):
-                self._keep(target)
-            return args[1] if len(args) > 1 else NOTHING
+            return self._register(node, args)
         if name == "state":
             kept = self.make(node, "kept state", "state", fresh=False)
             kept.is_kept = True
@@ -481,7 +472,7 @@ class Calls(Loops):
         if name == "backward":
             for hook in self.gradient_hooks:
                 self._call_of(hook, hook.definition or ast.Pass(), NOTHING, [Value(frozenset(), DATA)], {})
-            self.sink(used, node, "answer")
+            self.sink(used, node, "weights")
             return NOTHING
         if name in ("any", "all", "best"):
             if not self.inside:
@@ -517,7 +508,7 @@ class Calls(Loops):
             for target in value.objects:
                 if target.is_early and target.kind in ("module", "instance"):
                     where = target.node if target.node is not None else node
-                    self.find("LS304", where, self._name_of(target))
+                    self.find("LS304", where, (self.name_of(target) or target.name or "module"))
                 self._mark_prepared(target)
             prepared.append(value)
         return prepared[0] if len(prepared) == 1 else Value(frozenset(), 0, frozenset(), tuple(prepared))
@@ -526,8 +517,23 @@ class Calls(Loops):
         target.is_prepared = target.is_kept = True
         inner = self.state.get((target, CONTENT)) if target.kind in ("module", "opaque", "list", "optimizer") else None
         for child in (*target.children, *(inner.value.objects if inner is not None else ())):
-            if depth and not child.is_prepared and child.kind in ("module", "instance", "opaque", "list", "optimizer"):
+            if child.kind == "tensor" and not child.is_buffer:
+                continue
+            if depth and not child.is_prepared and child.kind in ("module", "instance", "opaque", "list", "optimizer", "tensor"):
                 self._mark_prepared(child, depth - 1)
+
+    def _register(self, node: ast.Call, args: list[Value]) -> Value:
+        if len(args) < 2:
+            return NOTHING
+        value = args[1]
+        if not value.objects:
+            made = self.make(node, "tensor", "registered", fresh=False)
+            value = value._replace(objects=frozenset((made,)))
+            if isinstance(node.args[1], ast.Name):
+                self.state.put(self.key_of(node.args[1].id), value, None)
+        for target in value.objects:
+            self._keep(target)
+        return value
 
     def _keep(self, target: Object, depth: int = 3) -> None:
         target.is_kept = True
@@ -556,11 +562,11 @@ class Calls(Loops):
         for keyword in ("generator", "rng"):
             for target in keywords.get(keyword, NOTHING).objects:
                 if target.kind == "draws" and names.RANDOM_CALL.search(name):
-                    return self._drawn(target, node, self._name_of(target))
+                    return self._drawn(target, node, (self.name_of(target) or target.name or "module"))
         if name in names.LOADERS:
             return self._loader(node, args, keywords)
         if names.OPTIMIZERS.match(name):
-            self.sink(mix([self.use(v) for v in given]), node, "answer")
+            self.sink(mix([self.use(v) for v in given]), node, "weights")
             made = self.make(node, "optimizer", last)
             return Value(frozenset((made,)))
         if name in names.COPIES:
@@ -609,6 +615,10 @@ class Calls(Loops):
         data = args[0] if args else keywords.get("dataset", NOTHING)
         self.read_data_set(data, keywords.get("collate_fn", NOTHING))
         return Value(frozenset((made,)))
+
+    def change_root(self, node: ast.AST, value: Value, *, own: bool) -> None:
+        """See Statements."""
+        raise NotImplementedError
 
     def read_data_set(self, data: Value, collate: Value) -> None:
         """Run what loader workers run: each has objects of its own, as each process has."""

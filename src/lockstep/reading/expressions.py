@@ -111,7 +111,7 @@ class Expressions(Machine):
         if target.kind == "kept state":
             return NOTHING if not self.inside else self.field(target, name) or NOTHING
         if target.kind == "per shard":
-            return Value(frozenset(), DATA)
+            return Value(frozenset((target,)), DATA)
         if target.kind == "file":
             cell = self.state.get((target.frame, name)) if target.frame is not None else None
             return NOTHING if cell is None else self.look(cell)
@@ -186,11 +186,17 @@ class Expressions(Machine):
                     found.append(known)
                     continue
             inner = self.content(target)
+            if _is_last(node.slice) and self._is_appended_now(target):
+                inner = inner._replace(sites=frozenset())
             kept = inner.objects if target.kind in ("list", "dict", "deque", "set", "instance") else frozenset((target,)) | inner.objects
             found.append(Value(kept, inner.flags, inner.sites))
         value = merge(found) if found else NOTHING
         inner_sites = frozenset(s for s in value.sites if not s.inside) if numbered else value.sites
         return value._replace(flags=value.flags | flags, sites=inner_sites | sites, items=value.items if len(found) == 1 else None)
+
+    def _is_appended_now(self, target: Object) -> bool:
+        cell = self.state.get((target, CONTENT))
+        return cell is not None and any(not write.stale and write.site.how == "append" for write in cell.writes)
 
     def _compare(self, node: ast.Compare) -> Value:
         parts = [self.eval(node.left), *(self.eval(part) for part in node.comparators)]
@@ -207,8 +213,11 @@ class Expressions(Machine):
         return value
 
     def _tuple(self, node: ast.Tuple) -> Value:
-        items = tuple(self.eval(part) for part in node.elts)
-        return Value(frozenset(), 0, frozenset(), items)
+        items: list[Value] = []
+        for part in node.elts:
+            value = self.eval(part)
+            items += value.items if isinstance(part, ast.Starred) and value.items is not None else [value]
+        return Value(frozenset(), 0, frozenset(), tuple(items))
 
     def _collection(self, node: ast.List | ast.Set) -> Value:
         made = self.make(node, "list" if isinstance(node, ast.List) else "set")
@@ -287,8 +296,11 @@ class Expressions(Machine):
         return value
 
     def _yield_from(self, node: ast.YieldFrom) -> Value:
-        element, _ = self.iterate(node.value)
-        self.yielded(element)
+        element, kind = self.iterate(node.value)
+        if (kind == "shards" or source.reads_shards(node.value)) and not self.inside:
+            self.over_shards(node, lambda: void(self.yielded(element)))
+        else:
+            self.yielded(element)
         return NOTHING
 
     # -- what others define -------------------------------------------------------------------------------------------------
@@ -312,3 +324,11 @@ class Expressions(Machine):
     def yielded(self, value: Value) -> Value:
         """See Statements."""
         raise NotImplementedError
+
+
+def void(_: Value) -> None:
+    """For what is called for its effect."""
+
+
+def _is_last(index: ast.AST) -> bool:
+    return isinstance(index, ast.UnaryOp) and isinstance(index.op, ast.USub) and isinstance(index.operand, ast.Constant) and index.operand.value == 1

@@ -180,11 +180,5 @@ def make(code: str, path: str, line: int, column: int, name: str, *, read: str =
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """By place; of one name and code the certain one, else the first."""
-    chosen: dict[tuple[str, str, str], Finding] = {}
-    for finding in sorted(findings, key=lambda f: (f.path, f.line, f.column, not f.certain)):
-        key = finding.code, finding.path, finding.name
-        known = chosen.get(key)
-        if known is None or (finding.certain and not known.certain):
-            chosen[key] = finding
-    return sorted(chosen.values(), key=lambda f: (f.path, f.line, f.column, f.code))
+    """By place."""
+    return sorted(findings, key=lambda f: (f.path, f.line, f.column, f.code))

@@ -359,9 +359,8 @@ class Loops(Expressions):
         return NOTHING
 
     def _check_plain_loader(self, node: ast.For | ast.AsyncFor, has_shards: bool) -> None:
-        calls = {part.func.attr for s in node.body for part in ast.walk(s) if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute)}
-        trains = has_shards or ("backward" in calls and "step" in calls)
-        if trains:
+        calls = [part for s in node.body for part in ast.walk(s) if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute)]
+        if has_shards or any(call.args and source.dotted(call.func).endswith("team.backward") for call in calls):
             self.find("LS303", node.iter, source.shown(node.iter))
 
     # -- what others define -------------------------------------------------------------------------------------------------

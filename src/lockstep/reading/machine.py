@@ -74,7 +74,7 @@ class Machine:
         self.in_data_set = False
         self.control: frozenset[Site] = frozenset()
         """On what it depends that this statement runs."""
-        self.findings: dict[tuple[str, Site], Finding] = {}
+        self.findings: dict[tuple[str, str, int, str], Finding] = {}
         self.made: dict[int, Object] = {}
         self.work = 0
         self.has_joined = False
@@ -119,6 +119,9 @@ class Machine:
         flags, sites = value.flags, value.sites
         for target in value.objects:
             inner = self.content(target)
+            if target.has_statistics and not self.inside:
+                statistics = self.state.get((target, "statistics"))
+                sites |= self.look(statistics).sites if statistics is not None else frozenset()
             if inner.objects and depth and target not in inner.objects:
                 inner = self.use(inner, depth - 1)
             flags |= inner.flags
@@ -130,7 +133,11 @@ class Machine:
     def site(self, node: ast.AST, name: str, how: str, *, doubtful: bool = False) -> Site:
         """This place."""
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1
-        return Site(self.frame.path, line, column, name, how, bool(self.inside), doubtful)
+        frame: Frame | None = self.frame
+        while frame is not None and frame.definition is None:
+            frame = frame.parent
+        scope = 0 if frame is None else id(frame.definition)
+        return Site(self.frame.path, line, column, name, how, bool(self.inside), doubtful, scope)
 
     def write(self, node: ast.AST, name: str, how: str, value: Value, *, own: bool = False, doubtful: bool = False) -> Write | None:
         """The record of a change, if it is one that matters.
@@ -168,12 +175,17 @@ class Machine:
         """An object changes in part."""
         if target.kind in ("per shard", "team", "batch", "evaluation", "optimizer", "external", "file", "function", "class", "method"):
             return
-        if target.is_prepared and target.kind not in ("list", "dict", "tensor", "draws"):
+        if target.is_prepared and target.kind not in ("list", "dict", "draws"):
             return  # weights that are written inside are refused when it runs; outside they are in checkpoints
         if target.is_kept and not self.inside:
             return
         if target.is_copy or target.kind == "module":
             how = "average"
+        elif target.is_buffer:
+            how = "statistics"
+        elif how == "add":
+            how = "change"
+        name = self.name_of(target) or name
         value = self.governed(value)
         self.state.add((target, CONTENT), value, self.write(node, name, how, value, own=own, doubtful=doubtful))
 
@@ -181,9 +193,39 @@ class Machine:
         """All of an object changes."""
         if target.is_prepared or (target.is_kept and not self.inside):
             return
-        how = "average" if target.is_copy or target.kind == "module" else "change"
+        how = "average" if target.is_copy or target.kind == "module" else "statistics" if target.is_buffer else "change"
         value = self.governed(value)
-        self.state.put((target, CONTENT), value, self.write(node, name, how, value))
+        self.state.put((target, CONTENT), value, self.write(node, self.name_of(target) or name, how, value))
+
+    def renew(self, target: Object, node: ast.AST, name: str, value: Value) -> None:
+        """An item changes that every shard writes anew, such as what a hook notes under a layer's name."""
+        cell = self.state.get((target, CONTENT))
+        place = self.site(node, name, "")[:3]
+        if cell is not None:
+            others = frozenset(write for write in cell.writes if write.site[:3] != place)
+            self.state.cells[target, CONTENT] = Cell(cell.value, others)
+        self.change(target, node, name, "change", value, own=False)
+
+    def name_of(self, target: Object) -> str:
+        """The variable that has held an object, or what it is in, for longest."""
+        frame: Frame | None = self.frame
+        while frame is not None:
+            for (owner, name), cell in self.state.cells.items():
+                if owner is not frame:
+                    continue
+                held = cell.value.objects
+                if target in held:
+                    return name
+                for outer in held:
+                    inner = self.state.cells.get((outer, CONTENT))
+                    if inner is not None and target in inner.value.objects:
+                        return name
+                    if outer.kind == "instance":
+                        for (place, attribute), of_it in self.state.cells.items():
+                            if place is outer and target in of_it.value.objects:
+                                return f"{name}.{attribute}"
+            frame = frame.parent
+        return ""
 
     # -- findings -----------------------------------------------------------------------------------------------------------
 
@@ -193,18 +235,20 @@ class Machine:
         Args:
             value: which.
             node: where.
-            kind: ``answer``, ``control``, ``decision`` (of all ranks), ``print``, ``picture`` or ``return``.
+            kind: ``answer``, ``weights`` (by way of the loss, or of an optimizer), ``control``, ``decision`` (of all ranks), ``save``, ``print``, ``picture`` or ``return``.
         """
         sites = value.sites if kind == "print" or kind == "picture" else value.sites | self.control
         for site in sites:
-            if site.how == "world" and kind != "answer":
+            if site.how == "world" and kind != "weights":
                 continue
+            if kind == "save" and not site.inside and site not in self.control and site.how != "average":
+                continue  # the script keeps it by itself
             if site.inside:
                 code = _CODES_INSIDE.get(site.how, "LS101")
                 certain = kind != "picture" and not site.doubtful
             else:
                 code = _CODES_OUTSIDE.get(site.how, "LS201")
-                certain = (kind in ("answer", "control", "decision") or site.how == "average") and not site.doubtful
+                certain = (kind in ("answer", "weights", "control", "decision", "save") or site.how == "average") and not site.doubtful
                 if not certain and kind in ("print", "picture", "return") and site.how in ("append", "add", "change", "attribute"):
                     continue  # a history, or a sum, that is only shown
                 if kind == "return" and site.how != "average":
@@ -212,9 +256,6 @@ class Machine:
             self._note(code, site, node, certain)
 
     def _note(self, code: str, site: Site, node: ast.AST, certain: bool) -> None:
-        known = self.findings.get((code, site))
-        if known is not None and (known.certain or not certain):
-            return
         line = getattr(node, "lineno", site.line)
         if self.frame.path != site.path:
             read = f"in line {line} of {self.frame.path}"
@@ -222,14 +263,19 @@ class Machine:
             read = f"by later shards (line {line})"
         else:
             read = f"in line {line}"
-        self.findings[code, site] = make(code, site.path, site.line, site.column, site.name, read=read, certain=certain)
+        self._found(code, site, read, certain)
 
     def find(self, code: str, node: ast.AST, name: str, *, certain: bool = True) -> None:
         """A finding that needs no reader."""
-        site = self.site(node, name, code)
-        known = self.findings.get((code, site))
-        if known is None or (certain and not known.certain):
-            self.findings[code, site] = make(code, site.path, site.line, site.column, name, certain=certain)
+        self._found(code, self.site(node, name, code), "", certain)
+
+    def _found(self, code: str, site: Site, read: str, certain: bool) -> None:
+        """One finding for each name of a function: where it is written first."""
+        key = code, site.path, site.scope, site.name
+        known = self.findings.get(key)
+        if known is not None and (known.certain, -known.line) >= (certain, -site.line):
+            return
+        self.findings[key] = make(code, site.path, site.line, site.column, site.name, read=read, certain=certain)
 
     # -- where it is --------------------------------------------------------------------------------------------------------
 

@@ -79,6 +79,7 @@ _PICTURE = re.compile(
     r"(^|\.)(save_image|imshow|imsave|imwrite|savefig|plot|scatter|hist|add_images?|add_figure|add_video|make_grid|set_postfix\w*"
     r"|set_description\w*|add_histogram|plt\.\w+|show|draw\w*|visuali[sz]e\w*|save_\w*(grid|picture|image|sample|plot)s?\w*)$"
 )
+_SAVING = re.compile(r"(^|\.)(save\w*|dump|dumps|savetxt|savez|to_csv|to_json|write_text|write_bytes)$")
 _BARS = re.compile(r"(^|\.)\w*(bar|progress|tqdm|timer|clock|profiler|prof|watch)\w*\.(update|step|advance|set_\w+|tick|start|stop)$")
 
 
@@ -87,9 +88,13 @@ def is_harmless(name: str) -> bool:
     return bool(_HARMLESS.search(name) or _PICTURE.search(name) or _BARS.search(name))
 
 
-def is_picture(name: str) -> bool:
-    """Whether a call of this name draws, where nobody takes a figure for the whole."""
-    return bool(_PICTURE.search(name) or _BARS.search(name))
+def kind_of(name: str) -> str:
+    """What a call of this name does with what it is given: see ``Machine.sink``."""
+    if _PICTURE.search(name) or _BARS.search(name):
+        return "picture"
+    if _SAVING.search(name):
+        return "save"
+    return "print" if _HARMLESS.search(name) else "answer"
 
 
 def is_in_place(method: str) -> bool:

@@ -99,7 +99,7 @@ class Reader(Statements):
     def _run_unused(self, target: Object, frame: Frame) -> None:
         self.frame = frame
         if target.kind == "function" and self._is_unused(target):
-            self.has_joined = self.has_joined or "join" not in source.loaded_names(target.definition or ast.Pass())
+            self.has_joined = "lockstep.join" not in source.loaded_names(target.definition or ast.Pass())
             self.run(target, [], {}) if not source.is_generator(target.definition or ast.Pass()) else None
         elif target.kind == "class" and isinstance(target.definition, ast.ClassDef):
             for statement in target.definition.body:
@@ -116,10 +116,15 @@ class Reader(Statements):
         definition = function.definition
         if definition is None or id(definition) in self.seen:
             return False
-        return function.name in self.with_shards
+        if function.name in self.with_shards:
+            return True
+        attributes = {node.attr for node in ast.walk(definition) if isinstance(node, ast.Attribute)}
+        return bool(attributes & {"evaluate", "prepare", "epochs"})
 
     def results(self) -> list[Finding]:
         """What was found, without what a comment accepts."""
+        if not any(_imports_lockstep(tree) for tree in self.trees):
+            return []
         lines = {path: text.splitlines() for path, text in self.texts.items()}
         return [finding for finding in in_order(self.findings.values()) if not _is_accepted(finding, lines)]
 
@@ -130,6 +135,15 @@ def _is_accepted(finding: Finding, lines: Mapping[str, list[str]]) -> bool:
         return False
     found = _OK.search(of_file[finding.line - 1])
     return found is not None and (not found[1].strip() or finding.code in found[1])
+
+
+def _imports_lockstep(tree: ast.Module) -> bool:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import) and any(alias.name.partition(".")[0] == "lockstep" for alias in node.names):
+            return True
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "lockstep":
+            return True
+    return False
 
 
 def _parse(text: str) -> ast.Module | None:

@@ -55,10 +55,10 @@ def dotted(node: ast.AST) -> str:
 
 def shown(node: ast.AST) -> str:
     """A target as a finding names it: what it changes, without what stands in brackets."""
-    while isinstance(node, ast.Subscript):
-        node = node.value
-    if isinstance(node, ast.Call):
-        return shown(node.func)
+    while isinstance(node, (ast.Subscript, ast.Call)):
+        node = node.value if isinstance(node, ast.Subscript) else node.func
+        if isinstance(node, ast.Attribute) and isinstance(node.value, (ast.Call, ast.Subscript)):
+            node = node.value
     name = dotted(node)
     return name if "?" not in name else ast.unparse(node)[:40]
 

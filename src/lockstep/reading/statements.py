@@ -6,8 +6,8 @@ import ast
 
 from lockstep.reading import names, source
 from lockstep.reading.calls import Calls
-from lockstep.reading.state import CONTENT, State, join
-from lockstep.reading.values import DATA, NOTHING, RANKED, SIZE, Frame, Object, Value, merge, mix
+from lockstep.reading.state import CONTENT, Key, join
+from lockstep.reading.values import DATA, NOTHING, OF_A_SHARD, RANKED, SIZE, Frame, Object, Value, Write, merge, mix
 
 
 class Statements(Calls):
@@ -15,7 +15,7 @@ class Statements(Calls):
 
     def __init__(self) -> None:
         super().__init__()
-        self.returned: list[list[tuple[Value, State]]] = []
+        self.born: set[Key] = set()
 
     def block(self, body: list[ast.stmt]) -> bool:
         """Run statements one after another. Returns whether the end was reached."""
@@ -59,14 +59,20 @@ class Statements(Calls):
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             self._import(node)
         elif isinstance(node, ast.Delete):
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    self.state.cells.pop(self.key_of(target.id), None)
+            self._delete(node)
         elif isinstance(node, ast.Assert):
             self.eval(node.test)
         elif isinstance(node, ast.Match):
             return self._match(node)
         return True
+
+    def _delete(self, node: ast.Delete) -> None:
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                self.state.cells.pop(self.key_of(target.id), None)
+            elif isinstance(target, ast.Subscript) and _is_whole(target.slice):
+                for place in self.eval(target.value).objects:
+                    self.state.put((place, CONTENT), NOTHING, None)
 
     def _expression(self, node: ast.Expr) -> None:
         self.unknown = None
@@ -77,7 +83,7 @@ class Statements(Calls):
         name = source.dotted(call.func)
         if self.inside and names.is_harmless(name):
             return
-        self.sink(self.use(value), node, "picture" if names.is_picture(name) else "print" if names.is_harmless(name) else "answer")
+        self.sink(self.use(value), node, names.kind_of(name))
 
     # -- binding ------------------------------------------------------------------------------------------------------------
 
@@ -89,8 +95,8 @@ class Statements(Calls):
             copies = any(o.is_copy for o in value.objects)
             if self.inside and own and value.objects and not value.flags and not value.sites:
                 own = False  # x = x.to(device), model = wrap(model)
-            write = self.write(target, target.id, "average" if copies else "add" if own else "set", self.use_flags(value), own=own)
-            self.state.put(self.key_of(target.id), value, write)
+            write = self.write(target, target.id, "average" if copies else "add" if own and isinstance(source_, ast.BinOp) else "set", self.use_flags(value), own=own)
+            self.put_variable(target.id, value, write)
         elif isinstance(target, (ast.Tuple, ast.List)):
             self._unpack(target.elts, value, source_)
         elif isinstance(target, ast.Starred):
@@ -101,6 +107,19 @@ class Statements(Calls):
         elif isinstance(target, ast.Subscript):
             own = source_ is not None and source.shown(target) in source.loaded_names(source_)
             self.set_item(target, value, own=own)
+
+    def put_variable(self, name: str, value: Value, write: Write | None) -> None:
+        """Bind a variable. One that is bound in a loop first is no state that a resume could lose without a word: where it is
+        read before it is written, Python says so."""
+        key = self.key_of(name)
+        if not self.inside and self.loops:
+            if key not in self.state.cells:
+                self.born.add(key)
+            if key in self.born:
+                write = None
+        elif not self.inside:
+            self.born.discard(key)
+        self.state.put(key, value, write)
 
     def use_flags(self, value: Value) -> Value:
         """A value with the flags of what is in it."""
@@ -149,7 +168,7 @@ class Statements(Calls):
                 if name == "data" and self.inside and self.is_weights(place):
                     self.find("LS108", target, source.shown(target.value))
                 elif not self.inside:
-                    self.sink(self.use(value), target, "answer")
+                    self.sink(self.use(value), target, "weights")
                 continue
             if place.kind == "kept state" and not self.inside:
                 continue
@@ -173,14 +192,14 @@ class Statements(Calls):
         used = self.use(value)
         stored = self.governed(value._replace(flags=value.flags | (index.flags & DATA), sites=value.sites | index.sites))
         if not base.objects:
-            self._change_root(target, shown, stored, own=own)
+            self.change_root(target, stored, own=own)
             return
         for place in base.objects:
             if place.kind == "optimizer" or (place.is_prepared and place.kind not in ("list", "dict")):
                 if source.goes_through_data(target.value) and self.inside and self.is_weights(place):
                     self.find("LS108", target, shown)
                 elif not self.inside:
-                    self.sink(used, target, "answer")
+                    self.sink(used, target, "weights")
                 continue
             if self.in_data_set and not used.flags & (DATA | 4) and not own and not any(s.inside for s in used.sites):
                 continue  # a cache by index, of what every process would compute
@@ -188,28 +207,40 @@ class Statements(Calls):
                 key = (place, f"[{target.slice.value!r}]")
                 write = self.write(target, shown, "change", stored, own=own)
                 self.state.put(key, stored, None if place.is_kept and not self.inside else write)
-            whole = isinstance(target.slice, ast.Slice) and target.slice.lower is None and target.slice.upper is None
-            if whole:
+            if _is_whole(target.slice):
                 self.replace(place, target, shown, stored)
+            elif self.inside and not own and not index.flags & OF_A_SHARD and not index.sites:
+                self.renew(place, target, shown, stored)
             else:
                 self.change(place, target, shown, "change", stored, own=own)
 
-    def _change_root(self, node: ast.AST, shown: str, value: Value, *, own: bool) -> None:
-        """A part of something changes of which nothing is known but its name."""
-        root = node
-        while isinstance(root, (ast.Subscript, ast.Attribute, ast.Call)):
-            root = root.func if isinstance(root, ast.Call) else root.value
-        if not isinstance(root, ast.Name) or root.id in ("self", "ctx"):
+    def change_root(self, node: ast.AST, value: Value, *, own: bool) -> None:
+        """A part of something changes of which nothing is known but where it is kept."""
+        at = node
+        while isinstance(at, (ast.Subscript, ast.Call)):
+            at = at.value if isinstance(at, ast.Subscript) else at.func
+            if isinstance(at, ast.Attribute) and isinstance(node, ast.Call):
+                at = at.value
+        shown = source.shown(at)
+        if isinstance(at, ast.Attribute):
+            for place in self.eval(at.value).objects:
+                if place.kind in ("instance", "class", "file") and at.attr not in place.buffers:
+                    self.state.add((place, at.attr), value, self.write(node, shown, "change", value, own=own))
             return
-        key = self.key_of(root.id)
-        if key not in self.state.cells:
-            frame = self.frame.parent
-            while frame is not None and (frame, root.id) not in self.state.cells:
-                frame = frame.parent
-            if frame is not None:
-                key = (frame, root.id)
+        if not isinstance(at, ast.Name) or at.id in ("self", "ctx"):
+            return
+        key = self.key_of(at.id)
+        frame = self.frame.parent
+        while key not in self.state.cells and frame is not None:
+            key, frame = (frame, at.id), frame.parent
         known = self.state.cells.get(key)
-        if known is not None and any(not write.stale and write.site.inside for write in known.writes):
+        if known is None:
+            return
+        if known.value.objects:
+            for place in known.value.objects:
+                self.change(place, node, shown, "append" if not own else "change", value, own=own)
+            return
+        if any(not write.stale and write.site.inside for write in known.writes):
             own = False  # made in this very shard
         self.state.add(key, value, self.write(node, shown, "change", value, own=own))
 
@@ -227,7 +258,7 @@ class Statements(Calls):
             if self.inside and old.flags & RANKED and not added.flags & ~SIZE & DATA:
                 added = added._replace(flags=added.flags | RANKED)
             value = self.governed(mix((old, added)))
-            self.state.put(self.key_of(target.id), value, self.write(node, target.id, "add", value, own=True))
+            self.put_variable(target.id, value, self.write(node, target.id, "add", value, own=True))
         elif isinstance(target, ast.Attribute):
             load = ast.copy_location(ast.Attribute(target.value, target.attr, ast.Load()), target)
             if target.attr == "grad":
@@ -398,6 +429,10 @@ class Statements(Calls):
     def is_weights(self, place: Object) -> bool:
         """Whether it is, or is made of, weights that are prepared."""
         return place.is_prepared and place.kind in ("module", "instance", "opaque")
+
+
+def _is_whole(index: ast.AST) -> bool:
+    return isinstance(index, ast.Slice) and index.lower is None and index.upper is None
 
 
 __all__ = ["CONTENT", "Statements"]

@@ -28,6 +28,8 @@ class Site(NamedTuple):
     inside: bool
     """Whether it runs once a shard."""
     doubtful: bool = False
+    scope: int = 0
+    """The function in which it is."""
 
 
 class Write(NamedTuple):
@@ -84,6 +86,7 @@ class Object:
     is_kept: bool = False
     """Whether checkpoints hold it."""
     is_copy: bool = False
+    is_buffer: bool = False
     has_statistics: bool = False
     is_evaluating: bool = False
     buffers: set[str] = field(default_factory=set)
