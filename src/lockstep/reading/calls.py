@@ -506,7 +506,7 @@ class Calls(Loops):
                     made = self.made[id(at) ^ 2] = Object("opaque", "", at)
                 value = Value(frozenset((made,)), value.flags, value.sites, value.items)
             for target in value.objects:
-                if target.is_early and target.kind in ("module", "instance"):
+                if target.is_early and self.has_joined and target.kind in ("module", "instance"):
                     where = target.node if target.node is not None else node
                     self.find("LS304", where, (self.name_of(target) or target.name or "module"))
                 self._mark_prepared(target)
@@ -682,7 +682,7 @@ class Calls(Loops):
         if argument is not None and "state_dict" in ast.unparse(argument):
             used = self.use(original)
             return Value(frozenset(), used.flags, used.sites)
-        if not kinds and name not in names.AVERAGES:
+        if not kinds and name not in names.AVERAGES and (self.inside or not isinstance(argument, (ast.Name, ast.Attribute))):
             return original
         made = self.make(node, "module", "copy", fresh=not self.loops)
         made.is_copy = True
@@ -747,7 +747,8 @@ class Calls(Loops):
                 self.unknown = node
             return used
         if name in ("sorted", "reversed", "map", "filter", "sum", "min", "max", "zip", "enumerate", "tuple"):
-            objects = frozenset(o for value in args for o in self._all_objects(value, 1)) if name in ("reversed", "tuple", "sorted") else frozenset()
+            held = [o for value in args for o in self._all_objects(value, 1)] if name in ("reversed", "tuple", "sorted") else []
+            objects = frozenset(o for o in held if name != "sorted" or o.kind != "set")
             items = args[0].items if name == "tuple" and args else None
             return Value(objects, used.flags, used.sites, items)
         if name in ("isinstance", "type", "id", "hasattr", "callable", "range"):

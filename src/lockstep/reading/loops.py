@@ -34,6 +34,7 @@ class Loops(Expressions):
         self.with_shards: set[str] = set()
         self.on_yield: list[Callable[[Value], None]] = []
         self.cut: ast.AST | None = None
+        self.yields_batches = False
 
     # -- what is iterated ---------------------------------------------------------------------------------------------------
 
@@ -99,6 +100,7 @@ class Loops(Expressions):
         for argument in node.args[1:]:
             self.eval(argument)
         element, kind = self.iterate(node.args[0])
+        kind = kind or (BATCHES if self.yields_batches else "")
         first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else None
         number = self.number(node, first, kind)
         return Value(frozenset(), element.flags, element.sites, (number, element)), kind
@@ -177,7 +179,9 @@ class Loops(Expressions):
             self._over_generator(node, stream, wrapped)
             return
         self.cut = None
+        self.yields_batches = not self.in_step and not self.inside and bool(self._batches_of(node))
         element, kind = self.iterate(node.iter, node.target)
+        self.yields_batches = False
         cut, self.cut = self.cut, None
         if kind == SHARDS or (not self.inside and source.reads_shards(node.iter)):
             self._over_shards(node, element)
@@ -275,7 +279,7 @@ class Loops(Expressions):
         self._leave(node, jumps)
 
     def _over_others(self, node: ast.For | ast.AsyncFor, element: Value, kind: str) -> None:
-        batches = source.shards_read_of(node.body, source.bound_names(node.target))
+        batches = self._batches_of(node)
         is_step = not self.in_step and not self.inside and (kind == BATCHES or bool(batches) or self._takes_next(node))
         is_epoch = not is_step and not self.in_step and not self.inside and self._has_steps(node.body)
         if kind == PLAIN_LOADER and not self.inside and not self.in_step:
@@ -332,18 +336,24 @@ class Loops(Expressions):
             alive = self.block(node.orelse)
             self.state = (join([before, self.state]) if alive else before) or self.state
 
-    def _has_steps(self, body: list[ast.stmt]) -> bool:
-        for statement in body:
+    def _batches_of(self, node: ast.For | ast.AsyncFor) -> set[str]:
+        """The names that a loop binds to steps' batches, as far as its body shows."""
+        bound = source.bound_names(node.target)
+        found = source.shards_read_of(node.body, bound)
+        if not found and isinstance(node.iter, ast.Call) and source.dotted(node.iter.func).rpartition(".")[2] in ("range", "epochs"):
+            return set()
+        for statement in node.body if not found and self._has_steps(node.body) else ():
             for part in ast.walk(statement):
-                if isinstance(part, ast.Attribute) and part.attr == "shards":
-                    return True
-                if isinstance(part, ast.Call):
-                    name = part.func.attr if isinstance(part.func, ast.Attribute) else source.dotted(part.func)
-                    if name in self.with_shards:
-                        return True
-        return False
+                if isinstance(part, ast.Call) and not self.with_shards.isdisjoint((source.dotted(part.func).rpartition(".")[2],)):
+                    found |= {a.id for a in part.args if isinstance(a, ast.Name) and a.id in bound}
+        return found
+
+    def _has_steps(self, body: list[ast.stmt]) -> bool:
+        return any(".shards" in called or not called.isdisjoint(self.with_shards) for called in map(source.called_names, body))
 
     def _takes_next(self, node: ast.For | ast.AsyncFor | ast.While) -> bool:
+        if not any("next" in called for called in map(source.called_names, node.body)):
+            return False
         own = [part for part in source.own_nodes(node.body) if isinstance(part, ast.Call) and source.dotted(part.func) == "next"]
         return bool(own) and any(
             o.kind == "iterator" and o.is_prepared for call in own if call.args for o in self._peek(call.args[0]).objects
@@ -359,7 +369,7 @@ class Loops(Expressions):
         return NOTHING
 
     def _check_plain_loader(self, node: ast.For | ast.AsyncFor, has_shards: bool) -> None:
-        calls = [part for s in node.body for part in ast.walk(s) if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute)]
+        calls = [part for s in node.body for part in ast.walk(s) if isinstance(part, ast.Call)]
         if has_shards or any(call.args and source.dotted(call.func).endswith("team.backward") for call in calls):
             self.find("LS303", node.iter, source.shown(node.iter))
 

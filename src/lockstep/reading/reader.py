@@ -14,8 +14,9 @@ from lockstep.reading.values import NOTHING, Frame, Object, Value
 
 _OK = re.compile(r"#\s*lockstep:\s*ok\b((?:[ ,]+LS\d+)*)")
 
-Load = Callable[[str], "tuple[str, str] | None"]
-"""Given the dotted name of a module, its path and its text; None: it is no module of the user's own."""
+Load = Callable[[str, str], "tuple[str, str] | None"]
+"""Given the dotted name of a module, and the path of the file that imports it: its path and its text; None: it is no module of
+the user's own."""
 
 
 class Reader(Statements):
@@ -24,7 +25,9 @@ class Reader(Statements):
     def __init__(self, load: Load) -> None:
         super().__init__()
         self.load = load
-        self.files: dict[str, Object | None] = {}
+        self.known: dict[tuple[str, str], tuple[str, str] | None] = {}
+        self.parsed: dict[str, ast.Module] = {}
+        self.files: dict[str, Object] = {}
         self.trees: list[ast.Module] = []
         self.texts: dict[str, str] = {}
 
@@ -33,19 +36,21 @@ class Reader(Statements):
         tree = _parse(text)
         if tree is None:
             return
-        self._look_ahead(tree)
+        self._look_ahead(path, tree)
         frame = Frame(None, path)
         try:
             self._run_file(frame, tree, text)
             self._run_what_is_left(frame)
         except (TooMuch, RecursionError):
             pass
+        finally:
+            source.forget()
 
-    def _look_ahead(self, tree: ast.Module) -> None:
+    def _look_ahead(self, path: str, tree: ast.Module) -> None:
         """Learn which functions run over shards, also in modules that are imported later."""
-        waiting, known = [tree], set[str]()
+        waiting, known = [(path, tree)], {path}
         while waiting:
-            current = waiting.pop()
+            importer, current = waiting.pop()
             self.trees.append(current)
             for node in ast.walk(current):
                 names = []
@@ -53,16 +58,21 @@ class Reader(Statements):
                     names = [alias.name for alias in node.names]
                 elif isinstance(node, ast.ImportFrom):
                     module = "." * node.level + (node.module or "")
-                    names = [module, *(module.rstrip(".") + "." + alias.name for alias in node.names)]
+                    names = [module, *(f"{module}.{alias.name}" if node.module else module + alias.name for alias in node.names)]
                 for name in names:
-                    if name in known:
-                        continue
-                    known.add(name)
-                    found = self.load(name)
-                    inner = None if found is None else _parse(found[1])
-                    if inner is not None:
-                        waiting.append(inner)
+                    found = self._load(name, importer)
+                    inner = None if found is None or found[0] in known else _parse(found[1])
+                    if found is not None and inner is not None:
+                        known.add(found[0])
+                        self.parsed[found[0]] = inner
+                        waiting.append((found[0], inner))
         self.with_shards = source.functions_with_shards(self.trees)
+
+    def _load(self, name: str, importer: str) -> tuple[str, str] | None:
+        key = name, importer if name.startswith(".") else ""
+        if key not in self.known:
+            self.known[key] = self.load(name, importer)
+        return self.known[key]
 
     def _run_file(self, frame: Frame, tree: ast.Module, text: str) -> None:
         self.texts[frame.path] = text
@@ -75,21 +85,19 @@ class Reader(Statements):
 
     def file(self, name: str) -> Value | None:
         """A module of the user's own, run when it is imported first."""
-        if name not in self.files:
-            self.files[name] = None
-            found = self.load(name)
-            tree = None if found is None else _parse(found[1])
-            if found is not None and tree is not None:
-                made = Object("file", name, tree, frame=Frame(None, found[0]))
-                self.files[name] = made
-                assert made.frame is not None
-                self._run_file(made.frame, tree, found[1])
-        known = self.files[name]
-        return None if known is None else Value(frozenset((known,)))
+        found = self._load(name, self.frame.path)
+        if found is None or found[0] not in self.parsed:
+            return None
+        path, text = found
+        if path not in self.files:
+            made = self.files[path] = Object("file", name, frame=Frame(None, path))
+            assert made.frame is not None
+            self._run_file(made.frame, self.parsed[path], text)
+        return Value(frozenset((self.files[path],)))
 
     def _run_what_is_left(self, frame: Frame) -> None:
         """Functions with a loop over shards that the script itself does not call, such as a ``main`` for others to call."""
-        frames = [frame, *(o.frame for o in self.files.values() if o is not None and o.frame is not None)]
+        frames = [frame, *(o.frame for o in self.files.values() if o.frame is not None)]
         for current in frames:
             for (owner, _), cell in list(self.state.cells.items()):
                 if owner is current:
@@ -153,7 +161,7 @@ def _parse(text: str) -> ast.Module | None:
         return None
 
 
-def read_source(text: str, path: str = "script.py", load: Load = lambda name: None) -> list[Finding]:
+def read_source(text: str, path: str = "script.py", load: Load = lambda name, importer: None) -> list[Finding]:
     """What the reading finds in a script's text. Pure.
 
     Args:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -27,17 +29,37 @@ def body_of(function: ast.AST) -> list[ast.stmt]:
     return function.body
 
 
+@lru_cache(maxsize=None)
 def is_generator(function: ast.AST) -> bool:
     """Whether a function yields."""
     return any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in own_nodes(body_of(function)))
 
 
+@lru_cache(maxsize=None)
 def loaded_names(node: ast.AST) -> frozenset[str]:
     """The names and dotted names that an expression reads."""
     names = set()
     for part in ast.walk(node):
         if isinstance(part, (ast.Name, ast.Attribute)) and isinstance(part.ctx, ast.Load):
             names.add(dotted(part))
+    return frozenset(names)
+
+
+def forget() -> None:
+    """Let go of the trees that were read."""
+    for function in (is_generator, loaded_names, reads_shards, called_names):
+        function.cache_clear()
+
+
+@lru_cache(maxsize=None)
+def called_names(node: ast.AST) -> frozenset[str]:
+    """The last names of what is called anywhere in it; ``.shards``, if that is read."""
+    names = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Attribute) and part.attr == "shards":
+            names.add(".shards")
+        elif isinstance(part, ast.Call):
+            names.add(part.func.attr if isinstance(part.func, ast.Attribute) else dotted(part.func))
     return frozenset(names)
 
 
@@ -72,6 +94,7 @@ def goes_through_data(node: ast.AST) -> bool:
     return False
 
 
+@lru_cache(maxsize=None)
 def reads_shards(node: ast.AST) -> bool:
     """Whether ``.shards`` stands in it."""
     return any(isinstance(part, ast.Attribute) and part.attr == "shards" for part in ast.walk(node))
@@ -90,17 +113,11 @@ def shards_read_of(body: Iterable[ast.AST], names: set[str]) -> set[str]:
 def functions_with_shards(trees: Iterable[ast.AST]) -> set[str]:
     """Names of functions that run over shards, or call, by name, one that does."""
     calls: dict[str, set[str]] = {}
-    found = set()
     for tree in trees:
         for function in ast.walk(tree):
-            if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                continue
-            called = calls.setdefault(function.name, set())
-            for part in ast.walk(function):
-                if isinstance(part, ast.Attribute) and part.attr == "shards":
-                    found.add(function.name)
-                elif isinstance(part, ast.Call):
-                    called.add(part.func.attr if isinstance(part.func, ast.Attribute) else dotted(part.func))
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                calls.setdefault(function.name, set()).update(called_names(function))
+    found = {name for name, called in calls.items() if ".shards" in called}
     grown = True
     while grown:
         more = {name for name, called in calls.items() if name not in found and called & found and name not in ("__init__", "forward")}

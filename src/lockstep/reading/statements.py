@@ -10,6 +10,9 @@ from lockstep.reading.state import CONTENT, Key, join
 from lockstep.reading.values import DATA, NOTHING, OF_A_SHARD, RANKED, SIZE, Frame, Object, Value, Write, merge, mix
 
 
+_OF_OPTIMIZERS = ("lr", "momentum", "weight_decay", "betas", "initial_lr")
+
+
 class Statements(Calls):
     """Runs statements."""
 
@@ -192,6 +195,8 @@ class Statements(Calls):
         used = self.use(value)
         stored = self.governed(value._replace(flags=value.flags | (index.flags & DATA), sites=value.sites | index.sites))
         if not base.objects:
+            if not self.inside and isinstance(target.slice, ast.Constant) and target.slice.value in _OF_OPTIMIZERS:
+                self.sink(used, target, "weights")
             self.change_root(target, stored, own=own)
             return
         for place in base.objects:
