@@ -68,7 +68,11 @@ class Calls(Loops):
             if isinstance(argument, ast.Starred) and value.items is not None:
                 args += value.items
             elif isinstance(argument, ast.Starred):
-                args.append(merge([value, *(self.content(o) for o in value.objects if o.kind in ("list", "dict"))])._replace(items=None))
+                args.append(
+                    merge([value, *(self.content(o) for o in value.objects if o.kind in ("list", "dict"))])._replace(
+                        items=None
+                    )
+                )
             else:
                 args.append(value)
         keywords = {keyword.arg or "**": self.eval(keyword.value) for keyword in node.keywords}
@@ -173,7 +177,13 @@ class Calls(Loops):
         names_ = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
         bound = dict(zip(names_, args, strict=False))
         rest = args[len(names_) :]
-        bound.update({name: value for name, value in keywords.items() if name in names_ or name in [a.arg for a in arguments.kwonlyargs]})
+        bound.update(
+            {
+                name: value
+                for name, value in keywords.items()
+                if name in names_ or name in [a.arg for a in arguments.kwonlyargs]
+            }
+        )
         defaults = [*zip(reversed(names_), reversed(arguments.defaults), strict=False)]
         defaults += [(a.arg, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None]
         for name, default in defaults:
@@ -198,7 +208,11 @@ class Calls(Loops):
         if init is not None:
             self.run(init, [Value(frozenset((made,))), *args], keywords)
         elif isinstance(of_class.definition, ast.ClassDef):
-            fields = [s.target.id for s in of_class.definition.body if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)]
+            fields = [
+                s.target.id
+                for s in of_class.definition.body
+                if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)
+            ]
             for name, value in [*zip(fields, args, strict=False), *((n, v) for n, v in keywords.items() if n in fields)]:
                 self.state.put((made, name), value, None)
         for value in (*args, *keywords.values()):
@@ -206,6 +220,22 @@ class Calls(Loops):
                 break
             made.children |= {o for o in value.objects if o.kind in ("module", "instance")}
         return Value(frozenset((made,)))
+
+    def written(self, value: Value, depth: int = 3) -> Value:
+        """What stands in a text for a value: for an object of the script, what its ``__str__`` makes of it."""
+        found = [self.use(value)]
+        for item in value.items or ():
+            found.append(self.written(item, depth - 1) if depth else NOTHING)
+        for target in value.objects:
+            if target.kind == "instance":
+                method = self.method(target, "__str__") or self.method(target, "__repr__") or self.method(target, "__format__")
+                if method is not None:
+                    found.append(self.use(self.run(method, [Value(frozenset((target,)))], {})))
+            elif target.kind in ("list", "dict") and depth:
+                cell = self.state.get((target, CONTENT))
+                if cell is not None and any(o.kind == "instance" for o in cell.value.objects):
+                    found.append(self.written(cell.value, depth - 1))
+        return mix(found)
 
     def _is_early(self, made: Object) -> bool:
         return not self.has_joined and not self.is_seeded and (made.kind == "module" or self._is_module(made))
@@ -240,8 +270,14 @@ class Calls(Loops):
         for value in (*args, *keywords.values()):
             self._call_back(value)
         given = mix([self.use(value) for value in (*args, *keywords.values())])
-        if target.has_statistics and not target.is_prepared and not target.is_evaluating and self.inside and target.kind == "module":
-            name = (self.name_of(target) or target.name or "module")
+        if (
+            target.has_statistics
+            and not target.is_prepared
+            and not target.is_evaluating
+            and self.inside
+            and target.kind == "module"
+        ):
+            name = self.name_of(target) or target.name or "module"
             write = self.write(node, name, "statistics", Value(frozenset(), DATA), own=True)
             self.state.add((target, "statistics"), NOTHING, write)
         content = self.content(target)
@@ -299,7 +335,9 @@ class Calls(Loops):
         if name in names.HOOKS or name in names.GRADIENT_HOOKS:
             for value in given:
                 functions = [o for o in value.objects if o.kind in ("function", "method")]
-                (self.hooks if name in names.HOOKS else self.gradient_hooks).extend(o for o in functions if o not in self.hooks)
+                (self.hooks if name in names.HOOKS else self.gradient_hooks).extend(
+                    o for o in functions if o not in self.hooks
+                )
             return NOTHING
         if name == "register_buffer":
             for target in receiver.objects:
@@ -318,7 +356,9 @@ class Calls(Loops):
         value = merge([result for result in results if result is not None])
         return value._replace(sites=value.sites | receiver.sites)
 
-    def _of_unknown(self, name: str, node: ast.Call, func: ast.Attribute, receiver: Value, given: list[Value]) -> Value | None:
+    def _of_unknown(
+        self, name: str, node: ast.Call, func: ast.Attribute, receiver: Value, given: list[Value]
+    ) -> Value | None:
         used = mix([self.use(value) for value in given])
         if names.is_in_place(name) or name in names.APPENDING:
             if not (receiver.flags & DATA and names.is_in_place(name)):  # else a result of this shard's own
@@ -348,7 +388,9 @@ class Calls(Loops):
             return self._next(target, node, shown)
         if target.kind in ("module", "tensor", "opaque", "instance", "loader"):
             if name in ("eval", "train"):
-                target.is_evaluating = name == "eval" or (bool(node.args) and isinstance(node.args[0], ast.Constant) and not node.args[0].value)
+                target.is_evaluating = name == "eval" or (
+                    bool(node.args) and isinstance(node.args[0], ast.Constant) and not node.args[0].value
+                )
                 return Value(frozenset((target,)))
             through_data = source.goes_through_data(func.value)
             if names.is_in_place(name) or name in ("load_state_dict", "update_parameters"):
@@ -409,7 +451,11 @@ class Calls(Loops):
                     return known
             return content
         if name in ("copy", "items", "values", "keys", "most_common", "elements", "index", "count", "__contains__"):
-            return Value(frozenset((target,)) if name in ("items", "values", "keys", "copy") else frozenset(), content.flags, content.sites)
+            return Value(
+                frozenset((target,)) if name in ("items", "values", "keys", "copy") else frozenset(),
+                content.flags,
+                content.sites,
+            )
         if names.is_in_place(name):
             self.change(target, node, shown, "change", used)
             return Value(frozenset((target,)))
@@ -463,7 +509,11 @@ class Calls(Loops):
         if name == "evaluate":
             made = self.make(node, "evaluation", "evaluation", fresh=False)
             if not self.inside:
-                self.sink(used._replace(sites=frozenset(s for s in used.sites if s.how in ("average", "statistics"))), node, "answer")
+                self.sink(
+                    used._replace(sites=frozenset(s for s in used.sites if s.how in ("average", "statistics"))),
+                    node,
+                    "answer",
+                )
             return Value(frozenset((made,)))
         if name == "epochs":
             return NOTHING
@@ -519,7 +569,11 @@ class Calls(Loops):
         for child in (*target.children, *(inner.value.objects if inner is not None else ())):
             if child.kind == "tensor" and not child.is_buffer:
                 continue
-            if depth and not child.is_prepared and child.kind in ("module", "instance", "opaque", "list", "optimizer", "tensor"):
+            if (
+                depth
+                and not child.is_prepared
+                and child.kind in ("module", "instance", "opaque", "list", "optimizer", "tensor")
+            ):
                 self._mark_prepared(child, depth - 1)
 
     def _register(self, node: ast.Call, args: list[Value]) -> Value:
@@ -575,7 +629,9 @@ class Calls(Loops):
             return self._module(name, node, given)
         if name == "torch.utils.data.get_worker_info":
             if self.in_data_set:
-                return Value(frozenset(), NUMBER, frozenset((self.site(node, "get_worker_info()", "worker")._replace(inside=True),)))
+                return Value(
+                    frozenset(), NUMBER, frozenset((self.site(node, "get_worker_info()", "worker")._replace(inside=True),))
+                )
             return NOTHING
         used = mix([self.use(value) for value in given])
         if names.RANDOM_CALL.search(name):
@@ -602,10 +658,12 @@ class Calls(Loops):
             self._call_back(value)
         if isinstance(node, ast.Call):
             self.unknown = node
-            if last[:1].isupper() and not name.startswith(("torch.nn.functional", "torch.tensor")):
+            if last[:1].isupper() or (not self.inside and names.MAKES.match(name)):
                 made = self.make(node, "opaque", name)
                 if not self.inside:
-                    made.children |= {o for value in given for o in value.objects if o.kind in ("module", "instance", "opaque")}
+                    made.children |= {
+                        o for value in given for o in value.objects if o.kind in ("module", "instance", "opaque")
+                    }
                 return Value(frozenset((made,)), used.flags, used.sites)
         return Value(frozenset(), used.flags, used.sites)
 
@@ -675,7 +733,12 @@ class Calls(Loops):
     def _copy(self, name: str, node: ast.AST, args: list[Value]) -> Value:
         original = args[0] if args else NOTHING
         kinds = {o.kind for o in original.objects}
-        if name not in names.AVERAGES and kinds and not kinds & {"module", "opaque"} and not any(self._is_module(o) for o in original.objects):
+        if (
+            name not in names.AVERAGES
+            and kinds
+            and not kinds & {"module", "opaque"}
+            and not any(self._is_module(o) for o in original.objects)
+        ):
             used = self.use(original)
             return Value(frozenset(), used.flags, used.sites, original.items)
         argument = node.args[0] if isinstance(node, ast.Call) and node.args else None
@@ -699,6 +762,8 @@ class Calls(Loops):
                 content = element._replace(flags=element.flags | DATA)
             elif over in (BATCHES, EVALUATION):
                 content = element
+        elif args and isinstance(node, ast.Call) and source.dotted(node.func).endswith("defaultdict"):
+            content = self._made_by_default(node.args[0], args[0])
         elif args:
             content = merge([self.content(o) for value in args for o in value.objects] or [NOTHING])
         for name, value in keywords.items():
@@ -708,6 +773,12 @@ class Calls(Loops):
             self.note_set(made, node)
         self.state.put((made, CONTENT), content, None)
         return Value(frozenset((made,)))
+
+    def _made_by_default(self, node: ast.AST, factory: Value) -> Value:
+        name = source.dotted(node)
+        if name in names.CONTAINERS:
+            return Value(frozenset((self.make(node, names.CONTAINERS[name]),)))
+        return merge([self._call_of(target, node, NOTHING, [], {}) for target in factory.objects] or [NOTHING])
 
     # -- Python -------------------------------------------------------------------------------------------------------------
 
@@ -731,7 +802,12 @@ class Calls(Loops):
             return merge(found)._replace(sites=merge(found).sites | args[0].sites) if found else self.use(args[0])
         if name == "iter" and args:
             return self._iterator(node, args[0])
-        if name in ("setattr", "getattr") and len(args) > 1 and isinstance(node, ast.Call) and isinstance(node.args[1], ast.Constant):
+        if (
+            name in ("setattr", "getattr")
+            and len(args) > 1
+            and isinstance(node, ast.Call)
+            and isinstance(node.args[1], ast.Constant)
+        ):
             attribute = ast.copy_location(ast.Attribute(node.args[0], str(node.args[1].value), ast.Load()), node)
             if name == "getattr":
                 return self.attribute(args[0], attribute)
@@ -742,12 +818,16 @@ class Calls(Loops):
         used = mix([self.use(value) for value in (*args, *keywords.values())])
         for value in (*args, *keywords.values()):
             self._call_back(value)
+        if name in ("print", "str", "repr", "format"):
+            used = mix([self.written(value) for value in (*args, *keywords.values())])
         if name in ("print", "input", "open", "exit", "quit", "exec"):
             if isinstance(node, ast.Call):
                 self.unknown = node
             return used
         if name in ("sorted", "reversed", "map", "filter", "sum", "min", "max", "zip", "enumerate", "tuple"):
-            held = [o for value in args for o in self._all_objects(value, 1)] if name in ("reversed", "tuple", "sorted") else []
+            held = (
+                [o for value in args for o in self._all_objects(value, 1)] if name in ("reversed", "tuple", "sorted") else []
+            )
             objects = frozenset(o for o in held if name != "sorted" or o.kind != "set")
             items = args[0].items if name == "tuple" and args else None
             return Value(objects, used.flags, used.sites, items)
@@ -785,9 +865,56 @@ class Calls(Loops):
 
 
 _BUILTINS = {
-    *("list", "dict", "set", "frozenset", "bytearray", "len", "next", "iter", "setattr", "getattr", "super", "print", "input", "open"),
-    *("sorted", "reversed", "map", "filter", "sum", "min", "max", "zip", "enumerate", "tuple", "isinstance", "type", "id", "hasattr"),
-    *("callable", "range", "int", "float", "str", "bool", "abs", "round", "any", "all", "exit", "quit", "exec", "divmod", "pow", "repr"),
+    *(
+        "list",
+        "dict",
+        "set",
+        "frozenset",
+        "bytearray",
+        "len",
+        "next",
+        "iter",
+        "setattr",
+        "getattr",
+        "super",
+        "print",
+        "input",
+        "open",
+    ),
+    *(
+        "sorted",
+        "reversed",
+        "map",
+        "filter",
+        "sum",
+        "min",
+        "max",
+        "zip",
+        "enumerate",
+        "tuple",
+        "isinstance",
+        "type",
+        "id",
+        "hasattr",
+    ),
+    *(
+        "callable",
+        "range",
+        "int",
+        "float",
+        "str",
+        "bool",
+        "abs",
+        "round",
+        "any",
+        "all",
+        "exit",
+        "quit",
+        "exec",
+        "divmod",
+        "pow",
+        "repr",
+    ),
 }
 
 

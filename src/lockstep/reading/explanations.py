@@ -9,8 +9,6 @@ from __future__ import annotations
 import textwrap
 from typing import NamedTuple
 
-from lockstep.reading.findings import RULES
-
 
 class Explanation(NamedTuple):
     """What there is to say about a code."""
@@ -566,9 +564,7 @@ EXPLANATIONS = {
 
 def explain(code: str) -> str:
     """All that there is to say about a code, as Markdown. ``KeyError``: there is no such code."""
-    rule, explanation = RULES[code], EXPLANATIONS[code]
+    explanation = EXPLANATIONS[code]
     return (
         f"{explanation.why}\n\nWrong:\n\n```python\n{explanation.bad}\n```\n\nRight:\n\n```python\n{explanation.good}\n```\n"
-        if rule
-        else ""
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from lockstep.reading import source
 from lockstep.reading.machine import MOST_WORK, Machine, TooMuch
 from lockstep.reading.state import CONTENT
-from lockstep.reading.values import DATA, NOTHING, NUMBER, RANKED, SET_ORDER, SIZE, WORLD, Frame, Object, Value, merge, mix
+from lockstep.reading.values import DATA, NOTHING, NUMBER, RANKED, SET_ORDER, SIZE, WORLD, Frame, Object, Value, compute, merge, mix
 
 _CONSTANTS = (ast.Constant,)
 
@@ -27,7 +27,7 @@ class Expressions(Machine):
             ast.Attribute: self._attribute,
             ast.Subscript: self._subscript,
             ast.Call: self.call,
-            ast.BinOp: lambda node: mix((self.use(self.eval(node.left)), self.use(self.eval(node.right)))),
+            ast.BinOp: lambda node: compute(self.use(self.eval(node.left)), self.use(self.eval(node.right))),
             ast.UnaryOp: lambda node: self.use(self.eval(node.operand)),
             ast.BoolOp: lambda node: merge([self.eval(part) for part in node.values]),
             ast.Compare: self._compare,
@@ -42,13 +42,15 @@ class Expressions(Machine):
             ast.DictComp: self._comprehension,
             ast.Lambda: self._lambda,
             ast.JoinedStr: lambda node: mix([self.use(self.eval(part)) for part in node.values]),
-            ast.FormattedValue: lambda node: self.use(self.eval(node.value)),
+            ast.FormattedValue: lambda node: self.written(self.eval(node.value)),
             ast.NamedExpr: self._named,
             ast.Starred: lambda node: self.eval(node.value),
             ast.Await: lambda node: self.eval(node.value),
             ast.Yield: lambda node: self.yielded(NOTHING if node.value is None else self.eval(node.value)),
             ast.YieldFrom: self._yield_from,
-            ast.Slice: lambda node: mix([self.use(self.eval(p)) for p in (node.lower, node.upper, node.step) if p is not None]),
+            ast.Slice: lambda node: mix(
+                [self.use(self.eval(p)) for p in (node.lower, node.upper, node.step) if p is not None]
+            ),
         }
 
     def eval(self, node: ast.AST) -> Value:
@@ -104,7 +106,11 @@ class Expressions(Machine):
             return self.external(f"{target.name}.{name}")
         if target.kind == "team":
             flags = WORLD if name == "world_size" else RANKED if name in ("rank", "is_main", "local_rank") else 0
-            sites = frozenset((self.site(node, source.dotted(node), "world")._replace(inside=True),)) if flags == WORLD else frozenset()
+            sites = (
+                frozenset((self.site(node, source.dotted(node), "world")._replace(inside=True),))
+                if flags == WORLD
+                else frozenset()
+            )
             return Value(frozenset(), flags, sites)
         if target.kind in ("batch", "shards", "evaluation"):
             return Value(frozenset((self.shards,))) if name == "shards" else NOTHING
@@ -116,6 +122,8 @@ class Expressions(Machine):
             cell = self.state.get((target.frame, name)) if target.frame is not None else None
             return NOTHING if cell is None else self.look(cell)
         if target.kind in ("instance", "class"):
+            if name == "__dict__":
+                return merge([self.look(cell) for (owner, _), cell in list(self.state.cells.items()) if owner is target] or [NOTHING])
             known = self.field(target, name)
             if known is not None:
                 return known
@@ -130,7 +138,9 @@ class Expressions(Machine):
                 return known
         if name in ("shape", "size", "dtype", "device", "ndim", "training", "requires_grad", "num_classes", "classes"):
             return NOTHING
-        return Value(frozenset((target,)), 0, self.content(target).sites if target.kind in ("module", "tensor") else frozenset())
+        return Value(
+            frozenset((target,)), 0, self.content(target).sites if target.kind in ("module", "tensor") else frozenset()
+        )
 
     def field(self, target: Object, name: str) -> Value | None:
         """An attribute that the script has set."""
@@ -139,7 +149,10 @@ class Expressions(Machine):
 
     def method(self, target: Object, name: str) -> Object | None:
         """A function of a class of the script."""
-        seen, waiting = set[int](), [target if target.kind == "class" else target.bases[0]] if target.bases or target.kind == "class" else []
+        seen, waiting = (
+            set[int](),
+            [target if target.kind == "class" else target.bases[0]] if target.bases or target.kind == "class" else [],
+        )
         while waiting:
             of_class = waiting.pop(0)
             if id(of_class) in seen:
@@ -153,7 +166,10 @@ class Expressions(Machine):
 
     def bound(self, target: Object, function: Object) -> Value:
         """A method of an object; the value of a property."""
-        names = {source.dotted(d.func if isinstance(d, ast.Call) else d) for d in getattr(function.definition, "decorator_list", [])}
+        names = {
+            source.dotted(d.func if isinstance(d, ast.Call) else d)
+            for d in getattr(function.definition, "decorator_list", [])
+        }
         if "property" in names or "cached_property" in names or "functools.cached_property" in names:
             return self.invoke(function, [Value(frozenset((target,)))], {}, function.definition or ast.Pass())
         if "staticmethod" in names or target.kind == "class":
@@ -188,11 +204,17 @@ class Expressions(Machine):
             inner = self.content(target)
             if _is_last(node.slice) and self._is_appended_now(target):
                 inner = inner._replace(sites=frozenset())
-            kept = inner.objects if target.kind in ("list", "dict", "deque", "set", "instance") else frozenset((target,)) | inner.objects
+            kept = (
+                inner.objects
+                if target.kind in ("list", "dict", "deque", "set", "instance")
+                else frozenset((target,)) | inner.objects
+            )
             found.append(Value(kept, inner.flags, inner.sites))
         value = merge(found) if found else NOTHING
         inner_sites = frozenset(s for s in value.sites if not s.inside) if numbered else value.sites
-        return value._replace(flags=value.flags | flags, sites=inner_sites | sites, items=value.items if len(found) == 1 else None)
+        return value._replace(
+            flags=value.flags | flags, sites=inner_sites | sites, items=value.items if len(found) == 1 else None
+        )
 
     def _is_appended_now(self, target: Object) -> bool:
         cell = self.state.get((target, CONTENT))
@@ -273,7 +295,7 @@ class Expressions(Machine):
             value = value._replace(flags=value.flags | DATA)
             write = None
             if not self.inside:
-                from lockstep.reading.values import Write  # noqa: PLC0415
+                from lockstep.reading.values import Write
 
                 site = self.site(node, "the list of the shards' values", "append")._replace(inside=True)
                 write = Write(site, self.loops, stale=True)
@@ -321,6 +343,10 @@ class Expressions(Machine):
         """See Statements."""
         raise NotImplementedError
 
+    def written(self, value: Value) -> Value:
+        """See Calls."""
+        raise NotImplementedError
+
     def yielded(self, value: Value) -> Value:
         """See Statements."""
         raise NotImplementedError
@@ -331,4 +357,9 @@ def void(_: Value) -> None:
 
 
 def _is_last(index: ast.AST) -> bool:
-    return isinstance(index, ast.UnaryOp) and isinstance(index.op, ast.USub) and isinstance(index.operand, ast.Constant) and index.operand.value == 1
+    return (
+        isinstance(index, ast.UnaryOp)
+        and isinstance(index.op, ast.USub)
+        and isinstance(index.operand, ast.Constant)
+        and index.operand.value == 1
+    )

@@ -162,6 +162,16 @@ class Finding:
     """Whether the answer depends on it. Else it is only shown, or the reading cannot see enough: ``lockstep check`` says it,
     a run does not."""
 
+    @property
+    def differs(self) -> bool:
+        """Whether the answer is another on another number of processes."""
+        return self.code.startswith(DIFFERS)
+
+    @property
+    def starts_anew(self) -> bool:
+        """Whether a resumed run has lost it."""
+        return self.code.startswith(STARTS_ANEW)
+
     def __str__(self) -> str:
         return f"{self.path}:{self.line}:{self.column}: {self.code} {self.message}"
 

@@ -121,7 +121,9 @@ class Loops(Expressions):
         kind = next((k for k in (SHARDS, BATCHES, EVALUATION) if k in kinds), "")
         items = tuple(element for element, _ in found)
         if kind == SHARDS:  # side by side: what an earlier pass has put in a list for each shard
-            items = tuple(Value(item.objects, item.flags | DATA, frozenset(s for s in item.sites if not s.inside)) for item in items)
+            items = tuple(
+                Value(item.objects, item.flags | DATA, frozenset(s for s in item.sites if not s.inside)) for item in items
+            )
         if len(found) < len(node.args):
             return merge(items), kind
         return Value(frozenset(), 0, frozenset(), items), kind
@@ -132,7 +134,11 @@ class Loops(Expressions):
         if target.kind == "stream":
             return target if target.definition is not None else None
         method = self.method(target, "__iter__")
-        return method if method is not None and method.definition is not None and source.is_generator(method.definition) else None
+        return (
+            method
+            if method is not None and method.definition is not None and source.is_generator(method.definition)
+            else None
+        )
 
     def run_generator(self, target: Object, on_yield: Callable[[Value], None]) -> None:
         """Run a generator of the script; what it yields goes to ``on_yield``, in the frame that iterates."""
@@ -201,10 +207,17 @@ class Loops(Expressions):
             node = node.args[0]
         if not isinstance(node, (ast.Call, ast.Name, ast.Attribute)):
             return None, False
-        if isinstance(node, ast.Call) and source.dotted(node.func).rpartition(".")[2] in ("zip", "range", "islice", "sorted"):
+        if isinstance(node, ast.Call) and source.dotted(node.func).rpartition(".")[2] in (
+            "zip",
+            "range",
+            "islice",
+            "sorted",
+        ):
             return None, False
         value = self.eval(node)
-        streams = [o for o in value.objects if o.kind in ("stream", "instance") and not o.is_prepared and self._generator_of(o)]
+        streams = [
+            o for o in value.objects if o.kind in ("stream", "instance") and not o.is_prepared and self._generator_of(o)
+        ]
         return (streams[0] if len(streams) == 1 else None), numbered
 
     def _over_generator(self, node: ast.For | ast.AsyncFor, stream: Object, numbered: bool) -> None:
@@ -260,7 +273,9 @@ class Loops(Expressions):
         batches = source.shards_read_of(node.body, targets)
         if batches or self.inside:
             plain = Value(frozenset((self.batch,)))
-            self.bind(node.target, element if element.items is None else Value(items=tuple(_unnumbered(i) for i in element.items)))
+            self.bind(
+                node.target, element if element.items is None else Value(items=tuple(_unnumbered(i) for i in element.items))
+            )
             for name in batches:
                 self.state.put((self.frame, name), plain, None)
             jumps = Jumps()
@@ -284,7 +299,12 @@ class Loops(Expressions):
         is_epoch = not is_step and not self.in_step and not self.inside and self._has_steps(node.body)
         if kind == PLAIN_LOADER and not self.inside and not self.in_step:
             self._check_plain_loader(node, bool(batches))
-        if self._takes_next(node) and is_step and isinstance(node.iter, ast.Call) and source.dotted(node.iter.func) == "range":
+        if (
+            self._takes_next(node)
+            and is_step
+            and isinstance(node.iter, ast.Call)
+            and source.dotted(node.iter.func) == "range"
+        ):
             site = self.site(node.target, source.shown(node.target), "number")
             with self.under(frozenset((site,))):
                 self.sink(NOTHING, node, "control")
@@ -309,7 +329,9 @@ class Loops(Expressions):
 
         self._iterations(node, test, is_step=is_step, is_epoch=is_epoch)
 
-    def _iterations(self, node: ast.For | ast.AsyncFor | ast.While, begin: Callable[[], None], *, is_step: bool, is_epoch: bool) -> None:
+    def _iterations(
+        self, node: ast.For | ast.AsyncFor | ast.While, begin: Callable[[], None], *, is_step: bool, is_epoch: bool
+    ) -> None:
         loops, in_step = self.loops, self.in_step
         jumps = Jumps()
         number = id(node)
@@ -340,21 +362,31 @@ class Loops(Expressions):
         """The names that a loop binds to steps' batches, as far as its body shows."""
         bound = source.bound_names(node.target)
         found = source.shards_read_of(node.body, bound)
-        if not found and isinstance(node.iter, ast.Call) and source.dotted(node.iter.func).rpartition(".")[2] in ("range", "epochs"):
+        if (
+            not found
+            and isinstance(node.iter, ast.Call)
+            and source.dotted(node.iter.func).rpartition(".")[2] in ("range", "epochs")
+        ):
             return set()
         for statement in node.body if not found and self._has_steps(node.body) else ():
             for part in ast.walk(statement):
-                if isinstance(part, ast.Call) and not self.with_shards.isdisjoint((source.dotted(part.func).rpartition(".")[2],)):
+                if isinstance(part, ast.Call) and not self.with_shards.isdisjoint(
+                    (source.dotted(part.func).rpartition(".")[2],)
+                ):
                     found |= {a.id for a in part.args if isinstance(a, ast.Name) and a.id in bound}
         return found
 
     def _has_steps(self, body: list[ast.stmt]) -> bool:
-        return any(".shards" in called or not called.isdisjoint(self.with_shards) for called in map(source.called_names, body))
+        return any(
+            ".shards" in called or not called.isdisjoint(self.with_shards) for called in map(source.called_names, body)
+        )
 
     def _takes_next(self, node: ast.For | ast.AsyncFor | ast.While) -> bool:
         if not any("next" in called for called in map(source.called_names, node.body)):
             return False
-        own = [part for part in source.own_nodes(node.body) if isinstance(part, ast.Call) and source.dotted(part.func) == "next"]
+        own = [
+            part for part in source.own_nodes(node.body) if isinstance(part, ast.Call) and source.dotted(part.func) == "next"
+        ]
         return bool(own) and any(
             o.kind == "iterator" and o.is_prepared for call in own if call.args for o in self._peek(call.args[0]).objects
         )

@@ -126,7 +126,7 @@ class Machine:
                 inner = self.use(inner, depth - 1)
             flags |= inner.flags
             sites |= inner.sites
-        return Value(frozenset(), flags, frozenset() if flags & CLOCK else sites)
+        return Value(frozenset(), flags, sites)
 
     # -- writing ------------------------------------------------------------------------------------------------------------
 
@@ -139,7 +139,9 @@ class Machine:
         scope = 0 if frame is None else id(frame.definition)
         return Site(self.frame.path, line, column, name, how, bool(self.inside), doubtful, scope)
 
-    def write(self, node: ast.AST, name: str, how: str, value: Value, *, own: bool = False, doubtful: bool = False) -> Write | None:
+    def write(
+        self, node: ast.AST, name: str, how: str, value: Value, *, own: bool = False, doubtful: bool = False
+    ) -> Write | None:
         """The record of a change, if it is one that matters.
 
         Args:
@@ -173,7 +175,18 @@ class Machine:
         self, target: Object, node: ast.AST, name: str, how: str, value: Value, *, own: bool = True, doubtful: bool = False
     ) -> None:
         """An object changes in part."""
-        if target.kind in ("per shard", "team", "batch", "evaluation", "optimizer", "external", "file", "function", "class", "method"):
+        if target.kind in (
+            "per shard",
+            "team",
+            "batch",
+            "evaluation",
+            "optimizer",
+            "external",
+            "file",
+            "function",
+            "class",
+            "method",
+        ):
             return
         if target.is_prepared and target.kind not in ("list", "dict", "draws"):
             return  # weights that are written inside are refused when it runs; outside they are in checkpoints
@@ -248,8 +261,14 @@ class Machine:
                 certain = kind != "picture" and not site.doubtful
             else:
                 code = _CODES_OUTSIDE.get(site.how, "LS201")
-                certain = (kind in ("answer", "weights", "control", "decision", "save") or site.how == "average") and not site.doubtful
-                if not certain and kind in ("print", "picture", "return") and site.how in ("append", "add", "change", "attribute"):
+                certain = (
+                    kind in ("answer", "weights", "control", "decision", "save") or site.how == "average"
+                ) and not site.doubtful
+                if (
+                    not certain
+                    and kind in ("print", "picture", "return")
+                    and site.how in ("append", "add", "change", "attribute")
+                ):
                     continue  # a history, or a sum, that is only shown
                 if kind == "return" and site.how != "average":
                     continue

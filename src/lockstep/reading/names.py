@@ -7,18 +7,87 @@ import re
 APPENDING = {"append", "extend", "appendleft", "extendleft", "insert", "put", "put_nowait", "push"}
 CHANGING = APPENDING | {
     *("update", "add", "setdefault", "enqueue", "remove", "discard", "subtract", "popitem", "sort", "reverse", "rotate"),
-    *("record", "observe", "accumulate", "store", "update_parameters", "update_ema", "step_ema", "add_batch", "track", "log_loss"),
+    *(
+        "record",
+        "observe",
+        "accumulate",
+        "store",
+        "update_parameters",
+        "update_ema",
+        "step_ema",
+        "add_batch",
+        "track",
+        "log_loss",
+    ),
 }
 """Methods that change what they are called on."""
-EMPTYING = {"clear", "zero_", "fill_", "copy_", "reset", "load_state_dict", "set_", "manual_seed", "seed", "normal_", "uniform_"}
+EMPTYING = {
+    "clear",
+    "zero_",
+    "fill_",
+    "copy_",
+    "reset",
+    "load_state_dict",
+    "set_",
+    "manual_seed",
+    "seed",
+    "normal_",
+    "uniform_",
+}
 """Those that leave nothing of what was there."""
 NOT_IN_PLACE = {"requires_grad_", "unscale_", "share_memory_", "clip_grad_norm_", "zero_grad_", "pin_memory_"}
 TAKING = {"popleft", "get", "get_nowait", "popitem"}
 SAME_OBJECT = {
-    *("parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules", "children", "named_children"),
-    *("state_dict", "items", "values", "keys", "to", "cpu", "cuda", "double", "half", "bfloat16", "eval", "train", "requires_grad_"),
-    *("view", "view_as", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "detach_", "data_ptr", "detach", "t"),
-    *("contiguous", "get_parameter", "get_buffer", "get_submodule", "apply", "share_memory", "share_memory_", "unwrap", "cached"),
+    *(
+        "parameters",
+        "named_parameters",
+        "buffers",
+        "named_buffers",
+        "modules",
+        "named_modules",
+        "children",
+        "named_children",
+    ),
+    *(
+        "state_dict",
+        "items",
+        "values",
+        "keys",
+        "to",
+        "cpu",
+        "cuda",
+        "double",
+        "half",
+        "bfloat16",
+        "eval",
+        "train",
+        "requires_grad_",
+    ),
+    *(
+        "view",
+        "view_as",
+        "reshape",
+        "flatten",
+        "squeeze",
+        "unsqueeze",
+        "transpose",
+        "permute",
+        "detach_",
+        "data_ptr",
+        "detach",
+        "t",
+    ),
+    *(
+        "contiguous",
+        "get_parameter",
+        "get_buffer",
+        "get_submodule",
+        "apply",
+        "share_memory",
+        "share_memory_",
+        "unwrap",
+        "cached",
+    ),
 }
 """Methods whose result shares what they are called on."""
 CONTAINERS = {
@@ -56,17 +125,33 @@ CLOCKS = re.compile(
     r"|timeit\.default_timer|datetime\.(datetime|date)\.(now|today|utcnow)|torch\.cuda\.(Event|\w*memory\w*|synchronize)"
     r"|(psutil|resource|tracemalloc)\.\w+)$"
 )
-MODULES = re.compile(r"(torch\.nn\.(?!functional|init|utils|Parameter$|parameter)\w+(\.\w+)*|torchvision\.models\.\w+.*|timm\.create_model)$")
+MODULES = re.compile(
+    r"(torch\.nn\.(?!functional|init|utils|Parameter$|parameter)\w+(\.\w+)*|torchvision\.models\.\w+.*|timm\.create_model)$"
+)
 STATISTICS = re.compile(r"(BatchNorm|SyncBatchNorm|InstanceNorm.*track)")
-OPTIMIZERS = re.compile(r"(torch\.optim\.(?!lr_scheduler|swa_utils)\w+(\.\w+)*|bitsandbytes\.optim\.\w+|transformers\.Adafactor)$")
+OPTIMIZERS = re.compile(
+    r"(torch\.optim\.(?!lr_scheduler|swa_utils)\w+(\.\w+)*|bitsandbytes\.optim\.\w+|transformers\.Adafactor)$"
+)
+MAKES = re.compile(r"(evaluate|datasets|gym|gymnasium|torchmetrics|torcheval)\.\w+")
 LOADERS = {"torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader"}
-COPIES = {"copy.deepcopy", "copy.copy", "torch.optim.swa_utils.AveragedModel", "timm.utils.ModelEma", "timm.utils.ModelEmaV2"}
+COPIES = {
+    "copy.deepcopy",
+    "copy.copy",
+    "torch.optim.swa_utils.AveragedModel",
+    "timm.utils.ModelEma",
+    "timm.utils.ModelEmaV2",
+}
 AVERAGES = {"torch.optim.swa_utils.AveragedModel", "timm.utils.ModelEma", "timm.utils.ModelEmaV2"}
 SYNCHRONISED = re.compile(r"(torchmetrics|torcheval|ignite)\b")
 """Libraries whose objects reduce over ranks by themselves."""
 WRAPPERS = {"tqdm", "trange", "track", "progress_bar", "list", "tuple", "iter", "reversed", "Progress"}
 HOOKS = {"register_forward_hook", "register_forward_pre_hook", "register_module_forward_hook"}
-GRADIENT_HOOKS = {"register_hook", "register_full_backward_hook", "register_post_accumulate_grad_hook", "register_full_backward_pre_hook"}
+GRADIENT_HOOKS = {
+    "register_hook",
+    "register_full_backward_hook",
+    "register_post_accumulate_grad_hook",
+    "register_full_backward_pre_hook",
+}
 GATHERING = re.compile(r"(all_gather|all_reduce|gather|reduce|broadcast|scatter|all_to_all|sum|mean|collect|rows|everyone)")
 
 _HARMLESS = re.compile(
@@ -80,7 +165,9 @@ _PICTURE = re.compile(
     r"|set_description\w*|add_histogram|plt\.\w+|show|draw\w*|visuali[sz]e\w*|save_\w*(grid|picture|image|sample|plot)s?\w*)$"
 )
 _SAVING = re.compile(r"(^|\.)(save\w*|dump|dumps|savetxt|savez|to_csv|to_json|write_text|write_bytes)$")
-_BARS = re.compile(r"(^|\.)\w*(bar|progress|tqdm|timer|clock|profiler|prof|watch)\w*\.(update|step|advance|set_\w+|tick|start|stop)$")
+_BARS = re.compile(
+    r"(^|\.)\w*(bar|progress|tqdm|timer|clock|profiler|prof|watch)\w*\.(update|step|advance|set_\w+|tick|start|stop)$"
+)
 
 
 def is_harmless(name: str) -> bool:

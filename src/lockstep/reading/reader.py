@@ -58,7 +58,10 @@ class Reader(Statements):
                     names = [alias.name for alias in node.names]
                 elif isinstance(node, ast.ImportFrom):
                     module = "." * node.level + (node.module or "")
-                    names = [module, *(f"{module}.{alias.name}" if node.module else module + alias.name for alias in node.names)]
+                    names = [
+                        module,
+                        *(f"{module}.{alias.name}" if node.module else module + alias.name for alias in node.names),
+                    ]
                 for name in names:
                     found = self._load(name, importer)
                     inner = None if found is None or found[0] in known else _parse(found[1])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import cache
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -29,13 +28,13 @@ def body_of(function: ast.AST) -> list[ast.stmt]:
     return function.body
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_generator(function: ast.AST) -> bool:
     """Whether a function yields."""
     return any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in own_nodes(body_of(function)))
 
 
-@lru_cache(maxsize=None)
+@cache
 def loaded_names(node: ast.AST) -> frozenset[str]:
     """The names and dotted names that an expression reads."""
     names = set()
@@ -51,7 +50,7 @@ def forget() -> None:
         function.cache_clear()
 
 
-@lru_cache(maxsize=None)
+@cache
 def called_names(node: ast.AST) -> frozenset[str]:
     """The last names of what is called anywhere in it; ``.shards``, if that is read."""
     names = set()
@@ -94,7 +93,7 @@ def goes_through_data(node: ast.AST) -> bool:
     return False
 
 
-@lru_cache(maxsize=None)
+@cache
 def reads_shards(node: ast.AST) -> bool:
     """Whether ``.shards`` stands in it."""
     return any(isinstance(part, ast.Attribute) and part.attr == "shards" for part in ast.walk(node))
@@ -106,7 +105,10 @@ def shards_read_of(body: Iterable[ast.AST], names: set[str]) -> set[str]:
         part.value.id
         for statement in body
         for part in ast.walk(statement)
-        if isinstance(part, ast.Attribute) and part.attr == "shards" and isinstance(part.value, ast.Name) and part.value.id in names
+        if isinstance(part, ast.Attribute)
+        and part.attr == "shards"
+        and isinstance(part.value, ast.Name)
+        and part.value.id in names
     }
 
 
@@ -120,7 +122,11 @@ def functions_with_shards(trees: Iterable[ast.AST]) -> set[str]:
     found = {name for name, called in calls.items() if ".shards" in called}
     grown = True
     while grown:
-        more = {name for name, called in calls.items() if name not in found and called & found and name not in ("__init__", "forward")}
+        more = {
+            name
+            for name, called in calls.items()
+            if name not in found and called & found and name not in ("__init__", "forward")
+        }
         found |= more
         grown = bool(more)
     return found

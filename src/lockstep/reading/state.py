@@ -68,4 +68,3 @@ def join(states: Iterable[State]) -> State | None:
             elif known is not cell:
                 result[key] = Cell(merge((known.value, cell.value)), known.writes | cell.writes)
     return None if result is None else State(result)
-

@@ -9,7 +9,6 @@ from lockstep.reading.calls import Calls
 from lockstep.reading.state import CONTENT, Key, join
 from lockstep.reading.values import DATA, NOTHING, OF_A_SHARD, RANKED, SIZE, Frame, Object, Value, Write, merge, mix
 
-
 _OF_OPTIMIZERS = ("lr", "momentum", "weight_decay", "betas", "initial_lr")
 
 
@@ -53,9 +52,7 @@ class Statements(Calls):
             self._class(node)
         elif isinstance(node, ast.Return):
             return self._return(node)
-        elif isinstance(node, ast.Break):
-            return self._jump(node)
-        elif isinstance(node, ast.Continue):
+        elif isinstance(node, ast.Break) or isinstance(node, ast.Continue):
             return self._jump(node)
         elif isinstance(node, ast.Raise):
             return False
@@ -98,7 +95,13 @@ class Statements(Calls):
             copies = any(o.is_copy for o in value.objects)
             if self.inside and own and value.objects and not value.flags and not value.sites:
                 own = False  # x = x.to(device), model = wrap(model)
-            write = self.write(target, target.id, "average" if copies else "add" if own and isinstance(source_, ast.BinOp) else "set", self.use_flags(value), own=own)
+            write = self.write(
+                target,
+                target.id,
+                "average" if copies else "add" if own and isinstance(source_, ast.BinOp) else "set",
+                self.use_flags(value),
+                own=own,
+            )
             self.put_variable(target.id, value, write)
         elif isinstance(target, (ast.Tuple, ast.List)):
             self._unpack(target.elts, value, source_)
@@ -181,7 +184,11 @@ class Statements(Calls):
             if place.kind in ("instance", "class", "file", "kept state") or self.inside:
                 place.children |= value.objects
                 kept = place.is_kept and not self.inside and place.kind != "instance"
-                write = None if kept or place.kind == "optimizer" else self.write(target, shown, how, self.use_flags(value), own=own)
+                write = (
+                    None
+                    if kept or place.kind == "optimizer"
+                    else self.write(target, shown, how, self.use_flags(value), own=own)
+                )
                 (self.state.put if single and not grows else self.state.add)((place, name), value, write)
             else:
                 place.children |= value.objects
@@ -421,10 +428,16 @@ class Statements(Calls):
             if known is not None:
                 frame = next(iter(known.objects)).frame
                 cell = self.state.get((frame, alias.name)) if frame is not None else None
-                inner = self.file(f"{module}.{alias.name}" if not module.endswith(".") else module + alias.name) if cell is None else None
+                inner = (
+                    self.file(f"{module}.{alias.name}" if not module.endswith(".") else module + alias.name)
+                    if cell is None
+                    else None
+                )
                 value = self.look(cell) if cell is not None else inner or NOTHING
             else:
-                value = self.file(f"{module}.{alias.name}" if not module.endswith(".") else module + alias.name) or self.external(f"{module}.{alias.name}")
+                value = self.file(
+                    f"{module}.{alias.name}" if not module.endswith(".") else module + alias.name
+                ) or self.external(f"{module}.{alias.name}")
             self.state.put(self.key_of(name), value, None)
 
     def file(self, name: str) -> Value | None:

@@ -95,7 +95,6 @@ class Object:
     arguments: tuple[list[Value], dict[str, Value]] | None = None
     """Of a call of a generator function, which runs when it is iterated."""
 
-
     def is_kept_iterator(self) -> bool:
         """Whether its position is in checkpoints."""
         return self.kind == "iterator" and self.is_prepared
@@ -139,18 +138,22 @@ def merge(values: Iterable[Value]) -> Value:
             same = value.items is not None and len(value.items) == len(items)
             items = tuple(merge(pair) for pair in zip(items, value.items or (), strict=True)) if same else None
         first = False
-    if flags & CLOCK:
-        sites = frozenset()  # a duration, or samples by second: differs from run to run anyway
     return Value(objects, flags, sites, items)
 
 
 def mix(values: Iterable[Value]) -> Value:
-    """What is computed from all of these values."""
+    """What is made of all of these values."""
     flags, sites = 0, frozenset[Site]()
     for value in values:
         flags |= value.flags
         if value.sites:
             sites |= value.sites
-    if flags & CLOCK:
-        sites = frozenset()
+    if flags & CLOCK and sites:
+        flags &= ~CLOCK  # a line of output with the time, say: what else is in it counts
     return Value(frozenset(), flags, sites)
+
+
+def compute(left: Value, right: Value) -> Value:
+    """What an operator makes of two values. A duration, or samples by second, differ from run to run anyway."""
+    flags = left.flags | right.flags
+    return Value(frozenset(), flags, frozenset() if flags & CLOCK else left.sites | right.sites)

@@ -251,7 +251,7 @@ class Decoded(Dataset):
     def __len__(self):
         return 64
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019
+    @functools.cache  # noqa: B019
     def read(self, index):
         return torch.full((6,), float(index))
 
