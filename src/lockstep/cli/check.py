@@ -40,8 +40,8 @@ Exit status: 0 if nothing certain is found, 1 if something is, 2 if a script can
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.option("--explain", "code", metavar="CODE", help="Explain a code, and exit.")
 def command(scripts: tuple[Path, ...], as_json: bool, code: str | None) -> None:
-    """Read the training loops of SCRIPT and of the modules beside it that it imports, and find what the script itself writes in one
-    place and reads in another: inside batch.shards and outside, or in one step and, after a resume, in a later one.
+    """Read the training loops of SCRIPT and of the modules beside it that it imports, and find what the script itself writes
+    in one place and reads in another: inside batch.shards and outside, or in one step and, after a resume, in a later one.
 
     Nothing is imported or run. Findings marked "perhaps" are shown here only: nothing but the output depends on them, or too
     little can be seen. A run says the others when it starts.

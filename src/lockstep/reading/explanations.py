@@ -25,8 +25,8 @@ def _of(why: str, bad: str, good: str) -> Explanation:
 EXPLANATIONS = {
     "LS101": _of(
         """
-        Behind `batch.shards`, a variable that was bound inside holds what the last shard of this process left there: another
-        shard's on another number of processes, and nothing where a process has no samples.
+        Behind `batch.shards`, a variable that was bound inside holds what the last shard of this process left there:
+        another shard's on another number of processes, and nothing where a process has no samples.
         """,
         """
         for batch in loader:
@@ -48,8 +48,8 @@ EXPLANATIONS = {
     ),
     "LS102": _of(
         """
-        A counter or a sum inside `batch.shards`, or inside an evaluation, covers the shards of this process: half of the samples
-        on two processes.
+        A counter or a sum inside `batch.shards`, or inside an evaluation, covers the shards of this process: half of
+        the samples on two processes.
         """,
         """
         correct = total = 0
@@ -74,8 +74,8 @@ EXPLANATIONS = {
     ),
     "LS103": _of(
         """
-        A list, dict, tensor or object of the script that is filled or changed inside gets the samples of this process only. What
-        all processes have found is gathered outside; ranks are in the order of shards.
+        A list, dict, tensor or object of the script that is filled or changed inside gets the samples of this process
+        only. What all processes have found is gathered outside; ranks are in the order of shards.
         """,
         """
         table = torch.zeros(1000, 10)
@@ -102,8 +102,9 @@ EXPLANATIONS = {
     ),
     "LS104": _of(
         """
-        A plain attribute that `forward`, or another method called inside, sets from its own old value or from the samples, is
-        changed once a shard of this process. A buffer is combined over the shards; `team.step` counts steps.
+        A plain attribute that `forward`, or another method called inside, sets from its own old value or from the
+        samples, is changed once a shard of this process. A buffer is combined over the shards; `team.step` counts
+        steps.
         """,
         """
         class Cooling(torch.nn.Module):
@@ -114,6 +115,7 @@ EXPLANATIONS = {
             def forward(self, x):
                 self.calls += 1
                 return self.layer(x) / self.calls
+
 
         model = team.prepare(Cooling())
         for batch in loader:
@@ -130,6 +132,7 @@ EXPLANATIONS = {
             def forward(self, x):
                 return self.layer(x) / self.calls
 
+
         model = team.prepare(Cooling())
         for batch in loader:
             model.calls = team.step
@@ -140,8 +143,8 @@ EXPLANATIONS = {
     ),
     "LS105": _of(
         """
-        A generator of the script's own runs on from shard to shard, so what a shard draws follows from how many came before it on
-        this process. The global generators are reseeded for each shard.
+        A generator of the script's own runs on from shard to shard, so what a shard draws follows from how many came
+        before it on this process. The global generators are reseeded for each shard.
         """,
         """
         generator = torch.Generator().manual_seed(0)
@@ -160,8 +163,8 @@ EXPLANATIONS = {
     ),
     "LS106": _of(
         """
-        An average of the weights that is moved inside moves once a shard: four times a step on one process with four shards, once
-        on four processes.
+        An average of the weights that is moved inside moves once a shard: four times a step on one process with four
+        shards, once on four processes.
         """,
         """
         average = team.prepare(copy.deepcopy(model))
@@ -185,8 +188,9 @@ EXPLANATIONS = {
     ),
     "LS107": _of(
         """
-        `enumerate(batch.shards)` numbers this process's shards from 0; `get_worker_info().id` numbers its loader workers. Both are
-        others on another number of processes or workers. (As an index into a list of this process they are right.)
+        `enumerate(batch.shards)` numbers this process's shards from 0; `get_worker_info().id` numbers its loader
+        workers. Both are others on another number of processes or workers. (As an index into a list of this process
+        they are right.)
         """,
         """
         for batch in loader:
@@ -203,8 +207,8 @@ EXPLANATIONS = {
     ),
     "LS108": _of(
         """
-        Weights that are written through `.data` inside are written once a shard of this process. PyTorch does not count such
-        writes, so it is not refused when it runs.
+        Weights that are written through `.data` inside are written once a shard of this process. PyTorch does not count
+        such writes, so it is not refused when it runs.
         """,
         """
         model = team.prepare(torch.nn.Linear(4, 2))
@@ -227,8 +231,9 @@ EXPLANATIONS = {
     ),
     "LS109": _of(
         """
-        Each process, and each of its loader workers, has a data set and a `collate_fn` of its own. What they count, draw from a
-        generator of their own, or cache after drawing it, is another on another number of processes or workers.
+        Each process, and each of its loader workers, has a data set and a `collate_fn` of its own. What they count,
+        draw from a generator of their own, or cache after drawing it, is another on another number of processes or
+        workers.
         """,
         """
         class Cached(torch.utils.data.Dataset):
@@ -239,6 +244,7 @@ EXPLANATIONS = {
                 if index not in self.cache:
                     self.cache[index] = self.samples[index] + torch.randn(4)
                 return self.cache[index]
+
 
         loader = team.prepare(torch.utils.data.DataLoader(Cached(samples), 64))
         """,
@@ -251,13 +257,14 @@ EXPLANATIONS = {
                 generator = torch.Generator().manual_seed(index)
                 return self.samples[index] + torch.randn(4, generator=generator)
 
+
         loader = team.prepare(torch.utils.data.DataLoader(Drawn(samples), 64))
         """,
     ),
     "LS110": _of(
         """
-        Buffers of prepared modules are combined over the shards. Those of a module that is not prepared, such as a loss with a
-        running mean, or a teacher with BatchNorm in training mode, follow the shards of this process.
+        Buffers of prepared modules are combined over the shards. Those of a module that is not prepared, such as a loss
+        with a running mean, or a teacher with BatchNorm in training mode, follow the shards of this process.
         """,
         """
         teacher = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
@@ -278,7 +285,8 @@ EXPLANATIONS = {
     ),
     "LS111": _of(
         """
-        `next()` inside takes one item for each shard of this process: which one a shard gets follows from the shards before it.
+        `next()` inside takes one item for each shard of this process: which one a shard gets follows from the shards
+        before it.
         """,
         """
         unlabelled = iter(torch.utils.data.DataLoader(more, 16))
@@ -297,8 +305,8 @@ EXPLANATIONS = {
     ),
     "LS112": _of(
         """
-        Scripts for DistributedDataParallel scale the rate with the number of processes, because their batch grows with it. Here the
-        batch size in the script is the global one, and the answer is to be the same on every number.
+        Scripts for DistributedDataParallel scale the rate with the number of processes, because their batch grows with
+        it. Here the batch size in the script is the global one, and the answer is to be the same on every number.
         """,
         """
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * team.world_size)
@@ -309,8 +317,8 @@ EXPLANATIONS = {
     ),
     "LS113": _of(
         """
-        The body of this loop runs for the batches of this process, so the first five of them are others, and more or fewer in all,
-        on another number of processes.
+        The body of this loop runs for the batches of this process, so the first five of them are others, and more or
+        fewer in all, on another number of processes.
         """,
         """
         with team.evaluate(model, test_loader) as batches:
@@ -328,8 +336,8 @@ EXPLANATIONS = {
     ),
     "LS201": _of(
         """
-        A resumed run begins at the top of the script: a variable that steps or epochs hand on starts anew, and what is decided by it
-        is decided anew. `team.state` keeps such values in every checkpoint.
+        A resumed run begins at the top of the script: a variable that steps or epochs hand on starts anew, and what is
+        decided by it is decided anew. `team.state` keeps such values in every checkpoint.
         """,
         """
         best, bad = 0.0, 0
@@ -362,8 +370,8 @@ EXPLANATIONS = {
     ),
     "LS202": _of(
         """
-        After a resume in mid-epoch, `enumerate(loader)` counts the steps that are left, from 0; and `for _ in range(100):
-        next(batches)` takes 100 more.
+        After a resume in mid-epoch, `enumerate(loader)` counts the steps that are left, from 0; and `for _ in
+        range(100): next(batches)` takes 100 more.
         """,
         """
         for step, batch in enumerate(loader):
@@ -382,7 +390,8 @@ EXPLANATIONS = {
     ),
     "LS203": _of(
         """
-        A list, dict or tensor of the script that steps change, and later steps read, is in no checkpoint unless it is registered.
+        A list, dict or tensor of the script that steps change, and later steps read, is in no checkpoint unless it is
+        registered.
         """,
         """
         norms = []
@@ -405,8 +414,8 @@ EXPLANATIONS = {
     ),
     "LS204": _of(
         """
-        A copy of a model that follows it (a mean teacher, a target network, an average of the weights) is made from the first
-        weights again when a run resumes, unless it is prepared.
+        A copy of a model that follows it (a mean teacher, a target network, an average of the weights) is made from the
+        first weights again when a run resumes, unless it is prepared.
         """,
         """
         teacher = copy.deepcopy(model)
@@ -449,7 +458,8 @@ EXPLANATIONS = {
     ),
     "LS206": _of(
         """
-        The position of an iterator over something that is not prepared is in no checkpoint: it starts at the first item again.
+        The position of an iterator over something that is not prepared is in no checkpoint: it starts at the first item
+        again.
         """,
         """
         unlabelled = iter(torch.utils.data.DataLoader(more, 16))
@@ -471,8 +481,8 @@ EXPLANATIONS = {
     ),
     "LS301": _of(
         """
-        Only `team.backward` puts a gradient into the sum over the shards. A gradient that is no part of the step, as of an attack on
-        the inputs, is `torch.autograd.grad`'s.
+        Only `team.backward` puts a gradient into the sum over the shards. A gradient that is no part of the step, as of
+        an attack on the inputs, is `torch.autograd.grad`'s.
         """,
         """
         for batch in loader:
@@ -531,8 +541,8 @@ EXPLANATIONS = {
     ),
     "LS304": _of(
         """
-        `join()` seeds the random numbers. What is drawn before it is drawn from the process's own seed: initial weights that are
-        others in each launch. (Those of rank 0 go to all.)
+        `join()` seeds the random numbers. What is drawn before it is drawn from the process's own seed: initial weights
+        that are others in each launch. (Those of rank 0 go to all.)
         """,
         """
         model = torch.nn.Linear(4, 2)
@@ -547,7 +557,8 @@ EXPLANATIONS = {
     ),
     "LS305": _of(
         """
-        Python orders a set of words by their hashes, which are others in each process: the numbers that `enumerate` gives them, too.
+        Python orders a set of words by their hashes, which are others in each process: the numbers that `enumerate`
+        gives them, too.
         """,
         """
         words = set(open("text.txt").read().split())

@@ -8,7 +8,21 @@ from collections.abc import Callable
 from lockstep.reading import source
 from lockstep.reading.machine import MOST_WORK, Machine, TooMuch
 from lockstep.reading.state import CONTENT
-from lockstep.reading.values import DATA, NOTHING, NUMBER, RANKED, SET_ORDER, SIZE, WORLD, Frame, Object, Value, compute, merge, mix
+from lockstep.reading.values import (
+    DATA,
+    NOTHING,
+    NUMBER,
+    RANKED,
+    SET_ORDER,
+    SIZE,
+    WORLD,
+    Frame,
+    Object,
+    Value,
+    compute,
+    merge,
+    mix,
+)
 
 _CONSTANTS = (ast.Constant,)
 
@@ -123,7 +137,9 @@ class Expressions(Machine):
             return NOTHING if cell is None else self.look(cell)
         if target.kind in ("instance", "class"):
             if name == "__dict__":
-                return merge([self.look(cell) for (owner, _), cell in list(self.state.cells.items()) if owner is target] or [NOTHING])
+                return merge(
+                    [self.look(cell) for (owner, _), cell in list(self.state.cells.items()) if owner is target] or [NOTHING]
+                )
             known = self.field(target, name)
             if known is not None:
                 return known
@@ -185,9 +201,9 @@ class Expressions(Machine):
 
     def _subscript(self, node: ast.Subscript) -> Value:
         base, index = self.eval(node.value), self.eval(node.slice)
-        if base.items is not None and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, int):
-            if -len(base.items) <= node.slice.value < len(base.items):
-                return base.items[node.slice.value]
+        at = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        if base.items is not None and isinstance(at, int) and -len(base.items) <= at < len(base.items):
+            return base.items[at]
         numbered = bool(index.flags & NUMBER)
         index = self.use(index)
         flags = (base.flags | index.flags) & ~NUMBER
@@ -328,11 +344,11 @@ class Expressions(Machine):
     # -- what others define -------------------------------------------------------------------------------------------------
 
     def call(self, node: ast.Call) -> Value:
-        """See Calls."""
+        """See Functions."""
         raise NotImplementedError
 
     def invoke(self, function: Object, args: list[Value], keywords: dict[str, Value], node: ast.AST) -> Value:
-        """See Calls."""
+        """See Functions."""
         raise NotImplementedError
 
     def iterate(self, node: ast.AST) -> tuple[Value, str]:
@@ -344,7 +360,7 @@ class Expressions(Machine):
         raise NotImplementedError
 
     def written(self, value: Value) -> Value:
-        """See Calls."""
+        """See Functions."""
         raise NotImplementedError
 
     def yielded(self, value: Value) -> Value:

@@ -1,4 +1,4 @@
-"""The files that are read: a script, and the modules of the user's own beside it. The one place of this package with effects."""
+"""The files that are read: a script, and the modules of the user's own beside it. Only here is anything opened."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _LIBRARIES = {"site-packages", "dist-packages"}
 
 
 def read_script(path: Path) -> list[Finding]:
-    """What the reading finds in a script and in the modules of the user's own that it imports: those beside it, and those of its
-    own package. Nothing in files that cannot be read or parsed, and nothing in installed packages."""
+    """What the reading finds in a script and in the modules of the user's own that it imports: those beside it, and those of
+    its own package. Nothing in files that cannot be read or parsed, and nothing in installed packages."""
     text = _text(path)
     if text is None or _LIBRARIES & {*path.absolute().parts}:
         return []

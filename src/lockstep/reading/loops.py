@@ -412,7 +412,7 @@ class Loops(Expressions):
         raise NotImplementedError
 
     def run(self, function: Object, args: list[Value], keywords: dict[str, Value]) -> Value:
-        """See Calls."""
+        """See Functions."""
         raise NotImplementedError
 
 

@@ -52,6 +52,7 @@ _CODES_OUTSIDE = {
     "average": "LS204",
     "next": "LS206",
     "number": "LS202",
+    "flag": "LS201",
 }
 _UNWRITTEN = {"team", "loader", "batch", "evaluation", "function", "class", "file", "external", "clock", "method", "shards"}
 """Kinds of objects that a variable may be bound to anew without that being a state of the script."""
@@ -248,12 +249,15 @@ class Machine:
         Args:
             value: which.
             node: where.
-            kind: ``answer``, ``weights`` (by way of the loss, or of an optimizer), ``control``, ``decision`` (of all ranks), ``save``, ``print``, ``picture`` or ``return``.
+            kind: ``answer``, ``weights`` (by way of the loss, or of an optimizer), ``control``, ``decision`` (of all ranks),
+                ``save``, ``print``, ``picture`` or ``return``.
         """
         sites = value.sites if kind == "print" or kind == "picture" else value.sites | self.control
         for site in sites:
             if site.how == "world" and kind != "weights":
                 continue
+            if kind == "control" and site.how == "flag":
+                continue  # what ends a loop has its first value where the loop goes on
             if kind == "save" and not site.inside and site not in self.control and site.how != "average":
                 continue  # the script keeps it by itself
             if site.inside:

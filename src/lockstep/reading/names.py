@@ -134,14 +134,9 @@ OPTIMIZERS = re.compile(
 )
 MAKES = re.compile(r"(evaluate|datasets|gym|gymnasium|torchmetrics|torcheval)\.\w+")
 LOADERS = {"torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader"}
-COPIES = {
-    "copy.deepcopy",
-    "copy.copy",
-    "torch.optim.swa_utils.AveragedModel",
-    "timm.utils.ModelEma",
-    "timm.utils.ModelEmaV2",
-}
-AVERAGES = {"torch.optim.swa_utils.AveragedModel", "timm.utils.ModelEma", "timm.utils.ModelEmaV2"}
+COPIES = {"copy.deepcopy", "copy.copy"}
+AVERAGES = re.compile(r".*\b(AveragedModel|ModelEma\w*|EMAModel|ExponentialMovingAverage|EMA)$")
+COUNTERS = {"itertools.count", "itertools.cycle"}
 SYNCHRONISED = re.compile(r"(torchmetrics|torcheval|ignite)\b")
 """Libraries whose objects reduce over ranks by themselves."""
 WRAPPERS = {"tqdm", "trange", "track", "progress_bar", "list", "tuple", "iter", "reversed", "Progress"}
@@ -153,6 +148,59 @@ GRADIENT_HOOKS = {
     "register_full_backward_pre_hook",
 }
 GATHERING = re.compile(r"(all_gather|all_reduce|gather|reduce|broadcast|scatter|all_to_all|sum|mean|collect|rows|everyone)")
+
+BUILTINS = {
+    *(
+        "list",
+        "dict",
+        "set",
+        "frozenset",
+        "bytearray",
+        "len",
+        "next",
+        "iter",
+        "setattr",
+        "getattr",
+        "super",
+        "print",
+        "input",
+        "open",
+    ),
+    *(
+        "sorted",
+        "reversed",
+        "map",
+        "filter",
+        "sum",
+        "min",
+        "max",
+        "zip",
+        "enumerate",
+        "tuple",
+        "isinstance",
+        "type",
+        "id",
+        "hasattr",
+    ),
+    *(
+        "callable",
+        "range",
+        "int",
+        "float",
+        "str",
+        "bool",
+        "abs",
+        "round",
+        "any",
+        "all",
+        "exit",
+        "quit",
+        "exec",
+        "divmod",
+        "pow",
+        "repr",
+    ),
+}
 
 _HARMLESS = re.compile(
     r"(^|\.)(print|pprint|logger|logging|log|_log|wandb|writer|tb|tensorboard|board|tqdm|bar|pbar|progress|progress_bar|mlflow|warn"

@@ -10,7 +10,7 @@ from lockstep.reading import source
 from lockstep.reading.findings import Finding, in_order
 from lockstep.reading.machine import TooMuch
 from lockstep.reading.statements import Statements
-from lockstep.reading.values import NOTHING, Frame, Object, Value
+from lockstep.reading.values import Frame, Object, Value
 
 _OK = re.compile(r"#\s*lockstep:\s*ok\b((?:[ ,]+LS\d+)*)")
 
@@ -119,7 +119,7 @@ class Reader(Statements):
                 method = self.method(target, statement.name)
                 if method is not None and self._is_unused(method):
                     init = self.method(target, "__init__")
-                    made = self._instance(target, target.definition, [], {})
+                    made = self.instance(target, target.definition, [], {})
                     del init
                     self.run(method, [made], {})
 
@@ -175,6 +175,3 @@ def read_source(text: str, path: str = "script.py", load: Load = lambda name, im
     reader = Reader(load)
     reader.read(path, text)
     return reader.results()
-
-
-__all__ = ["NOTHING", "Load", "Reader", "read_source"]

@@ -3,21 +3,49 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 
 from lockstep.reading import names, source
-from lockstep.reading.calls import Calls
+from lockstep.reading.expressions import void
+from lockstep.reading.methods import Methods
 from lockstep.reading.state import CONTENT, Key, join
-from lockstep.reading.values import DATA, NOTHING, OF_A_SHARD, RANKED, SIZE, Frame, Object, Value, Write, merge, mix
+from lockstep.reading.values import DATA, NOTHING, OF_A_SHARD, RANKED, SIZE, Frame, Value, Write, merge, mix
 
 _OF_OPTIMIZERS = ("lr", "momentum", "weight_decay", "betas", "initial_lr")
 
 
-class Statements(Calls):
+class Statements(Methods):
     """Runs statements."""
 
     def __init__(self) -> None:
         super().__init__()
         self.born: set[Key] = set()
+        self.statements: dict[type[ast.AST], Callable[..., bool | None]] = {
+            ast.Expr: self._expression,
+            ast.Assign: self._assign,
+            ast.AugAssign: self._augmented,
+            ast.AnnAssign: self._annotated,
+            ast.For: self.run_for,
+            ast.AsyncFor: self.run_for,
+            ast.While: self.run_while,
+            ast.If: self._if,
+            ast.With: self._with,
+            ast.AsyncWith: self._with,
+            ast.Try: self._try,
+            ast.FunctionDef: self._function,
+            ast.AsyncFunctionDef: self._function,
+            ast.ClassDef: self._class,
+            ast.Return: self._return,
+            ast.Break: self._jump,
+            ast.Continue: self._jump,
+            ast.Raise: lambda node: False,
+            ast.Import: self._import,
+            ast.ImportFrom: self._import,
+            ast.Delete: self._delete,
+            ast.Assert: lambda node: void(self.eval(node.test)),
+            ast.Match: self._match,
+        }
+        """Each returns False if the next statement is not reached."""
 
     def block(self, body: list[ast.stmt]) -> bool:
         """Run statements one after another. Returns whether the end was reached."""
@@ -25,46 +53,17 @@ class Statements(Calls):
 
     def statement(self, node: ast.stmt) -> bool:
         """Run a statement. Returns whether the next one is reached."""
-        if isinstance(node, ast.Expr):
-            self._expression(node)
-        elif isinstance(node, ast.Assign):
-            value = self.eval(node.value)
-            for target in node.targets:
-                self.bind(target, value, node.value)
-        elif isinstance(node, ast.AugAssign):
-            self._augmented(node)
-        elif isinstance(node, ast.AnnAssign):
-            if node.value is not None:
-                self.bind(node.target, self.eval(node.value), node.value)
-        elif isinstance(node, (ast.For, ast.AsyncFor)):
-            self.run_for(node)
-        elif isinstance(node, ast.While):
-            self.run_while(node)
-        elif isinstance(node, ast.If):
-            return self._if(node)
-        elif isinstance(node, (ast.With, ast.AsyncWith)):
-            return self._with(node)
-        elif isinstance(node, ast.Try):
-            return self._try(node)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            self._function(node)
-        elif isinstance(node, ast.ClassDef):
-            self._class(node)
-        elif isinstance(node, ast.Return):
-            return self._return(node)
-        elif isinstance(node, ast.Break) or isinstance(node, ast.Continue):
-            return self._jump(node)
-        elif isinstance(node, ast.Raise):
-            return False
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            self._import(node)
-        elif isinstance(node, ast.Delete):
-            self._delete(node)
-        elif isinstance(node, ast.Assert):
-            self.eval(node.test)
-        elif isinstance(node, ast.Match):
-            return self._match(node)
-        return True
+        handler = self.statements.get(type(node))
+        return handler is None or handler(node) is not False
+
+    def _assign(self, node: ast.Assign) -> None:
+        value = self.eval(node.value)
+        for target in node.targets:
+            self.bind(target, value, node.value)
+
+    def _annotated(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.bind(node.target, self.eval(node.value), node.value)
 
     def _delete(self, node: ast.Delete) -> None:
         for target in node.targets:
@@ -78,7 +77,7 @@ class Statements(Calls):
         self.unknown = None
         value = self.eval(node.value)
         call = node.value
-        if not isinstance(call, ast.Call) or self.unknown is not call:
+        if not isinstance(call, ast.Call) or id(self.unknown) != id(call):
             return
         name = source.dotted(call.func)
         if self.inside and names.is_harmless(name):
@@ -92,16 +91,16 @@ class Statements(Calls):
         if isinstance(target, ast.Name):
             own = source_ is not None and target.id in source.loaded_names(source_)
             value = self.governed(value)
-            copies = any(o.is_copy for o in value.objects)
             if self.inside and own and value.objects and not value.flags and not value.sites:
                 own = False  # x = x.to(device), model = wrap(model)
-            write = self.write(
-                target,
-                target.id,
-                "average" if copies else "add" if own and isinstance(source_, ast.BinOp) else "set",
-                self.use_flags(value),
-                own=own,
-            )
+            how, doubtful = "set", False
+            if any(o.is_copy for o in value.objects):
+                how = "average"
+            elif own and isinstance(source_, ast.BinOp):
+                how = "add"
+            elif isinstance(source_, ast.Constant) and isinstance(source_.value, bool) and not self.inside:
+                how, doubtful = "flag", True
+            write = self.write(target, target.id, how, self.use_flags(value), own=own, doubtful=doubtful)
             self.put_variable(target.id, value, write)
         elif isinstance(target, (ast.Tuple, ast.List)):
             self._unpack(target.elts, value, source_)
@@ -183,7 +182,7 @@ class Statements(Calls):
             how = "statistics" if name in place.buffers else "attribute"
             if place.kind in ("instance", "class", "file", "kept state") or self.inside:
                 place.children |= value.objects
-                kept = place.is_kept and not self.inside and place.kind != "instance"
+                kept = place.is_kept and not place.is_prepared and not self.inside
                 write = (
                     None
                     if kept or place.kind == "optimizer"
@@ -302,7 +301,7 @@ class Statements(Calls):
         if source.dotted(node.test).rpartition(".")[2] == "TYPE_CHECKING":
             return True
         test = self.use(self.eval(node.test))
-        sites = test.sites if self.inside or not test.flags & RANKED else test.sites
+        sites = test.sites
         before = self.state
         ends = []
         for body in (node.body, node.orelse):
@@ -424,33 +423,19 @@ class Statements(Calls):
                         if owner is frame:
                             self.state.put(self.key_of(name), cell.value, None)
                 continue
-            name = alias.asname or alias.name
+            inner = f"{module}.{alias.name}" if node.module else module + alias.name
+            value = None
             if known is not None:
                 frame = next(iter(known.objects)).frame
-                cell = self.state.get((frame, alias.name)) if frame is not None else None
-                inner = (
-                    self.file(f"{module}.{alias.name}" if not module.endswith(".") else module + alias.name)
-                    if cell is None
-                    else None
-                )
-                value = self.look(cell) if cell is not None else inner or NOTHING
-            else:
-                value = self.file(
-                    f"{module}.{alias.name}" if not module.endswith(".") else module + alias.name
-                ) or self.external(f"{module}.{alias.name}")
-            self.state.put(self.key_of(name), value, None)
+                held = self.state.get((frame, alias.name)) if frame is not None else None
+                value = None if held is None else self.look(held)
+            value = value or self.file(inner) or (NOTHING if known is not None else self.external(inner))
+            self.state.put(self.key_of(alias.asname or alias.name), value, None)
 
     def file(self, name: str) -> Value | None:
         """See Reader: a module of the user's own."""
         raise NotImplementedError
 
-    def is_weights(self, place: Object) -> bool:
-        """Whether it is, or is made of, weights that are prepared."""
-        return place.is_prepared and place.kind in ("module", "instance", "opaque")
-
 
 def _is_whole(index: ast.AST) -> bool:
     return isinstance(index, ast.Slice) and index.lower is None and index.upper is None
-
-
-__all__ = ["CONTENT", "Statements"]

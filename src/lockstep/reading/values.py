@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 DATA, SIZE, RANDOM, CLOCK, RANKED, NUMBER, SET_ORDER, WORLD = (1 << bit for bit in range(8))
-"""Flags of a value: made of a shard's samples; of how many there are; of random numbers; of the time; of the rank, or of what was
-gathered from all; a number that counts this process's shards; in the order of a set; of the number of processes."""
+"""Flags of a value: made of a shard's samples; of how many there are; of random numbers; of the time; of the rank, or of what
+was gathered from all; a number that counts this process's shards; in the order of a set; of the number of processes."""
 OF_A_SHARD = DATA | SIZE | RANDOM | NUMBER
 """A value with one of these may be another in each shard."""
 
@@ -22,9 +22,9 @@ class Site(NamedTuple):
     column: int
     name: str
     how: str
-    """``set``, ``add`` (from its own old value), ``append``, ``change`` (in place), ``attribute``, ``average`` (a copy of a model),
-    ``draw`` (a generator), ``next`` (an iterator), ``number`` (of enumerate), ``shard number``, ``statistics``, ``worker``,
-    ``world``, ``data set``."""
+    """``set``, ``add`` (to its own old value), ``append``, ``change`` (in place), ``attribute``, ``average`` (a copy of a
+    model), ``draw`` (a generator), ``next`` (an iterator), ``number`` (of enumerate), ``shard number``, ``statistics``,
+    ``worker``, ``world``, ``data set``, ``flag`` (a constant)."""
     inside: bool
     """Whether it runs once a shard."""
     doubtful: bool = False

@@ -14,8 +14,8 @@ _MOST_SAID = 5
 
 
 def read_main() -> list[Finding]:
-    """What the reading finds in the script that this process runs. Never an error: a run does not depend on it. A notebook has no
-    file, and nothing is found."""
+    """What the reading finds in the script that this process runs. Never an error: a run does not depend on it. In a notebook,
+    which has no file, nothing is found."""
     findings: list[Finding] = []
     with contextlib.suppress(Exception):
         file = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -25,8 +25,8 @@ def read_main() -> list[Finding]:
 
 
 def notices(findings: Sequence[Finding], *, resumes: bool) -> list[str]:
-    """Lines for the console, of what is certain: a warning for each that makes the answer another on other numbers of processes,
-    then one line for all that starts anew on a resume.
+    """Lines for the console, of what is certain: a warning for each that makes the answer another on other numbers of
+    processes, then one line for all that starts anew on a resume.
 
     Args:
         findings: of the reading.
@@ -51,8 +51,9 @@ def _remedy(carried: Sequence[Finding]) -> str:
     if len(carried) == 1:
         return carried[0].remedy
     if all(finding.code == "LS201" for finding in carried):
-        names = dict.fromkeys(finding.name.rpartition(".")[2] for finding in carried)
-        return f"state = team.state({', '.join(f'{name}=...' for name in names)}) before the loop, then state.{next(iter(names))}"
+        names = list(dict.fromkeys(finding.name.rpartition(".")[2] for finding in carried))
+        values = ", ".join(f"{name}=..." for name in names)
+        return f"state = team.state({values}) before the loop, then state.{names[0]}"
     return f"lockstep check {carried[0].path}"
 
 

@@ -8,6 +8,7 @@ import logging
 import math
 import random
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ def history_that_is_only_plotted():
         for batch in loader:
             history["loss"].append(train_step(team, model, optimizer, batch))
     if team.is_main:
-        json.dump(history, open("history.json", "w"))
+        Path("history.json").write_text(json.dumps(history))
 
 
 def running_mean_of_an_epoch():
@@ -763,3 +764,205 @@ def meter_outside():
     for batch in loader:
         metrics.update(loss=train_step(team, model, optimizer, batch))
     print(metrics.show())
+
+
+def losses_by_name_in_a_dict_of_the_step():
+    team, model, optimizer, loader = start()
+    for batch in loader:
+        losses, parts = {}, {}
+        for x, y, _ in batch.shards:
+            out = model(x)
+            losses["ce"] = F.cross_entropy(out, y)
+            losses["l2"] = 0.01 * out.square().mean()
+            parts.update({"a": out.mean(), "b": out.std()})
+            team.backward(sum(losses.values()) + 0.0 * sum(parts.values()))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def buffer_overwritten_by_each_shard():
+    team, model, optimizer, loader = start()
+    one_hot, copied = torch.zeros(16, 3), torch.zeros(4, 6)
+    for batch in loader:
+        for x, y, _ in batch.shards:
+            one_hot.zero_().scatter_(1, y[:, None], 1.0)
+            copied.copy_(x[:4])
+            team.backward((model(x) * one_hot[: len(x)]).mean() + model(copied).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def until_enough_steps():
+    team, model, optimizer, loader = start()
+    done, warned = False, False
+    while not done:
+        for batch in loader:
+            loss = train_step(team, model, optimizer, batch)
+            if loss > 10 and not warned:
+                print("the loss is large")
+                warned = True
+            if team.step >= 1000:
+                done = True
+                break
+
+
+def stop_flag():
+    team, model, optimizer, loader = start()
+    stop = False
+    for _ in team.epochs(10):
+        for batch in loader:
+            if train_step(team, model, optimizer, batch) < 0.01:
+                stop = True
+                break
+        if stop:
+            break
+
+
+class Noam:
+    """A schedule with a state of its own, which is registered."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.num = optimizer, 0
+
+    def step(self):
+        self.num += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = min(self.num**-0.5, self.num * 100**-1.5)
+
+    def state_dict(self):
+        return {"num": self.num}
+
+    def load_state_dict(self, state):
+        self.num = state["num"]
+
+
+def schedule_registered():
+    team, model, optimizer, loader = start()
+    noam = Noam(optimizer)
+    team.register("noam", noam)
+    for batch in loader:
+        noam.step()
+        train_step(team, model, optimizer, batch)
+
+
+class Opened(Dataset):
+    """A file that is opened in each worker."""
+
+    def __init__(self, path):
+        self.path, self.file, self.epoch = path, None, 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if self.file is None:
+            self.file = np.load(self.path)
+        x = torch.from_numpy(self.file[index])
+        return x.flip(0) if random.random() < 0.5 else x + self.epoch
+
+
+def data_set_that_opens_a_file():
+    team = lockstep.join(seed=1)
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = Opened("data.npy")
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 16))
+    for epoch in team.epochs(3):
+        data.set_epoch(epoch)
+        for batch in loader:
+            for x in batch.shards:
+                team.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class Reversal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, strength):
+        ctx.strength = strength
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -ctx.strength * gradient, None
+
+
+class Adversarial(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features, self.label, self.domain, self.strength = nn.Linear(6, 4), nn.Linear(4, 3), nn.Linear(4, 2), 0.0
+
+    def forward(self, x):
+        z = self.features(x)
+        return self.label(z), self.domain(Reversal.apply(z, self.strength))
+
+
+def domain_adversarial():
+    team = lockstep.join(seed=1)
+    model = Adversarial()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(64, 6), torch.arange(64) % 3)
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 16))
+    for epoch in team.epochs(3):
+        for batch in loader:
+            progress = (epoch + team.step / len(loader)) / 3
+            model.strength = 2 / (1 + math.exp(-10 * progress)) - 1
+            for x, y in batch.shards:
+                label, domain = model(x)
+                team.backward(F.cross_entropy(label, y) + F.cross_entropy(domain, y % 2))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def summary_of_each_epoch():
+    team, model, optimizer, loader = start()
+    rows = []
+    for epoch in team.epochs(3):
+        losses = []
+        for batch in loader:
+            losses.append(train_step(team, model, optimizer, batch))
+        rows.append((epoch, sum(losses) / len(losses), max(losses)))
+        team.print("\n".join(f"{e}: {mean:.3f}, at most {most:.3f}" for e, mean, most in rows))
+    return rows
+
+
+def perturbation_found_inside():
+    team, model, optimizer, loader = start()
+    for batch in loader:
+        for x, y, _ in batch.shards:
+            delta = torch.zeros_like(x)
+            for _ in range(3):
+                delta.requires_grad_(True)
+                (slope,) = torch.autograd.grad(F.cross_entropy(model(x + delta), y), delta)
+                delta = (delta + 0.1 * slope.sign()).clamp(-0.3, 0.3).detach()
+            team.backward(F.cross_entropy(model(x + delta), y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def generator_over_epochs():
+    team, model, optimizer, loader = start()
+
+    def forever():
+        while True:
+            yield from loader
+
+    for batch in forever():
+        train_step(team, model, optimizer, batch)
+        if team.step == 100:
+            break
+
+
+def gradient_cache():
+    team, model, optimizer, loader = start()
+    for batch in loader:
+        with torch.no_grad():
+            mine = [model(x) for x, _, _ in batch.shards]
+        everyone = torch.cat([z for part in team.all_gather_object(mine) for z in part])
+        for (x, y, _), z in zip(batch.shards, mine, strict=True):
+            team.backward(F.cross_entropy(model(x) + 0.0 * z, y) + 0.0 * everyone.mean())
+        optimizer.step()
+        optimizer.zero_grad()

@@ -314,3 +314,44 @@ def bandit_over_augmentations():
         optimizer.step()
         optimizer.zero_grad()
         scores[name] = 0.9 * scores[name] + 0.1 * batch["loss"]  # LS203
+
+
+class WarmUp:
+    def __init__(self, optimizer):
+        self.optimizer, self.num = optimizer, 0
+
+    def step(self):
+        self.num += 1  # LS201
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.1 * min(1.0, self.num / 100)
+
+
+def schedule_of_its_own_class():
+    team, model, optimizer, loader = start()
+    warm_up = WarmUp(optimizer)
+    for batch in loader:
+        warm_up.step()
+        train_step(team, model, optimizer, batch)
+
+
+def stage_set_by_an_epoch():
+    team, model, optimizer, loader = start()
+    size = 2
+    for epoch in team.epochs(10):
+        if epoch == 5:
+            size = 6  # LS201
+        for batch in loader:
+            for x, y in batch.shards:
+                team.backward(F.cross_entropy(model(F.pad(x[:, :size], (0, 6 - size))), y))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def plateau_by_the_mean_of_an_epoch():
+    team, model, optimizer, loader = start()
+    schedule = team.prepare(torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
+    for _ in team.epochs(10):
+        losses = []
+        for batch in loader:
+            losses.append(train_step(team, model, optimizer, batch))  # LS203
+        schedule.step(sum(losses) / len(losses))

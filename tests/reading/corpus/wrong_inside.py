@@ -677,3 +677,65 @@ def throughput_and_a_counter():
         if samples > 10_000:
             break
     print(f"{time.time() - begin:.1f} s")
+
+
+class SmoothedValue:
+    def __init__(self, window=20):
+        self.window, self.total, self.count = collections.deque(maxlen=window), 0.0, 0
+
+    def update(self, value):
+        self.window.append(value)
+        self.count += 1  # LS104
+        self.total += value  # LS104
+
+    def __str__(self):
+        return f"{self.total / self.count:.4f}"
+
+
+class MetricLogger:
+    def __init__(self):
+        self.meters = collections.defaultdict(SmoothedValue)
+
+    def update(self, **values):
+        for name, value in values.items():
+            self.meters[name].update(value.item())
+
+    def __str__(self):
+        return ", ".join(f"{name}: {meter}" for name, meter in self.meters.items())
+
+
+def metric_logger_of_detection():
+    team, model, optimizer, loader = start()
+    logger = MetricLogger()
+    for batch in loader:
+        for x, y, _ in batch.shards:
+            losses = {"ce": F.cross_entropy(model(x), y), "l2": model(x).square().mean()}
+            team.backward(sum(losses.values()))
+            logger.update(**losses)
+        optimizer.step()
+        optimizer.zero_grad()
+    print(logger)
+
+
+def samples_counted_by_itertools():
+    import itertools
+
+    team, model, optimizer, loader = start()
+    counter = itertools.count(1)
+    for batch in loader:
+        for x, y, _ in batch.shards:
+            team.backward(F.cross_entropy(model(x), y) / next(counter))  # LS111
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def loss_printed_with_the_time():
+    team, model, optimizer, loader = start()
+    begin = time.time()
+    for batch in loader:
+        for x, y, _ in batch.shards:
+            loss = F.cross_entropy(model(x), y)  # LS101
+            team.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"loss {loss.item():.3f}, {1000 * (time.time() - begin):.0f} ms")
