@@ -28,8 +28,13 @@ Examples:
       why that is a finding, with a wrong and a right example
 
 \b
-Codes: LS1.. another answer on another number of processes; LS2.. starts anew on a resume; LS3.. in the wrong place.
-In a script, a comment at the end of a line accepts what is found there: # lockstep: ok, or # lockstep: ok LS102.
+Codes:
+  LS1..  another answer on another number of processes
+  LS2..  starts anew on a resume
+  LS3..  in the wrong place
+
+A comment at the end of a line of the script accepts what is found there:
+# lockstep: ok, or # lockstep: ok LS102
 
 Exit status: 0 if nothing certain is found, 1 if something is, 2 if a script cannot be read.
 """
