@@ -34,8 +34,8 @@ DOCUMENTED_HEAD = """
 ## What runs and differs
 
 **Written inside, read outside**: any tensor, list, dict, counter or object of the script that is written inside and read
-later, outside or by the next shard, holds what the shards of this process left in it. [`lockstep check`](check.md) finds it, with
-the line to write instead, and a run warns of it when it starts. In each of these it finds the code named:
+later, outside or by the next shard, holds what the shards of this process left in it. [`lockstep check`](check.md) finds it,
+with the line to write instead, and a run warns of it when it starts. In each of these it finds the code named:
 """
 EQUAL_HEAD = """
 ## What is proven equal

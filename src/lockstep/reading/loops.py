@@ -369,7 +369,7 @@ class Loops(Expressions):
         ):
             return set()
         for statement in node.body if not found and self._has_steps(node.body) else ():
-            for part in ast.walk(statement):
+            for part in source.walk(statement):
                 if isinstance(part, ast.Call) and not self.with_shards.isdisjoint(
                     (source.dotted(part.func).rpartition(".")[2],)
                 ):
@@ -401,7 +401,7 @@ class Loops(Expressions):
         return NOTHING
 
     def _check_plain_loader(self, node: ast.For | ast.AsyncFor, has_shards: bool) -> None:
-        calls = [part for s in node.body for part in ast.walk(s) if isinstance(part, ast.Call)]
+        calls = [part for s in node.body for part in source.walk(s) if isinstance(part, ast.Call)]
         if has_shards or any(call.args and source.dotted(call.func).endswith("team.backward") for call in calls):
             self.find("LS303", node.iter, source.shown(node.iter))
 

@@ -52,7 +52,7 @@ class Reader(Statements):
         while waiting:
             importer, current = waiting.pop()
             self.trees.append(current)
-            for node in ast.walk(current):
+            for node in source.walk(current):
                 names = []
                 if isinstance(node, ast.Import):
                     names = [alias.name for alias in node.names]
@@ -100,12 +100,13 @@ class Reader(Statements):
 
     def _run_what_is_left(self, frame: Frame) -> None:
         """Functions with a loop over shards that the script itself does not call, such as a ``main`` for others to call."""
+        state = self.state
         frames = [frame, *(o.frame for o in self.files.values() if o.frame is not None)]
         for current in frames:
-            for (owner, _), cell in list(self.state.cells.items()):
-                if owner is current:
-                    for target in cell.value.objects:
-                        self._run_unused(target, current)
+            for (owner, _), cell in list(state.cells.items()):
+                for target in cell.value.objects if owner is current else ():
+                    self.state = state.copy()
+                    self._run_unused(target, current)
 
     def _run_unused(self, target: Object, frame: Frame) -> None:
         self.frame = frame
@@ -129,7 +130,7 @@ class Reader(Statements):
             return False
         if function.name in self.with_shards:
             return True
-        attributes = {node.attr for node in ast.walk(definition) if isinstance(node, ast.Attribute)}
+        attributes = {node.attr for node in source.walk(definition) if isinstance(node, ast.Attribute)}
         return bool(attributes & {"evaluate", "prepare", "epochs"})
 
     def results(self) -> list[Finding]:
@@ -149,7 +150,7 @@ def _is_accepted(finding: Finding, lines: Mapping[str, list[str]]) -> bool:
 
 
 def _imports_lockstep(tree: ast.Module) -> bool:
-    for node in ast.walk(tree):
+    for node in source.walk(tree):
         if isinstance(node, ast.Import) and any(alias.name.partition(".")[0] == "lockstep" for alias in node.names):
             return True
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "lockstep":

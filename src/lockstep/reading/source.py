@@ -10,6 +10,20 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes below one, and itself: as ``ast.walk``, in half of its time."""
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        yield node
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, ast.AST):
+                stack.append(value)
+            elif isinstance(value, list):
+                stack += [part for part in value if isinstance(part, ast.AST)]
+
+
 def own_nodes(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """All nodes of some statements, without those of functions and classes that are defined there."""
     stack = list(body)
@@ -38,7 +52,7 @@ def is_generator(function: ast.AST) -> bool:
 def loaded_names(node: ast.AST) -> frozenset[str]:
     """The names and dotted names that an expression reads."""
     names = set()
-    for part in ast.walk(node):
+    for part in walk(node):
         if isinstance(part, (ast.Name, ast.Attribute)) and isinstance(part.ctx, ast.Load):
             names.add(dotted(part))
     return frozenset(names)
@@ -54,7 +68,7 @@ def forget() -> None:
 def called_names(node: ast.AST) -> frozenset[str]:
     """The last names of what is called anywhere in it; ``.shards``, if that is read."""
     names = set()
-    for part in ast.walk(node):
+    for part in walk(node):
         if isinstance(part, ast.Attribute) and part.attr == "shards":
             names.add(".shards")
         elif isinstance(part, ast.Call):
@@ -64,7 +78,7 @@ def called_names(node: ast.AST) -> frozenset[str]:
 
 def bound_names(target: ast.AST) -> set[str]:
     """The names that a target binds."""
-    return {node.id for node in ast.walk(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return {node.id for node in walk(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 def dotted(node: ast.AST) -> str:
@@ -96,7 +110,7 @@ def goes_through_data(node: ast.AST) -> bool:
 @cache
 def reads_shards(node: ast.AST) -> bool:
     """Whether ``.shards`` stands in it."""
-    return any(isinstance(part, ast.Attribute) and part.attr == "shards" for part in ast.walk(node))
+    return any(isinstance(part, ast.Attribute) and part.attr == "shards" for part in walk(node))
 
 
 def shards_read_of(body: Iterable[ast.AST], names: set[str]) -> set[str]:
@@ -104,7 +118,7 @@ def shards_read_of(body: Iterable[ast.AST], names: set[str]) -> set[str]:
     return {
         part.value.id
         for statement in body
-        for part in ast.walk(statement)
+        for part in walk(statement)
         if isinstance(part, ast.Attribute)
         and part.attr == "shards"
         and isinstance(part.value, ast.Name)
@@ -116,7 +130,7 @@ def functions_with_shards(trees: Iterable[ast.AST]) -> set[str]:
     """Names of functions that run over shards, or call, by name, one that does."""
     calls: dict[str, set[str]] = {}
     for tree in trees:
-        for function in ast.walk(tree):
+        for function in walk(tree):
             if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 calls.setdefault(function.name, set()).update(called_names(function))
     found = {name for name, called in calls.items() if ".shards" in called}
