@@ -739,3 +739,31 @@ def loss_printed_with_the_time():
         optimizer.step()
         optimizer.zero_grad()
         print(f"loss {loss.item():.3f}, {1000 * (time.time() - begin):.0f} ms")
+
+
+def temperature_set_inside():
+    team, model, optimizer, loader = start()
+    for batch in loader:
+        for x, y, _ in batch.shards:
+            model.tau = getattr(model, "tau", 1.0) * 0.99  # LS104
+            team.backward(F.cross_entropy(model(x) / model.tau, y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+ticks = 0
+
+
+def tick(by=1):
+    global ticks
+    ticks += by  # LS102
+
+
+def a_global_counter():
+    team, model, optimizer, loader = start()
+    for batch in loader:
+        for x, y, _ in batch.shards:
+            tick()
+            team.backward(F.cross_entropy(model(x), y) * min(1.0, ticks / 10))
+        optimizer.step()
+        optimizer.zero_grad()
