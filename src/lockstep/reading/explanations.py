@@ -315,25 +315,6 @@ EXPLANATIONS = {
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         """,
     ),
-    "LS113": _of(
-        """
-        The body of this loop runs for the batches of this process, so the first five of them are others, and more or
-        fewer in all, on another number of processes.
-        """,
-        """
-        with team.evaluate(model, test_loader) as batches:
-            for i, (x, y) in enumerate(batches):
-                if i == 5:
-                    break
-                batches.add(loss=criterion(model(x), y))
-        """,
-        """
-        few = torch.utils.data.Subset(test_data, range(5 * 64))
-        with team.evaluate(model, torch.utils.data.DataLoader(few, 64)) as batches:
-            for x, y in batches:
-                batches.add(loss=criterion(model(x), y))
-        """,
-    ),
     "LS201": _of(
         """
         A resumed run begins at the top of the script: a variable that steps or epochs hand on starts anew, and what is
@@ -567,6 +548,23 @@ EXPLANATIONS = {
         """
         words = set(open("text.txt").read().split())
         number = {word: i for i, word in enumerate(sorted(words))}
+        """,
+    ),
+    "LS306": _of(
+        """
+        An evaluation has the grammar of the training loop: one iteration is one batch of the loader, on every process, and
+        the loop over its shards runs on the process that has it.
+        """,
+        """
+        with team.evaluate(model, test_loader) as evaluation:
+            for x, y in evaluation:
+                evaluation.add(loss=criterion(model(x), y))
+        """,
+        """
+        with team.evaluate(model, test_loader) as evaluation:
+            for batch in evaluation:
+                for x, y in batch.shards:
+                    batch.add(loss=criterion(model(x), y))
         """,
     ),
 }

@@ -82,11 +82,6 @@ RULES = {
         "`{name}` is another on another number of processes{read}",
         "leave it out: the batch size in the script is the global one, so nothing has to be scaled",
     ),
-    "LS113": Rule(
-        "an evaluation left early",
-        "`{name}` leaves the loop over the batches of this process",
-        "cut the data set: torch.utils.data.Subset(data, range(n)); every process then does the same part",
-    ),
     "LS201": Rule(
         "a value carried from step to step",
         "`{name}` starts anew on a resume{read}",
@@ -141,6 +136,11 @@ RULES = {
         "data in the order of a set",
         "`{name}` is in the order of a set, which is another in each process{read}",
         "sorted({name})",
+    ),
+    "LS306": Rule(
+        "an evaluation's batch, used without its shards",
+        "`{name}` yields batches, which are run over by `.shards`",
+        "for batch in {name}: for x, y in batch.shards: ... batch.add(...)",
     ),
 }
 

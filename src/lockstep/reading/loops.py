@@ -19,10 +19,9 @@ SHARDS, BATCHES, EVALUATION, PLAIN_LOADER = "shards", "batches", "evaluation", "
 class Jumps:
     """Where ``break`` and ``continue`` of a loop were reached."""
 
-    def __init__(self, *, leaves_evaluation: bool = False) -> None:
+    def __init__(self) -> None:
         self.broken: list[State] = []
         self.continued: list[State] = []
-        self.leaves_evaluation = leaves_evaluation
 
 
 class Loops(Expressions):
@@ -33,7 +32,6 @@ class Loops(Expressions):
         self.jumps: list[Jumps] = []
         self.with_shards: set[str] = set()
         self.on_yield: list[Callable[[Value], None]] = []
-        self.cut: ast.AST | None = None
         self.yields_batches = False
 
     # -- what is iterated ---------------------------------------------------------------------------------------------------
@@ -54,8 +52,6 @@ class Loops(Expressions):
             if last in ("islice", "cycle", "chain", "compress", "takewhile"):
                 found = [self.iterate(argument) for argument in node.args]
                 kinds = [kind for _, kind in found if kind]
-                if last == "islice":
-                    self.cut = node
                 return found[-1 if last == "takewhile" else 0][0], kinds[0] if kinds else ""
         return self.element(self.eval(node), node)
 
@@ -184,15 +180,13 @@ class Loops(Expressions):
         if stream is not None:
             self._over_generator(node, stream, wrapped)
             return
-        self.cut = None
         self.yields_batches = not self.in_step and not self.inside and bool(self._batches_of(node))
         element, kind = self.iterate(node.iter, node.target)
         self.yields_batches = False
-        cut, self.cut = self.cut, None
         if kind == SHARDS or (not self.inside and source.reads_shards(node.iter)):
             self._over_shards(node, element)
         elif kind == EVALUATION:
-            self._over_evaluation(node, element, cut)
+            self._over_evaluation(node, element)
         else:
             self._over_others(node, element, kind)
 
@@ -266,32 +260,32 @@ class Loops(Expressions):
             self.one_iteration(node.body, jumps)
 
         self.over_shards(node, body)
-        self._leave(node, jumps)
+        self._leave(jumps)
 
-    def _over_evaluation(self, node: ast.For | ast.AsyncFor, element: Value, cut: ast.AST | None) -> None:
-        targets = source.bound_names(node.target)
-        batches = source.shards_read_of(node.body, targets)
+    def _over_evaluation(self, node: ast.For | ast.AsyncFor, element: Value) -> None:
+        batches = self._batches_of(node)
         if batches or self.inside:
             plain = Value(frozenset((self.batch,)))
-            self.bind(
-                node.target, element if element.items is None else Value(items=tuple(_unnumbered(i) for i in element.items))
-            )
+            if element.items is not None:  # numbered, and the same everywhere
+                element = Value(frozenset(), 0, frozenset(), tuple(_unnumbered(item) for item in element.items))
+            self.bind(node.target, element)
             for name in batches:
                 self.state.put((self.frame, name), plain, None)
             jumps = Jumps()
             self.one_iteration(node.body, jumps)
-            self._leave(node, jumps)
-            return
-        if cut is not None:
-            self.find("LS113", cut, source.dotted(cut.func) if isinstance(cut, ast.Call) else "islice")
-        jumps = Jumps(leaves_evaluation=True)
+        else:  # as if it were the loop over shards: what is written in it is of one process anyway
+            unpacked = [part for part in ast.walk(node.target) if isinstance(part, (ast.Tuple, ast.List))]
+            if len(unpacked) > (element.items is not None):
+                inner = node.iter.args[0] if isinstance(node.iter, ast.Call) and node.iter.args else node.iter
+                self.find("LS306", node.iter, source.shown(inner))
+            jumps = Jumps()
 
-        def body() -> None:
-            self.bind(node.target, element)
-            self.one_iteration(node.body, jumps)
+            def body() -> None:
+                self.bind(node.target, element)
+                self.one_iteration(node.body, jumps)
 
-        self.over_shards(node, body)
-        self._leave(node, jumps)
+            self.over_shards(node, body)
+        self._leave(jumps)
 
     def _over_others(self, node: ast.For | ast.AsyncFor, element: Value, kind: str) -> None:
         batches = self._batches_of(node)
@@ -346,9 +340,9 @@ class Loops(Expressions):
                 self.one_iteration(node.body, jumps)
         finally:
             self.loops, self.in_step = loops, in_step
-        self._leave(node, jumps)
+        self._leave(jumps)
 
-    def _leave(self, node: ast.AST, jumps: Jumps) -> None:
+    def _leave(self, jumps: Jumps) -> None:
         if jumps.broken:
             self.state = join([self.state, *jumps.broken]) or self.state
 

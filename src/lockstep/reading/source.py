@@ -57,7 +57,7 @@ def loaded_names(node: ast.AST) -> frozenset[str]:
             names.add(dotted(part))
         elif isinstance(part, ast.Call) and dotted(part.func) == "getattr" and len(part.args) > 1:
             name = part.args[1]
-            names.add(f"{dotted(part.args[0])}.{name.value if isinstance(name, ast.Constant) else '?'}")
+            names.add(f"{dotted(part.args[0])}.{ast.literal_eval(name) if isinstance(name, ast.Constant) else '?'}")
     return frozenset(names)
 
 

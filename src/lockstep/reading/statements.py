@@ -319,8 +319,6 @@ class Statements(Methods):
         if self.jumps:
             jumps = self.jumps[-1]
             (jumps.broken if isinstance(node, ast.Break) else jumps.continued).append(self.state)
-            if jumps.leaves_evaluation and isinstance(node, ast.Break):
-                self.find("LS113", node, "break")
         if self.control:
             self.sink(NOTHING, node, "control")
         return False

@@ -33,10 +33,11 @@ def train_step(team, model, optimizer, batch):
 
 
 def validate(team, model):
-    with team.evaluate(model, DataLoader(TensorDataset(torch.randn(40, 6), torch.arange(40) % 3), 8)) as batches:
-        for x, y in batches:
-            batches.add(loss=F.cross_entropy(model(x), y))
-    return batches["loss"]
+    with team.evaluate(model, DataLoader(TensorDataset(torch.randn(40, 6), torch.arange(40) % 3), 8)) as evaluation:
+        for batch in evaluation:
+            for x, y in batch.shards:
+                batch.add(loss=F.cross_entropy(model(x), y))
+    return evaluation["loss"]
 
 
 def nano_gpt():

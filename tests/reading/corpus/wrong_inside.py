@@ -490,7 +490,7 @@ def evaluation_by_counters():
     correct = 0
     test_loss = 0.0
     with team.evaluate(model, test) as batches:
-        for x, y in batches:
+        for x, y in batches:  # LS306
             output = model(x)
             test_loss += F.cross_entropy(output, y, reduction="sum").item()  # LS102
             correct += output.argmax(1).eq(y).sum().item()  # LS102
