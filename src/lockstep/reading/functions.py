@@ -32,6 +32,7 @@ class Functions(Loops):
         self.hooks: list[Object] = []
         self.gradient_hooks: list[Object] = []
         self.hook_runs = False
+        self.has_copied_inside = False
         self.unknown: ast.Call | None = None
         """The latest call whose effect nothing is known of."""
         self.returned: list[list[tuple[Value, State]]] = []

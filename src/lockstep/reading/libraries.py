@@ -51,7 +51,10 @@ class Libraries(Teams):
         if names.OPTIMIZERS.match(name):
             self.sink(mix([self.use(v) for v in given]), node, "weights")
             made = self.make(node, "optimizer", last)
+            made.is_copy = bool(self.inside)  # of a shard's own weights
             return Value(frozenset((made,)))
+        if name.startswith("torch.optim.lr_scheduler."):
+            self.sink(mix([self.use(v) for v in given]), node, "weights")
         if name in names.COPIES or names.AVERAGES.match(name):
             return self._copy(name, node, args)
         if name in names.COUNTERS:
@@ -101,6 +104,7 @@ class Libraries(Teams):
     def _loader(self, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
         made = self.make(node, "loader", "DataLoader", fresh=False)
         made.is_prepared = made.is_kept = False
+        self.sink(self.use(args[1] if len(args) > 1 else keywords.get("batch_size", NOTHING)), node, "weights")
         data = args[0] if args else keywords.get("dataset", NOTHING)
         self.read_data_set(data, keywords.get("collate_fn", NOTHING))
         return Value(frozenset((made,)))
@@ -143,7 +147,8 @@ class Libraries(Teams):
         children = {o for value in given for o in self.all_objects(value) if o.kind in ("module", "instance", "opaque")}
         made.children = children
         made.has_statistics = bool(names.STATISTICS.search(name)) or any(child.has_statistics for child in children)
-        made.is_early = not self.has_joined and not self.is_seeded
+        is_trained = isinstance(node, ast.Call) and any(k.arg in ("weights", "pretrained") for k in node.keywords)
+        made.is_early = not self.has_joined and not self.is_seeded and not is_trained
         made.is_evaluating = False
         return Value(frozenset((made,)))
 
@@ -179,7 +184,8 @@ class Libraries(Teams):
             and (self.inside or not isinstance(argument, (ast.Name, ast.Attribute)))
         ):
             return original
-        made = self.make(node, "module", "copy", fresh=not self.loops)
+        self.has_copied_inside = self.has_copied_inside or bool(self.inside)
+        made = self.make(node, "module", "copy", fresh=not self.loops or bool(self.inside))
         made.is_copy = True
         made.has_statistics = any(o.has_statistics for o in original.objects)
         return Value(frozenset((made,)))

@@ -49,9 +49,17 @@ class Methods(Libraries):
             return None
         shown = source.shown(func.value)
         if name == "backward" and self.inside:
+            if "inputs" in keywords or self.has_copied_inside:
+                return NOTHING  # the gradient of something else than the prepared weights
             self.find("LS301", node, shown if isinstance(func.value, ast.Name) else "loss")
             return NOTHING
-        if self.inside and name in ("step", "zero_grad") and ("optimizer" in kinds or _is_like_an_optimizer(shown)):
+        is_own = any(o.kind == "optimizer" and o.is_copy for o in receiver.objects)
+        if (
+            self.inside
+            and not is_own
+            and name in ("step", "zero_grad")
+            and ("optimizer" in kinds or _is_like_an_optimizer(shown))
+        ):
             self.find("LS302", node, f"{shown}.{name}")
             return NOTHING
         if name in names.HOOKS or name in names.GRADIENT_HOOKS:

@@ -966,3 +966,19 @@ def gradient_cache():
             team.backward(F.cross_entropy(model(x) + 0.0 * z, y) + 0.0 * everyone.mean())
         optimizer.step()
         optimizer.zero_grad()
+
+
+def first_order_maml():
+    team, model, optimizer, loader = start()
+    for batch in loader:
+        for x, y, _ in batch.shards:
+            fast = copy.deepcopy(model)
+            inner = torch.optim.SGD(fast.parameters(), lr=0.1)
+            for _ in range(2):
+                F.cross_entropy(fast(x), y).backward()
+                inner.step()
+                inner.zero_grad()
+            slopes = torch.autograd.grad(F.cross_entropy(fast(x), y), list(fast.parameters()))
+            team.backward(sum((p * g).sum() for p, g in zip(model.parameters(), slopes, strict=True)))
+        optimizer.step()
+        optimizer.zero_grad()

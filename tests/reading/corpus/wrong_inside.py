@@ -767,3 +767,16 @@ def a_global_counter():
             team.backward(F.cross_entropy(model(x), y) * min(1.0, ticks / 10))
         optimizer.step()
         optimizer.zero_grad()
+
+
+def batch_divided_by_processes():
+    team = lockstep.join(seed=1)
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(torch.randn(64, 6), batch_size=64 // team.world_size, num_workers=8 // team.world_size)  # LS112
+    model, optimizer, loader = team.prepare(model, optimizer, loader)
+    for batch in loader:
+        for x in batch.shards:
+            team.backward(model(x).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
