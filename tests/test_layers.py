@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
 # The run itself, from top to bottom. A layer imports from the rows above it; names in one row are siblings, which never
 # import each other. A name is a file (errors.py) or a package (plan/); inside a package, files may import each other.
 SPINE = (
-    ("errors", "stopping", "digest", "option", "atomic"),
+    ("errors", "stopping", "digest", "option", "atomic", "reading"),  # reading: a script's loop, from its text
     ("machine", "trackers", "interval"),  # cores, threads, addresses; names; and what people write
     ("config", "job"),
     ("plan",),
@@ -52,6 +52,7 @@ ASIDE = {
     "analysis": (
         "atomic",
         "errors",
+        "reading",
         "machine.processor",
         "machine.sizes",
         "config",
@@ -101,6 +102,7 @@ NO_TORCH_DISTRIBUTED = (
     "startup.allotment",
     "trace",
     "analysis",
+    "reading",
     "report",
     "inventory",
     "slurm",
@@ -131,6 +133,7 @@ WITHOUT_TORCH = (
     "machine.sizes",
     "stopping",
     "interval",
+    "reading",
     "config",
     "world",
     "plan",

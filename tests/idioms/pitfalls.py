@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from table import TABLE, Documented, Equal, Refused
+from table import FOUND, TABLE, Documented, Equal, Refused
 
 PAGE = Path(__file__).parents[2] / "docs" / "pitfalls.md"
 HEAD = """\
@@ -20,6 +20,7 @@ How far the [contract](contract.md) goes: {num_scripts} ordinary training idioms
 |---|---|
 | {num_equal} | **equal to the bit** on 1 to 4 processes with 4 shards, and on 1 and 4 with 6, on every rank |
 | {num_plain} of these | † with one process and one shard, also equal to the same loop without lockstep |
+| {num_carried} of these | § not after a resume, unless what the finding names is in a checkpoint ([LS2..](check.md)) |
 | {num_refused} | **refused** |
 | {num_documented} | run and **differ** |
 
@@ -31,6 +32,10 @@ Each with an error that says what to write instead. ‡: only other processes ca
 """
 DOCUMENTED_HEAD = """
 ## What runs and differs
+
+**Written inside, read outside**: any tensor, list, dict, counter or object of the script that is written inside and read
+later, outside or by the next shard, holds what the shards of this process left in it. [`lockstep check`](check.md) finds it,
+with the line to write instead, and a run warns of it when it starts. In each of these it finds the code named:
 """
 EQUAL_HEAD = """
 ## What is proven equal
@@ -48,6 +53,7 @@ def page():
             num_scripts=len(rows),
             num_equal=len(equal),
             num_plain=sum(row.promise.plain for row in equal),
+            num_carried=sum(starts_anew(row) for row in equal),
             num_refused=len(refused),
             num_documented=len(documented),
         ),
@@ -58,14 +64,20 @@ def page():
         if named:
             lines.append(f"- {group}: {named}")
     lines.append(DOCUMENTED_HEAD)
-    lines += [f"- {link(row)}. {row.promise.why}" for row in documented]
+    for row in documented:
+        lines.append(f"- {link(row)}" + (f": {FOUND[row.name]}" if row.name in FOUND else f". {row.promise.why}"))
     lines.append(EQUAL_HEAD)
     for group, of_group in TABLE.items():
         proven = [row for row in of_group if isinstance(row.promise, Equal)]
         if proven:
             lines += [f"### {group[0].upper()}{group[1:]}", ""]
-            lines += [",\n".join(f"{link(row)}{'†' if row.promise.plain else ''}" for row in proven), ""]
+            lines += [",\n".join(f"{link(row)}{'†' * row.promise.plain}{'§' * starts_anew(row)}" for row in proven), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def starts_anew(row):
+    """Whether the script hands something on from step to step that no checkpoint holds."""
+    return "LS2" in FOUND.get(row.name, "").replace("?", "")
 
 
 def link(row):

@@ -15,6 +15,7 @@ VERBS = {
     "slurm": "Write a Slurm batch file that runs a script, check it, and submit it.",
     "compare": "Run a script with several methods, and compare speed and answer.",
     "verify": "Verify that a script gives the same answer with any number of processes.",
+    "check": "Read a script's loop: what differs on other processes, or starts anew on a resume.",
     "doctor": "Check whether this machine, or several together, can train.",
     "tune": "Find the loader settings with which a script waits least for data.",
     "runs": "List runs, with their states and how to resume them; delete old ones.",

@@ -17,6 +17,8 @@ from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.studies import conduct, options_of_studies
 from lockstep.cli.tables import say
 from lockstep.machine.sizes import counted
+from lockstep.reading.files import read_script
+from lockstep.startup.reading import notices
 
 _EPILOG = """
 \b
@@ -109,6 +111,8 @@ def command(
     planned = verify.plan(
         task, sorted(sizes), workers or (None,), launchers, here, resumes=resumes, with_one_device=one_device
     )
+    for line in () if task.is_module else notices(read_script(task.script), resumes=resumes):
+        click.echo(line, err=True)
     num_settings = counted(len(planned.results), "setting")
     what = f"verifying {task.script} under {num_settings}: V = {counted(planned.shards, 'shard')}"
     if not conduct(planned.begin(out), what, verify.run, _report).passed:

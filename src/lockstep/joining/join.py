@@ -38,6 +38,8 @@ from lockstep.replay.request import Request
 from lockstep.rundir.birth import Birth, Command, script_sha256
 from lockstep.rundir.lock import RunLock
 from lockstep.startup.consistency import check_sight, check_software
+from lockstep.startup.reading import notices as notices_of_reading
+from lockstep.startup.reading import read_main
 from lockstep.sync.table import promises_bits, resolve_strategy
 from lockstep.team import Team
 from lockstep.trackers import split_track, without_services
@@ -189,6 +191,8 @@ def _agree(
                 "checkpoint": None if run.checkpoint is None else run.checkpoint.as_json(),
             }
             lock, is_new, notices = run.lock, run.is_new, [*run.notices, *_threads_notice(config, environment, run.birth)]
+            if environment.replay is None and environment.tune is None and not environment.is_trial:
+                notices += notices_of_reading(read_main(), resumes=config.checkpoint_every != "off")
         except LockstepError as error:
             opening = {"error": (type(error).__name__, str(error))}
     opening = collectives.broadcast_plain(opening)

@@ -1,0 +1,149 @@
+"""Small questions about the text of a script, answered from its syntax tree alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes below one, and itself: as ``ast.walk``, in half of its time."""
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        yield node
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, ast.AST):
+                stack.append(value)
+            elif isinstance(value, list):
+                stack += [part for part in value if isinstance(part, ast.AST)]
+
+
+def own_nodes(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """All nodes of some statements, without those of functions and classes that are defined there."""
+    stack = list(body)
+    while stack:
+        node = stack.pop()
+        yield node
+        if not isinstance(node, _SCOPES):
+            stack.extend(ast.iter_child_nodes(node))
+
+
+def body_of(function: ast.AST) -> list[ast.stmt]:
+    """The statements of a function; of a lambda, the return of its expression."""
+    if isinstance(function, ast.Lambda):
+        return [ast.copy_location(ast.Return(function.body), function.body)]
+    assert isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+    return function.body
+
+
+@cache
+def is_generator(function: ast.AST) -> bool:
+    """Whether a function yields."""
+    return any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in own_nodes(body_of(function)))
+
+
+@cache
+def loaded_names(node: ast.AST) -> frozenset[str]:
+    """The names and dotted names that an expression reads."""
+    names = set()
+    for part in walk(node):
+        if isinstance(part, (ast.Name, ast.Attribute)) and isinstance(part.ctx, ast.Load):
+            names.add(dotted(part))
+        elif isinstance(part, ast.Call) and dotted(part.func) == "getattr" and len(part.args) > 1:
+            name = part.args[1]
+            names.add(f"{dotted(part.args[0])}.{ast.literal_eval(name) if isinstance(name, ast.Constant) else '?'}")
+    return frozenset(names)
+
+
+def forget() -> None:
+    """Let go of the trees that were read."""
+    for function in (is_generator, loaded_names, reads_shards, called_names):
+        function.cache_clear()
+
+
+@cache
+def called_names(node: ast.AST) -> frozenset[str]:
+    """The last names of what is called anywhere in it; ``.shards``, if that is read."""
+    names = set()
+    for part in walk(node):
+        if isinstance(part, ast.Attribute) and part.attr == "shards":
+            names.add(".shards")
+        elif isinstance(part, ast.Call):
+            names.add(part.func.attr if isinstance(part.func, ast.Attribute) else dotted(part.func))
+    return frozenset(names)
+
+
+def bound_names(target: ast.AST) -> set[str]:
+    """The names that a target binds."""
+    return {node.id for node in walk(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def dotted(node: ast.AST) -> str:
+    """``a.b.c``; what is no name has a ``?``."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "?"
+
+
+def shown(node: ast.AST) -> str:
+    """A target as a finding names it: what it changes, without what stands in brackets."""
+    while isinstance(node, (ast.Subscript, ast.Call)):
+        node = node.value if isinstance(node, ast.Subscript) else node.func
+        if isinstance(node, ast.Attribute) and isinstance(node.value, (ast.Call, ast.Subscript)):
+            node = node.value
+    name = dotted(node)
+    return name if "?" not in name else ast.unparse(node)[:40]
+
+
+def goes_through_data(node: ast.AST) -> bool:
+    """Whether a target or receiver is reached through ``.data``, past what PyTorch counts."""
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        if isinstance(node, ast.Attribute) and node.attr == "data":
+            return True
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return False
+
+
+@cache
+def reads_shards(node: ast.AST) -> bool:
+    """Whether ``.shards`` stands in it."""
+    return any(isinstance(part, ast.Attribute) and part.attr == "shards" for part in walk(node))
+
+
+def shards_read_of(body: Iterable[ast.AST], names: set[str]) -> set[str]:
+    """Those of these names whose ``.shards`` is read."""
+    return {
+        part.value.id
+        for statement in body
+        for part in walk(statement)
+        if isinstance(part, ast.Attribute)
+        and part.attr == "shards"
+        and isinstance(part.value, ast.Name)
+        and part.value.id in names
+    }
+
+
+def functions_with_shards(trees: Iterable[ast.AST]) -> set[str]:
+    """Names of functions that run over shards, or call, by name, one that does."""
+    calls: dict[str, set[str]] = {}
+    for tree in trees:
+        for function in walk(tree):
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                calls.setdefault(function.name, set()).update(called_names(function))
+    found = {name for name, called in calls.items() if ".shards" in called}
+    grown = True
+    while grown:
+        more = {
+            name
+            for name, called in calls.items()
+            if name not in found and called & found and name not in ("__init__", "forward")
+        }
+        found |= more
+        grown = bool(more)
+    return found

@@ -1,0 +1,159 @@
+"""What the reading knows of a value, of an object, and of a place in the script that changes one."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+DATA, SIZE, RANDOM, CLOCK, RANKED, NUMBER, SET_ORDER, WORLD = (1 << bit for bit in range(8))
+"""Flags of a value: made of a shard's samples; of how many there are; of random numbers; of the time; of the rank, or of what
+was gathered from all; a number that counts this process's shards; in the order of a set; of the number of processes."""
+OF_A_SHARD = DATA | SIZE | RANDOM | NUMBER
+"""A value with one of these may be another in each shard."""
+
+
+class Site(NamedTuple):
+    """A place in the script that changes something which lives on."""
+
+    path: str
+    line: int
+    column: int
+    name: str
+    how: str
+    """``set``, ``add`` (to its own old value), ``append``, ``change`` (in place), ``attribute``, ``average`` (a copy of a
+    model), ``draw`` (a generator), ``next`` (an iterator), ``number`` (of enumerate), ``shard number``, ``statistics``,
+    ``worker``, ``world``, ``data set``, ``flag`` (a constant)."""
+    inside: bool
+    """Whether it runs once a shard."""
+    doubtful: bool = False
+    scope: int = 0
+    """The function in which it is."""
+
+
+class Write(NamedTuple):
+    """A site that may have written what a location holds now."""
+
+    site: Site
+    loops: tuple[int, ...]
+    """The loops, from outside to inside, in whose bodies it ran."""
+    stale: bool = False
+    """Whether one of them has begun another iteration, or has ended, since."""
+    slight: bool = False
+    """Only a number of samples: what later shards keep of it is mostly a cache by shape."""
+
+
+class Value(NamedTuple):
+    """What an expression may be."""
+
+    objects: frozenset[Object] = frozenset()
+    flags: int = 0
+    sites: frozenset[Site] = frozenset()
+    """Where that on which it depends was written: by another shard of this process, or in an earlier step."""
+    items: tuple[Value, ...] | None = None
+    """Of a tuple that is spelled out."""
+
+    def plain(self) -> Value:
+        """What is computed from it: it depends on the same, and is no object that others hold, too."""
+        return self if not self.objects and self.items is None else Value(frozenset(), self.flags, self.sites)
+
+
+class Cell(NamedTuple):
+    """What a location holds."""
+
+    value: Value
+    writes: frozenset[Write] = frozenset()
+
+
+@dataclass(eq=False, slots=True)
+class Object:
+    """An object that the script makes, named by the place that makes it."""
+
+    kind: str
+    """``team``, ``batch``, ``evaluation``, ``loader``, ``iterator``, ``list`` (and other containers), ``tensor``, ``module``,
+    ``instance``, ``function``, ``class``, ``generator`` (of random numbers), ``optimizer``, ``clock``, ``file`` (a module),
+    ``shards``, ``opaque``."""
+    name: str = ""
+    node: ast.AST | None = None
+    definition: ast.AST | None = None
+    frame: Frame | None = None
+    owner: Object | None = None
+    """Of a bound method."""
+    bases: list[Object] = field(default_factory=list)
+    children: set[Object] = field(default_factory=set)
+    is_prepared: bool = False
+    is_kept: bool = False
+    """Whether checkpoints hold it."""
+    is_copy: bool = False
+    is_buffer: bool = False
+    has_statistics: bool = False
+    is_evaluating: bool = False
+    buffers: set[str] = field(default_factory=set)
+    is_early: bool = False
+    """Whether it was made before ``join()``, with random numbers that nobody has seeded."""
+    arguments: tuple[list[Value], dict[str, Value]] | None = None
+    """Of a call of a generator function, which runs when it is iterated."""
+
+    def is_kept_iterator(self) -> bool:
+        """Whether its position is in checkpoints."""
+        return self.kind == "iterator" and self.is_prepared
+
+
+@dataclass(eq=False, slots=True)
+class Frame:
+    """The variables of a function, a module, a class or a comprehension."""
+
+    parent: Frame | None
+    path: str
+    definition: ast.AST | None = None
+    outer_names: frozenset[str] = frozenset()
+    """Declared ``nonlocal``, or ``global``."""
+    global_names: frozenset[str] = frozenset()
+
+    def module(self) -> Frame:
+        """The frame of the file's own variables."""
+        frame = self
+        while frame.parent is not None:
+            frame = frame.parent
+        return frame
+
+
+NOTHING = Value()
+
+
+def merge(values: Iterable[Value]) -> Value:
+    """One of these values."""
+    objects: frozenset[Object] = frozenset()
+    flags, sites = 0, frozenset[Site]()
+    items: tuple[Value, ...] | None = None
+    first = True
+    for value in values:
+        objects |= value.objects
+        flags |= value.flags
+        sites |= value.sites
+        if first:
+            items = value.items
+        elif items is not None:
+            same = value.items is not None and len(value.items) == len(items)
+            items = tuple(merge(pair) for pair in zip(items, value.items or (), strict=True)) if same else None
+        first = False
+    return Value(objects, flags, sites, items)
+
+
+def mix(values: Iterable[Value]) -> Value:
+    """What is made of all of these values."""
+    flags, sites = 0, frozenset[Site]()
+    for value in values:
+        flags |= value.flags
+        if value.sites:
+            sites |= value.sites
+    if flags & CLOCK and sites:
+        flags &= ~CLOCK  # a line of output with the time, say: what else is in it counts
+    return Value(frozenset(), flags, sites)
+
+
+def compute(left: Value, right: Value) -> Value:
+    """What an operator makes of two values. A duration, or samples by second, differ from run to run anyway."""
+    flags = left.flags | right.flags
+    return Value(frozenset(), flags, frozenset() if flags & CLOCK else left.sites | right.sites)

@@ -1,0 +1,107 @@
+"""``lockstep check``."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from test_main import call
+
+LOOP = """\
+import lockstep
+team = lockstep.join()
+{before}
+for epoch in team.epochs(3):
+    for batch in loader:
+        for x, y in batch.shards:
+            loss = model(x).mean()
+            team.backward(loss)
+            {inside}
+        optimizer.step()
+    {after}
+"""
+COUNTED = {"before": "seen = 0", "inside": "seen += len(x)", "after": "print(seen)"}
+RIGHT = {"before": "", "inside": "batch.add(loss=loss)", "after": "print(loader.averages)"}
+SHOWN = {"before": "last = None", "inside": "batch.add(loss=loss)", "after": 'print(last); last = loader.averages["loss"]'}
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text):
+        path = tmp_path / "train.py"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_a_finding_has_its_place_its_code_and_the_line_to_write(capsys, script):
+    path = script(LOOP.format(**COUNTED))
+    status, out, _ = call(capsys, "check", path)
+    assert status == 1
+    assert f"{path}:9:13: LS102" in out
+    assert "`seen`" in out
+    assert "batch.add(seen=" in out
+    assert "--explain LS102" in out
+
+
+def test_nothing_found_is_status_0(capsys, script):
+    status, out, _ = call(capsys, "check", script(LOOP.format(**RIGHT)))
+    assert (status, out) == (0, "nothing found in 1 script\n")
+
+
+def test_what_is_uncertain_is_said_with_status_0(capsys, script):
+    status, out, _ = call(capsys, "check", script(LOOP.format(**SHOWN)))
+    assert status == 0
+    assert "LS201 perhaps: `last`" in out
+
+
+def test_json_has_all_fields(capsys, script):
+    path = script(LOOP.format(**COUNTED))
+    status, out, _ = call(capsys, "check", path, "--json")
+    [finding] = json.loads(out)["findings"]
+    assert status == 1
+    assert {key: finding[key] for key in ("code", "path", "line", "column", "name", "certain")} == {
+        "code": "LS102",
+        "path": path,
+        "line": 9,
+        "column": 13,
+        "name": "seen",
+        "certain": True,
+    }
+    assert finding["remedy"]
+
+
+def test_an_explanation_has_a_wrong_and_a_right_example(capsys):
+    status, out, _ = call(capsys, "check", "--explain", "ls201")
+    assert status == 0
+    assert out.startswith("LS201: ")
+    assert "team.state(" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "word"),
+    [(("--explain", "LS999"), "LS101"), ((), "which script"), (("none.py",), "none.py"), (("--epochs",), "option")],
+)
+def test_wrong_usage_is_status_2(capsys, args, word):
+    status, _, err = call(capsys, "check", *args)
+    assert status == 2
+    assert word in err
+
+
+def test_a_script_that_python_cannot_parse_is_status_2(capsys, script):
+    status, _, err = call(capsys, "check", script("def main(:\n"))
+    assert status == 2
+    assert "line 1" in err
+
+
+def test_neither_the_script_nor_torch_is_imported(script):
+    path = script("raise SystemExit(3)\n" + LOOP.format(**COUNTED))
+    source = (
+        "import sys; from lockstep.cli.main import main\n"
+        f"try: main(['check', {path!r}])\n"
+        "finally: print({'torch', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("set()\n")

@@ -1,0 +1,130 @@
+"""What the reading of a script's loop finds, and what it leaves alone."""
+
+import re
+import sys
+from pathlib import Path
+
+import loops
+import page
+import pytest
+
+from lockstep.reading.explanations import EXPLANATIONS
+from lockstep.reading.files import read_script
+from lockstep.reading.findings import RULES
+from lockstep.reading.reader import read_source
+
+ROOT = Path(__file__).parents[2]
+PREAMBLE = "import copy\nimport numpy as np\nimport torch\nimport torch.nn.functional as F\nimport lockstep\n"
+
+sys.path.insert(0, str(ROOT / "tests" / "idioms"))
+from table import FOUND, ROWS, Documented, Equal  # noqa: E402
+
+
+def codes(findings):
+    """As the table of idioms writes them."""
+    certain = {f.code for f in findings if f.certain}
+    return " ".join([*sorted(certain), *sorted({f"{f.code}?" for f in findings if f.code not in certain})])
+
+
+@pytest.mark.parametrize("path", loops.CORPUS, ids=lambda path: path.stem)
+def test_each_loop_of_the_corpus_has_the_findings_that_its_comments_say_and_no_others(path):
+    assert loops.findings(path) == loops.expected(path)
+
+
+def test_the_corpus_is_half_right_and_half_wrong():
+    right, wrong = 0, 0
+    for path in loops.CORPUS:
+        marked = {line for line, _, _ in loops.expected(path)}
+        for loop in loops.loops(path):
+            right, wrong = (right, wrong + 1) if marked & {*loop.lines} else (right + 1, wrong)
+    assert right >= 40
+    assert wrong >= 40
+
+
+def test_each_idiom_has_the_findings_that_the_table_says():
+    found = {row.name: codes(read_source((loops.SCRIPTS / f"{row.name}.py").read_text())) for row in ROWS}
+    assert {name: what for name, what in found.items() if what} == FOUND
+
+
+def test_an_idiom_that_is_equal_on_every_number_of_processes_has_no_finding_of_another_answer():
+    assert [
+        row.name for row in ROWS if isinstance(row.promise, Equal) and re.search("LS[13]", FOUND.get(row.name, ""))
+    ] == []
+
+
+def test_idioms_that_differ_are_found():
+    differ = [row.name for row in ROWS if isinstance(row.promise, Documented)]
+    missed = [name for name in differ if not re.search(r"LS1\d\d(?!\?)", FOUND.get(name, ""))]
+    assert missed == ["summed_by_all_reduce"]  # gathered as it should be, and equal up to rounding
+
+
+@pytest.mark.parametrize(
+    "path", [*ROOT.glob("examples/*.py"), ROOT / "src/lockstep/cli/template/train.py"], ids=lambda p: p.stem
+)
+def test_examples_have_no_certain_finding(path):
+    assert [str(finding) for finding in read_script(path) if finding.certain] == []
+
+
+def test_the_code_of_the_documentation_has_no_certain_finding():
+    wrong = []
+    for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
+        if path.name == "check.md":
+            continue
+        for block in re.findall(r"```python[^\n]*\n(.*?)```", path.read_text(), re.DOTALL):
+            text = block if "import lockstep" in block or "shards" not in block else PREAMBLE + block
+            wrong += [f"{path.name}: {finding}" for finding in read_source(text) if finding.certain]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("code", RULES)
+def test_each_code_is_found_in_its_wrong_example_and_nothing_in_the_right_one(code):
+    explanation = EXPLANATIONS[code]
+    assert code in {finding.code for finding in read_source(PREAMBLE + explanation.bad)}
+    assert [str(finding) for finding in read_source(PREAMBLE + explanation.good)] == []
+
+
+def test_the_page_is_what_the_explanations_say():
+    assert page.PAGE.read_text() == page.page(), "docs/check.md is not up to date: run python tests/reading/page.py"
+
+
+def test_modules_beside_the_script_are_read_and_installed_ones_are_not(tmp_path):
+    body = """
+def train(team, model, optimizer, loader):
+    seen = 0
+    for batch in loader:
+        for x, y in batch.shards:
+            seen += len(x)
+            team.backward(model(x).mean())
+        optimizer.step()
+    print(seen)
+"""
+    package = tmp_path / "project" / "lib"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "engine.py").write_text("from .inner import train\n")
+    (package / "inner.py").write_text(body)
+    installed = tmp_path / "project" / "site-packages"
+    installed.mkdir()
+    (installed / "other.py").write_text(body)
+    script = tmp_path / "project" / "train.py"
+    script.write_text("import lockstep\nfrom lib.engine import train\nteam = lockstep.join()\ntrain(team, None, None, [])\n")
+    [finding] = read_script(script)
+    assert (Path(finding.path), finding.line, finding.code) == (package / "inner.py", 6, "LS102")
+    assert read_script(installed / "other.py") == []
+
+
+@pytest.mark.parametrize("content", [b"def f(:\n", b"\xff\xfe", b"\x00", b"", b"x = " + b"(" * 5000])
+def test_nothing_is_found_in_what_cannot_be_read(tmp_path, content):
+    path = tmp_path / "train.py"
+    path.write_bytes(content)
+    assert read_script(path) == []
+    assert read_script(tmp_path / "none.py") == []
+
+
+def test_a_comment_accepts_one_code_or_all():
+    loop = "for batch in loader:\n    for x in batch.shards:\n        n = len(x){}\nprint(n)\n"
+    text = "import lockstep\n" + loop
+    assert [f.code for f in read_source(text.format(""))] == ["LS101"]
+    assert read_source(text.format("  # lockstep: ok")) == []
+    assert read_source(text.format("  # lockstep: ok LS101, LS102")) == []
+    assert len(read_source(text.format("  # lockstep: ok LS102"))) == 1

@@ -1,0 +1,92 @@
+"""What a run says of its script's loop."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.reading.findings import make
+from lockstep.startup import reading
+
+SCRIPT = """\
+import torch
+from torch.utils.data import DataLoader
+
+import lockstep
+
+team = lockstep.join(seed=1, shards=2, checkpoint_every={every}, progress="off")
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(8, 2), 4))
+best, seen = 9.0, 0
+for epoch in team.epochs(2):
+    for batch in loader:
+        for x in batch.shards:
+            loss = model(x).square().mean()
+            team.backward(loss)
+            batch.add(loss=loss)
+            seen += len(x)
+        optimizer.step()
+        optimizer.zero_grad()
+    best = min(best, loader.averages["loss"])
+    if best < 0.0:
+        break
+    if epoch == 0 and {stops}:
+        raise SystemExit(3)
+print("samples", seen)
+"""
+
+
+def lines(output):
+    return [line for line in output.splitlines() if line.startswith("lockstep: ")]
+
+
+def test_a_run_says_what_differs_and_what_starts_anew_and_again_when_it_resumes(python_here, tmp_path):
+    script = tmp_path / "train.py"
+    for stops in (True, False):
+        script.write_text(SCRIPT.format(every=1, stops=stops))
+        said = lines(python_here("train.py").stdout)
+        assert [line for line in said if "train.py:17" in line and "WARNING" in line and "LS102" in line]
+        [carried] = [line for line in said if "on a resume" in line]
+        assert "`best` (train.py:20)" in carried
+        assert "team.state(best=" in carried
+
+
+def test_a_run_that_is_not_saved_says_nothing_of_a_resume(python_here, tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT.format(every="'off'", stops=False))
+    said = lines(python_here("train.py").stdout)
+    assert [line for line in said if "on a resume" in line] == []
+    assert [line for line in said if "LS102" in line]
+
+
+def test_all_names_that_start_anew_stand_in_one_line():
+    findings = [make("LS201", "train.py", line, 1, name) for line, name in ((3, "best"), (4, "self.bad"))]
+    [line] = reading.notices(findings, resumes=True)
+    assert "`best` (train.py:3), `self.bad` (train.py:4)" in line
+    assert "team.state(best=..., bad=...)" in line
+
+
+def test_many_warnings_are_cut_short_and_uncertain_findings_are_none():
+    findings = [make("LS102", "train.py", line, 1, f"n{line}") for line in range(9)]
+    said = reading.notices(findings, resumes=True)
+    assert len(said) < len(findings)
+    assert "lockstep check train.py" in said[-1]
+    assert reading.notices([make("LS102", "train.py", 1, 1, "n", certain=False)], resumes=True) == []
+
+
+@pytest.mark.parametrize("main", [None, "/nowhere/train.py", "-c"])
+def test_a_program_without_a_readable_file_has_no_findings(monkeypatch, main):
+    class Main:
+        __file__ = main
+
+    monkeypatch.setitem(sys.modules, "__main__", Main)
+    assert reading.read_main() == []
+
+
+def test_a_defect_of_the_reading_fails_no_run(monkeypatch, tmp_path):
+    def fail(path):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(reading, "read_script", fail)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(Path(tmp_path, "train.py")), raising=False)
+    assert reading.read_main() == []
