@@ -145,7 +145,7 @@ class Phases:
             if not failed and not self._has_refused:
                 self.was_left = self.step
             self._sync.drop()
-            self._watched.before_backward()
+            self._watched.gradients.before_backward()
             if self.auditor is not None:
                 self.auditor.drop()  # the gradients of the shard that it has had computed a second time
             put_back(self._carried)
@@ -223,7 +223,7 @@ class Phases:
         self._ledger.begin_phase(self.num_done, batch.plan.sizes)
         self._sync.begin_phase(batch.plan, self.num_done)
         if self._watched.is_strict:
-            self._watched.begin_phase()
+            self._watched.weights.begin_phase()
         self._listeners.begin_phase(self.num_done)
         if self.auditor is not None:
             self.auditor.begin_audit(self.step, self.num_done, batch.plan)
@@ -236,7 +236,7 @@ class Phases:
         if micro.is_again and self.auditor is not None:
             course = self._course = self.auditor.course
             if micro.begins_shard:
-                self._watched.begin_again()
+                self._watched.weights.begin_again()
         course.accounts.begin_shard(micro)
         course.engine.begin_shard(micro)
         course.listeners.begin_shard(micro)
@@ -250,9 +250,9 @@ class Phases:
     def end_shard(self) -> None:
         """See PhaseDriver."""
         course, micro = self._course, self.micro
-        self._watched.end_shard(self.step, course.accounts.num_calls)
+        self._watched.gradients.end_shard(self.step, course.accounts.num_calls)
         if course is not self._main and micro is not None and micro.ends_shard:
-            self._watched.check_again(self.step)
+            self._watched.weights.check_again(self.step)
         course.accounts.end_shard()
         course.engine.end_shard()
         course.listeners.end_shard()
@@ -263,7 +263,7 @@ class Phases:
         batch = self._batch
         assert batch is not None
         if self._watched.is_strict:
-            self._watched.check_unchanged(self.step)
+            self._watched.weights.check_unchanged(self.step)
         outcome, values = self._ledger.settle(self._sync, self.step)
         self._sync.end_phase(outcome)
         if self._watched.scaling is not None:
@@ -324,15 +324,15 @@ class Phases:
                 )
         factor = course.accounts.call(weight, reduction, micro)
         course.listeners.before_backward(loss, weight)
-        watched = self._watched
-        if watched.marked:
-            watched.before_backward()
+        watched, gradients = self._watched, self._watched.gradients
+        if gradients.marked:
+            gradients.before_backward()
         run: Callable[..., None] = course.engine.backward
         for precision in watched.model_precisions:
             run = functools.partial(precision.backward, run)
         run(loss if watched.scaling is None else watched.scaling.scale(loss), call, factor, options)
-        if watched.marked:
-            watched.after_backward()
+        if gradients.marked:
+            gradients.after_backward()
         course.listeners.after_backward()
 
     def add(self, weight: float | None, values: dict[str, Any]) -> None:
