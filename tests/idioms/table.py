@@ -72,6 +72,7 @@ TABLE = {
         Row("parameter_groups", "parameter groups", EQUAL),
         Row("two_optimizers", "two optimizers in turn", EQUAL),
         Row("own_optimizer", "a custom optimizer (Lion)", EQUAL),
+        Row("own_optimizer_without_lr", 'a custom optimizer without "lr"', EQUAL),
         Row("update_by_hand", "weights updated by hand", PLAIN),
         Row("update_through_data", "weights written through `p.data`", EQUAL),
         Row("sign_sgd", "signSGD", EQUAL),
@@ -118,7 +119,10 @@ TABLE = {
         Row("second_order_weights", "a penalty on weight gradients", EQUAL),
         Row("create_graph_in_backward", "`team.backward(loss, create_graph=True)`", Refused("backward(create_graph=True)")),
         Row("maml", "MAML", EQUAL),
+        Row("fomaml", "first-order MAML", EQUAL),
         Row("adversarial_examples", "adversarial training (FGSM)", EQUAL),
+        Row("projected_gradient_descent", "PGD by `loss.backward(inputs=[delta])`", EQUAL),
+        Row("free_adversarial_training", "adversarial inputs from the gradient of the same backward pass", EQUAL),
         Row("dp_sgd", "differential privacy (DP-SGD)", EQUAL),
         Row("gradient_surgery", "PCGrad", EQUAL),
         Row("several_losses", "several losses", EQUAL),
@@ -130,6 +134,7 @@ TABLE = {
         Row("shards_of_no_weight", "weight 0 without valid targets", EQUAL),
         Row("deep_supervision", "losses at several depths", EQUAL),
         Row("uncertainty_weighting", "learned loss weights", EQUAL),
+        Row("loss_weights_by_hand", "GradNorm", EQUAL),
         Row("hutchinson_curvature", "AdaHessian", EQUAL),
         Row("fisher_information", "elastic weight consolidation", EQUAL),
         Row(
@@ -223,9 +228,10 @@ TABLE = {
         Row(
             "written_inside_through_data",
             "weight decay through `p.data` inside",
-            Documented(
-                "It acts once per shard of this process, and is refused only when ranks come to differ: write outside.",
-            ),
+            Refused("was changed inside batch.shards"),
+        ),
+        Row(
+            "momentum_in_forward", "weights moved in `forward` (`p.data = ...`)", Refused("was changed inside batch.shards")
         ),
         Row(
             "frozen_inside",
@@ -250,6 +256,7 @@ TABLE = {
         Row("cycle_gan", "a CycleGAN", EQUAL),
         Row("distillation", "an unprepared frozen teacher", EQUAL),
         Row("distillation_prepared_teacher", "a prepared teacher with BatchNorm", EQUAL),
+        Row("teacher_not_frozen", "an unprepared teacher that was not frozen", EQUAL),
         Row("mutual_learning", "mutual learning", EQUAL),
         Row("byol", "BYOL", EQUAL),
         Row("simsiam", "SimSiam", EQUAL),
@@ -469,6 +476,14 @@ TABLE = {
         Row("key_of_a_dict_batch", '`batch["x"]` of dict samples', Refused("If it is part of the data, read it inside")),
         Row("batch_measured", "`len(batch)`", Refused("len(batch): a prepared loader yields one global batch a step")),
         Row("loss_backward", "`loss.backward()`", Refused("has a gradient that was not computed by team.backward(loss)")),
+        Row("backward_besides", "`.backward()` beside `team.backward`", Refused("was not computed by team.backward(loss)")),
+        Row("pgd_backward", "PGD by a plain `loss.backward()`", Refused("torch.autograd.grad(loss, inputs)")),
+        Row("no_backward", "no `team.backward`", Refused("no team.backward(loss) in this step")),
+        Row(
+            "step_before_the_shards",
+            "`optimizer.step()` before the shards",
+            Refused("no team.backward(loss) in this step"),
+        ),
         Row("backward_outside", "`team.backward` outside", Refused("backward() outside of batch.shards")),
         Row("step_inside", "`optimizer.step()` inside", Refused("SGD.step() inside batch.shards")),
         Row("zero_inside", "`optimizer.zero_grad()` inside", Refused("SGD.zero_grad() inside batch.shards")),
@@ -492,10 +507,21 @@ TABLE = {
         Row("loss_not_a_scalar", "a loss per sample", Refused("the loss must be a scalar tensor")),
         Row("loss_not_a_number", "a NaN loss", Refused("the loss is NaN")),
         Row("model_not_prepared", "an optimizer of an unprepared model", Refused("belong to no prepared model")),
+        Row(
+            "model_forgotten",
+            "a second model with an optimizer, both unprepared",
+            Refused("belongs to no prepared model"),
+        ),
+        Row(
+            "tensor_forgotten",
+            "a learned tensor of no model, updated by hand",
+            Refused("belongs to no prepared model"),
+        ),
         Row("distributed_sampler", "a DistributedSampler", Refused("this DataLoader has a DistributedSampler")),
         Row("wrapped_already", "a model already in DataParallel", Refused("the model is already in a DataParallel")),
         Row("shards_listed", "`list(batch.shards)`", Refused("backward() outside of batch.shards")),
         Row("rate_inside", "the learning rate set inside", Refused("a learning rate that was changed there by hand")),
+        Row("option_inside", "an optimizer's option set inside", Refused("the option 'momentum' of an optimizer")),
         Row("unprepared_step_inside", "an unprepared `optimizer.step()` inside", Refused("SGD.step() inside batch.shards")),
         Row(
             "split_before_join",

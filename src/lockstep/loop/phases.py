@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +20,7 @@ from lockstep.listener import Listeners
 from lockstep.loop.ledger import Ledger
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.prepare.contents import parameters_of
+from lockstep.prepare.strangers import refuse
 from lockstep.prepare.sums import is_sum
 from lockstep.prepare.watched import Watched
 from lockstep.sync.gradients import Gradients, detach_grads, put_back
@@ -145,7 +146,7 @@ class Phases:
             if not failed and not self._has_refused:
                 self.was_left = self.step
             self._sync.drop()
-            self._watched.gradients.before_backward()
+            self._watched.gradients.drop()
             if self.auditor is not None:
                 self.auditor.drop()  # the gradients of the shard that it has had computed a second time
             put_back(self._carried)
@@ -223,7 +224,7 @@ class Phases:
         self._ledger.begin_phase(self.num_done, batch.plan.sizes)
         self._sync.begin_phase(batch.plan, self.num_done)
         if self._watched.is_strict:
-            self._watched.weights.begin_phase()
+            self._watched.weights.begin_phase(self.step)
         self._listeners.begin_phase(self.num_done)
         if self.auditor is not None:
             self.auditor.begin_audit(self.step, self.num_done, batch.plan)
@@ -237,6 +238,7 @@ class Phases:
             course = self._course = self.auditor.course
             if micro.begins_shard:
                 self._watched.weights.begin_again()
+        self._watched.gradients.begin_shard(micro)
         course.accounts.begin_shard(micro)
         course.engine.begin_shard(micro)
         course.listeners.begin_shard(micro)
@@ -250,7 +252,9 @@ class Phases:
     def end_shard(self) -> None:
         """See PhaseDriver."""
         course, micro = self._course, self.micro
-        self._watched.gradients.end_shard(self.step, course.accounts.num_calls)
+        self._watched.gradients.end_shard(course.accounts.num_calls)
+        if self._watched.is_strict:
+            self._watched.weights.end_shard(self.step)
         if course is not self._main and micro is not None and micro.ends_shard:
             self._watched.weights.check_again(self.step)
         course.accounts.end_shard()
@@ -324,15 +328,13 @@ class Phases:
                 )
         factor = course.accounts.call(weight, reduction, micro)
         course.listeners.before_backward(loss, weight)
-        watched, gradients = self._watched, self._watched.gradients
-        if gradients.marked:
-            gradients.before_backward()
+        watched = self._watched
+        watched.gradients.before_backward(call)
         run: Callable[..., None] = course.engine.backward
         for precision in watched.model_precisions:
             run = functools.partial(precision.backward, run)
         run(loss if watched.scaling is None else watched.scaling.scale(loss), call, factor, options)
-        if gradients.marked:
-            gradients.after_backward()
+        watched.gradients.after_backward()
         course.listeners.after_backward()
 
     def add(self, weight: float | None, values: dict[str, Any]) -> None:
@@ -348,11 +350,16 @@ class Phases:
         """The running shard's weight in means; None: outside of ``batch.shards``."""
         return None if self.micro is None else self._course.accounts.weight
 
-    def before_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
+    def before_optimizer(self, optimizer: Optimizer, args: Sequence[Any], options: dict[str, Any]) -> None:
         """Check a call of ``optimizer.step()``: registered as a hook for all optimizers of the process.
 
+        Args:
+            optimizer: any.
+            args: of the call, the optimizer first. With another one, or with options, it may compute gradients itself.
+            options: of the call.
+
         Raises:
-            UsageError: it is inside ``batch.shards``, or uses gradients that were not synchronized.
+            UsageError: it is inside ``batch.shards``, or there are no gradients, or some that were not synchronized.
         """
         name = type(optimizer).__name__
         if self._sync.replaced and not self._sync.replaced.keys().isdisjoint(parameters_of(optimizer)):
@@ -362,15 +369,15 @@ class Phases:
             )
         trains, stranger = self._watched.sort_out(optimizer)
         if not trains:
+            if stranger is not None:
+                raise refuse(stranger.shape, f"{name}.step() in step {self.step}: ")
             return
         if self._batch is not None or self.was_left:
             self.check_outside(f"{name}.step()")
         if self._plan is None:
             return
         if stranger is not None:
-            raise UsageError(
-                f"{name}.step() in step {self.step}: a parameter of shape {tuple(stranger.shape)} has a gradient and belongs "
-                "to no prepared model, so every process would train a different copy. A layer that is added or replaced after "
-                "prepare() does not take part: build the whole model first."
-            )
+            raise refuse(stranger.shape, f"{name}.step() in step {self.step}: ")
+        if len(args) == 1 and not options:
+            self._watched.gradients.check_first_step(f"{name}.step()", self.step)
         self._listeners.before_optimizer(optimizer)

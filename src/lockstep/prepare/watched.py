@@ -16,6 +16,7 @@ from lockstep.prepare.model_precision import ModelPrecision
 from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.shard_gradients import ShardGradients
 from lockstep.prepare.shard_weights import ShardWeights
+from lockstep.prepare.strangers import is_of_one_process
 
 
 class Watched:
@@ -33,7 +34,7 @@ class Watched:
         """Those of prepared models whose backward passes need them too."""
         self.parameters: dict[nn.Parameter, str] = {}
         """The parameters of all prepared models, in order, with their names."""
-        self._ids: set[int] = set()
+        self.ids: set[int] = set()
         """The parameters' ids: looking up tensors takes several times as long, and is done for each of them in every step."""
         self.scaling = scaling
         """Scales the losses of steps, and unscales their synchronized gradients; None: they are not scaled."""
@@ -56,9 +57,10 @@ class Watched:
         if precision.reaches_backward:
             self.model_precisions.append(precision)
         self.gradients.add_model(model)
+        self.weights.add_model(model)
         for name, parameter in model.named_parameters():
             self.parameters.setdefault(parameter, name)
-            self._ids.add(id(parameter))
+            self.ids.add(id(parameter))
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Add an optimizer."""
@@ -81,22 +83,24 @@ class Watched:
 
     def trains(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer, prepared or not, has parameters of prepared models."""
-        return any(id(parameter) in self._ids for parameter in parameters_of(optimizer))
+        return any(id(parameter) in self.ids for parameter in parameters_of(optimizer))
 
     def sort_out(self, optimizer: Optimizer) -> tuple[bool, Tensor | None]:
-        """``trains``, and any parameter of the optimizer that has a gradient but belongs to no prepared model."""
-        trains, stranger = False, None
+        """``trains``, and any parameter of the optimizer that belongs to no prepared model and has a gradient: if the optimizer
+        has no parameters of such models, one from ``team.backward``."""
+        trains = False
+        strangers: list[Tensor] = []
         for group in optimizer.param_groups:
             parameters = group["params"]
-            if self._ids.issuperset(map(id, parameters)):  # nearly always, and quick
+            if self.ids.issuperset(map(id, parameters)):  # nearly always, and quick
                 trains = trains or bool(parameters)
                 continue
             for parameter in parameters:
-                if id(parameter) in self._ids:
+                if id(parameter) in self.ids:
                     trains = True
                 elif parameter.grad is not None:
-                    stranger = parameter
-        return trains, stranger
+                    strangers.append(parameter)
+        return trains, next((p for p in strangers if trains or is_of_one_process(p.grad)), None)
 
 
 def refuse_inside(target: Any, names: tuple[str, ...], guard: Callable[[str], None]) -> None:
