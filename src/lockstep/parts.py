@@ -20,6 +20,7 @@ from lockstep.checkpoint.store import Store
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.group import Transport, close_group, default_group
+from lockstep.comm.raw_collectives import RawCollectives
 from lockstep.config import RunConfig
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.evaluated import EvaluatedLoaders
@@ -71,7 +72,7 @@ from lockstep.rundir.lock import RunLock
 from lockstep.startup.allotment import misfits
 from lockstep.startup.banner import first_line, start_event
 from lockstep.stopping import StopWatch, say
-from lockstep.sync.table import make_sync
+from lockstep.sync.table import make_sync, promises_bits
 from lockstep.tuning.probe import measure
 from lockstep.tuning.session import Trained, open_session
 from lockstep.tuning.tuned import Situation, Tuned
@@ -190,6 +191,7 @@ class Parts:
             Unprepared(self.state, watched.trains, scales_loss=self.precision.scales_loss, speaks=warns),
             Unrepeatable(lambda: journey.is_in_epochs, speaks=warns),
             Strangers(watched.ids),
+            RawCollectives(default_group()) if promises_bits(config.strategy, shards_given=True) else None,
             watch,
         ]
         active += [

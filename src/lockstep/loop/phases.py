@@ -133,6 +133,7 @@ class Phases:
             self.check_outside("the next step")
         plan, self._plan = self._plan, None
         assert plan is not None
+        plan.was_passed_over = self.num_done == 0
         self._listeners.end_step(self.step, plan.num_samples)
 
     def leave_step(self, *, failed: bool) -> bool:
@@ -157,7 +158,7 @@ class Phases:
         self.step -= not failed
         return False
 
-    def check_outside(self, call: str) -> None:
+    def check_outside(self, call: str, remedy: str = "Call it once a step, after the loop over batch.shards.") -> None:
         """See PhaseDriver.
 
         Raises:
@@ -175,12 +176,26 @@ class Phases:
                 self.evaluated[-1].refuse_inside(call)
             return
         self._has_refused = True
-        where = f" in step {self.step}, shard {self.micro.shard}" if self.micro is not None else ""
+        micro = self.micro
+        where = f" in step {self.step}, shard {micro.shard}" if micro is not None else ""
+        by_zip = ", or by zip(other, batch.shards): write zip(batch.shards, other)" if micro is None or micro.is_last else ""
         raise UsageError(
             f"{call} inside batch.shards{where}: there each process runs only its own shards, so the others would not do the "
-            "same. Call it once a step, after the loop over batch.shards. (If it is there already: that loop was left before "
-            "its end, by break or an error that was caught, so its gradients were not synchronized. Run it to its end, with "
-            "`continue`.)"
+            f"same. {remedy} (If it is there already: that loop was left before its end, by break or an error that was "
+            f"caught{by_zip}, so its gradients were not synchronized. Run it to its end, with `continue`.)"
+        )
+
+    def check_zero_grad(self, call: str) -> None:
+        """``check_outside`` for a call that clears gradients.
+
+        Raises:
+            UsageError: like ``check_outside``.
+        """
+        self.check_outside(
+            call,
+            "A shard begins without gradients, so nothing is to be cleared there: call it once a step, after the loop over "
+            "batch.shards. For the gradient of an input (PGD, say) use torch.autograd.grad(loss, inputs), which leaves those "
+            "of the weights alone.",
         )
 
     def resume_stream(self) -> None:
@@ -215,9 +230,14 @@ class Phases:
             return self._batch
         if self._batch is not None or self.was_left:
             self.check_outside("another loop over batch.shards")
-        if self._plan is None:
+        if self._plan is None or batch.plan.was_passed_over:
             raise UsageError(
-                "batch.shards outside of the loop that yielded the batch: run over its shards in the loop's body"
+                f"batch.shards of step {batch.plan.number}, which is over: the loader was already asked for a later batch, or "
+                "its loop has ended. A step lasts until the loader is asked for the next batch, so run over batch.shards "
+                "before that, in the body of `for batch in loader:`. In place of next() ahead or a prefetcher write nothing, "
+                "since lockstep fetches ahead by itself; in place of itertools.cycle(loader), for endless epochs, a "
+                "generator: `while True: yield from loader`; to keep an iterator, `batches = iter(loader)` and "
+                "`next(batches)`."
             )
         self._batch, self._has_refused = batch, False
         self._carried = detach_grads(self._watched.parameters)

@@ -129,7 +129,7 @@ class Preparation:
             remap(item, self._sync.replaced)
             fit_optimizer(item, self._precision)
             self._watched.add_optimizer(item)
-            refuse_inside(item, ("zero_grad",), self._loop.phases.check_outside)
+            refuse_inside(item, ("zero_grad",), self._loop.phases.check_zero_grad)
         elif isinstance(item, amp.GradScaler):
             check_scaler(self._precision)
             refuse_inside(item, ("unscale_", "step", "update"), self._loop.phases.check_outside)
@@ -150,7 +150,7 @@ class Preparation:
         forward = self._sync.attach(model)
         self._watched.add_model(model, model_precision)
         self.keep(model)
-        return stand_in(model, forward, model_precision, self._loop.phases.check_outside)
+        return stand_in(model, forward, model_precision, self._loop.phases.check_zero_grad)
 
     def _prepare_average(self, average: AveragedModel) -> None:
         if self._sync.forward_is_collective:
