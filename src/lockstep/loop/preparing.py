@@ -26,6 +26,7 @@ from lockstep.prepare.checks import check_model, check_optimizers, check_placed,
 from lockstep.prepare.model import stand_in
 from lockstep.prepare.model_precision import ModelPrecision, check_scaler, fit_optimizer
 from lockstep.prepare.remap import remap
+from lockstep.prepare.strangers import forget_gradients
 from lockstep.prepare.watched import Watched, idle_in_replay, keep_dtypes, refuse_inside
 from lockstep.recovery.run_state import RunState
 from lockstep.sync.protocol import Sync
@@ -144,6 +145,7 @@ class Preparation:
         return self._loop.is_replaying or self.is_measured or self._loop.phases.is_again
 
     def _prepare_model(self, model: nn.Module) -> Any:
+        forget_gradients(model)
         if not self._sync.forward_is_collective:  # a sharded model may be too large for one GPU
             self._move(model)
         model_precision = ModelPrecision(model, self._precision, self._device)

@@ -11,7 +11,7 @@ from typing import Any
 from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from lockstep.errors import UsageError
@@ -74,6 +74,13 @@ def leaves(loss: Tensor) -> list[Tensor]:
             found.append(leaf)
         waiting += [following for following, _ in node.next_functions]
     return found
+
+
+def forget_gradients(model: nn.Module) -> None:
+    """Remove the placeholders from a model that is about to be prepared."""
+    for parameter in model.parameters():
+        if is_of_one_process(parameter.grad):
+            parameter.grad = None
 
 
 def is_of_one_process(gradient: Tensor | None) -> bool:
