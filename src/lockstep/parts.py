@@ -52,7 +52,6 @@ from lockstep.measure.wandb_like import RunInfo
 from lockstep.precision import find_precision
 from lockstep.prepare.model import PreparedModel
 from lockstep.prepare.scaling import LossScaling
-from lockstep.prepare.strangers import Strangers
 from lockstep.prepare.watched import Watched
 from lockstep.recovery.fingerprint import Fingerprint
 from lockstep.recovery.journey import Journey
@@ -190,7 +189,7 @@ class Parts:
             *open_digests(config, world, context.birth, launch, fingerprint, context.replay),
             Unprepared(self.state, watched.trains, scales_loss=self.precision.scales_loss, speaks=warns),
             Unrepeatable(lambda: journey.is_in_epochs, speaks=warns),
-            Strangers(watched.ids),
+            watched.strangers,
             RawCollectives(default_group()) if promises_bits(config.strategy, shards_given=True) else None,
             watch,
         ]

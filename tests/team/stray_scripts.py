@@ -80,6 +80,46 @@ def forget_from(team, model, optimizer, loader, first, use):
         its_optimizer.zero_grad()
 
 
+def train_apart(team, model, optimizer, loader):
+    """A model that was not prepared, trained by a plain backward pass inside and its optimizer outside."""
+    critic = nn.Linear(2, 1)
+    its_optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
+    for batch in loader:
+        for (inputs,) in batch.shards:
+            outputs = model(inputs)
+            critic(outputs.detach()).square().mean().backward()
+            team.backward(outputs.square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        its_optimizer.step()
+        its_optimizer.zero_grad()
+
+
+def train_outside(team, model, optimizer, loader):
+    """A model that was not prepared, trained outside: the same on every rank, and its gradients stay over several steps."""
+    critic = nn.Linear(2, 1)
+    its_optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
+    for batch in loader:
+        for (inputs,) in batch.shards:
+            team.backward(model(inputs).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        critic(torch.ones(3, 2)).mean().backward()
+        its_optimizer.step()
+        if team.step % 3 == 0:
+            its_optimizer.zero_grad()
+
+
+def no_gradient_for_a_scaler(team, model, optimizer, loader):
+    """A GradScaler of the script's, and no backward pass."""
+    scaler = team.prepare(torch.amp.GradScaler("cpu"))
+    for batch in loader:
+        for (inputs,) in batch.shards:
+            scaler.scale(model(inputs).square().mean())
+        scaler.step(optimizer)
+        scaler.update()
+
+
 def prepare_late(team, model, optimizer, loader):
     """A model that is prepared after it got gradients of which nothing was made."""
     extra = nn.Linear(2, 2)

@@ -37,6 +37,21 @@ def test_a_gradient_of_no_prepared_model_cannot_be_used_outside(standing_crew, f
         assert "team.prepare(model, head" in message
 
 
+def test_nor_can_one_from_a_plain_backward_pass_inside(standing_crew):
+    for message in standing_crew(2, stray_scripts.told, stray_scripts.train_apart, shards=4):
+        assert "SGD.step() in step 2: a tensor of shape" in message
+
+
+def test_a_model_that_is_trained_outside_is_left_in_peace(standing_crew):
+    assert standing_crew(2, stray_scripts.told, stray_scripts.train_outside, shards=4) == [None, None]
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_scaler_without_gradients_is_told_too(standing_crew, nproc):
+    for message in standing_crew(nproc, stray_scripts.told, stray_scripts.no_gradient_for_a_scaler, shards=2):
+        assert "GradScaler.step() in step 1: no team.backward(loss) in this step" in message
+
+
 @pytest.mark.parametrize("script", [(stray_scripts.forget_from, 1, "nothing"), (stray_scripts.prepare_late,)])
 def test_a_gradient_that_nobody_uses_is_no_error(standing_crew, script):
     assert standing_crew(2, stray_scripts.told, *script, shards=4) == [None, None]

@@ -198,6 +198,16 @@ class Phases:
             "of the weights alone.",
         )
 
+    def check_scaler(self, call: str) -> None:
+        """``check_outside`` for a call of the script's GradScaler, which fails where there are no gradients.
+
+        Raises:
+            UsageError: like ``check_outside``, or there are none.
+        """
+        self.check_outside(call)
+        if self.in_step:
+            self._watched.gradients.check_first_step(call, self.step)
+
     def resume_stream(self) -> None:
         """See Driver."""
         micro = self.micro
@@ -391,6 +401,8 @@ class Phases:
         if not trains:
             if stranger is not None:
                 raise refuse(stranger.shape, f"{name}.step() in step {self.step}: ")
+            if self.in_step and not self.in_phase:
+                self._watched.strangers.note(optimizer)
             return
         if self._batch is not None or self.was_left:
             self.check_outside(f"{name}.step()")

@@ -133,7 +133,7 @@ class Preparation:
             refuse_inside(item, ("zero_grad",), self._loop.phases.check_zero_grad)
         elif isinstance(item, amp.GradScaler):
             check_scaler(self._precision)
-            refuse_inside(item, ("unscale_", "step", "update"), self._loop.phases.check_outside)
+            refuse_inside(item, ("unscale_", "step", "update"), self._loop.phases.check_scaler)
         elif isinstance(item, LRScheduler):
             self._watched.add_schedule(item)
             idle_in_replay(item, "step", self._stands_still)

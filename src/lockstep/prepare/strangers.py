@@ -1,7 +1,7 @@
-"""Tensors of no prepared model to which ``team.backward`` gives gradients.
+"""Tensors of no prepared model that get gradients inside ``batch.shards``.
 
-Nothing combines these gradients over the processes. Inside ``batch.shards`` that may be right: the gradient of an input, or
-of a copy of the model. Outside, they are of this process's shards only, so that using one raises an error.
+Nothing combines these gradients over the processes. Inside that may be right: the gradient of an input, or of a copy of the
+model. Outside, they are of this process's shards only, so that using one raises an error.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.optim import Optimizer
 
 from lockstep.errors import UsageError
 from lockstep.listener import Listener
 from lockstep.plan.now_and_then import NowAndThen
+from lockstep.prepare.contents import parameters_of
+from lockstep.sync.buffers import version
 
 
 class Strangers(Listener):
-    """Finds them in the graphs of losses, now and then, and from then on guards their gradients.
+    """Finds them in the graphs of losses, now and then, and in optimizers; from then on it guards their gradients.
 
     Args:
         ids: of the parameters of prepared models.
@@ -31,6 +34,12 @@ class Strangers(Listener):
         self._known: dict[int, ref[Tensor]] = {}
         self._looks = NowAndThen()
         self._is_looking = False
+        self._before: dict[int, tuple[Tensor, int]] = {}
+        """Their gradients when the phase began, with the number of in-place changes: made outside, these are right."""
+
+    def note(self, optimizer: Optimizer) -> None:
+        """An optimizer steps outside of ``batch.shards``, all of whose parameters are strangers."""
+        self._known.update({id(parameter): ref(parameter) for parameter in parameters_of(optimizer)})
 
     def begin_step(self, step: int) -> None:
         """Choose whether to look at the graphs of this step: that takes as long as a few percent of a shard."""
@@ -38,9 +47,12 @@ class Strangers(Listener):
 
     def begin_phase(self, phase: int) -> None:
         """Remove the placeholders, to which autograd could add nothing."""
-        for stranger in self._alive():
+        self._before = {}
+        for key, stranger in self._alive():
             if isinstance(stranger.grad, OfOneProcess):
                 stranger.grad = None
+            elif stranger.grad is not None:
+                self._before[key] = stranger.grad, version(stranger.grad)
 
     def before_backward(self, loss: Tensor, weight: float | None) -> None:
         """Look at the graph of a loss."""
@@ -49,16 +61,20 @@ class Strangers(Listener):
 
     def end_phase(self, phase: int) -> None:
         """Put placeholders for the gradients, which raise an error when used."""
-        for stranger in self._alive():
-            if stranger.grad is not None:
+        for key, stranger in self._alive():
+            gradient = stranger.grad
+            if gradient is None:
+                continue
+            before, changes = self._before.get(key, (None, 0))
+            if gradient is not before or version(gradient) != changes:
                 stranger.grad = OfOneProcess.like(stranger)
 
-    def _alive(self) -> list[Tensor]:
-        if not self._known:
+    def _alive(self) -> list[tuple[int, Tensor]]:
+        if not self._known:  # nearly always
             return []
         found = {key: tensor for key, reference in self._known.items() if (tensor := reference()) is not None}
         self._known = {key: ref(tensor) for key, tensor in found.items() if key not in self._ids}  # or prepared since
-        return [found[key] for key in self._known]
+        return [(key, found[key]) for key in self._known]
 
 
 def leaves(loss: Tensor) -> list[Tensor]:
@@ -91,8 +107,8 @@ def is_of_one_process(gradient: Tensor | None) -> bool:
 def refuse(shape: torch.Size, where: str = "") -> UsageError:
     """The error for a gradient of a stranger. ``where``: the call that uses it, for the message."""
     return UsageError(
-        f"{where}a tensor of shape {tuple(shape)} has a gradient from team.backward(loss) and belongs to no prepared model: "
-        "the gradient is of this process's shards only, so every process would train a different copy, of which no checkpoint "
+        f"{where}a tensor of shape {tuple(shape)} got a gradient inside batch.shards and belongs to no prepared model: the "
+        "gradient is of this process's shards only, so every process would train a different copy, of which no checkpoint "
         "has anything. Prepare the model that it is part of with the others: `model, head, optimizer, loader = "
         "team.prepare(model, head, optimizer, loader)`; make a lone tensor an nn.Parameter of such a model; and build models "
         "whole before that, since a layer that is added or replaced later does not take part. (If it is not to be trained by "

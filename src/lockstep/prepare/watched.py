@@ -16,7 +16,7 @@ from lockstep.prepare.model_precision import ModelPrecision
 from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.shard_gradients import ShardGradients
 from lockstep.prepare.shard_weights import ShardWeights
-from lockstep.prepare.strangers import is_of_one_process
+from lockstep.prepare.strangers import Strangers, is_of_one_process
 
 
 class Watched:
@@ -44,6 +44,7 @@ class Watched:
         """Whether changes inside ``batch.shards`` are refused."""
         self._is_audited = is_audited
         self.gradients = ShardGradients(self.parameters, is_plain=is_plain)
+        self.strangers = Strangers(self.ids)
         self.weights = ShardWeights(self.parameters, self._optimizers, self._schedules)
 
     def add_model(self, model: nn.Module, precision: ModelPrecision) -> None:
@@ -87,7 +88,7 @@ class Watched:
 
     def sort_out(self, optimizer: Optimizer) -> tuple[bool, Tensor | None]:
         """``trains``, and any parameter of the optimizer that belongs to no prepared model and has a gradient: if the optimizer
-        has no parameters of such models, one from ``team.backward``."""
+        has no parameters of such models, one from inside ``batch.shards``."""
         trains = False
         strangers: list[Tensor] = []
         for group in optimizer.param_groups:

@@ -20,8 +20,8 @@ def _not_prepared(match: re.Match[str], scene: Scene) -> str:
         f"The loop over .shards got a {kind.__name__}, as a plain loader yields it: the loader was not prepared, or the one "
         "before prepare() is used. Only a prepared loader yields batches with .shards, each process's part of them: write "
         "`loader = team.prepare(loader)`, or `model, optimizer, loader = team.prepare(model, optimizer, loader)`, before the "
-        "loop."
+        "loop; in an evaluation iterate what `with team.evaluate(model, loader) as ...` gives."
     )
 
 
-ROWS = (row("unprepared loader", "shards", _not_prepared, ("AttributeError",)),)
+ROWS = (row("unprepared loader", "", _not_prepared, ("AttributeError",)),)
