@@ -28,11 +28,11 @@ def test_backward_passes_for_inputs_alone_are_left_in_peace(standing_crew, nproc
     assert standing_crew(nproc, stray_scripts.told, stray_scripts.backward_for_inputs, **settings) == [None] * nproc
 
 
-@pytest.mark.parametrize(("first", "step"), [(1, 1), (3, 4)])
+@pytest.mark.parametrize("first", [1, 3])
 @pytest.mark.parametrize("use", ["step", "norm"])
-def test_a_gradient_of_no_prepared_model_cannot_be_used_outside(standing_crew, first, step, use):
+def test_a_gradient_of_no_prepared_model_cannot_be_used_outside(standing_crew, first, use):
     for message in standing_crew(2, stray_scripts.told, stray_scripts.forget_from, first, use, shards=4):
-        assert use == "norm" or f"Adam.step() in step {step}: " in message  # at once, or soon after it began
+        assert use == "norm" or f"Adam.step() in step {first}: " in message
         assert "shape (2, 2)" in message
         assert "team.prepare(model, head" in message
 
