@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.distributed as dist
 from torch import Tensor
 
@@ -25,8 +27,8 @@ class RawCollectives(Listener):
         self._num_before = 0
         self._micro: MicroStep | None = None
 
-    def begin_shard(self, micro: MicroStep) -> None:
-        """Count from here."""
+    def received(self, micro: MicroStep, data: Any) -> None:
+        """Count from here: where two loaders are run side by side, an audit may ask the other ranks before this."""
         self._micro = micro
         self._num_before = num_collectives(self._group)
 

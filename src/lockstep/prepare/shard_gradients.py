@@ -64,7 +64,8 @@ class ShardGradients:
             UsageError: there are gradients already that it did not compute.
         """
         self._remove_placeholders()
-        if not self._is_plain or call == 0:
+        is_again = self._micro is not None and self._micro.is_again  # beside the gradients of the shard that counts
+        if not self._is_plain or (call == 0 and not is_again):
             self._check_none()
         self._is_running = True
 
