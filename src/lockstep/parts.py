@@ -20,6 +20,7 @@ from lockstep.checkpoint.store import Store
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.group import Transport, close_group, default_group
+from lockstep.comm.raw_collectives import RawCollectives
 from lockstep.config import RunConfig
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.evaluated import EvaluatedLoaders
@@ -71,7 +72,7 @@ from lockstep.startup.allotment import misfits
 from lockstep.startup.banner import chosen_shards, first_line, start_event
 from lockstep.startup.split import SplitRemarks
 from lockstep.stopping import StopWatch, say
-from lockstep.sync.table import make_sync
+from lockstep.sync.table import make_sync, promises_bits
 from lockstep.tuning.probe import measure
 from lockstep.tuning.session import Trained, open_session
 from lockstep.tuning.tuned import Situation, Tuned
@@ -191,6 +192,8 @@ class Parts:
             *open_digests(config, world, context.birth, launch, fingerprint, context.replay),
             Unprepared(self.state, watched.trains, scales_loss=self.precision.scales_loss, speaks=warns),
             Unrepeatable(lambda: journey.is_in_epochs, speaks=warns),
+            watched.strangers,
+            RawCollectives(default_group()) if promises_bits(config.strategy, shards_given=True) else None,
             watch,
         ]
         active += [

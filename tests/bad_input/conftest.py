@@ -1,6 +1,7 @@
 """These tests run functions in several processes: see ``crew``."""
 
 from crew import crew, standing_crew
+from launchers import nursery, python_here
 from warm import run_here
 
-__all__ = ["crew", "run_here", "standing_crew"]
+__all__ = ["crew", "nursery", "python_here", "run_here", "standing_crew"]

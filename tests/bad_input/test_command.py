@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -94,3 +95,56 @@ def test_a_run_directory_of_other_settings_is_refused(run_here, tmp_path):
     done = run_here("import lockstep; lockstep.join(device='cpu')", "--run-dir", "run", "--seed", "7")
     assert done.returncode == 1
     assert "seed is 7 now, and was 0 when the run in run was born" in done.stderr
+
+
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.long)])
+def test_a_loaders_worker_that_imports_a_script_without_main_guard_ends_the_run_at_once(run_here, method):
+    script = f"""
+        import torch, lockstep
+        class Data(torch.utils.data.Dataset):
+            def __len__(self): return 16
+            def __getitem__(self, index): return torch.full((3,), float(index))
+        team = lockstep.join(shards=2, checkpoint_every="off")
+        model = torch.nn.Linear(3, 1)
+        loader = torch.utils.data.DataLoader(Data(), batch_size=8, num_workers=1, multiprocessing_context="{method}")
+        model, loader = team.prepare(model, loader)
+        for batch in loader:
+            for inputs in batch.shards:
+                team.backward(model(inputs).mean())
+        """
+    done = run_here(script, "--nproc-per-node", "2")
+    assert done.returncode == 1
+    assert "UsageError: join() in" in done.stderr
+    assert done.stderr.count('if __name__ == "__main__":') >= 2  # of the worker, and of the run
+
+
+UNPREPARED = """
+    import torch, lockstep
+    team = lockstep.join(checkpoint_every="off")
+    model = team.prepare(torch.nn.Linear(3, 1))
+    for batch in {loader}:
+        for inputs in batch.shards:
+            team.backward(model(inputs).mean())
+    """
+
+
+@pytest.mark.parametrize("loader", ["torch.utils.data.DataLoader([torch.zeros(3)] * 8, 4)", "[[torch.zeros(3)]]", "[{}]"])
+def test_the_batch_of_a_loader_that_was_not_prepared_is_told(run_here, loader):
+    done = run_here(UNPREPARED.format(loader=loader))
+    assert done.returncode == 1
+    assert "`loader = team.prepare(loader)`" in done.stderr
+
+
+def test_it_is_told_without_a_launcher_too(python_here, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(UNPREPARED.format(loader="[[torch.zeros(3)]]")))
+    done = python_here(script)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback (most recent call last)") == 1
+    assert "`loader = team.prepare(loader)`" in done.stderr
+
+
+def test_another_attribute_error_is_not_explained(run_here):
+    done = run_here("import lockstep\nlockstep.join(checkpoint_every='off')\n[].no_shards\n")
+    assert done.returncode == 1
+    assert "In words" not in done.stderr

@@ -18,6 +18,7 @@ torch_generator = torch.Generator().manual_seed(1)
 python_generator = random.Random(4)
 history = []
 SLOW = ("slow", "not saved")
+LONG = (*SLOW, "weights")
 
 
 class Numbers(Dataset):
@@ -26,7 +27,7 @@ class Numbers(Dataset):
         self.asked = 0
 
     def __len__(self):
-        return 48 if self.fault in SLOW else 16
+        return 48 if self.fault in LONG else 16
 
     def __getitem__(self, index):
         x = torch.arange(4) / 4 + index / 32
@@ -135,6 +136,7 @@ def train(fault):
     else:
         loader = DataLoader(Numbers(fault), 8, shuffle=True)
     model, optimizer, loader = team.prepare(model, optimizer, loader)
+    group = torch.distributed.new_group() if fault == "collective" else None  # those of the default group are refused
     for _ in team.epochs(1):
         for batch in loader:
             for x, y in batch.shards:
@@ -144,12 +146,12 @@ def train(fault):
                 loss = nn.functional.mse_loss(guess, y, reduction="sum" if fault == "sum" else "mean")
                 if fault == "collective":
                     total = loss.detach().clone()
-                    torch.distributed.all_reduce(total)  # PLANT
+                    torch.distributed.all_reduce(total, group=group)  # PLANT
                     loss = loss * total
                 team.backward(
                     loss, **({"reduction": "mean"} if fault == "sum" else {})
                 )  # or lockstep would see the sum itself
-                if fault == "weights":
+                if fault == "weights" and team.step == 3:  # in steps 1, 2, 4 it is refused
                     model[0].weight.data.clamp_(-0.1, 0.1)  # PLANT
                 team.log(seconds=time.time() - began)  # innocent
             optimizer.step()

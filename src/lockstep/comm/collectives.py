@@ -208,7 +208,10 @@ class Collectives:
         return plain.broadcast_plain(value, self._check_rank("src", src), self.group)
 
     def any(self, condition: bool | Tensor) -> bool:
-        """Whether the condition holds on any rank. The same result on every rank."""
+        """Whether the condition holds on any rank: a time limit, or a signal. The same result on every rank.
+
+        Not for the loss of a shard, which depends on the number of processes: use ``batch["loss"]``.
+        """
         self._guard("any")
         flag = torch.tensor(int(condition), dtype=torch.int32)
         dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group)

@@ -29,6 +29,7 @@ from lockstep.config import RunConfig
 from lockstep.data.streams import script_seed
 from lockstep.errors import LockstepError, UsageError
 from lockstep.joining.opening import Launch, OpenRun, open_run
+from lockstep.joining.unlaunched import explain_uncaught
 from lockstep.machine.cores import num_cores
 from lockstep.machine.threads import use_threads
 from lockstep.parts import Parts, RunContext
@@ -40,6 +41,7 @@ from lockstep.rundir.lock import RunLock
 from lockstep.startup.consistency import check_sight, check_software
 from lockstep.startup.reading import notices as notices_of_reading
 from lockstep.startup.reading import read_main
+from lockstep.startup.spawned import check_not_imported
 from lockstep.sync.table import promises_bits, resolve_strategy
 from lockstep.team import Team
 from lockstep.trackers import split_track, without_services
@@ -87,12 +89,15 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
 
     Raises:
         ConfigError: a setting is invalid, or not available here.
-        UsageError: this process has joined before, or has opened a process group.
+        UsageError: this process has joined before, or has opened a process group; or multiprocessing has started it from a
+            script that trains at its top level.
         PeerError: the other ranks did not arrive at the rendezvous within the timeout.
         MismatchError: the ranks were started with different settings.
         CheckpointError: the run to resume has checkpoints, and all of them are damaged.
     """
     global _joined, _num_joined
+    check_not_imported()
+    explain_uncaught()
     if _joined is not None and not _joined.is_closed:
         raise UsageError("join() was called before in this process: keep the team that it returned, one per process")
     environment = read_environment()

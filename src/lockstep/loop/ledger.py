@@ -272,7 +272,8 @@ def _total(pages: list[_Page], call: int, step: int) -> float:
     if total == 0:
         raise LossError(
             f"the weights of all shards of step {step} sum to zero, so its gradient is 0/0: there was nothing to learn from "
-            "in the whole global batch (no tokens?). Leave such batches out of the data."
+            "in the whole global batch (no tokens?). Leave such batches out of the data; or, for a gradient of 0, give a shard "
+            "without anything a tiny weight: team.backward(total / max(n, 1), weight=max(n, 1e-6))."
         )
     return total
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +20,7 @@ from lockstep.listener import Listeners
 from lockstep.loop.ledger import Ledger
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.prepare.contents import parameters_of
+from lockstep.prepare.strangers import refuse
 from lockstep.prepare.sums import is_sum
 from lockstep.prepare.watched import Watched
 from lockstep.sync.gradients import Gradients, detach_grads, put_back
@@ -132,6 +133,7 @@ class Phases:
             self.check_outside("the next step")
         plan, self._plan = self._plan, None
         assert plan is not None
+        plan.was_passed_over = self.num_done == 0
         self._listeners.end_step(self.step, plan.num_samples)
 
     def leave_step(self, *, failed: bool) -> bool:
@@ -145,7 +147,7 @@ class Phases:
             if not failed and not self._has_refused:
                 self.was_left = self.step
             self._sync.drop()
-            self._watched.before_backward()
+            self._watched.gradients.drop()
             if self.auditor is not None:
                 self.auditor.drop()  # the gradients of the shard that it has had computed a second time
             put_back(self._carried)
@@ -156,7 +158,7 @@ class Phases:
         self.step -= not failed
         return False
 
-    def check_outside(self, call: str) -> None:
+    def check_outside(self, call: str, remedy: str = "Call it once a step, after the loop over batch.shards.") -> None:
         """See PhaseDriver.
 
         Raises:
@@ -174,13 +176,37 @@ class Phases:
                 self.evaluated[-1].refuse_inside(call)
             return
         self._has_refused = True
-        where = f" in step {self.step}, shard {self.micro.shard}" if self.micro is not None else ""
+        micro = self.micro
+        where = f" in step {self.step}, shard {micro.shard}" if micro is not None else ""
+        by_zip = ", or by zip(other, batch.shards): write zip(batch.shards, other)" if micro is None or micro.is_last else ""
         raise UsageError(
             f"{call} inside batch.shards{where}: there each process runs only its own shards, so the others would not do the "
-            "same. Call it once a step, after the loop over batch.shards. (If it is there already: that loop was left before "
-            "its end, by break or an error that was caught, so its gradients were not synchronized. Run it to its end, with "
-            "`continue`.)"
+            f"same. {remedy} (If it is there already: that loop was left before its end, by break or an error that was "
+            f"caught{by_zip}, so its gradients were not synchronized. Run it to its end, with `continue`.)"
         )
+
+    def check_zero_grad(self, call: str) -> None:
+        """``check_outside`` for a call that clears gradients.
+
+        Raises:
+            UsageError: like ``check_outside``.
+        """
+        self.check_outside(
+            call,
+            "A shard begins without gradients, so nothing is to be cleared there: call it once a step, after the loop over "
+            "batch.shards. For the gradient of an input (PGD, say) use torch.autograd.grad(loss, inputs), which leaves those "
+            "of the weights alone.",
+        )
+
+    def check_scaler(self, call: str) -> None:
+        """``check_outside`` for a call of the script's GradScaler, which fails where there are no gradients.
+
+        Raises:
+            UsageError: like ``check_outside``, or there are none.
+        """
+        self.check_outside(call)
+        if self.in_step:
+            self._watched.gradients.check_first_step(call, self.step)
 
     def resume_stream(self) -> None:
         """See Driver."""
@@ -214,16 +240,21 @@ class Phases:
             return self._batch
         if self._batch is not None or self.was_left:
             self.check_outside("another loop over batch.shards")
-        if self._plan is None:
+        if self._plan is None or batch.plan.was_passed_over:
             raise UsageError(
-                "batch.shards outside of the loop that yielded the batch: run over its shards in the loop's body"
+                f"batch.shards of step {batch.plan.number}, which is over: the loader was already asked for a later batch, or "
+                "its loop has ended. A step lasts until the loader is asked for the next batch, so run over batch.shards "
+                "before that, in the body of `for batch in loader:`. In place of next() ahead or a prefetcher write nothing, "
+                "since lockstep fetches ahead by itself; in place of itertools.cycle(loader), for endless epochs, a "
+                "generator: `while True: yield from loader`; to keep an iterator, `batches = iter(loader)` and "
+                "`next(batches)`."
             )
         self._batch, self._has_refused = batch, False
         self._carried = detach_grads(self._watched.parameters)
         self._ledger.begin_phase(self.num_done, batch.plan.sizes)
         self._sync.begin_phase(batch.plan, self.num_done)
         if self._watched.is_strict:
-            self._watched.begin_phase()
+            self._watched.weights.begin_phase(self.step)
         self._listeners.begin_phase(self.num_done)
         if self.auditor is not None:
             self.auditor.begin_audit(self.step, self.num_done, batch.plan)
@@ -236,7 +267,8 @@ class Phases:
         if micro.is_again and self.auditor is not None:
             course = self._course = self.auditor.course
             if micro.begins_shard:
-                self._watched.begin_again()
+                self._watched.weights.begin_again()
+        self._watched.gradients.begin_shard(micro)
         course.accounts.begin_shard(micro)
         course.engine.begin_shard(micro)
         course.listeners.begin_shard(micro)
@@ -250,9 +282,11 @@ class Phases:
     def end_shard(self) -> None:
         """See PhaseDriver."""
         course, micro = self._course, self.micro
-        self._watched.end_shard(self.step, course.accounts.num_calls)
+        self._watched.gradients.end_shard(course.accounts.num_calls)
+        if self._watched.is_strict:
+            self._watched.weights.end_shard(self.step)
         if course is not self._main and micro is not None and micro.ends_shard:
-            self._watched.check_again(self.step)
+            self._watched.weights.check_again(self.step)
         course.accounts.end_shard()
         course.engine.end_shard()
         course.listeners.end_shard()
@@ -263,7 +297,7 @@ class Phases:
         batch = self._batch
         assert batch is not None
         if self._watched.is_strict:
-            self._watched.check_unchanged(self.step)
+            self._watched.weights.check_unchanged(self.step)
         outcome, values = self._ledger.settle(self._sync, self.step)
         self._sync.end_phase(outcome)
         if self._watched.scaling is not None:
@@ -325,14 +359,12 @@ class Phases:
         factor = course.accounts.call(weight, reduction, micro)
         course.listeners.before_backward(loss, weight)
         watched = self._watched
-        if watched.marked:
-            watched.before_backward()
+        watched.gradients.before_backward(call)
         run: Callable[..., None] = course.engine.backward
         for precision in watched.model_precisions:
             run = functools.partial(precision.backward, run)
         run(loss if watched.scaling is None else watched.scaling.scale(loss), call, factor, options)
-        if watched.marked:
-            watched.after_backward()
+        watched.gradients.after_backward()
         course.listeners.after_backward()
 
     def add(self, weight: float | None, values: dict[str, Any]) -> None:
@@ -348,11 +380,16 @@ class Phases:
         """The running shard's weight in means; None: outside of ``batch.shards``."""
         return None if self.micro is None else self._course.accounts.weight
 
-    def before_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
+    def before_optimizer(self, optimizer: Optimizer, args: Sequence[Any], options: dict[str, Any]) -> None:
         """Check a call of ``optimizer.step()``: registered as a hook for all optimizers of the process.
 
+        Args:
+            optimizer: any.
+            args: of the call, the optimizer first. With another one, or with options, it may compute gradients itself.
+            options: of the call.
+
         Raises:
-            UsageError: it is inside ``batch.shards``, or uses gradients that were not synchronized.
+            UsageError: it is inside ``batch.shards``, or there are no gradients, or some that were not synchronized.
         """
         name = type(optimizer).__name__
         if self._sync.replaced and not self._sync.replaced.keys().isdisjoint(parameters_of(optimizer)):
@@ -362,15 +399,17 @@ class Phases:
             )
         trains, stranger = self._watched.sort_out(optimizer)
         if not trains:
+            if stranger is not None:
+                raise refuse(stranger.shape, f"{name}.step() in step {self.step}: ")
+            if self.in_step and not self.in_phase:
+                self._watched.strangers.note(optimizer)
             return
         if self._batch is not None or self.was_left:
             self.check_outside(f"{name}.step()")
         if self._plan is None:
             return
         if stranger is not None:
-            raise UsageError(
-                f"{name}.step() in step {self.step}: a parameter of shape {tuple(stranger.shape)} has a gradient and belongs "
-                "to no prepared model, so every process would train a different copy. A layer that is added or replaced after "
-                "prepare() does not take part: build the whole model first."
-            )
+            raise refuse(stranger.shape, f"{name}.step() in step {self.step}: ")
+        if len(args) == 1 and not options:
+            self._watched.gradients.check_first_step(f"{name}.step()", self.step)
         self._listeners.before_optimizer(optimizer)

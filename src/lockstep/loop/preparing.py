@@ -26,6 +26,7 @@ from lockstep.prepare.checks import check_model, check_optimizers, check_placed,
 from lockstep.prepare.model import stand_in
 from lockstep.prepare.model_precision import ModelPrecision, check_scaler, fit_optimizer
 from lockstep.prepare.remap import remap
+from lockstep.prepare.strangers import forget_gradients
 from lockstep.prepare.watched import Watched, idle_in_replay, keep_dtypes, refuse_inside
 from lockstep.recovery.run_state import RunState
 from lockstep.sync.protocol import Sync
@@ -128,10 +129,10 @@ class Preparation:
             remap(item, self._sync.replaced)
             fit_optimizer(item, self._precision)
             self._watched.add_optimizer(item)
-            refuse_inside(item, ("zero_grad",), self._loop.phases.check_outside)
+            refuse_inside(item, ("zero_grad",), self._loop.phases.check_zero_grad)
         elif isinstance(item, amp.GradScaler):
             check_scaler(self._precision)
-            refuse_inside(item, ("unscale_", "step", "update"), self._loop.phases.check_outside)
+            refuse_inside(item, ("unscale_", "step", "update"), self._loop.phases.check_scaler)
         elif isinstance(item, LRScheduler):
             self._watched.add_schedule(item)
             idle_in_replay(item, "step", self._stands_still)
@@ -143,13 +144,14 @@ class Preparation:
         return self._loop.is_replaying or self.is_measured or self._loop.phases.is_again
 
     def _prepare_model(self, model: nn.Module) -> Any:
+        forget_gradients(model)
         if not self._sync.forward_is_collective:  # a sharded model may be too large for one GPU
             self._move(model)
         model_precision = ModelPrecision(model, self._precision, self._device)
         forward = self._sync.attach(model)
         self._watched.add_model(model, model_precision)
         self.keep(model)
-        return stand_in(model, forward, model_precision, self._loop.phases.check_outside)
+        return stand_in(model, forward, model_precision, self._loop.phases.check_zero_grad)
 
     def _prepare_average(self, average: AveragedModel) -> None:
         if self._sync.forward_is_collective:

@@ -95,6 +95,8 @@ class StepPlan:
     """Ranks below this number have samples."""
     digest: str = ""
     """Digest of the samples read, for steps in which the ranks compare them: the same on every rank."""
+    was_passed_over: bool = False
+    """Whether the step has ended without a phase."""
 
     @property
     def num_samples(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, amp, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
@@ -82,6 +83,12 @@ def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: b
     if next(model.parameters(), None) is None:
         raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to train or keep equal")
     for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ModelError(
+                f"parameter {name!r} of {type(model).__name__} has no shape yet, since a lazy layer takes it from its first "
+                "input: run the model once before team.prepare(), and before making its optimizer, on inputs of the right "
+                "shape: `model(torch.zeros(1, num_features))`"
+            )
         if is_dtensor(parameter):
             raise ModelError(
                 f"parameter {name!r} of {type(model).__name__} is sharded over processes already (fully_shard?): prepare the "

@@ -1,4 +1,4 @@
-"""The prepared objects that steps act on, and the checks on them while shards run."""
+"""The prepared objects that steps act on."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from lockstep.comm.dtensors import is_dtensor
-from lockstep.digest import bit_sums
-from lockstep.errors import ModelError, UsageError
+from lockstep.errors import ModelError
 from lockstep.prepare.contents import parameters_of
 from lockstep.prepare.model_precision import ModelPrecision
 from lockstep.prepare.scaling import LossScaling
-from lockstep.sync.buffers import version
+from lockstep.prepare.shard_gradients import ShardGradients
+from lockstep.prepare.shard_weights import ShardWeights
+from lockstep.prepare.strangers import Strangers, is_of_one_process
 
 
 class Watched:
@@ -34,7 +34,7 @@ class Watched:
         """Those of prepared models whose backward passes need them too."""
         self.parameters: dict[nn.Parameter, str] = {}
         """The parameters of all prepared models, in order, with their names."""
-        self._ids: set[int] = set()
+        self.ids: set[int] = set()
         """The parameters' ids: looking up tensors takes several times as long, and is done for each of them in every step."""
         self.scaling = scaling
         """Scales the losses of steps, and unscales their synchronized gradients; None: they are not scaled."""
@@ -42,12 +42,10 @@ class Watched:
         self._schedules: list[LRScheduler] = []
         self.is_strict = num_shards > 1
         """Whether changes inside ``batch.shards`` are refused."""
-        self._is_plain = is_plain
         self._is_audited = is_audited
-        self.marked: list[nn.Parameter] = []
-        """The first parameter of each model, whose ``.grad`` is a NotYet while gradients are incomplete."""
-        self._before: Any = None
-        self._before_again: Any = None
+        self.gradients = ShardGradients(self.parameters, is_plain=is_plain)
+        self.strangers = Strangers(self.ids)
+        self.weights = ShardWeights(self.parameters, self._optimizers, self._schedules)
 
     def add_model(self, model: nn.Module, precision: ModelPrecision) -> None:
         """Add a model.
@@ -59,12 +57,11 @@ class Watched:
             _check_repeatable(model)
         if precision.reaches_backward:
             self.model_precisions.append(precision)
-        first = next(model.parameters())
-        if not self._is_plain and first.requires_grad and not is_dtensor(first):
-            self.marked.append(first)
+        self.gradients.add_model(model)
+        self.weights.add_model(model)
         for name, parameter in model.named_parameters():
             self.parameters.setdefault(parameter, name)
-            self._ids.add(id(parameter))
+            self.ids.add(id(parameter))
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Add an optimizer."""
@@ -85,143 +82,26 @@ class Watched:
             for optimizer in self._optimizers:
                 scaling.attach(optimizer)
 
-    def begin_phase(self) -> None:
-        """Record what no shard may change."""
-        self._before = self._snapshot()
-
-    def _snapshot(self) -> tuple[list[int], list[bool], list[Any]]:
-        return (
-            list(map(version, self.parameters)),
-            [parameter.requires_grad for parameter in self.parameters],
-            [group["lr"] for optimizer in self._optimizers for group in optimizer.param_groups]
-            + [progress_of(schedule) for schedule in self._schedules],
-        )
-
-    def check_unchanged(self, step: int) -> None:
-        """Check that the shards of this rank have not changed what must be equal on all ranks.
-
-        Raises:
-            ModelError: parameters were changed, frozen or unfrozen.
-            UsageError: a learning rate was changed.
-        """
-        versions, learning, rates = self._snapshot()
-        if (versions, learning, rates) == self._before:
-            return
-        for change, values, old_values in (
-            ("changed", versions, self._before[0]),
-            ("frozen or unfrozen (requires_grad)", learning, self._before[1]),
-        ):
-            for name, value, old_value in zip(self.parameters.values(), values, old_values, strict=True):
-                if value != old_value:
-                    raise ModelError(
-                        f"parameter {name!r} was {change} inside batch.shards in step {step}: each process runs only its own "
-                        "shards, so the weights would differ from rank to rank, and from one number of processes to another. "
-                        "Do that once a step, after the loop over batch.shards. (Embedding(max_norm=...) changes its weight "
-                        "in the forward pass: leave max_norm out, and clip the rows after that loop.)"
-                    )
-        raise UsageError(
-            f"schedule.step() inside batch.shards in step {step} (or a learning rate that was changed there by hand): it "
-            "would act once a shard. Call it once a step, after the loop over batch.shards."
-        )
-
-    def begin_again(self) -> None:
-        """Record what must not change while an audit computes a shard once more, with a single shard too."""
-        self._before_again = self._contents()
-
-    def _contents(self) -> tuple[list[int], list[Any]]:
-        # Changes through ``.data`` have no version. This reads all weights, which is little beside a shard.
-        return bit_sums(list(self.parameters)), self._snapshot()[2]
-
-    def check_again(self, step: int) -> None:
-        """Check that computing a shard once more has changed nothing.
-
-        Raises:
-            UsageError: weights or a learning rate were changed.
-        """
-        sums, rates = self._contents()
-        if (sums, rates) == self._before_again:
-            return
-        pairs = zip(self.parameters.values(), sums, self._before_again[0], strict=True)
-        what = next((f"parameter {name!r}" for name, now, before in pairs if now != before), "a learning rate")
-        raise UsageError(
-            f"{what} was changed inside batch.shards in step {step}, in which an audit computes a shard once more: it would be "
-            "changed twice. Do that once a step, after the loop over batch.shards, or leave --audit out. "
-            "(Embedding(max_norm=...) changes its weight in the forward pass.)"
-        )
-
-    def before_backward(self) -> None:
-        """Remove the placeholders of ``after_backward``."""
-        for parameter in self.marked:
-            if isinstance(parameter.grad, NotYet):
-                parameter.grad = None
-
-    def after_backward(self) -> None:
-        """Put placeholders for gradients after a shard's backward pass, which raise an error when used."""
-        for parameter in self.marked:
-            if parameter.grad is None:
-                parameter.grad = NotYet.like(parameter)
-
-    def end_shard(self, step: int, num_calls: int) -> None:
-        """Check after a micro-step that all gradients were computed by ``team.backward``.
-
-        Raises:
-            UsageError: some were not.
-        """
-        if self._is_plain and num_calls:
-            return
-        self.before_backward()
-        for parameter, name in self.parameters.items():
-            if parameter.grad is not None:
-                raise UsageError(
-                    f"step {step}: {name!r} has a gradient that was not computed by team.backward(loss): it would not be "
-                    "combined with those of the other shards, so every process would train a different model. Call "
-                    "team.backward(loss) in place of loss.backward()."
-                )
-
     def trains(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer, prepared or not, has parameters of prepared models."""
-        return any(id(parameter) in self._ids for parameter in parameters_of(optimizer))
+        return any(id(parameter) in self.ids for parameter in parameters_of(optimizer))
 
     def sort_out(self, optimizer: Optimizer) -> tuple[bool, Tensor | None]:
-        """``trains``, and any parameter of the optimizer that has a gradient but belongs to no prepared model."""
-        trains, stranger = False, None
+        """``trains``, and any parameter of the optimizer that belongs to no prepared model and has a gradient: if the optimizer
+        has no parameters of such models, one from inside ``batch.shards``."""
+        trains = False
+        strangers: list[Tensor] = []
         for group in optimizer.param_groups:
             parameters = group["params"]
-            if self._ids.issuperset(map(id, parameters)):  # nearly always, and quick
+            if self.ids.issuperset(map(id, parameters)):  # nearly always, and quick
                 trains = trains or bool(parameters)
                 continue
             for parameter in parameters:
-                if id(parameter) in self._ids:
+                if id(parameter) in self.ids:
                     trains = True
                 elif parameter.grad is not None:
-                    stranger = parameter
-        return trains, stranger
-
-
-def progress_of(schedule: LRScheduler) -> list[int]:
-    """The step counts of a schedule and those inside it. (A ChainedScheduler has no count of its own.)"""
-    return [getattr(item, "last_epoch", 0) for item in (schedule, *getattr(schedule, "_schedulers", ()))]
-
-
-class NotYet(Tensor):
-    """A placeholder in ``.grad`` after a backward pass inside ``batch.shards``. Any operation on it raises UsageError."""
-
-    @staticmethod
-    def like(parameter: Tensor) -> NotYet:
-        """A placeholder of a parameter's shape, which takes no memory."""
-        return parameter.detach().new_zeros(()).expand(parameter.shape).as_subclass(NotYet)
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if getattr(func, "__name__", "") in ("__get__", "__set__"):  # its shape, say
-            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
-        raise UsageError(
-            "a gradient was used inside batch.shards (clipped, scaled, printed?): it is incomplete there, the sum over this "
-            "process's shards so far. Use gradients after the loop over batch.shards, where they are those of the whole "
-            "global batch, and the same on every rank."
-        )
+                    strangers.append(parameter)
+        return trains, next((p for p in strangers if trains or is_of_one_process(p.grad)), None)
 
 
 def refuse_inside(target: Any, names: tuple[str, ...], guard: Callable[[str], None]) -> None:

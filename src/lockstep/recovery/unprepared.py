@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from lockstep.errors import UsageError
 from lockstep.listener import Listener
-from lockstep.prepare.watched import progress_of
+from lockstep.prepare.shard_weights import progress_of
 from lockstep.recovery.run_state import RunState
 from lockstep.stopping import say
 from lockstep.sync.buffers import version

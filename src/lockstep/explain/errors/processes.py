@@ -87,12 +87,20 @@ _ENDS = {
 }
 
 
+_ERROR_AT_START = (
+    ": by an error as it started, if its traceback stands above (spawn and forkserver import the script again, and run what "
+    'stands at its top level: move the training into a function, and call it under `if __name__ == "__main__":`), or by '
+    "os._exit() in what the data set calls"
+)
+
+
 def _worker_gone(match: re.Match[str], scene: Scene) -> str:
     """PyTorch names the signal in the error or its cause; if the worker died early it does not, and the process is asked."""
     texts = [scene.text, *(str(error) for error in (scene.error.__cause__, scene.error.__context__) if error is not None)]
     matches = [hit for text in texts if (hit := re.search(r"killed by signal: ([^.]+)|with exit code (\d+)", text))]
     number, status = matches[0].groups() if matches else _end_of(scene.find("_try_get_data", "failed_workers"))
-    ended = f"by a signal ({number})" if number else f"with status {status}, as by os._exit() in what the data set calls"
+    cause = _ERROR_AT_START if status == "1" else ", as by os._exit() in what the data set calls"
+    ended = f"by a signal ({number})" if number else f"with status {status}{cause}"
     how = _ENDS.get(number or "", ended if number or status else "without a word")
     return (
         f"Loader worker {match['pid']} of this rank ended {how.format(shm=described() if '{shm}' in how else '')}. Its "

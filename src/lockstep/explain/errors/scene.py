@@ -44,6 +44,11 @@ class Scene:
         self._until_s = time.monotonic() + _LIMIT_S
 
     @property
+    def modules(self) -> Mapping[str, Any]:
+        """All that this process has imported."""
+        return sys.modules
+
+    @property
     def torch(self) -> Any:
         """The module, which the code that raised the error has imported."""
         return sys.modules["torch"]

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Iterator
 
 from lockstep.errors import LockstepError
-from lockstep.explain.errors import ddp, devices, memory, nccl, processes
+from lockstep.explain.errors import ddp, devices, loop, memory, nccl, processes
 from lockstep.explain.errors.row import Row
 from lockstep.explain.errors.scene import Scene
 
-ROWS: tuple[Row, ...] = (*ddp.ROWS, *memory.ROWS, *nccl.ROWS, *devices.ROWS, *processes.ROWS)
+ROWS: tuple[Row, ...] = (*ddp.ROWS, *memory.ROWS, *nccl.ROWS, *devices.ROWS, *processes.ROWS, *loop.ROWS)
 """The first row that matches an error, and has an explanation, explains it."""
 
 _LIMIT_S, _BEGIN_S = 5.0, 2.0

@@ -1,0 +1,38 @@
+"""First-order MAML."""
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            fast = copy.deepcopy(model)
+            inner = torch.optim.SGD(fast.parameters(), lr=0.1)
+            for _ in range(2):
+                inner.zero_grad()
+                functional.cross_entropy(fast(inputs), targets).backward()
+                inner.step()
+            outer = functional.cross_entropy(fast(inputs + 0.1), targets)
+            slopes = torch.autograd.grad(outer, list(fast.parameters()))
+            team.backward(
+                sum((p * slope).sum() for p, slope in zip(model.parameters(), slopes, strict=True)), reduction="mean"
+            )
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+if __name__ == "__main__":
+    main()

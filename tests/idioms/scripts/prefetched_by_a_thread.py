@@ -1,0 +1,40 @@
+"""A background thread that takes batches ahead."""
+
+import queue
+import threading
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    ahead = queue.Queue(2)
+
+    def fetch():
+        for batch in loader:
+            ahead.put(batch)
+        ahead.put(None)
+
+    thread = threading.Thread(target=fetch, daemon=True)
+    thread.start()
+    time.sleep(0.2)
+    while (batch := ahead.get()) is not None:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+if __name__ == "__main__":
+    main()

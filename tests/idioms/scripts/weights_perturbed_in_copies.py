@@ -1,0 +1,31 @@
+"""Adversarial weights (AWP) by `functional_call`."""
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def main():
+    team = lockstep.join()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            weights = dict(model.named_parameters())
+            slopes = torch.autograd.grad(functional.cross_entropy(model(inputs), targets), list(weights.values()))
+            moved = {name: p + 0.1 * slope for (name, p), slope in zip(weights.items(), slopes, strict=True)}
+            outputs = functional_call(team.unwrap(model), moved, (inputs,))
+            team.backward(functional.cross_entropy(outputs, targets))
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+if __name__ == "__main__":
+    main()
