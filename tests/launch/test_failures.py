@@ -108,6 +108,41 @@ def test_the_end_of_a_process_is_told_in_words(run_warm, statement, status, word
     assert words in failures.report(ended.outcome.failures, 2)
 
 
+def test_a_negative_status_is_not_taken_for_a_signal(run_warm):
+    ended = run_warm("import sys; sys.exit(-1)", nproc=1)
+    assert failures.report(ended.outcome.failures, 1).endswith("SystemExit: the script ended itself with sys.exit(-1)")
+    assert ended.outcome.failures[0].exit_status == 255
+
+
+def test_all_ranks_that_end_themselves_leave_in_peace(run_warm):
+    ended = run_warm(
+        """
+        import atexit, os, sys, time
+        class Words:
+            num_asked = 0
+            def __str__(self):  # here the launcher interrupts this rank, because the other one has failed
+                self.num_asked += 1
+                if self.num_asked == 2:  # the first time a traceback is formatted, which swallows interrupts
+                    open("leaving", "w").close()
+                    time.sleep(0.5)
+                return "no data"
+        atexit.register(lambda: print("left"))
+        if os.environ["RANK"] == "1":
+            sys.exit(Words())
+        while not os.path.exists("leaving"):
+            time.sleep(0.01)
+        sys.exit(3)
+        """
+    )
+    assert [(failure.rank, failure.summary()[:11]) for failure in ended.outcome.failures] == [
+        (0, "SystemExit:"),
+        (1, "SystemExit:"),
+    ]
+    assert ended.outcome.failures[0].exit_status == 3
+    assert ended.lines == ["left", "left"]
+    assert ended.err == ""
+
+
 @pytest.mark.parametrize("nproc", [1, 2])
 @pytest.mark.parametrize("code", ["256", "-512", "2**32"])
 def test_a_status_of_which_the_system_keeps_nothing_is_a_failure_and_that_is_said(run_warm, nproc, code):

@@ -288,7 +288,7 @@ class _Watch:
             echoes = [peer for peer, known in self.failures.items() if failures.lacked_peers(known)]
             return replace(failure, waited=self._watching.explain((*echoes, rank)))
         failure = self._causes.name(failure)
-        was_killed = failure.exit_status > 128 and not failure.text
+        was_killed = self._receivers[rank].told.failure is None and failure.exit_status > 128 and not failure.text
         last_seen = self._watching.last_seen(rank) if was_killed else ""
         return replace(failure, remark="\n\n".join(filter(None, (failure.remark, last_seen))))
 

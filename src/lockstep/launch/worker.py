@@ -69,15 +69,10 @@ def run_worker(request: Request) -> int:
         if isinstance(error, Stopped):
             sender.send(stopped_with=error.status)
             raise
-        # Otherwise exit handlers could not see that this is a failure, and would mark the run as finished.
-        _leave_traces(error)
-        if isinstance(error, AuditFailed):
-            failure = failures.from_audit(request.rank, error)
-        else:
-            failure = failures.from_exit(request.rank, error.code)
-        if not _tell(failure, spec, sender) or ending.is_stopped(spec.private_dir):
-            raise  # the interpreter prints the script's message, if it has one
-        raise SystemExit(failure.exit_status) from None  # the launcher prints it
+        try:
+            _exit(error, spec, request)
+        except KeyboardInterrupt:  # as below
+            _exit(error, spec, request)
     except BaseException as error:
         try:
             return _fail(error, spec, request)
@@ -107,6 +102,23 @@ def _in_words(error: BaseException) -> str:
     except Exception:  # the script may have broken imports, and its own error matters more
         return ""
     return in_words(error)
+
+
+def _exit(error: SystemExit, spec: LaunchSpec, request: Request) -> NoReturn:
+    """End a program that has ended itself, and not well."""
+    try:
+        # As in ``_fail``: the launcher may interrupt this process before it knows that it is ending, and so its exit handlers.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    finally:
+        # Otherwise exit handlers could not see that this is a failure, and would mark the run as finished.
+        _leave_traces(error)
+    if isinstance(error, AuditFailed):
+        failure = failures.from_audit(request.rank, error)
+    else:
+        failure = failures.from_exit(request.rank, error.code)
+    if not _tell(failure, spec, request.sender) or ending.is_stopped(spec.private_dir):
+        raise error  # the interpreter prints the script's message, if it has one
+    raise SystemExit(failure.exit_status) from None  # the launcher prints it
 
 
 def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> int:
