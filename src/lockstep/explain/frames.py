@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -40,6 +41,12 @@ def stack_of(frame: FrameType | None) -> list[Frame]:
         frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return frames
+
+
+def stack_of_error(error: BaseException) -> list[Frame]:
+    """The stack with which an exception was raised, innermost frame first."""
+    trace = traceback.extract_tb(error.__traceback__)
+    return [(frame.filename, frame.lineno or 0, frame.name) for frame in reversed(trace)]
 
 
 def shortened(frames: Sequence[Frame]) -> list[Frame | None]:

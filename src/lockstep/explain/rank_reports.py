@@ -131,7 +131,13 @@ class RankReport:
             pid = f" {self.loaders[0].pid}" if self.loaders else ""
             activity = f"waiting for its loader worker{'s' if len(self.loaders) > 1 else ''}{pid}"
         how_long = f"for {self.still_s:.0f} s" if self.still_s >= 2 else "just now"
-        return f"{activity}{of}, {how_long}{self._why_silent()}"
+        return f"{activity}{of}, {how_long}{self.handles}{self._why_silent()}"
+
+    @property
+    def handles(self) -> str:
+        """Which exception it is handling, as a clause; empty: none, or it moves."""
+        handled = self.record.get("handled")
+        return f", while it handles {handled}" if handled else ""
 
     def _why_silent(self) -> str:
         """Why it does not report or move, as far as the kernel knows."""
@@ -248,7 +254,7 @@ def grouped(reports: Sequence[RankReport]) -> list[list[RankReport]]:
     for report in reports:
         collective = report.record["collective"]
         what = collective and collective["text"]
-        groups.setdefault((report.state, tuple(report.frames), what), []).append(report)
+        groups.setdefault((report.state, tuple(report.frames), what, report.handles), []).append(report)
     return sorted(groups.values(), key=lambda group: (group[0].is_waiting, len(group), group[0].rank))
 
 

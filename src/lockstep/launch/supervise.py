@@ -186,7 +186,7 @@ class _Watch:
         early = failures.early_end(reported, ends, self._without_failure, self._spec.nproc)
         if early is not None:
             return (early, *reported)
-        if all(map(failures.lacked_peers, reported)) and not any(failure.waited for failure in reported):
+        if all(map(failures.lacked_peers, reported)) and not any(failure.waited or failure.then for failure in reported):
             reported[:1] = [replace(failure, waited=self._watching.mismatch(reported)) for failure in reported[:1]]
         return tuple(reported)
 
@@ -284,6 +284,8 @@ class _Watch:
     def _explained(self, failure: Failure) -> Failure:
         """Add what else is known. Called at once: black boxes show what the others, for which this rank waited, do now."""
         rank = failure.rank
+        if failure.then:
+            return failure
         if failures.lacked_peers(failure):
             echoes = [peer for peer, known in self.failures.items() if failures.lacked_peers(known)]
             return replace(failure, waited=self._watching.explain((*echoes, rank)))
