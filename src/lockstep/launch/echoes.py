@@ -60,7 +60,7 @@ def message_of(error: object) -> str:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The exception, and those from which or during whose handling it was raised, as a traceback shows them: the oldest last."""
+    """The exception, and those from which or during whose handling it was raised, as tracebacks show them: the oldest last."""
     seen = set[int]()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

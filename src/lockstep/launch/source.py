@@ -128,18 +128,6 @@ class Source:
         """Whether the script or a module of its own contains a text."""
         return word.encode() in self.text or any(True for _ in self._imported(word.encode()))
 
-    def set_before_torch(self, variable: str) -> str | None:
-        """The constant that the script assigns to an environment variable before it imports torch; None: it assigns none."""
-        value = None
-        for node in self.tree.body:
-            if any(name.partition(".")[0] == "torch" for name in _modules_of(node)):
-                return value
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-                targets = [ast.unparse(target) for target in node.targets]
-                if any(target.endswith(f"environ[{variable!r}]") for target in targets):
-                    value = str(node.value.value)
-        return None
-
     def trains_alone(self) -> bool:
         """Whether the script has an optimizer, and nothing by which several processes could train together.
 
