@@ -408,6 +408,26 @@ def test_what_a_rank_was_handling_while_the_others_waited_is_the_cause(run_warm,
     assert second.is_consequence
 
 
+def test_an_installed_program_is_shown_as_the_users_code(start_launcher, tmp_path):
+    package = tmp_path / "site-packages" / "mine"
+    package.mkdir(parents=True)
+    (package / "train.py").write_text(
+        textwrap.dedent(
+            """
+            import datetime, torch.distributed as dist
+            dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
+            try:
+                assert dist.get_rank() == 0
+                dist.all_gather_object([None, None], 1)
+            finally:
+                dist.barrier()
+            """
+        )
+    )
+    process = start_launcher("--nproc", "2", package / "train.py")
+    assert f"AssertionError, then it waited in barrier, at {package}/train.py:8" in process.communicate(60)[1]
+
+
 def test_an_error_that_was_dealt_with_is_not_blamed_for_that_of_another_rank(run_warm):
     ended = run_warm(
         """

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.explain.black_box import read_box
-from lockstep.explain.frames import Frame, shortened
+from lockstep.explain.frames import Frame, claim, shortened
 from lockstep.explain.loader_workers import LoaderWorker, busy_workers, waits_for_loader
 from lockstep.explain.process import ProcessFacts, facts_of, state_of
 from lockstep.explain.sampler import BUSY_BYTES, EVERY_S, waits_at
@@ -66,6 +66,7 @@ class RankReport:
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> RankReport:
         """The inverse of ``as_json``."""
+        claim(content["record"].get("package", ""))
         facts = None if content["facts"] is None else ProcessFacts(**content["facts"])
         loaders = [
             LoaderWorker(worker["pid"], ProcessFacts(**worker["facts"]), worker["frames"]) for worker in content["loaders"]
@@ -206,6 +207,8 @@ def read_records(run_dir: Path) -> list[dict[str, Any]]:
             "launch"
         ]  # an earlier one may have had more ranks
         records = [record for record in records if record["launch"] == launch]
+    for record in records:
+        claim(record.get("package", ""))
     return sorted(records, key=lambda record: int(record["rank"]))
 
 

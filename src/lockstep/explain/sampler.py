@@ -24,7 +24,7 @@ from typing import Any
 
 from lockstep.explain.black_box import BlackBox, fits
 from lockstep.explain.flight_recorder import counts, read_recording
-from lockstep.explain.frames import Frame, stack_of
+from lockstep.explain.frames import Frame, own_package, stack_of
 from lockstep.explain.handled import handled_by
 from lockstep.explain.process import io_bytes, own_memory
 from lockstep.explain.script_clock import ScriptClock
@@ -245,6 +245,7 @@ class Sampler:
             "stack": stack,
             "collective": self._collective,
             **({"handled": self._handled} if self._handled else {}),
+            **({"package": package} if (package := own_package()) else {}),
             "begun": self._begun,
             "recent": self._recent,
             **({} if self._clock is None else {"steps": self._clock.history()}),
