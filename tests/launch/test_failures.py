@@ -408,6 +408,21 @@ def test_what_a_rank_was_handling_while_the_others_waited_is_the_cause(run_warm,
     assert second.is_consequence
 
 
+def test_a_rank_that_replaces_itself_by_another_program_is_told_with_its_command(run_warm):
+    replace = "os.execv(sys.executable, [sys.executable, '-c', {!r}])"
+    source = "import os, sys\nif os.environ['RANK'] == '1': " + replace.format("import sys; sys.exit(3)")
+    (failure,) = run_warm(source).outcome.failures
+    assert (failure.rank, failure.exit_status) == (1, 3)
+    assert f"it was replaced (os.exec*) by `{sys.executable} -c " in failure.message
+    alike = "import os, sys\n" + replace.format("import os; print(os.environ['RANK'])")  # as under torchrun
+    ended = run_warm(alike)
+    assert (ended.lines, ended.outcome.failures) == (["0", "1"], ())
+    early = "import sys\nif RANK == 1: " + replace.format("pass") + "\ndist.all_reduce(one)\n"
+    first = run_warm(early, meet=True).outcome.failures[0]
+    assert (first.rank, first.ended_early) == (1, True)
+    assert "replaced (os.exec*)" in first.message
+
+
 def test_an_installed_program_is_shown_as_the_users_code(start_launcher, tmp_path):
     package = tmp_path / "site-packages" / "mine"
     package.mkdir(parents=True)

@@ -161,16 +161,20 @@ def from_audit(rank: int, error: AuditFailed) -> Failure:
     )
 
 
-def from_status(rank: int, status: int, private_dir: str, *, end: End | None = None) -> Failure:
+def from_status(rank: int, status: int, private_dir: str, *, end: End | None = None, replaced: str = "") -> Failure:
     """A failure that the worker has not reported, by its exit status, or minus the signal.
 
-    ``end``: of its program, if that ended successfully before.
+    Args:
+        end: of its program, if that ended successfully before.
+        replaced: the command of the program by which it had replaced itself.
     """
     text, has_waited = "", end is not None and status == 1
     if has_waited:  # as lockstep's exit handler ends it after a timeout
         kind, message, exit_status = "", "its program came to its end, and its exit handlers failed: see the output", 1
     elif status >= 0:
         kind, message, exit_status = "", f"ended with status {status} and without a Python exception", status
+        if replaced:
+            message = f"{_replaced(replaced)} ended with status {status}"
     else:
         try:
             kind = signal.Signals(-status).name
@@ -219,15 +223,26 @@ def end_of(error: SystemExit | None = None) -> End:
     return End(how=how)
 
 
+def unforeseen_end(replaced: str = "") -> End:
+    """The end of a process, with status 0, whose program has not come to its end; ``replaced``: see ``from_status``."""
+    if replaced:
+        return End(how=f"{_replaced(replaced)} ended with status 0")
+    return End(how="it ended with status 0 before its program came to its end (os._exit?)")
+
+
+def _replaced(command: str) -> str:
+    return f"it was replaced (os.exec*) by `{command[:200]}`, which"
+
+
 def early_end(
-    reported: Sequence[Failure], ends: Mapping[int, End], without_failure: Mapping[int, float], num_ranks: int
+    reported: Sequence[Failure], ends: Mapping[int, End], without_failure: Mapping[int, End], num_ranks: int
 ) -> Failure | None:
     """The rank that ended successfully but too early, if the failures are consequences of that; else None.
 
     Args:
         reported: the failures, in order.
         ends: of the programs that have ended successfully, by rank.
-        without_failure: when processes ended with status 0, by rank.
+        without_failure: the ends of processes with status 0, by rank.
         num_ranks: of this machine.
     """
     if not reported or not all(map(lacked_peers, reported)) or any(failure.then for failure in reported):
@@ -235,9 +250,7 @@ def early_end(
     if len(ends) == num_ranks:  # all programs ended; the failures are of exit handlers
         return None
     known = {rank: end for rank, end in ends.items() if end.time_s < reported[0].time_s}
-    for rank, time_s in without_failure.items():
-        if rank not in ends:
-            known[rank] = End(time_s=time_s, how="it ended with status 0 before its program came to its end (os._exit?)")
+    known.update({rank: end for rank, end in without_failure.items() if rank not in ends})
     if not known:
         return None
     rank = min(known, key=lambda rank: known[rank].time_s)
