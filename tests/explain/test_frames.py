@@ -29,6 +29,7 @@ def test_whose_code_a_file_is(file, whose):
     assert frames.owner(file) == whose
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_console_script", [False, True])
 def test_the_package_of_the_program_is_the_users_wherever_it_is_installed(tmp_path, is_console_script):
     package = tmp_path / "site-packages" / "mine"

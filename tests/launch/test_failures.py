@@ -380,6 +380,7 @@ def test_failures_are_put_in_order_by_cause_then_time():
     assert [each.rank for each in failures.in_order(found)] == [1, 3, 0, 2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "leave", ["finally: dist.barrier()", "except ValueError: dist.all_gather_object([None] * SIZE, RANK)", "finally: end()"]
 )
@@ -477,6 +478,7 @@ LEAVES_THE_LOOP = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("outside", [False, True])
 def test_an_error_that_leaves_the_loop_is_the_cause_and_not_what_the_script_calls_afterwards(run_warm, outside):
     source = LEAVES_THE_LOOP.replace("team.step == 3", "False") if outside else LEAVES_THE_LOOP

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 
@@ -77,11 +78,12 @@ class TorchVariables:
 
     def apply(self) -> None:
         """Called as the script imports torch for the first time."""
-        if dict(os.environ) == self._before:
+        now = dict(os.environ)
+        if now == self._before:
             return
-        apply_to_torch(os.environ, self._share, self._nproc)
-        if (names := without_effect(self._before, os.environ)) and self._tells:
-            settings = " ".join(f"{name}={os.environ[name]}" for name in names)
+        apply_to_torch(now, self._share, self._nproc)
+        if (names := without_effect(self._before, now)) and self._tells:
+            settings = " ".join(f"{name}={shlex.quote(now[name])}" for name in names)
             say(
                 f"WARNING: {self._script} sets {', '.join(names)} before it imports torch, but lockstep run has imported that "
                 f"already, so it has no effect. Set it in the shell: {settings} lockstep run ..."
