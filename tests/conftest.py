@@ -19,9 +19,19 @@ import pytest
 MARK = "PYTEST_LOCKSTEP_SESSION"
 os.environ[MARK] = str(os.getpid())
 
-# A shell that starts the tests in the background has them, and all that they start, ignore Ctrl-C.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell that starts the tests in the background has them, and all that they start, ignore Ctrl-C; nohup does so with SIGHUP,
+# and others with signals that lockstep acts on. What tests start must find the usual dispositions; that of SIGHUP is a handler
+# here, which a process that is started does not inherit: the tests themselves still survive the terminal.
+USUAL_SIGNALS = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGHUP: lambda *_: None,
+    **dict.fromkeys(
+        (signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD, signal.SIGTSTP), signal.SIG_DFL
+    ),
+}
+for number, usual in USUAL_SIGNALS.items():
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 # pytest at every test; scikit-learn and torch's compiler when first imported, in whatever test that is
 ENVIRONMENT_OF_OTHERS = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_")

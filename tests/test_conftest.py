@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,24 @@ def test_a_leak_fails_the_test_that_made_it_and_is_cleared_for_the_next(tmp_path
         assert seen in text
     assert f"{2 * len(LEAKS)} passed, {len(LEAKS)} errors" in run.stdout
     assert run.returncode == 1
+
+
+def test_what_tests_start_does_not_ignore_signals_that_the_tests_were_started_to_ignore(tmp_path):
+    numbers = ["SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGCHLD"]
+    show = f"import signal as s; print([name for name in {numbers} if s.getsignal(getattr(s, name)) == s.SIG_IGN])"
+    source = f"""
+import os, signal, subprocess, sys
+def test_it():
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert subprocess.run([sys.executable, "-c", {show!r}], capture_output=True, text=True).stdout == "[]\\n"
+"""
+    before = {number: signal.signal(getattr(signal, number), signal.SIG_IGN) for number in numbers if number != "SIGCHLD"}
+    try:
+        run = _pytest(tmp_path, source)
+    finally:
+        for number, handler in before.items():
+            signal.signal(getattr(signal, number), handler)
+    assert run.returncode == 0, run.stdout
 
 
 def test_what_was_noted_as_long_is_left_out_from_then_on_and_must_exist(tmp_path):

@@ -20,6 +20,11 @@ class UsageError(LockstepError, RuntimeError):
     """A call is at the wrong time or place."""
 
 
+class AbandonedError(UsageError):
+    """A call that all ranks must make, in the ``finally`` or ``except`` of an error that has left the loop on this rank alone.
+    That error is the cause: look at it first."""
+
+
 class MismatchError(LockstepError, RuntimeError):
     """The ranks of a run differ, or the run differs from the checkpoint that it resumes from."""
 

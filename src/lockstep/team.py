@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
@@ -378,8 +377,8 @@ class Team(Collectives):
         """``close`` as the process exits. Python would exit with status 0 after an error here; this exits with 1."""
         try:
             self._close(at_exit=True)
-        except BaseException:
-            traceback.print_exc()
+        except BaseException as error:
+            sys.excepthook(type(error), error, error.__traceback__)  # silent while the launcher ends all ranks
             with contextlib.suppress(OSError):
                 sys.stdout.flush()
                 sys.stderr.flush()

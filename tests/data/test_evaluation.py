@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import multiprocessing
 import random
 
 import numpy
@@ -13,6 +14,7 @@ from torch.nn import functional
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 import lockstep
+from lockstep.data.evaluated import EvaluatedLoaders
 from lockstep.data.evaluation import Evaluation
 from lockstep.data.evaluation_pass import EvaluationPass
 from lockstep.data.evaluation_source import EvaluationKey, EvaluationSource
@@ -460,6 +462,40 @@ def test_a_loop_may_be_left_early_and_the_workers_serve_the_next_evaluation():
                 if number == length:
                     break
         assert evaluation["total"] == pytest.approx(sum(table().tensors[0][: 2 * length].tolist()) / (2 * length))
+
+
+def test_a_loader_that_the_script_has_dropped_keeps_no_workers():
+    loaders = EvaluatedLoaders(assignment, workers=None)
+
+    def evaluate_on(loader):
+        source, _ = loaders.next(loader, 0, in_step=False)
+        with evaluate(None, source=source) as evaluation:
+            for batch in evaluation:
+                for (values,) in batch.shards:
+                    batch.add(total=values)
+        return source
+
+    def make():
+        return DataLoader(table(), 2, num_workers=1, persistent_workers=True)
+
+    kept = make()
+    assert evaluate_on(kept) is evaluate_on(kept)
+    for _ in range(2):
+        evaluate_on(make())
+        assert len(multiprocessing.active_children()) == 1
+    del kept
+    assert not multiprocessing.active_children()
+
+
+def test_loaders_are_numbered_alike_whether_the_script_keeps_them_or_not():
+    loaders, kept = EvaluatedLoaders(assignment, workers=None), []
+    keys = [loaders.next(DataLoader(table(), 2), 0, in_step=False)[1] for _ in range(3)]
+    for _ in range(12):
+        kept.append(DataLoader(table(), 2))
+        keys.append(loaders.next(kept[-1], 0, in_step=False)[1])
+    assert [(key.number, key.repeat) for key in keys] == [(number, 0) for number in range(15)]
+    again = [loaders.next(loader, 0, in_step=False)[1] for loader in kept]
+    assert [(key.number, key.repeat) for key in again] == [(number, 1) for number in range(3, 15)]
 
 
 def test_uses_outside_of_the_block_or_loop_are_refused():

@@ -1,8 +1,10 @@
 """Promises of a stack as reports show it: a deep one is shortened, and the user's own code is never what is left out."""
 
+import os
 import subprocess
 import sys
 
+import click
 import numpy as np
 import pytest
 import torch
@@ -19,12 +21,40 @@ from lockstep.explain import frames
         (subprocess.__file__, "plumbing"),
         (torch.__file__, "plumbing"),
         (np.__file__, "plumbing"),
-        (pytest.__file__, "library"),
+        (click.__file__, "library"),
         ("<frozen importlib._bootstrap>", "plumbing"),
     ],
 )
 def test_whose_code_a_file_is(file, whose):
     assert frames.owner(file) == whose
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_console_script", [False, True])
+def test_the_package_of_the_program_is_the_users_wherever_it_is_installed(tmp_path, is_console_script):
+    package = tmp_path / "site-packages" / "mine"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text(
+        "from lockstep.explain.frames import owner\n"
+        "def main(): print(owner(__file__), owner(__file__.replace('mine', 'yours')))\n"
+        "if __name__ == '__main__': main()\n"
+    )
+    command = [sys.executable, "-m", "mine.train"]
+    if is_console_script:  # beside the interpreter, where pip puts them
+        script = tmp_path / "mine-train"
+        script.write_text(f"import sys; sys.executable = {str(tmp_path / 'python')!r}\nfrom mine.train import main\nmain()")
+        command = [sys.executable, str(script)]
+    environ = {**os.environ, "PYTHONPATH": str(package.parent)}
+    assert subprocess.run(command, env=environ, check=True, capture_output=True, text=True).stdout == "user library\n"
+
+
+def test_a_package_that_a_record_names_as_its_programs_is_the_users_too(tmp_path):
+    file = f"{tmp_path}/site-packages/theirs/train.py"
+    assert frames.owner(file) == "library"
+    frames.claim(f"{tmp_path}/site-packages/theirs")
+    assert frames.owner(file) == "user"
+    assert frames.owner(f"{tmp_path}/site-packages/theirs_too/train.py") == "library"
 
 
 def stack(*files: str):

@@ -60,6 +60,16 @@ def test_ranks_that_wait_in_different_collectives_are_told_in_which():
 RECEIVING = [["/site-packages/torch/distributed/distributed_c10d.py", 10, "recv"], ["/home/me/train.py", 30, "fetch"]]
 
 
+def test_which_exception_a_rank_is_handling_is_told_whether_it_waits_or_is_waited_for():
+    collective = {"number": 1, "text": "all_reduce number 1", "group": "0"}
+    waits = rank(0, WAITING, collective=collective)
+    handled = "ValueError: no labels (train.py:5 in <module>)"
+    missing = who_waits([waits, rank(1, [["/home/me/train.py", 7, "load"]], handled=handled)])
+    assert f", while it handles {handled}" in missing.splitlines()[1]
+    elsewhere = rank(1, WAITING, collective={**collective, "text": "barrier number 1"}, handled=handled)
+    assert f"rank 1 calls it, while it handles {handled}" in who_waits([waits, elsewhere])
+
+
 def test_a_rank_that_receives_what_nobody_sends_is_told_from_those_in_a_collective():
     reduce = {"text": "all_reduce number 7"}
     text = who_waits([rank(0, WAITING, collective=reduce), rank(1, RECEIVING), rank(2, WAITING, collective=reduce)], "run")

@@ -41,13 +41,27 @@ def test_several_trainings_in_place_of_one_are_told(said):
 
 
 @pytest.mark.parametrize(
+    "more",
+    [
+        "import lockstep  # and never join()\n",
+        '"""Trains alone: nothing distributed, no rank."""\n',
+        "import os  # environ\nos.environ['OMP_NUM_THREADS'] = '1'\nos.environ.setdefault('TORCH_LOGS', '')\n",
+        "import timm, einops\n",
+    ],
+)
+def test_they_are_told_whatever_else_such_a_script_says(said, more):
+    assert len(said(more + textwrap.dedent(ALONE), several=True)) == 1
+
+
+@pytest.mark.parametrize(
     ("source", "model"),
     [
-        ("import lockstep\n", MODEL),
+        ("import lockstep\nteam = lockstep.join()\n", MODEL),
+        ("from lockstep import join as enter\nteam = enter()\n", MODEL),
         ("import torch.distributed as dist\n", MODEL),
         ("import os; part = os.environ['PART']\n", MODEL),
         ("import accelerate\n", MODEL),
-        ("", MODEL + "import lockstep\n"),
+        ("", MODEL + "import lockstep as ls\ndef start(): return ls.join()\n"),
         ("", MODEL + "import some_trainer\n"),
     ],
 )
@@ -62,6 +76,10 @@ def test_a_script_without_an_optimizer_may_run_several_times(said):
 def test_options_of_the_command_after_the_script_are_told_unless_the_script_has_them(said):
     (sentence,) = said("import lockstep", ["--epochs", "3", "--nproc-per-node=2", "--nproc-per-node", "2"])
     assert sentence.startswith("WARNING: --nproc-per-node comes after ")
+    assert sentence.endswith(" lockstep run --nproc-per-node=2 " + sentence.split()[4].rstrip(",") + " ...")
+    assert "lockstep run --nproc_per_node 2 /" in said("", ["--nproc_per_node", "2", "--epochs", "3"])[0]
     assert len(said("", ["--shards", "4", "--run-dir", "x"])) == 2
+    assert len(said('"""Start: lockstep run --shards 4 train.py"""  # --shards', ["--shards", "4"])) == 1
+    assert said("add_argument('--shards')", ["--shards", "4"]) == []
     assert said("shards: int = 4", ["--shards", "4", "--seed", "1", "shards", "--", "--run-dir"]) == []
     assert said("def main(nproc_per_node): ...", ["--nproc-per-node", "2"]) == []

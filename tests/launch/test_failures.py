@@ -108,6 +108,41 @@ def test_the_end_of_a_process_is_told_in_words(run_warm, statement, status, word
     assert words in failures.report(ended.outcome.failures, 2)
 
 
+def test_a_negative_status_is_not_taken_for_a_signal(run_warm):
+    ended = run_warm("import sys; sys.exit(-1)", nproc=1)
+    assert failures.report(ended.outcome.failures, 1).endswith("SystemExit: the script ended itself with sys.exit(-1)")
+    assert ended.outcome.failures[0].exit_status == 255
+
+
+def test_all_ranks_that_end_themselves_leave_in_peace(run_warm):
+    ended = run_warm(
+        """
+        import atexit, os, sys, time
+        class Words:
+            num_asked = 0
+            def __str__(self):  # here the launcher interrupts this rank, because the other one has failed
+                self.num_asked += 1
+                if self.num_asked == 2:  # the first time a traceback is formatted, which swallows interrupts
+                    open("leaving", "w").close()
+                    time.sleep(0.5)
+                return "no data"
+        atexit.register(lambda: print("left"))
+        if os.environ["RANK"] == "1":
+            sys.exit(Words())
+        while not os.path.exists("leaving"):
+            time.sleep(0.01)
+        sys.exit(3)
+        """
+    )
+    assert [(failure.rank, failure.summary()[:11]) for failure in ended.outcome.failures] == [
+        (0, "SystemExit:"),
+        (1, "SystemExit:"),
+    ]
+    assert ended.outcome.failures[0].exit_status == 3
+    assert ended.lines == ["left", "left"]
+    assert ended.err == ""
+
+
 @pytest.mark.parametrize("nproc", [1, 2])
 @pytest.mark.parametrize("code", ["256", "-512", "2**32"])
 def test_a_status_of_which_the_system_keeps_nothing_is_a_failure_and_that_is_said(run_warm, nproc, code):
@@ -343,6 +378,113 @@ def test_failures_are_put_in_order_by_cause_then_time():
         failure(1, 3.0, OSError()),
     ]
     assert [each.rank for each in failures.in_order(found)] == [1, 3, 0, 2]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "leave", ["finally: dist.barrier()", "except ValueError: dist.all_gather_object([None] * SIZE, RANK)", "finally: end()"]
+)
+def test_what_a_rank_was_handling_while_the_others_waited_is_the_cause(run_warm, tmp_path, leave):
+    ended = run_warm(
+        f"""
+        import datetime
+        def end():
+            dist.barrier()
+            dist.destroy_process_group()
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
+        try:
+            if RANK == 1:
+                raise ValueError("label file 17 is empty")
+            dist.all_reduce(torch.ones(7))
+        {leave}
+        """,
+        meet=True,
+    )
+    first, second = ended.outcome.failures
+    assert (first.rank, first.kind, first.message) == (1, "ValueError", "label file 17 is empty")
+    lines = failures.report(ended.outcome.failures, 2).splitlines()
+    call = "all_gather_object" if "all_gather" in leave else "barrier"
+    assert f" failed: ValueError: label file 17 is empty, then it waited in {call}, at {tmp_path}/script.py:" in lines[0]
+    assert second.is_consequence
+
+
+def test_a_rank_that_replaces_itself_by_another_program_is_told_with_its_command(run_warm):
+    replace = "os.execv(sys.executable, [sys.executable, '-c', {!r}])"
+    source = "import os, sys\nif os.environ['RANK'] == '1': " + replace.format("import sys; sys.exit(3)")
+    (failure,) = run_warm(source).outcome.failures
+    assert (failure.rank, failure.exit_status) == (1, 3)
+    assert f"it was replaced (os.exec*) by `{sys.executable} -c " in failure.message
+    alike = "import os, sys\n" + replace.format("import os; print(os.environ['RANK'])")  # as under torchrun
+    ended = run_warm(alike)
+    assert (ended.lines, ended.outcome.failures) == (["0", "1"], ())
+    early = "import sys\nif RANK == 1: " + replace.format("pass") + "\ndist.all_reduce(one)\n"
+    first = run_warm(early, meet=True).outcome.failures[0]
+    assert (first.rank, first.ended_early) == (1, True)
+    assert "replaced (os.exec*)" in first.message
+
+
+def test_an_installed_program_is_shown_as_the_users_code(start_launcher, tmp_path):
+    package = tmp_path / "site-packages" / "mine"
+    package.mkdir(parents=True)
+    (package / "train.py").write_text(
+        textwrap.dedent(
+            """
+            import datetime, torch.distributed as dist
+            dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
+            try:
+                assert dist.get_rank() == 0
+                dist.all_gather_object([None, None], 1)
+            finally:
+                dist.barrier()
+            """
+        )
+    )
+    process = start_launcher("--nproc", "2", package / "train.py")
+    assert f"AssertionError, then it waited in barrier, at {package}/train.py:8" in process.communicate(60)[1]
+
+
+def test_an_error_that_was_dealt_with_is_not_blamed_for_that_of_another_rank(run_warm):
+    ended = run_warm(
+        """
+        import signal
+        if RANK == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            {}["a cached value"]
+        except KeyError:
+            dist.all_reduce(one)
+        """,
+        meet=True,
+    )
+    assert [failure.kind for failure in ended.outcome.failures] == ["SIGKILL", "KeyError"]
+
+
+LEAVES_THE_LOOP = """
+    import lockstep, torch
+    team = lockstep.join()
+    data = torch.utils.data.TensorDataset(torch.randn(20, 1))
+    net, loader = team.prepare(torch.nn.Linear(1, 1), torch.utils.data.DataLoader(data, batch_size=4))
+    try:
+        for batch in loader:
+            for (x,) in batch.shards:
+                if team.step == 3 and team.rank == 1:
+                    raise ValueError("label file 17 is empty")
+                team.backward(net(x).mean())
+            if team.step == 5 and team.rank == 1:
+                raise ValueError("label file 17 is empty")
+    finally:
+        team.all_gather_object(team.rank)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("outside", [False, True])
+def test_an_error_that_leaves_the_loop_is_the_cause_and_not_what_the_script_calls_afterwards(run_warm, outside):
+    source = LEAVES_THE_LOOP.replace("team.step == 3", "False") if outside else LEAVES_THE_LOOP
+    first, _ = run_warm(source, settings={"timeout_s": 4, "fresh": True}).outcome.failures
+    assert (first.rank, first.kind, first.message) == (1, "ValueError", "label file 17 is empty")
+    assert "all_gather_object, at " in first.summary()
 
 
 def test_of_errors_that_differ_by_their_numbers_the_rest_is_said_once():

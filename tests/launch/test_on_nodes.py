@@ -243,8 +243,9 @@ def test_who_waits_says_for_whom_and_until_when_and_ctrl_c_ends_it(numbered):
 
 
 @pytest.mark.long
-def test_a_wait_in_vain_ends_and_says_what_to_look_at(numbered):
-    lone = numbered(TALK, 0, "--timeout", "3")
+@pytest.mark.parametrize("options", [("--timeout", "3"), ("--rdzv-conf", "join_timeout=3")])
+def test_a_wait_in_vain_ends_and_says_what_to_look_at(numbered, options):
+    lone = numbered(TALK, 0, *options)
     assert lone.wait() == 1
     assert re.search(r"timed out: waited 3 s at 127\.0\.0\.1:\d+ for node 1 of 2\. Was every node started", lone.err)
 

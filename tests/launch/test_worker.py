@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,47 @@ def test_a_number_for_blas_alone_is_kept(run_warm, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "5")
     assert run_warm(THREADS).lines == ["3 5"] * 2
+
+
+def test_modules_beside_the_script_win_over_those_that_the_server_has_imported(run_warm, tmp_path):
+    for name in ("code", "statistics", "profile", "tqdm", "os"):
+        (tmp_path / f"{name}.py").write_text("MINE = True\n_Utils = run = runctx = mean = object\n")
+    (tmp_path / "token").mkdir()  # a folder of data, which no module is found in
+    source = """
+        import code, os, profile, statistics, token, tqdm
+        import cProfile, torch, torch.utils.data
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(2)), num_workers=1)
+        print(*(hasattr(module, "MINE") for module in (code, profile, statistics, tqdm, os, token)), len(list(loader)))
+        """
+    (tmp_path / "script.py").write_text(textwrap.dedent(source))
+    assert run_warm(source, nproc=1).out == "True True True True False False 2\n"
+    python = subprocess.run([sys.executable, "-Wignore", "script.py"], stdout=subprocess.PIPE, check=True, text=True)
+    assert python.stdout == "True True True True False False 2\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "number"),
+    [
+        ("os.environ['OMP_NUM_THREADS'] = '3'; import torch", 3),
+        ("os.environ.setdefault('OMP_NUM_THREADS', '3'); from torch.nn import Linear; import torch", 3),
+        ("import own; from torch.utils import data; import torch", 3),
+        ("from os import putenv; import torch; os.environ['OMP_NUM_THREADS'] = '3'", None),
+    ],
+)
+def test_a_number_of_threads_counts_that_the_script_sets_before_it_imports_torch(
+    run_warm, tmp_path, monkeypatch, lines, number
+):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    (tmp_path / "own.py").write_text("import os; os.environ.update(OMP_NUM_THREADS='3')")
+    found = run_warm(f"import os, sys; assert 'torch' not in sys.modules\n{lines}\nprint(torch.get_num_threads())").lines
+    assert found == [str(number or max(1, CORES // 2))] * 2
+
+
+def test_a_variable_that_the_script_sets_too_late_is_told_with_the_command(run_warm):
+    source = "import os\nos.environ['OMP_WAIT_POLICY'] = 'active'\nos.environ['MINE'] = '1'\nimport torch, numpy"
+    (line,) = run_warm(source).err.splitlines()
+    assert "script.py sets OMP_WAIT_POLICY before it imports torch" in line
+    assert "OMP_WAIT_POLICY=active lockstep run" in line
 
 
 def test_ranks_that_do_not_seed_draw_different_numbers(run_warm):

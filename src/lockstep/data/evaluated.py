@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from lockstep.data.assignment import ShardAssignment
 from lockstep.data.evaluation_source import EvaluationKey, EvaluationSource
 from lockstep.data.fetch import set_loading
 from lockstep.data.loader import PreparedLoader
+from lockstep.data.torch_loader import is_torch_loader
 from lockstep.plan.loading import Loading
 
 _MAX_CACHED = 8
@@ -26,6 +28,9 @@ class EvaluatedLoaders:
         self._assignment = assignment
         self._workers = workers
         self._cache: dict[int, tuple[Any, EvaluationSource]] = {}
+        """By ``id``: the loader, unless it is in ``_alive``, and its source."""
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        """The DataLoaders that the script has, as far as they were evaluated on, by ``id``."""
         self._since: tuple[int, bool] = (0, False)
         """The steps taken before the newest evaluation, and whether it was within a step."""
         self._repeats: dict[object, int] = {}
@@ -48,15 +53,31 @@ class EvaluatedLoaders:
             self._cache[identity] = self._cache.pop(identity)
         else:
             set_loading(batches, Loading(workers=self._workers))
-            self._cache[identity] = (batches, EvaluationSource(batches, self._assignment()))
-            while len(self._cache) > _MAX_CACHED:  # a script may create a loader for every evaluation
-                self._forget(next(iter(self._cache)))
+            own = self._own(batches)
+            self._cache[identity] = (None if identity in self._alive else batches, EvaluationSource(own, self._assignment()))
+            alike = [known for known in self._cache if (known in self._alive) == (identity in self._alive)]
+            for oldest in alike[:-_MAX_CACHED]:  # a script may create a loader for every evaluation
+                if oldest in self._alive:
+                    del self._cache[oldest]
+                else:
+                    self._forget(oldest)
         repeat = self._repeats[identity] = self._repeats.get(identity, -1) + 1
         key = EvaluationKey(step=step, number=list(self._repeats).index(identity), repeat=repeat)
         return self._cache[identity][1], key
 
+    def _own(self, batches: Any) -> Any:
+        """The loader for the source. Of a DataLoader, a copy: the script's is kept no longer than the script has it, since its
+        workers would stay as well."""
+        if not is_torch_loader(batches):
+            return batches
+        identity, own = id(batches), object.__new__(type(batches))
+        vars(own).update(vars(batches))
+        self._alive[identity] = weakref.ref(batches, lambda _: self._forget(identity))
+        return own
+
     def _forget(self, identity: int) -> None:
-        """Drop the loader that was evaluated on least recently. Its ``id`` may be that of another one from now on, but differs
-        between ranks, so none may be taken for it."""
-        del self._cache[identity]
+        """Drop a loader that the script has dropped, or one that was evaluated on least recently. Its ``id`` may be that of
+        another one from now on, but differs between ranks, so none may be taken for it."""
+        self._cache.pop(identity, None)
+        self._alive.pop(identity, None)
         self._repeats = {object() if key == identity else key: repeat for key, repeat in self._repeats.items()}

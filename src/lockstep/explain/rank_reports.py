@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.explain.black_box import read_box
-from lockstep.explain.frames import Frame, shortened
+from lockstep.explain.frames import Frame, claim, shortened
 from lockstep.explain.loader_workers import LoaderWorker, busy_workers, waits_for_loader
 from lockstep.explain.process import ProcessFacts, facts_of, state_of
 from lockstep.explain.sampler import BUSY_BYTES, EVERY_S, waits_at
@@ -66,6 +66,7 @@ class RankReport:
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> RankReport:
         """The inverse of ``as_json``."""
+        claim(content["record"].get("package", ""))
         facts = None if content["facts"] is None else ProcessFacts(**content["facts"])
         loaders = [
             LoaderWorker(worker["pid"], ProcessFacts(**worker["facts"]), worker["frames"]) for worker in content["loaders"]
@@ -131,7 +132,13 @@ class RankReport:
             pid = f" {self.loaders[0].pid}" if self.loaders else ""
             activity = f"waiting for its loader worker{'s' if len(self.loaders) > 1 else ''}{pid}"
         how_long = f"for {self.still_s:.0f} s" if self.still_s >= 2 else "just now"
-        return f"{activity}{of}, {how_long}{self._why_silent()}"
+        return f"{activity}{of}, {how_long}{self.handles}{self._why_silent()}"
+
+    @property
+    def handles(self) -> str:
+        """Which exception it is handling, as a clause; empty: none, or it moves."""
+        handled = self.record.get("handled")
+        return f", while it handles {handled}" if handled else ""
 
     def _why_silent(self) -> str:
         """Why it does not report or move, as far as the kernel knows."""
@@ -200,6 +207,8 @@ def read_records(run_dir: Path) -> list[dict[str, Any]]:
             "launch"
         ]  # an earlier one may have had more ranks
         records = [record for record in records if record["launch"] == launch]
+    for record in records:
+        claim(record.get("package", ""))
     return sorted(records, key=lambda record: int(record["rank"]))
 
 
@@ -248,7 +257,7 @@ def grouped(reports: Sequence[RankReport]) -> list[list[RankReport]]:
     for report in reports:
         collective = report.record["collective"]
         what = collective and collective["text"]
-        groups.setdefault((report.state, tuple(report.frames), what), []).append(report)
+        groups.setdefault((report.state, tuple(report.frames), what, report.handles), []).append(report)
     return sorted(groups.values(), key=lambda group: (group[0].is_waiting, len(group), group[0].rank))
 
 

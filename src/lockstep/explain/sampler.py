@@ -24,7 +24,8 @@ from typing import Any
 
 from lockstep.explain.black_box import BlackBox, fits
 from lockstep.explain.flight_recorder import counts, read_recording
-from lockstep.explain.frames import Frame, stack_of
+from lockstep.explain.frames import Frame, own_package, stack_of
+from lockstep.explain.handled import handled_by
 from lockstep.explain.process import io_bytes, own_memory
 from lockstep.explain.script_clock import ScriptClock
 from lockstep.explain.stack_request import StackResponder
@@ -112,6 +113,8 @@ class Sampler:
         self._cpu_s, self._awake_s = 0.0, time.time()
         """The thread's processor time, and when that last increased."""
         self._collective: dict[str, Any] | None = None
+        self._handled = ""
+        """The exception that the thread is handling, once it has not moved for a while."""
         self._begun: Mapping[str, int] = {}
         self._recent: Sequence[tuple[int, str]] = ()
         self._recording_s = 0.0
@@ -216,12 +219,13 @@ class Sampler:
         now, done_bytes = time.time(), io_bytes()
         stack, at = stack_of(self._frame()), self._doing()
         if stack != self._stack or at != self._at:
-            self._stack, self._at, self._same_since_s, self._collective = stack, at, now, None
+            self._stack, self._at, self._same_since_s, self._collective, self._handled = stack, at, now, None, ""
             self._pause_s, self._next_s = _LEAST_PAUSE_S, 0.0
         elif now - self._same_since_s >= _WAITS_AFTER_S and now - self._recording_s >= _WAITS_AFTER_S:
             recording, self._recording_s = read_recording(), now
             pending, self._recent = recording.pending, recording.recent
             self._collective = None if pending is None else {**asdict(pending), "text": str(pending)}
+            self._handled = handled_by(self._thread_id)
         self._begun = counts().begun
         if self._clock_id is not None and (cpu_s := time.clock_gettime(self._clock_id)) > self._cpu_s:
             self._cpu_s, self._awake_s = cpu_s, now
@@ -240,6 +244,8 @@ class Sampler:
             "doing": at,
             "stack": stack,
             "collective": self._collective,
+            **({"handled": self._handled} if self._handled else {}),
+            **({"package": package} if (package := own_package()) else {}),
             "begun": self._begun,
             "recent": self._recent,
             **({} if self._clock is None else {"steps": self._clock.history()}),

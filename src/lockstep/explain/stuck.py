@@ -134,6 +134,8 @@ def _mismatch(reports: Sequence[RankReport]) -> list[str]:
         lines = [f"all ranks wait for each other: {' and '.join(sorted(transfers))} without a counterpart."]
     for call, group in called.items():
         lines.append(f"  {_names(group)}: {call}{_where(group[0].frames)}")
+        handling = [report for report in group if report.handles]
+        lines += [f"    {_names([report])} calls it{report.handles}" for report in handling]
     if first is not None:
         lines.append(f"  The first of the latest ones that differs: {first}.")
     lines.append(f"Each recv needs a send of another rank to this one. {SAME_CALLS}" if transfers else SAME_CALLS)

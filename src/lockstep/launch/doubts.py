@@ -16,12 +16,11 @@ def doubts(script: Script, source: Source | None, *, are_several: bool) -> Itera
     """Yield warnings for the user. ``are_several``: whether several processes are started, here or elsewhere."""
     if source is None:
         return
-    for name in _misplaced(script.args):
-        word = name.lstrip("-")
-        if not any(source.mentions(spelling) for spelling in (word, word.replace("-", "_"))):
+    for name, words in _misplaced(script.args):
+        if not source.has_option(name.lstrip("-")):
             yield (
                 f"WARNING: {name} comes after {script.target}, so it goes to the script, in which there is no such option. "
-                f"Options of lockstep run come before the script: lockstep run {name} ... {script.target}"
+                f"Options of lockstep run come before the script: lockstep run {words} {script.target} ..."
             )
     if are_several and script.starter is None and source.trains_alone():
         yield (
@@ -31,12 +30,17 @@ def doubts(script: Script, source: Source | None, *, are_several: bool) -> Itera
         )
 
 
-def _misplaced(args: Sequence[str]) -> Iterator[str]:
-    """Options of ``lockstep run`` among a script's arguments, that hardly any script has."""
+def _misplaced(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Options of ``lockstep run`` among a script's arguments, that hardly any script has, and as they were given, with the
+    argument behind them that may be their value."""
     ours = set(_ALSO)
     for field, option in options_of(LaunchOptions).items():
         if option.group in (PROCESSES, MACHINES):
             ours.update(option.names or (f"--{field.replace('_', '-')}",))
-    for name in dict.fromkeys(arg.partition("=")[0] for arg in args[: args.index("--") if "--" in args else None]):
-        if name.startswith("--") and name in ours:
-            yield name
+    before_dashes, seen = args[: args.index("--") if "--" in args else None], set[str]()
+    for arg, following in zip(before_dashes, (*before_dashes[1:], "-"), strict=False):
+        given, equals, _ = arg.partition("=")
+        name = given.replace("_", "-")
+        if name.startswith("--") and name in ours and name not in seen:
+            seen.add(name)
+            yield given, arg if equals or following.startswith("-") else f"{arg} {following}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.errors import CheckpointError, ConfigError, LaunchError, LossError, MismatchError, ModelError, UsageError
+from lockstep.launch.echoes import handled_before, is_echo, message_of, what_followed
 from lockstep.stopping import AUDIT_STATUS, AuditFailed
 
 _LAUNCH_DIR = str(Path(__file__).parent)
@@ -23,16 +24,6 @@ _WRAPPED = re.compile(r"Caught \w+ in (.+)\.\nOriginal Traceback")
 """How PyTorch raises an exception of a loader worker, a thread or a replica."""
 _AFTER_TRACE = re.compile(r"^ .*\n(?=\S)", re.MULTILINE)
 
-_CONSEQUENCE_TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError", "PeerError"}
-_CONSEQUENCE_TEXTS = (
-    "gloo/transport",
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "ms for recv operation to complete",
-    "ms for send operation to complete",
-    "Wait timeout",  # of the store
-)
 _NOISE = re.compile(r"\[/\S*/gloo/\S+\] |\s*This is typically caused by [^\n]*GLHF![^\n]*")
 """Additions of Gloo to its errors: a line of its own source, and advice to look into the logs of the other side."""
 
@@ -71,6 +62,8 @@ class Failure:
     """The exit status of the launcher if this is the first failure."""
     is_consequence: bool = False
     """Whether it looks like a consequence of another rank's failure."""
+    then: str = ""
+    """For a failure of its own that a rank was handling when it met such a consequence: where it did, in words."""
     would_recur: bool = False
     """Whether the same program would fail in the same way again."""
     ended_early: bool = False
@@ -86,7 +79,13 @@ class Failure:
         """One line."""
         lines = self.message.strip().splitlines()
         message = lines[0] + (" ..." if len(lines) > 1 else "") if lines else ""
-        return f"{self.kind}: {message}" if self.kind and message else self.kind or message
+        return (f"{self.kind}: {message}" if self.kind and message else self.kind or message) + self.then
+
+    @property
+    def distance(self) -> int:
+        """How far it is from the cause: 0: it may be that; 1: a consequence met while an own failure was handled, which is
+        the cause unless another rank has one of distance 0; 2: a mere consequence."""
+        return 1 if self.then else 2 * self.is_consequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,15 +98,19 @@ class End:
 
 def from_exception(rank: int, error: BaseException, explain: Callable[[BaseException], str] = lambda error: "") -> Failure:
     """A failure by an exception. Called in the worker; ``explain`` puts cryptic errors into plain words."""
+    own = handled_before(error)
+    then = f", then it {what_followed(error)}" if own is not None else ""
+    first = error if own is None else own
     return Failure(
         rank=rank,
-        kind=type(error).__qualname__,
-        message=_NOISE.sub("", _unwrapped(type(error).__name__, _message(error))),
+        kind=type(first).__qualname__,
+        message=_NOISE.sub("", _unwrapped(type(first).__name__, message_of(first))),
         text=traceback_of(error),
-        explanation=explain(error),
-        is_consequence=_is_consequence(error),
-        would_recur=isinstance(error, _RECURRING),
-        exit_status=130 if isinstance(error, KeyboardInterrupt) else 1,
+        explanation=explain(first),
+        is_consequence=is_echo(error),
+        then=then,
+        would_recur=isinstance(first, _RECURRING),
+        exit_status=130 if isinstance(first, KeyboardInterrupt) else 1,
     )
 
 
@@ -136,7 +139,7 @@ def from_exit(rank: int, code: object) -> Failure:
             )
             status = 1
     else:  # a message, which the interpreter would print
-        message, status = _message(code), 1
+        message, status = message_of(code), 1
     return Failure(
         rank=rank,
         kind="SystemExit",
@@ -158,16 +161,20 @@ def from_audit(rank: int, error: AuditFailed) -> Failure:
     )
 
 
-def from_status(rank: int, status: int, private_dir: str, *, end: End | None = None) -> Failure:
+def from_status(rank: int, status: int, private_dir: str, *, end: End | None = None, replaced: str = "") -> Failure:
     """A failure that the worker has not reported, by its exit status, or minus the signal.
 
-    ``end``: of its program, if that ended successfully before.
+    Args:
+        end: of its program, if that ended successfully before.
+        replaced: the command of the program by which it had replaced itself.
     """
     text, has_waited = "", end is not None and status == 1
     if has_waited:  # as lockstep's exit handler ends it after a timeout
         kind, message, exit_status = "", "its program came to its end, and its exit handlers failed: see the output", 1
     elif status >= 0:
         kind, message, exit_status = "", f"ended with status {status} and without a Python exception", status
+        if replaced:
+            message = f"{_replaced(replaced)} ended with status {status}"
     else:
         try:
             kind = signal.Signals(-status).name
@@ -216,25 +223,34 @@ def end_of(error: SystemExit | None = None) -> End:
     return End(how=how)
 
 
+def unforeseen_end(replaced: str = "") -> End:
+    """The end of a process, with status 0, whose program has not come to its end; ``replaced``: see ``from_status``."""
+    if replaced:
+        return End(how=f"{_replaced(replaced)} ended with status 0")
+    return End(how="it ended with status 0 before its program came to its end (os._exit?)")
+
+
+def _replaced(command: str) -> str:
+    return f"it was replaced (os.exec*) by `{command[:200]}`, which"
+
+
 def early_end(
-    reported: Sequence[Failure], ends: Mapping[int, End], without_failure: Mapping[int, float], num_ranks: int
+    reported: Sequence[Failure], ends: Mapping[int, End], without_failure: Mapping[int, End], num_ranks: int
 ) -> Failure | None:
     """The rank that ended successfully but too early, if the failures are consequences of that; else None.
 
     Args:
         reported: the failures, in order.
         ends: of the programs that have ended successfully, by rank.
-        without_failure: when processes ended with status 0, by rank.
+        without_failure: the ends of processes with status 0, by rank.
         num_ranks: of this machine.
     """
-    if not reported or not all(map(lacked_peers, reported)):
+    if not reported or not all(map(lacked_peers, reported)) or any(failure.then for failure in reported):
         return None
     if len(ends) == num_ranks:  # all programs ended; the failures are of exit handlers
         return None
     known = {rank: end for rank, end in ends.items() if end.time_s < reported[0].time_s}
-    for rank, time_s in without_failure.items():
-        if rank not in ends:
-            known[rank] = End(time_s=time_s, how="it ended with status 0 before its program came to its end (os._exit?)")
+    known.update({rank: end for rank, end in without_failure.items() if rank not in ends})
     if not known:
         return None
     rank = min(known, key=lambda rank: known[rank].time_s)
@@ -267,7 +283,7 @@ def frames_of(failure: Failure) -> list[tuple[str, int, str]]:
 
 def in_order(failures: Sequence[Failure]) -> list[Failure]:
     """The failures, the cause first: by time, and consequences of others last."""
-    return sorted(failures, key=lambda failure: (failure.is_consequence, failure.time_s))
+    return sorted(failures, key=lambda failure: (failure.distance, failure.time_s))
 
 
 def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = None) -> str:
@@ -316,13 +332,6 @@ def logs(failures: Sequence[Failure]) -> Mapping[int, str]:
     return texts
 
 
-def _message(error: object) -> str:
-    try:
-        return str(error)
-    except Exception:  # a user's __str__ may do anything
-        return "(its message could not be made)"
-
-
 def _unwrapped(kind: str, message: str) -> str:
     """The message of the exception itself where PyTorch raises it again, with its traceback as the message."""
     if (wrapped := _WRAPPED.match(message)) is None:
@@ -350,14 +359,3 @@ def _without_ours(fault: str) -> str:
 
 def _is_ours(filename: str) -> bool:
     return os.path.dirname(filename) == _LAUNCH_DIR or filename in ("<string>", "<frozen runpy>")  # noqa: PTH120
-
-
-def _is_consequence(error: BaseException | None) -> bool:
-    while error is not None:
-        names = {kind.__name__ for kind in type(error).__mro__}
-        if names & _CONSEQUENCE_TYPES:
-            return True
-        if isinstance(error, RuntimeError) and any(text in _message(error) for text in _CONSEQUENCE_TEXTS):
-            return True
-        error = error.__cause__
-    return False

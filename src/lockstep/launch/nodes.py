@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -26,6 +26,8 @@ LOST_S = 10.0
 (its power or link was cut, and no other machine's process has failed because of it). If it cannot: the run's timeout."""
 CONF = ("join_timeout", "last_call_timeout", "close_timeout", "keep_alive_interval", "keep_alive_max_attempt")
 """The settings of torchelastic's rendezvous that users may change."""
+CONF_OF_NUMBERED = ("join_timeout",)
+"""The same where nodes are numbered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +111,7 @@ def plan_nodes(options: LaunchOptions) -> Nodes | None:
         host=host,
         port=port,
         run_id=options.rdzv_id or _DEFAULT_RUN,
-        conf=MappingProxyType({**QUICK, **_read_conf(options.rdzv_conf)}),
+        conf=MappingProxyType({**QUICK, **_read_conf(options.rdzv_conf, CONF if node_rank is None else CONF_OF_NUMBERED)}),
     )
 
 
@@ -135,14 +137,19 @@ def _read_endpoint(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _read_conf(text: str | None) -> dict[str, int]:
+def _read_conf(text: str | None, known: Sequence[str]) -> dict[str, int]:
     options = {}
     for part in (text or "").split(","):
         name, _, value = part.strip().partition("=")
         if not name:
             continue
-        if name not in CONF:
-            raise ConfigError(f"--rdzv-conf {part}: there is no such setting here, but {', '.join(CONF)}")
+        if name in CONF and name not in known:
+            raise ConfigError(
+                f"--rdzv-conf {part} with --node-rank: it is for nodes that come and go, and numbered ones all stay. Leave it "
+                f"out; {', '.join(known)} alone may be changed"
+            )
+        if name not in known:
+            raise ConfigError(f"--rdzv-conf {part}: there is no such setting here, but {', '.join(known)}")
         if not value.isdecimal() or int(value) < 1:
             raise ConfigError(f"--rdzv-conf {part}: give a whole number, 1 or more")
         options[name] = int(value)

@@ -93,7 +93,7 @@ def check_script(target: str, source: Source | None, args: Sequence[str], option
         horovod_init=source.starts_horovod(),
         has_optimizer=source.has_optimizer(),
         is_store_client=store_client is not None,
-        debug_level=source.set_before_torch("TORCH_DISTRIBUTED_DEBUG"),
+        may_set_variables=source.mentions("environ") or source.mentions("putenv"),
         guesses=tuple(guesses),
     )
 

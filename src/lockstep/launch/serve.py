@@ -24,8 +24,10 @@ import socket
 import sys
 import warnings
 import weakref
+from collections.abc import Collection
 from typing import Any, NoReturn
 
+from lockstep.launch import fresh
 from lockstep.launch.failures import status_of
 from lockstep.launch.guard import die_with_parent, guard_descendants
 from lockstep.launch.messages import Sender
@@ -43,8 +45,12 @@ _statuses: dict[int, int] = {}
 """Exit status by process id: in a worker its own, else empty."""
 
 
-def main(control_fd: int) -> NoReturn:
-    """Serve until the launcher closes its end; in a forked child, run the worker and exit with its status."""
+def main(control_fd: int, at_start: Collection[str] = ()) -> NoReturn:
+    """Serve until the launcher closes its end; in a forked child, run the worker and exit with its status.
+
+    ``at_start``: the modules that the interpreter itself had imported.
+    """
+    fresh.at_start = frozenset(at_start)
     # Registered first, so that it runs last, also after the exit handlers of preloaded modules (multiprocessing waits for the
     # processes that a script has started; weakref and logging finalize).
     atexit.register(_leave)

@@ -21,11 +21,12 @@ from lockstep.errors import LaunchError
 # last, so that it hides nothing either; usually it is there already.
 _BOOT = """
 import sys
+at_start = tuple(sys.modules)
 if sys.path and sys.path[0] == "": del sys.path[0]
 import json
 sys.path += [entry for entry in json.loads(sys.argv[2]) if entry not in sys.path]
 from lockstep.launch.serve import main
-main(int(sys.argv[1]))
+main(int(sys.argv[1]), at_start)
 """
 
 

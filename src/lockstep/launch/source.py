@@ -19,12 +19,29 @@ _DEFINES_OPTIONS = {"add_argument", "add_option", "option", "Option", "startswit
 _STARTERS = {"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"}
 _LIGHTNING = ("lightning.", "lightning_fabric.", "pytorch_lightning.")
 _OPTIM = re.compile(rb"\boptim\b")
-_TOGETHER = re.compile(rb"distributed|rank|world_size|lockstep|environ|getpid", re.IGNORECASE)
+_TOGETHER = re.compile("distributed|rank|world_size|environ|getpid", re.IGNORECASE)
 """Words in scripts that know of other processes, or find their own part of some work."""
-_ALONE = frozenset(
-    ("torch", "torchvision", "torchaudio", "numpy", "scipy", "pandas", "sklearn", "matplotlib", "PIL", "cv2", "tqdm", "yaml")
-)
+_ALONE = {
+    *(
+        "torch",
+        "torchvision",
+        "torchaudio",
+        "numpy",
+        "scipy",
+        "pandas",
+        "sklearn",
+        "matplotlib",
+        "PIL",
+        "cv2",
+        "tqdm",
+        "yaml",
+    ),
+    *("einops", "timm", "torchmetrics", "albumentations", "h5py", "imageio", "seaborn", "safetensors", "tensorboard"),
+    *("tokenizers", "sentencepiece", "tiktoken", "nltk", "librosa", "gym", "gymnasium", "networkx", "requests", "psutil"),
+    *("rich", "click", "typer", "fire", "tyro", "pydantic", "omegaconf"),
+}
 """Packages that never turn several processes into one training by themselves."""
+_JOINS = ("lockstep.join", "lockstep.launch")
 _OF_A_LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"}
 
 
@@ -128,17 +145,17 @@ class Source:
         """Whether the script or a module of its own contains a text."""
         return word.encode() in self.text or any(True for _ in self._imported(word.encode()))
 
-    def set_before_torch(self, variable: str) -> str | None:
-        """The constant that the script assigns to an environment variable before it imports torch; None: it assigns none."""
-        value = None
-        for node in self.tree.body:
-            if any(name.partition(".")[0] == "torch" for name in _modules_of(node)):
-                return value
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-                targets = [ast.unparse(target) for target in node.targets]
-                if any(target.endswith(f"environ[{variable!r}]") for target in targets):
-                    value = str(node.value.value)
-        return None
+    def has_option(self, name: str) -> bool:
+        """Whether the script or a module of its own has an option ``--name``, as far as its code shows, by a string or the name
+        of a field or parameter. (A docstring may show how to start it with an option of ``lockstep run``.)"""
+        word = name.replace("-", "_")
+        for source in (self, *self._imported()):
+            if b"docopt" in source.text and name.encode() in source.text:  # there the docstring defines the options
+                return True
+            parts = (part for spoken in _code_words(source.tree) if " " not in spoken for part in spoken.split("/"))
+            if any(part.lstrip("-").replace("-", "_") == word for part in parts):
+                return True
+        return False
 
     def trains_alone(self) -> bool:
         """Whether the script has an optimizer, and nothing by which several processes could train together.
@@ -150,7 +167,9 @@ class Source:
             source = waiting.pop()
             seen.add(source.path.resolve())
             has_optimizer = has_optimizer or _OPTIM.search(source.text) is not None
-            if _TOGETHER.search(source.text) or not source._packages() <= _ALONE | sys.stdlib_module_names:
+            if not source._packages() <= _ALONE | sys.stdlib_module_names | {"lockstep"}:
+                return False
+            if any(name in _JOINS for _, name in source._calls()) or any(map(_TOGETHER.search, _code_words(source.tree))):
                 return False
             waiting.extend(module for module in source._imported() if module.path.resolve() not in seen)
         return has_optimizer
@@ -204,6 +223,38 @@ class Source:
                 path = base.joinpath(*module.split("."))
                 yield path.with_name(path.name + ".py")
                 yield path / "__init__.py"
+
+
+def _code_words(tree: ast.Module) -> Iterator[str]:
+    """The names and strings in code, without docstrings, comments, and what only sets environment variables."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Expr) and (isinstance(node.value, ast.Constant) or _sets_environ(node.value)):
+            continue
+        if isinstance(node, ast.Assign) and all(_is_environ(getattr(target, "value", None)) for target in node.targets):
+            waiting.append(node.value)
+            continue
+        yield from _names_of(node)
+        waiting.extend(ast.iter_child_nodes(node))
+
+
+def _names_of(node: ast.AST) -> Iterator[str]:
+    """The names, and the string, that a node itself has."""
+    for field in ("id", "attr", "arg", "name", "asname", "module", "value"):
+        value = getattr(node, field, None)
+        if isinstance(value, str):
+            yield value
+
+
+def _sets_environ(node: ast.expr) -> bool:
+    """Whether this is ``os.environ.setdefault(...)`` or ``update``."""
+    function = node.func if isinstance(node, ast.Call) else None
+    return isinstance(function, ast.Attribute) and function.attr in ("setdefault", "update") and _is_environ(function.value)
+
+
+def _is_environ(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in ("os.environ", "environ")
 
 
 def _modules_of(node: ast.AST) -> list[str]:

@@ -39,8 +39,8 @@ class Script:
     """Whether each worker will import what PyTorch imports with the first optimizer."""
     is_store_client: bool = False
     """Whether the script is a client of a store at MASTER_PORT that its launcher serves."""
-    debug_level: str | None = None
-    """``TORCH_DISTRIBUTED_DEBUG`` as the script sets it before it imports torch, which workers have imported already."""
+    may_set_variables: bool = False
+    """Whether the script may set environment variables before it imports torch, which workers have imported already."""
     guesses: tuple[str, ...] = ()
     """What was concluded from the script's source, and what overrides it: a line each, for the user."""
 

@@ -20,7 +20,7 @@ from lockstep.launch.exchange import Exchange
 from lockstep.launch.failures import Failure
 from lockstep.launch.messages import Receiver
 from lockstep.launch.output import Streams
-from lockstep.launch.processes import is_held, kill_worker, sweep
+from lockstep.launch.processes import is_held, kill_worker, replaced_by, sweep
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
@@ -108,7 +108,8 @@ class _Watch:
         self._to_start = list(spec.ranks)
         self._asked: dict[int, int] = {}  # ranks that were requested and have not ended, by the server's key
         self._receivers: dict[int, Receiver] = {}  # by rank
-        self._without_failure: dict[int, float] = {}  # end times of ranks that ended with status 0
+        self._without_failure: dict[int, failures.End] = {}  # of ranks that ended with status 0
+        self._replaced: dict[int, str] = {}  # the programs by which ranks have replaced themselves
         self._state = State()
         self._killed_at = math.inf
         self._timeout_s = spec.config.timeout_s
@@ -186,7 +187,7 @@ class _Watch:
         early = failures.early_end(reported, ends, self._without_failure, self._spec.nproc)
         if early is not None:
             return (early, *reported)
-        if all(map(failures.lacked_peers, reported)) and not any(failure.waited for failure in reported):
+        if all(map(failures.lacked_peers, reported)) and not any(failure.waited or failure.then for failure in reported):
             reported[:1] = [replace(failure, waited=self._watching.mismatch(reported)) for failure in reported[:1]]
         return tuple(reported)
 
@@ -225,6 +226,8 @@ class _Watch:
         before = receiver.told
         if not receiver.read():
             self._selector.unregister(receiver)
+            if receiver.told.pid is not None and (program := replaced_by(receiver.told.pid, self._server.pid)):
+                self._replaced[rank] = program
         told = receiver.told
         if rank not in self._asked.values():
             return
@@ -263,7 +266,7 @@ class _Watch:
         elif status != 0 or told.failure is not None:
             self._note_failure(rank, status)
         else:
-            self._without_failure[rank] = time.time()
+            self._without_failure[rank] = failures.unforeseen_end(self._replaced.get(rank, ""))
 
     def _note_failure(self, rank: int, status: int) -> None:
         told, is_ending = self._receivers[rank].told, self._state.was_cut_short
@@ -272,7 +275,9 @@ class _Watch:
             return  # by our own signal (as a program reports it, a shell, or Python that was interrupted as it exited)
         if failure is not None and is_ending and failure.kind == "KeyboardInterrupt":
             return
-        failure = failure or failures.from_status(rank, status, self._spec.private_dir, end=told.end)
+        if failure is None:
+            replaced = self._replaced.get(rank, "")
+            failure = failures.from_status(rank, status, self._spec.private_dir, end=told.end, replaced=replaced)
         self.failures[rank] = self._explained(failure)
         if all(map(failures.lacked_peers, self.failures.values())):
             self._on(Event.ECHOED)
@@ -284,11 +289,13 @@ class _Watch:
     def _explained(self, failure: Failure) -> Failure:
         """Add what else is known. Called at once: black boxes show what the others, for which this rank waited, do now."""
         rank = failure.rank
+        if failure.then:
+            return failure
         if failures.lacked_peers(failure):
             echoes = [peer for peer, known in self.failures.items() if failures.lacked_peers(known)]
             return replace(failure, waited=self._watching.explain((*echoes, rank)))
         failure = self._causes.name(failure)
-        was_killed = failure.exit_status > 128 and not failure.text
+        was_killed = self._receivers[rank].told.failure is None and failure.exit_status > 128 and not failure.text
         last_seen = self._watching.last_seen(rank) if was_killed else ""
         return replace(failure, remark="\n\n".join(filter(None, (failure.remark, last_seen))))
 

@@ -13,7 +13,7 @@ import runpy
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -23,12 +23,12 @@ from lockstep.errors import LaunchError
 from lockstep.explain.sampler import fail_current
 from lockstep.explain.worker_box import WorkerBox
 from lockstep.launch import ending, failures
+from lockstep.launch.fresh import HiddenPackage, forget_shadowed
 from lockstep.launch.messages import Sender
 from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
+from lockstep.launch.variables import TorchVariables, apply_to_torch
 from lockstep.machine.cores import num_cores
-from lockstep.machine.threads import libraries, set_number
 from lockstep.stopping import SIGNALS, AuditFailed, Stopped, tell_when_watching
-from lockstep.world import threads_asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def run_worker(request: Request) -> int:
             _become_program(program, local_rank)
         box = _open_box(spec, request.rank)
         if isinstance(program, Script):
-            _run_script(program, local_rank)
+            _run_script(program, local_rank, spec)
         else:
             _run_call(program, request.rank, spec.private_dir)
     except SystemExit as error:
@@ -69,15 +69,10 @@ def run_worker(request: Request) -> int:
         if isinstance(error, Stopped):
             sender.send(stopped_with=error.status)
             raise
-        # Otherwise exit handlers could not see that this is a failure, and would mark the run as finished.
-        _leave_traces(error)
-        if isinstance(error, AuditFailed):
-            failure = failures.from_audit(request.rank, error)
-        else:
-            failure = failures.from_exit(request.rank, error.code)
-        if not _tell(failure, spec, sender) or ending.is_stopped(spec.private_dir):
-            raise  # the interpreter prints the script's message, if it has one
-        raise SystemExit(failure.exit_status) from None  # the launcher prints it
+        try:
+            _exit(error, spec, request)
+        except KeyboardInterrupt:  # as below
+            _exit(error, spec, request)
     except BaseException as error:
         try:
             return _fail(error, spec, request)
@@ -107,6 +102,23 @@ def _in_words(error: BaseException) -> str:
     except Exception:  # the script may have broken imports, and its own error matters more
         return ""
     return in_words(error)
+
+
+def _exit(error: SystemExit, spec: LaunchSpec, request: Request) -> NoReturn:
+    """End a program that has ended itself, and not well."""
+    try:
+        # As in ``_fail``: the launcher may interrupt this process before it knows that it is ending, and so its exit handlers.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    finally:
+        # Otherwise exit handlers could not see that this is a failure, and would mark the run as finished.
+        _leave_traces(error)
+    if isinstance(error, AuditFailed):
+        failure = failures.from_audit(request.rank, error)
+    else:
+        failure = failures.from_exit(request.rank, error.code)
+    if not _tell(failure, spec, request.sender) or ending.is_stopped(spec.private_dir):
+        raise error  # the interpreter prints the script's message, if it has one
+    raise SystemExit(failure.exit_status) from None  # the launcher prints it
 
 
 def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> int:
@@ -182,21 +194,17 @@ def _settle(request: Request) -> LaunchSpec:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
-    _set_debug_level(spec.program.debug_level if isinstance(spec.program, Script) else None, environ)
-    cores = num_cores()
+    share = _share_of_cores(spec)
     if spec.binding is not None:  # after cores were counted; threads and processes created from now on inherit it
         os.sched_setaffinity(0, spec.binding.cpus[spec.local_rank(request.rank)])
     if not (isinstance(spec.program, Script) and spec.program.is_executable):
-        _share_cores(max(1, cores // spec.nproc), spec.nproc, environ)
+        apply_to_torch(environ, share, spec.nproc)
     return spec
 
 
-def _set_debug_level(of_script: str | None, environ: Mapping[str, str]) -> None:
-    """Set torch.distributed's debug level to the script's or the caller's: the server imported it before the fork."""
-    distributed, level = sys.modules.get("torch.distributed"), of_script or environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF")
-    levels = getattr(getattr(distributed, "DebugLevel", None), "__members__", {})
-    if distributed is not None and level.upper() in levels:
-        distributed.set_debug_level(levels[level.upper()])
+def _share_of_cores(spec: LaunchSpec) -> int:
+    cores = num_cores() if spec.binding is None else spec.binding.num_cores
+    return max(1, cores // spec.nproc)
 
 
 def _reopen_streams() -> None:
@@ -215,26 +223,6 @@ def _reopen_streams() -> None:
         setattr(sys, f"__{name}__", new)
 
 
-_OF_BLAS = {"openblas": "OPENBLAS_NUM_THREADS", "mkl": "MKL_NUM_THREADS", "blis": "BLIS_NUM_THREADS"}
-"""Environment variables that set the number of threads of one BLAS alone."""
-
-
-def _share_cores(share: int, nproc: int, environ: Mapping[str, str]) -> None:
-    """Set numbers of threads to this worker's share of the cores. (torchrun sets OMP_NUM_THREADS=1 for the same reason, but
-    here torch and NumPy were imported before the fork.)
-
-    For scripts that do not call ``lockstep.join``, which sets the number of threads from the run's settings.
-    """
-    asked, torch = threads_asked(environ), sys.modules.get("torch")
-    if nproc > 1 and torch is not None:
-        torch.set_num_threads(asked or share)
-    for library in libraries():
-        # OpenBLAS, NumPy's usual one, also with one process: the server has loaded it with one thread.
-        if library.user_api == "blas" and (nproc > 1 or library.internal_api == "openblas"):
-            of_blas = threads_asked(environ, _OF_BLAS.get(library.internal_api, ""))
-            set_number(library, of_blas or asked or share)
-
-
 def _become_program(script: Script, local_rank: int) -> NoReturn:
     """Replace this process by a program that need not be Python."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and programs expect them to end them
@@ -242,17 +230,28 @@ def _become_program(script: Script, local_rank: int) -> NoReturn:
     os.execvp(script.target, [script.target, *script.arguments(local_rank)])
 
 
-def _run_script(script: Script, local_rank: int) -> None:
-    safe_path = getattr(sys.flags, "safe_path", False)
+def _run_script(script: Script, local_rank: int, launch: LaunchSpec) -> None:
+    if not getattr(sys.flags, "safe_path", False):
+        first = str(Path.cwd()) if script.is_module else os.path.dirname(os.path.realpath(script.target))  # noqa: PTH120
+        sys.path.insert(0, first)
+        forget_shadowed(first)
+    hidden: HiddenPackage | None = None
+    if script.may_set_variables and "torch" in sys.modules:
+        variables = TorchVariables(script.target, _share_of_cores(launch), launch.nproc, tells=local_rank == 0)
+        hidden = HiddenPackage("torch", variables.apply)
+    try:
+        _exec_script(script, local_rank)
+    finally:
+        if hidden is not None:
+            hidden.reveal()
+
+
+def _exec_script(script: Script, local_rank: int) -> None:
     if script.is_module:
-        if not safe_path:
-            sys.path.insert(0, str(Path.cwd()))
         spec = _find_module(script.target)
         loader: Any = spec.loader
         _exec_as_main(loader.get_code(spec.name), script, local_rank, path=spec.origin or script.target, spec=spec)
     else:
-        if not safe_path:
-            sys.path.insert(0, os.path.dirname(os.path.realpath(script.target)))  # noqa: PTH120
         path = os.path.abspath(script.target)  # noqa: PTH100  (resolving links would change __file__)
         code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
         _exec_as_main(code, script, local_rank, path=path, spec=None)
@@ -301,6 +300,8 @@ def _run_call(call: Call, rank: int, private_dir: str) -> None:
     global importing_caller
     sys.path[:] = call.sys_path
     sys.argv = list(call.sys_argv)
+    if call.sys_path:
+        forget_shadowed(call.sys_path[0] or ".")
     importing_caller = True
     if call.main_module is not None:
         _become_caller(runpy.run_module(call.main_module, run_name="__mp_main__", alter_sys=True))

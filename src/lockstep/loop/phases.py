@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from lockstep.audit.recomputation import Course
 from lockstep.data.batch import Batch, Shards
 from lockstep.data.evaluation_pass import EvaluationBatch
 from lockstep.data.streams import Purpose, reseed
-from lockstep.errors import ConfigError, LossError, UsageError, unknown_name
+from lockstep.errors import AbandonedError, ConfigError, LossError, UsageError, unknown_name
 from lockstep.listener import Listeners
 from lockstep.loop.ledger import Ledger
 from lockstep.plan.shards import MicroStep, StepPlan
@@ -163,8 +164,14 @@ class Phases:
 
         Raises:
             UsageError: a loop over ``batch.shards`` runs, or was left before its end.
+            AbandonedError: it was left, and an error is being handled.
         """
         left_step, self.was_left = self.was_left, 0
+        if left_step and (error := sys.exc_info()[1]) is not None:
+            raise AbandonedError(
+                f"{call}, while this rank handles {type(error).__name__}: it has left the loop over batch.shards in step "
+                f"{left_step}, and the other ranks do not make this call. In a `finally` or `except`, call nothing of the kind"
+            )
         if left_step:
             raise UsageError(
                 f"{call}: in step {left_step} the loop over batch.shards was left before its end, by break or an error "

@@ -36,3 +36,13 @@ def words_of(run_here):
         return before.partition("\n\nIn words: ")[2]
 
     return run
+
+
+@pytest.fixture
+def ends_well(run_here):
+    """``ends_well(source)``: whether a script on two processes does."""
+
+    def run(source):
+        return run_here(BEGIN + textwrap.dedent(source), "--nproc", "2").returncode == 0
+
+    return run

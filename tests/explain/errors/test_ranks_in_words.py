@@ -28,6 +28,31 @@ def test_unused_parameters_are_named(words_of):
     assert "find_unused_parameters=True" in words
 
 
+LEAVES_AN_OUTPUT_OUT = """
+class Two(Net):
+    def forward(self, x):
+        return self.fc1(x), self.fc2(self.fc1(x))
+
+dist.init_process_group("gloo")
+ddp = DistributedDataParallel(Two(), OPTIONS)
+for _ in range(4):
+    ddp(torch.randn(2, 4))[0].sum().backward()
+"""
+
+
+@pytest.mark.parametrize("options", ["static_graph=True", "static_graph=True, find_unused_parameters=True"])
+def test_of_a_static_graph_the_remedy_is_one_that_works(words_of, options):
+    words = words_of(LEAVES_AN_OUTPUT_OUT.replace("OPTIONS", options))
+    assert "return only what the loss uses" in words
+    assert "leave static_graph=True out" in words
+
+
+def test_what_is_said_of_a_static_graph_helps(ends_well):
+    assert ends_well(LEAVES_AN_OUTPUT_OUT.replace("OPTIONS", "find_unused_parameters=True"))
+    used_only = LEAVES_AN_OUTPUT_OUT.replace("self.fc1(x), self.fc2(self.fc1(x))", "[self.fc1(x)]")
+    assert ends_well(used_only.replace("OPTIONS", "static_graph=True"))
+
+
 def test_unused_parameters_are_named_by_the_text_where_the_model_is_not_found(words_of):
     words = words_of(
         """
@@ -137,13 +162,14 @@ def test_a_port_in_use_with_who_has_it(words_of):
             "ended by SIGBUS: mostly it wrote a batch into shared memory when none was left. ",
         ),
         ("os.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL: nearly always the system's out-of-memory killer"),
-        ("os._exit(3)", "ended with status 3, as by os._exit()"),
+        ("os._exit(3)", "ended with status 3, by sys.exit(3) or os._exit(3)"),
+        ("sys.exit(-1)", "ended with status 255, by sys.exit(-1) or os._exit(-1)"),
     ],
 )
 def test_a_loader_worker_that_is_gone(words_of, end, said):
     words = words_of(
         f"""
-        import signal
+        import signal, sys
 
         class Data(torch.utils.data.Dataset):
             def __len__(self):

@@ -25,12 +25,20 @@ def _unused(match: re.Match[str], scene: Scene) -> str:
         which = named[1].strip()
     else:
         which = f"{len(unused) or 'some'} parameters"
+    if scene.ddp is not None and scene.ddp.__dict__.get("static_graph"):
+        remedy = (
+            "if forward() makes an output that the loss leaves out, return only what the loss uses. Else leave "
+            "static_graph=True out, with which find_unused_parameters=True has no effect, and give that alone."
+        )
+    else:
+        remedy = (
+            "if they are used in some steps only, DistributedDataParallel(..., find_unused_parameters=True). Else forward() "
+            "makes an output that the loss leaves out, or hides it in an object that DDP does not look into."
+        )
     return (
         f"In the step before, the loss of {rank} did not depend on {which}. "
         "DistributedDataParallel still waits for their gradients, as the other ranks do, so this step cannot begin. If they "
-        "are not to be trained, set requires_grad=False before DDP wraps the model; if they are used in some steps only, "
-        "DistributedDataParallel(..., find_unused_parameters=True). Else forward() makes an output that the loss leaves out, "
-        "or hides it in an object that DDP does not look into."
+        f"are not to be trained, set requires_grad=False before DDP wraps the model; {remedy}"
     )
 
 

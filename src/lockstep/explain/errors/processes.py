@@ -99,8 +99,9 @@ def _worker_gone(match: re.Match[str], scene: Scene) -> str:
     texts = [scene.text, *(str(error) for error in (scene.error.__cause__, scene.error.__context__) if error is not None)]
     matches = [hit for text in texts if (hit := re.search(r"killed by signal: ([^.]+)|with exit code (\d+)", text))]
     number, status = matches[0].groups() if matches else _end_of(scene.find("_try_get_data", "failed_workers"))
-    cause = _ERROR_AT_START if status == "1" else ", as by os._exit() in what the data set calls"
-    ended = f"by a signal ({number})" if number else f"with status {status}{cause}"
+    code = int(status or 0) - 256 * (int(status or 0) > 127)  # sys.exit(-1) is status 255
+    by = f", by sys.exit({code}) or os._exit({code}) in what the data set or collate_fn calls, which should raise an error instead"
+    ended = f"by a signal ({number})" if number else f"with status {status}{_ERROR_AT_START if status == '1' else by}"
     how = _ENDS.get(number or "", ended if number or status else "without a word")
     return (
         f"Loader worker {match['pid']} of this rank ended {how.format(shm=described() if '{shm}' in how else '')}. Its "

@@ -336,7 +336,7 @@ class NodeAgent:
         reason = "does not answer any more" if error is not None else f"has not answered for {silence_s:.0f} s"
         workers.stop(signal.SIGINT)
         workers.wait()
-        causes = [failure for failure in workers.failures if not failure.is_consequence]
+        causes = [failure for failure in workers.failures if failure.distance < 2]
         if causes:
             raise StoreLostError(
                 f"rank {causes[0].rank} on {causes[0].host} failed: {causes[0].summary()}\n\n{causes[0].text}\n\n"

@@ -122,7 +122,8 @@ class StaticRendezvous:
     def _gather(self, store: Store) -> None:
         waiter = self._connection.waiter(
             "Was every node started, with the same --master-addr and --master-port? Look for one that has failed."
-            f"{self._connection.nodes.caution} (A longer time to wait: --timeout.)"
+            f"{self._connection.nodes.caution} (A longer time to wait: --rdzv-conf join_timeout=N, or --timeout.)",
+            self._connection.nodes.conf.get("join_timeout"),
         )
         nodes = range(self._connection.nodes.most)
         while not store.check([self._key(node) for node in nodes]):

@@ -52,7 +52,7 @@ def judge(
     world_size = sum(machine.num_ranks for machine in machines)
     lost = [machine for number, machine in enumerate(machines) if number not in reports]
     reported = _in_order(reports)
-    has_cause = any(not failure.is_consequence for failure in reported)
+    has_cause = any(failure.distance < 2 for failure in reported)
     stopped = [number for number, report in reports.items() if report.signal]
     joins = any(report.why == "join" for report in reports.values())
     remaining = [number for number in reports if number not in stopped]
@@ -109,7 +109,7 @@ def judge(
 
 def _in_order(reports: Mapping[int, Report]) -> list[Failure]:
     """The cause first: consequences last; then in the order in which nodes noticed; those of one node by its clock."""
-    ordered = [(failure.is_consequence, report.order, failure) for report in reports.values() for failure in report.failures]
+    ordered = [(failure.distance, report.order, failure) for report in reports.values() for failure in report.failures]
     return [failure for _, _, failure in sorted(ordered, key=lambda key: (key[0], key[1], key[2].time_s))]
 
 

@@ -1,0 +1,74 @@
+"""Exceptions that only echo the failure of another rank, and what a rank was handling when it met one. Pure."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+
+from lockstep.errors import AbandonedError
+from lockstep.explain.frames import owner
+from lockstep.stopping import Stopped
+
+_TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError", "PeerError", "AbandonedError"}
+_TEXTS = (
+    "gloo/transport",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "ms for recv operation to complete",
+    "ms for send operation to complete",
+    "Wait timeout",  # of the store
+)
+_NO_FAILURES = (KeyboardInterrupt, GeneratorExit, StopIteration, StopAsyncIteration, Stopped)
+"""What a rank may be handling without anything having failed there."""
+
+
+def is_echo(error: BaseException) -> bool:
+    """Whether an exception looks like a consequence of another rank's failure, or was raised because of such a one."""
+    return any(map(_is_echo, _chain(error)))
+
+
+def handled_before(error: BaseException) -> BaseException | None:
+    """The exception that a rank was handling, in a ``finally`` or ``except``, when it met the first echo; None: there is none.
+
+    It is mostly the cause of all: while this rank handled it, it did not take part in what the others were doing.
+    """
+    chain = list(_chain(error))
+    first = max((number for number, link in enumerate(chain) if _is_echo(link)), default=len(chain))
+    return next((link for link in chain[first + 1 :] if not isinstance(link, _NO_FAILURES)), None)
+
+
+def what_followed(error: BaseException) -> str:
+    """In words, the call in which a rank met the first echo, and the line of the user's code."""
+    for link in reversed([link for link in _chain(error) if _is_echo(link)]):
+        frames = traceback.extract_tb(link.__traceback__)
+        users = [number for number, frame in enumerate(frames) if owner(frame.filename) == "user"]
+        if users:
+            inner = [frame.name for frame in frames[users[-1] + 1 :] if frame.name != "wrapper"]  # PyTorch's logger of calls
+            at = f"{frames[users[-1]].filename}:{frames[users[-1]].lineno}"
+            verb = "called" if isinstance(link, AbandonedError) else "waited in"
+            return f"{verb} {inner[0]}, at {at}" if inner else f"failed at {at}"
+    return "waited"
+
+
+def message_of(error: object) -> str:
+    """The message of an exception, whatever the user's class does."""
+    try:
+        return str(error)
+    except Exception:
+        return "(its message could not be made)"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception, and those from which or during whose handling it was raised, as tracebacks show them: the oldest last."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _is_echo(error: BaseException) -> bool:
+    if {kind.__name__ for kind in type(error).__mro__} & _TYPES:
+        return True
+    return isinstance(error, RuntimeError) and any(text in message_of(error) for text in _TEXTS)
