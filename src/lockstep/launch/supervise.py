@@ -12,7 +12,6 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from lockstep import stopping
 from lockstep.errors import LaunchError
 from lockstep.launch import ending, failures, restarts
 from lockstep.launch.causes import Causes
@@ -270,7 +269,8 @@ class _Watch:
         failure = told.failure
         if failure is None and is_ending and status in (-signal.SIGINT, -signal.SIGKILL, 128 + signal.SIGINT, 1):
             return  # by our own signal (as a program reports it, a shell, or Python that was interrupted as it exited)
-        if failure is not None and is_ending and failure.kind == "KeyboardInterrupt":
+        if failure is not None and failure.kind == "KeyboardInterrupt" and (is_ending or self._is_interrupted):
+            self._on(Event.ASKED_TO_END)  # if it was not yet, or no longer, in a loop that is saved: so are all
             return
         failure = failure or failures.from_status(rank, status, self._spec.private_dir, end=told.end)
         self.failures[rank] = self._explained(failure)
@@ -314,16 +314,20 @@ class _Watch:
         elif not self._forward():
             self._on(Event.ASKED_TO_END)
 
+    @property
+    def _is_interrupted(self) -> bool:
+        return self._interrupts.received[:1] == [signal.SIGINT]
+
     def _saves_itself(self) -> bool:
         """Whether all workers save the run when they are sent the received signal."""
         number, pids = self._interrupts.received[0], self._pids
         for rank in pids:
             self._receivers[rank].read_file()
         return (
-            number in stopping.SIGNALS
+            self._interrupts.may_save
             and len(pids) == len(self._asked)
             and not self._to_start
-            and all(self._receivers[rank].told.is_watching and catches(pid, number) for rank, pid in pids.items())
+            and all(number in self._receivers[rank].told.watches and catches(pid, number) for rank, pid in pids.items())
         )
 
     def _forward(self) -> bool:
@@ -387,7 +391,7 @@ class _Watch:
         """The signal that asks a worker to end: SIGINT, on which ``finally`` blocks run; or the launcher's own, if the script
         handles it. (Not if its handler is lockstep's: by now the run cannot save itself any more.)"""
         asked = self._interrupts.received[:1]
-        is_handled = bool(asked) and not self._receivers[rank].told.is_watching and catches(pid, asked[0])
+        is_handled = bool(asked) and asked[0] not in self._receivers[rank].told.watches and catches(pid, asked[0])
         return asked[0] if is_handled else signal.SIGINT
 
     def _interrupt(self, rank: int, pid: int) -> None:
