@@ -306,15 +306,16 @@ def _end_at_once(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def end_stuck(report: str, how: str, status: int) -> None:
+def end_stuck(report: str, how: str, status: int, *, speaks: bool) -> None:
     """End this process, whose step cannot be finished, from another thread than the main one, which waits in C code.
 
     Args:
         report: which ranks wait for which others.
         how: why the run ends, and what was saved.
         status: the exit status.
+        speaks: whether this process is the one that reports it, if there is no launcher.
     """
-    if _launcher is None or not _launcher.stuck(report, how, status):
+    if (_launcher is None or not _launcher.stuck(report, how, status)) and speaks:
         say(f"error: {report}\n\n{how}")
     _kill_children()
     os._exit(status)

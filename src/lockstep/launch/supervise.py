@@ -118,8 +118,8 @@ class _Watch:
         self._selector = selectors.DefaultSelector()
 
     def close(self) -> None:
-        self._watching.close()
         self._selector.close()
+        self._watching.close()
         for receiver in self._receivers.values():
             receiver.close()
 
@@ -152,6 +152,7 @@ class _Watch:
     def run(self) -> None:
         self._selector.register(self._server, selectors.EVENT_READ, self._on_server)
         self._selector.register(self._interrupts, selectors.EVENT_READ, self._on_interrupt)
+        self._selector.register(self._watching, selectors.EVENT_READ, self._on_deadlock)
         self._start_some()
         while self._asked:
             next_s = self._next_s()
@@ -288,9 +289,16 @@ class _Watch:
             echoes = [peer for peer, known in self.failures.items() if failures.lacked_peers(known)]
             return replace(failure, waited=self._watching.explain((*echoes, rank)))
         failure = self._causes.name(failure)
-        was_killed = failure.exit_status > 128 and not failure.text
+        was_killed = failure.exit_status > 128 and not failure.text and not failure.is_of_all
         last_seen = self._watching.last_seen(rank) if was_killed else ""
         return replace(failure, remark="\n\n".join(filter(None, (failure.remark, last_seen))))
+
+    def _on_deadlock(self) -> None:
+        self._selector.unregister(self._watching)
+        failure = self._watching.deadlock
+        if failure is not None and not self.failures and not self._state.was_cut_short:
+            self.failures[failure.rank] = failure
+            self._on(Event.FAILED)
 
     def _look_for_standstill(self, least_s: float) -> None:
         pids = self._pids

@@ -20,7 +20,7 @@ from lockstep.checkpoint.gathered import gather_full
 from lockstep.checkpoint.manifest import Manifest
 from lockstep.checkpoint.pace import Pace
 from lockstep.checkpoint.staging import Staging
-from lockstep.checkpoint.store import Store
+from lockstep.checkpoint.store import Store, step_of
 from lockstep.checkpoint.writer import Job, Writer, Written
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
@@ -229,7 +229,7 @@ class Saver(Listener):
 
     def _origin(self) -> dict[str, Any]:
         return {
-            "birth": self._birth.as_json(),
+            "birth": {**self._birth.as_json(), "script_seed": self._state.script_seed},
             "world_size": self._collectives.size,
             "versions": {"lockstep": version(), "torch": torch.__version__, "python": platform.python_version()},
         }
@@ -290,6 +290,13 @@ class Saver(Listener):
             f"next try is in {retry_s:.0f} s."
         )
         self._journal.write("checkpoint_failed", step=result.manifest.step, error=result.error)
+
+    def newest_written(self) -> int | None:
+        """The step of the newest complete checkpoint, after a short wait for what is being written; None: there is none. Local;
+        any thread may call it while training stands still."""
+        self._writer.wait(_LAST_WORDS_S)
+        newest = self._store.newest()
+        return None if newest is None else step_of(newest)
 
     def settle(self) -> bool:
         """Wait until nothing is being written; returns whether all ranks succeeded. Every rank must call it."""
