@@ -144,5 +144,5 @@ def interruption(outcome: Outcome) -> Interruption | None:
         return Interruption(status=128 + by, message=message + unsaved)
     if status == UNSAVED_STATUS:
         return Interruption(status=status, message=f"{message}, with status {status}: the run could not be saved")
-    saved = f"the run is saved. The same command resumes it: {shlex.join(['lockstep', *sys.argv[1:]])}"
+    saved = f"the run is saved, the same command resumes it: {shlex.join(['lockstep', *sys.argv[1:]])}"
     return Interruption(status=status, message=f"{message}, with status {status}: {saved}")
