@@ -26,11 +26,12 @@ from lockstep.data.assignment import ShardAssignment
 from lockstep.data.evaluated import EvaluatedLoaders
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.streams import Purpose, derive, draw_on, preserve_rng, reseed
+from lockstep.explain.loader_workers import LOADING
 from lockstep.explain.profiler import StepProfiler, profile_path
 from lockstep.explain.rank_reports import box_path
 from lockstep.explain.sampler import Sampler
 from lockstep.explain.slow_ranks import SlowRank, SlowRanks
-from lockstep.explain.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, AuditTimer, LoaderTimer, PartTimer, StepClock
+from lockstep.explain.step_clock import CHECKPOINT, LOGGING, SAVING, AuditTimer, LoaderTimer, PartTimer, StepClock
 from lockstep.explain.stuck import StuckWatch, limit_s
 from lockstep.interval import steps_of
 from lockstep.listener import Listener, Listeners
@@ -71,7 +72,7 @@ from lockstep.rundir.lock import RunLock
 from lockstep.startup.allotment import misfits
 from lockstep.startup.banner import chosen_shards, first_line, start_event
 from lockstep.startup.split import SplitRemarks
-from lockstep.stopping import StopWatch, say
+from lockstep.stopping import StopWatch, end_stuck, say
 from lockstep.sync.table import make_sync, promises_bits
 from lockstep.tuning.probe import measure
 from lockstep.tuning.session import Trained, open_session
@@ -193,7 +194,7 @@ class Parts:
             Unprepared(self.state, watched.trains, scales_loss=self.precision.scales_loss, speaks=warns),
             Unrepeatable(lambda: journey.is_in_epochs, speaks=warns),
             watched.strangers,
-            RawCollectives(default_group()) if promises_bits(config.strategy, shards_given=True) else None,
+            RawCollectives(default_group()) if promises_bits(config.strategy) else None,
             watch,
         ]
         active += [
@@ -282,8 +283,14 @@ class Parts:
                 box_path(self.context.run_dir, world.rank),
                 about,
                 self._doing,
-                lambda: limit_s(self.clock.step_s, self.clock.num_steps),
-                StuckWatch(self.context.run_dir, world.rank, lambda report: say(f"WARNING: {report}")).look,
+                StuckWatch(
+                    self.context.run_dir,
+                    world.rank,
+                    lambda is_asked: limit_s(self.clock.step_s, self.clock.num_steps, is_asked=is_asked),
+                    lambda: self.stop_watch.asked() is not None,
+                    lambda report: say(f"WARNING: {report}"),
+                    self._end_stuck,
+                ).look,
             )
         except OSError as error:
             say(f"WARNING: rank {world.rank} has no black box, so `lockstep stacks` cannot tell what it does: {error}")
@@ -304,6 +311,22 @@ class Parts:
             "split": self.clock.so_far,
             "pass": None if progress is None else progress.as_json(),
         }
+
+    def _end_stuck(self, report: str, speaks: bool, is_deadlock: bool) -> None:
+        """End this process, from another thread than the one that waits."""
+        newest, asked = self.saver.newest_written(), self.stop_watch.asked()
+        saved = "There is no checkpoint: the same command starts anew"
+        if newest is not None:
+            saved = f"The newest checkpoint is that of step {newest}, from which the same command resumes"
+        if asked is None or is_deadlock:
+            how, status = "deadlock: ranks that wait like this never go on, so the run was ended", 1
+        else:
+            step = self.phases.step + (0 if self.phases.in_step else 1)
+            how, status = (
+                f"{asked.name}: step {step} could not be finished, so the run was ended without saving it",
+                128 + asked,
+            )
+        end_stuck(report, f"{how}. {saved}", status, speaks=speaks)
 
     def _say_start(self) -> None:
         world, checkpoint = self.world, self.context.checkpoint
@@ -370,7 +393,7 @@ class Parts:
         """Mix the seed of a ``torch.manual_seed`` called after ``join`` into the run's seed. Every rank must call it.
 
         Raises:
-            MismatchError: the ranks gave different seeds.
+            MismatchError: the ranks gave different seeds, or the run has begun with another one.
         """
         if self._start_seed is None:
             return
@@ -378,7 +401,10 @@ class Parts:
         remedy = "Give torch.manual_seed() the same number on every rank: each shard has a random stream of its own anyway"
         compare_ranks("random seeds", [f"torch.manual_seed({seed})"], self.collectives, remedy)
         if seed != start_seed:
+            self.state.script_seed = seed
             self.phases.seed = derive(self.phases.seed, seed) >> 1
+        if self.restorer is not None:
+            self.restorer.check_seed(self.state.script_seed)
 
     def assignment(self, loader: int) -> ShardAssignment:
         """This process's shard assignment for the loader of this number."""

@@ -1,9 +1,9 @@
-"""Preemption by SIGTERM, or by SIGUSR1, which Slurm's ``--signal=USR1@120`` sends before the time limit.
+"""Preemption by SIGTERM, or by SIGUSR1, which Slurm's ``--signal=USR1@120`` sends before the time limit; and Ctrl-C.
 
 A training run does not end at once. It finishes a step on which its ranks agree, saves a checkpoint, and exits with
-``REQUEUE_STATUS``; the same command resumes it. A second signal ends it at once. ``StopWatch`` records the signal in a
-process, the ranks agree (``checkpoint.pace``), ``recovery.saving`` saves and raises ``Stopped``, and the launcher, which
-forwards the signal, waits for that (``launch.supervise``).
+``REQUEUE_STATUS``, or ``INTERRUPTED_STATUS`` after Ctrl-C; the same command resumes it. A second signal ends it at once.
+``StopWatch`` records the signal in a process, the ranks agree (``checkpoint.pace``), ``recovery.saving`` saves and raises
+``Stopped``, and the launcher, which forwards the signal, waits for that (``launch.supervise``).
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any, Protocol
 
 REQUEUE_STATUS = 75
 """The exit status of a run that was preempted and saved, and should be started again. It is EX_TEMPFAIL of ``sysexits.h``,
@@ -27,19 +29,31 @@ Job schedulers can act on it: Slurm (``RequeueExit=75`` in slurm.conf), LSF (``b
 ``until lockstep run train.py; do [ $? = 75 ] || break; done``.
 """
 
+INTERRUPTED_STATUS = 128 + signal.SIGINT
+"""The exit status of a run that was saved after Ctrl-C: nothing starts it again by itself."""
+
 UNSAVED_STATUS = 74
-"""The exit status of a preempted run whose checkpoint could not be written (EX_IOERR): it resumes from the one before."""
+"""The exit status of a run that was asked to stop, and whose checkpoint could not be written (EX_IOERR): it resumes from the
+one before."""
 
 AUDIT_STATUS = 76
 """The exit status of a run in which an audit has found a wrong result (EX_PROTOCOL of ``sysexits.h``: a machine gave what is
 not possible). Nothing was saved after it, and nothing starts it again."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals on which a run saves a checkpoint and exits."""
+"""Signals on which a run saves a checkpoint and exits. (On SIGINT, too, but only while steps would be lost.)"""
 
 SAME_S = 2.0
 """Seconds within which further signals count as the first one: Slurm may send it to every process of a job, launchers
 forward it, and some clusters send both kinds. Only a later one is a second signal."""
+
+_SAME_PRESS_S = 0.1
+"""The same for Ctrl-C, which a user may press twice in a second. (``timeout -s INT`` sends it twice in a row.)"""
+
+
+def is_same(number: int, after_s: float) -> bool:
+    """Whether a signal that comes so many seconds after another counts as the same request."""
+    return after_s <= (SAME_S if number in SIGNALS else _SAME_PRESS_S)
 
 
 def catches(pid: int, number: int) -> bool:
@@ -77,7 +91,12 @@ class Stopped(SystemExit):
     def __init__(self, status: int) -> None:
         super().__init__(status)
         self.status = status
-        """``REQUEUE_STATUS`` or ``UNSAVED_STATUS``."""
+        """``REQUEUE_STATUS``, ``INTERRUPTED_STATUS`` or ``UNSAVED_STATUS``."""
+
+
+class Interrupted(Stopped, KeyboardInterrupt):
+    """The same after Ctrl-C: a script that handles KeyboardInterrupt handles this, once the run is saved. (An uncaught
+    KeyboardInterrupt prints a traceback, an uncaught SystemExit does not.)"""
 
 
 class AuditFailed(SystemExit):
@@ -96,6 +115,19 @@ def ignore_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+class Launcher(Protocol):
+    """What a process that ``lockstep run`` has started tells it, and asks of it."""
+
+    def watches(self, numbers: Sequence[int]) -> None:
+        """From now on this process saves its run by itself on these signals, which are left to it."""
+
+    def is_ending(self) -> bool:
+        """Whether the launch is being ended: then SIGINT asks this process to end at once."""
+
+    def stuck(self, report: str, how: str, status: int) -> bool:
+        """This process ends, with this status, since its step cannot be finished. Returns whether the launcher reports it."""
+
+
 class StopWatch:
     """Records that this process was asked to stop, from ``begin`` to ``end``.
 
@@ -110,23 +142,59 @@ class StopWatch:
         self.received: signal.Signals | None = None
         """The first signal received."""
         self._speaks = speaks
-        self._watched: list[signal.Signals] = []
+        self._defaults: dict[int, Any] = {}
+        """Of the watched signals."""
         self._came_at = 0.0
         self._settled: int | None = None
+        self._early = _EarlySignals()
 
     def begin(self) -> None:
-        """Install the handlers. May be called again."""
+        """Watch SIGTERM and SIGUSR1. May be called again."""
+        if threading.current_thread() is threading.main_thread():
+            self._early.begin()
+            self._watch([number for number in SIGNALS if is_left_alone(number)])
+
+    def begin_interrupts(self) -> None:
+        """Watch SIGINT, too: from now on Ctrl-C would lose steps. May be called again, and outside the main thread.
+
+        In a notebook or an interactive session Ctrl-C stays Python's, and so does one that the script handles or ignores.
+        """
+        if (
+            self._defaults
+            and signal.SIGINT not in self._defaults
+            and threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            and not hasattr(sys, "ps1")
+        ):
+            self._early.forget()  # what came before was handled by Python
+            self._watch([signal.SIGINT])
+
+    def end_interrupts(self) -> None:
+        """The training loop is over, and saved: Ctrl-C is Python's again."""
+        if signal.SIGINT in self._defaults and self.received is None:
+            self._restore(signal.SIGINT)
+            self._tell()
+
+    def _watch(self, numbers: Sequence[signal.Signals]) -> None:
         global _active
+        for number in numbers:
+            self._defaults[number] = signal.getsignal(number)
+            signal.signal(number, self._note)
+        if numbers:
+            _active = self
+            self._tell()
+
+    def _tell(self) -> None:
+        if _launcher is not None:
+            _launcher.watches([int(number) for number in self._defaults])
+
+    def _restore(self, number: int) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in SIGNALS:
-            if is_left_alone(number):
-                signal.signal(number, self._note)
-                self._watched.append(number)
-        if self._watched and _active is not self:
-            _active = self
-            if _tell is not None:
-                _tell()
+        default = self._defaults.pop(number)
+        if signal.getsignal(number) == self._note:  # else the script has put another there meanwhile
+            # (Python itself would take its own handlers away before it has ended.)
+            signal.signal(number, default if self._settled is None else signal.SIG_IGN)
 
     def settle(self, status: int) -> None:
         """Set the exit status once all ranks have saved. A second signal still ends the process at once, but with this status:
@@ -138,32 +206,85 @@ class StopWatch:
         global _active
         if _active is self:
             _active = None
-        if threading.current_thread() is threading.main_thread():
-            for number in self._watched:
-                if signal.getsignal(number) == self._note:  # else the script has put another there meanwhile
-                    # (Python itself would take its own handlers away before it has ended.)
-                    signal.signal(number, signal.SIG_DFL if self._settled is None else signal.SIG_IGN)
-        self._watched.clear()
+        for number in list(self._defaults):
+            self._restore(number)
+        self._early.end()
 
     def say(self, number: signal.Signals, rank: int = 0) -> None:
         """Report that a rank has received a signal and what will happen, once, if this rank ``speaks``."""
-        if self._speaks:
-            self._speaks = False
-            receiver = f" by rank {rank}" if rank else ""
+        if not self._speaks:
+            return
+        self._speaks = False
+        receiver = f" by rank {rank}" if rank else ""
+        if number is signal.SIGINT:
+            say(f"Ctrl-C received{receiver}: the run is saved after this step, and ends; a second Ctrl-C ends it at once.")
+        else:
             say(
                 f"{number.name} received{receiver}: the run is saved after a step and ends with status {REQUEUE_STATUS} "
                 "(start the same command again to resume); a second signal ends it at once."
             )
 
+    def asked(self) -> signal.Signals | None:
+        """The signal on which this process is to stop, also while its main thread is in C code and cannot handle it. May be
+        called from any thread."""
+        return self.received or next((signal.Signals(each) for each in self._early.came() if each in self._defaults), None)
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
+        if number == signal.SIGINT and _launcher is not None and _launcher.is_ending():
+            signal.default_int_handler(number, frame)
         if self.received is None:
             self.received, self._came_at = signal.Signals(number), now
             self.say(self.received)
-        elif now - self._came_at > SAME_S:
+        elif not is_same(number, now - self._came_at):
             if self._settled is not None:
                 os._exit(self._settled)
+            if number == signal.SIGINT:
+                signal.signal(number, signal.default_int_handler)
+                signal.default_int_handler(number, frame)
             _end_at_once(number)
+
+
+class _EarlySignals:
+    """The signals of this process, known as soon as they arrive. Python calls a handler only between two instructions of the
+    main thread, which may wait for other ranks in C code."""
+
+    def __init__(self) -> None:
+        self._read_fd = self._write_fd = -1
+        self._came: list[int] = []
+
+    def begin(self) -> None:
+        """May be called again. Does nothing if the script has use for Python's one such descriptor itself."""
+        if self._read_fd >= 0:
+            return
+        self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        others = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        if others != -1:
+            signal.set_wakeup_fd(others)
+            self._close()
+
+    def came(self) -> list[int]:
+        """Their numbers, in order."""
+        if self._read_fd >= 0:
+            with contextlib.suppress(OSError):  # there is nothing, or the script has closed the descriptor
+                self._came += os.read(self._read_fd, 4096)
+        return self._came
+
+    def forget(self) -> None:
+        """Forget those that came up to now."""
+        self.came().clear()
+
+    def end(self) -> None:
+        """May be called again. Descriptors that a script has closed may be others' by now, so these stay open."""
+        if self._read_fd >= 0 and threading.current_thread() is threading.main_thread():
+            ours = signal.set_wakeup_fd(-1)
+            if ours not in (-1, self._write_fd):
+                signal.set_wakeup_fd(ours)
+
+    def _close(self) -> None:
+        os.close(self._read_fd)
+        os.close(self._write_fd)
+        self._read_fd = self._write_fd = -1
 
 
 def say(words: str) -> None:
@@ -172,28 +293,52 @@ def say(words: str) -> None:
         os.write(2, f"lockstep: {words}\n".encode())
 
 
-def _end_at_once(number: int) -> None:
-    """End this process as if the signal were not handled."""
+def _kill_children() -> None:
     for child in multiprocessing.active_children():
         if child.daemon:  # loader workers, which would notice only after seconds
             child.kill()
+
+
+def _end_at_once(number: int) -> None:
+    """End this process as if the signal were not handled."""
+    _kill_children()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
+def end_stuck(report: str, how: str, status: int, *, speaks: bool) -> None:
+    """End this process, whose step cannot be finished, from another thread than the main one, which waits in C code.
+
+    Args:
+        report: which ranks wait for which others.
+        how: why the run ends, and what was saved.
+        status: the exit status.
+        speaks: whether this process is the one that reports it, if there is no launcher.
+    """
+    if (_launcher is None or not _launcher.stuck(report, how, status)) and speaks:
+        say(f"error: {report}\n\n{how}")
+    _kill_children()
+    os._exit(status)
+
+
 _active: StopWatch | None = None
-_tell: Callable[[], object] | None = None
+_launcher: Launcher | None = None
 
 
-def tell_when_watching(tell: Callable[[], object]) -> None:
-    """Have ``tell`` called when this process installs the handlers: its launcher then leaves stopping the run to it."""
-    global _tell
-    _tell = tell
+def under(launcher: Launcher) -> None:
+    """This process was started by a launcher of lockstep's."""
+    global _launcher
+    _launcher = launcher
+
+
+def is_launched() -> bool:
+    """Whether this process was started by a launcher of lockstep's."""
+    return _launcher is not None
 
 
 def _in_forked_process() -> None:
-    global _tell
-    _tell = None
+    global _launcher
+    _launcher = None
     if _active is not None:
         _active.end()
 
@@ -207,12 +352,13 @@ def leave_signals_to_parent() -> None:
     A SIGTERM from its parent still ends it, as PyTorch ends unresponsive workers. (Only a thread that waits for a signal learns
     its sender, so the signals are blocked, also in programs started from here.)
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    numbers = (signal.SIGINT, *SIGNALS)  # a terminal sends Ctrl-C to all of its processes
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     started_by = multiprocessing.parent_process()  # with a fork server, not the process that forked it
     parent = os.getppid() if started_by is None else started_by.pid
 
     def wait() -> None:
-        while signal.sigwaitinfo(SIGNALS).si_pid != parent:
+        while signal.sigwaitinfo(numbers).si_pid != parent:
             pass
         os._exit(0)
 

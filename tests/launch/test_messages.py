@@ -30,14 +30,14 @@ def sender(receiver, tmp_path):
 
 
 def test_every_field_comes_as_it_was_sent(receiver, sender):
-    assert sender.send(is_watching=True)
+    assert sender.send(watches=[15, 10])
     sender.send(failure=FAILURE)
     sender.send(stopped_with=75)
     sender.send(end=End(time_s=2.5, how="it called sys.exit()"))
     assert receiver.read()
     assert receiver.told == Told(
         pid=os.getpid(),
-        is_watching=True,
+        watches=[15, 10],
         failure=FAILURE,
         stopped_with=75,
         end=End(time_s=2.5, how="it called sys.exit()"),
@@ -95,9 +95,9 @@ def test_what_ctrl_c_has_cut_off_does_not_spoil_what_follows(receiver, sender):
 )
 def test_what_is_no_message_is_left_out(receiver, sender, line):
     os.write(receiver.worker_fd, f"{line}\n".encode())
-    sender.send(is_watching=True)
+    sender.send(watches=[15, 10])
     receiver.read()
-    assert receiver.told == Told(pid=os.getpid(), is_watching=True)
+    assert receiver.told == Told(pid=os.getpid(), watches=[15, 10])
 
 
 @pytest.mark.parametrize("has_pipe", [True, False])
@@ -117,7 +117,7 @@ def test_a_launcher_that_is_gone_is_told_nothing_and_does_no_harm(tmp_path):
     gone = Receiver(str(tmp_path), 3)
     sender = Sender(gone.worker_fd, str(tmp_path), 3)
     gone.close()
-    assert not sender.send(is_watching=True)
+    assert not sender.send(watches=[15, 10])
     gone.handed_over()
     assert not list(tmp_path.iterdir())
 
@@ -125,10 +125,10 @@ def test_a_launcher_that_is_gone_is_told_nothing_and_does_no_harm(tmp_path):
 def test_a_file_of_the_script_that_has_the_pipes_number_by_now_is_not_written_to(receiver, sender, tmp_path):
     with (tmp_path / "file").open("wb") as file:
         os.dup2(file.fileno(), receiver.worker_fd)
-        assert sender.send(is_watching=True)
+        assert sender.send(watches=[15, 10])
     assert (tmp_path / "file").read_bytes() == b""
     receiver.read_file()
-    assert receiver.told.is_watching
+    assert receiver.told.watches
 
 
 def test_what_is_told_without_the_pipe_is_found_and_nothing_of_what_was_told_before_is_lost(receiver, sender):
@@ -136,17 +136,17 @@ def test_what_is_told_without_the_pipe_is_found_and_nothing_of_what_was_told_bef
     receiver.read_file()
     assert receiver.told == Told(pid=os.getpid())
     receiver.handed_over()
-    assert sender.send(is_watching=True)
+    assert sender.send(watches=[15, 10])
     assert sender.send(failure=FAILURE)
     receiver.read_file()
-    assert receiver.told == Told(pid=os.getpid(), is_watching=True, failure=FAILURE)
+    assert receiver.told == Told(pid=os.getpid(), watches=[15, 10], failure=FAILURE)
 
 
 def test_a_worker_with_neither_pipe_nor_directory_goes_on(tmp_path):
     with contextlib.closing(Receiver(str(tmp_path / "gone"), 3)) as receiver:
         sender = Sender(receiver.worker_fd, str(tmp_path / "gone"), 3)
         receiver.handed_over()
-        assert not sender.send(is_watching=True)
+        assert not sender.send(watches=[15, 10])
 
 
 # In workers.

@@ -292,13 +292,8 @@ def test_two_nodes_with_one_number_and_other_terms_are_sent_away_and_the_run_goe
 
 @pytest.mark.long
 @pytest.mark.parametrize("who", [0, 1])
-def test_ctrl_c_at_one_node_ends_all(numbered, who):
-    nodes = [numbered(TRAIN, rank, args=(50, 0.1)) for rank in (0, 1)]
-    until(lambda: "epoch 1/50" in nodes[0].out + nodes[0].err)
-    nodes[who].process.send_signal(signal.SIGINT)
-    assert nodes[who].wait() == 130
-    assert nodes[1 - who].wait() == 130
-    assert "stopped by signal 2 (Ctrl-C) on" in nodes[1 - who].err
+def test_ctrl_c_at_one_node_saves_the_run_on_all_nodes_and_it_goes_on(numbered, alone, hurry, tmp_path, who):
+    check_stopped_and_resumed(numbered, alone, hurry, tmp_path, signal.SIGINT, who=who, status=130)
 
 
 @pytest.mark.long
@@ -311,11 +306,11 @@ def test_sigusr1_to_one_launcher_saves_the_run_on_all_nodes_and_it_goes_on(numbe
     check_stopped_and_resumed(numbered, alone, hurry, tmp_path, signal.SIGUSR1, who=0)
 
 
-def check_stopped_and_resumed(numbered, alone, hurry, directory, number, who):
+def check_stopped_and_resumed(numbered, alone, hurry, directory, number, who, status=75):
     nodes = [numbered(TRAIN, rank, "--shards", "2", "--max-restarts", "1", args=(2, 0.3)) for rank in (0, 1)]
     until(lambda: len(read_steps(directory)) > 4)
     nodes[who].process.send_signal(number)
-    both(*nodes, 75)
+    both(*nodes, status)
     assert [each.err.count("the run is saved, the same command resumes it") for each in nodes] == [1, 1]
     for each in nodes:
         assert not re.search("failed|lost|new rendezvous|Error", each.err), each.err

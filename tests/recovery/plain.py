@@ -20,6 +20,7 @@ ASKED = {
     "batch": 8,
     "epochs": 3,
     "switch": "",
+    "script_seed": 0,  # set after join()
     "schedule": 1,
     "step_s": 0.0,
     "log": 0,
@@ -36,6 +37,8 @@ if ASKED["switch"] == "deterministic":
 
 team = lockstep.join()
 arm(team)
+if ASKED["script_seed"]:
+    torch.manual_seed(ASKED["script_seed"])
 model = network(ASKED["hidden"])
 optimizer = getattr(torch.optim, ASKED["optimizer"])(model.parameters(), lr=ASKED["lr"])
 schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)

@@ -24,6 +24,7 @@ DIFFERENCES = {
     "data set": (["samples=48"], {}, "loader 1 has `data set of length 48` now, and had `data set of length 40`", "data"),
     "global batch": (["batch=4"], {}, "has `batch_size=4, drop_last=False` now, and had `batch_size=8, drop_last=F", "data"),
     "seed": ([], {"seed": 7}, "seed is 7 now, and was 0 when the run in", ""),
+    "seed of the script's own": (["script_seed=7"], {}, "is torch.manual_seed(7) now, and was none", ""),
     "accumulate": ([], {"accumulate": 2}, "accumulate is 2 now, and was 1 when the run in", ""),
     "precision": ([], {"precision": "bf16-mixed"}, "precision is 'bf16-mixed' now, and was '32-true' when", "precision"),
     "shards": ([], {"shards": 3}, "shards is 3 now, and was 2 when the run in", "shards"),
@@ -52,6 +53,56 @@ def refused(lab, name, nproc):
 def test_a_difference_is_refused_and_named_and_the_run_stays_as_it_is(lab, interrupted, name):
     interrupted(lab.run_dir)
     refused(lab, name, nproc=2 if name in ("learning rate", "strategy", "seed") else 1)
+
+
+def test_a_seed_that_the_script_sets_after_join_is_the_runs_and_another_is_refused(lab, undisturbed):
+    fault = {"at": "step", "number": 8, "what": "kill", "first": 2}
+    assert lab.run(PLAIN, "step_s=0.02", "script_seed=7", fault=fault).status != 0
+    for other, was in (("8", "torch.manual_seed(7)"), ("0", "torch.manual_seed(7)")):
+        ended = lab.run(PLAIN, f"script_seed={other}")
+        assert ended.status == 1, ended
+        assert f"now, and was {was}" in ended.err, ended
+        assert "--fresh" in ended.err, ended
+    again = lab.run(PLAIN, "script_seed=7", nproc=2)
+    assert again.words == undisturbed(PLAIN, "script_seed=7"), again
+    assert again.words != undisturbed()
+
+
+GROWING = """
+    import os, torch, lockstep
+    from striking import arm, say_last_words, strike
+    from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+    class Growing(Sampler):
+        epoch = 0
+        def set_epoch(self, epoch): self.epoch = epoch
+        def __len__(self): return 4 + self.epoch
+        def __iter__(self): return iter([[i, i + 1] for i in range(len(self))])
+
+    team = lockstep.join()
+    arm(team)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(20, 1)), batch_sampler=Growing())
+    model, optimizer, loader = team.prepare(model, optimizer, loader)
+    for epoch in team.epochs(3):
+        for batch in loader:
+            for (x,) in batch.shards:
+                team.backward(model(x).square().mean())
+            optimizer.step(); optimizer.zero_grad()
+            strike(team)
+    say_last_words(team, model)
+"""
+
+
+def test_a_run_whose_passes_grow_resumes_from_its_own_checkpoint(lab):
+    whole = lab.run(GROWING, run_dir="whole")
+    assert whole.words["step"] == 4 + 5 + 6, whole
+    fault = {"at": "step", "number": 7, "what": "SIGTERM", "to": "me"}
+    assert lab.run(GROWING, fault=fault).status == 75
+    again = lab.run(GROWING, nproc=2)
+    assert again.words == whole.words, again
+    assert lab.resumes() == [7]
 
 
 def test_refused_again_and_again_a_run_goes_on_as_if_nothing_had_been(lab, interrupted, undisturbed):

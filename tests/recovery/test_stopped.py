@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1: the run ends its step, saves itself, and ends with a status that means "start me again".
+"""SIGTERM, SIGUSR1 and Ctrl-C: the run ends its step, saves itself, and ends with a status that tells which.
 
 See ``striking`` for how a signal is sent from inside of the process that trains.
 """
@@ -19,7 +19,7 @@ from laboratory import PLAIN, SETTINGS
 
 from lockstep.launch import supervise
 from lockstep.measure.events import read_events
-from lockstep.stopping import REQUEUE_STATUS, SAME_S, UNSAVED_STATUS
+from lockstep.stopping import INTERRUPTED_STATUS, REQUEUE_STATUS, SAME_S, UNSAVED_STATUS
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -34,8 +34,8 @@ def preemptions(run_dir):
 
 def check_stopped(lab, ended, number, ranks, told):
     """That it has saved itself, once, after one step; returns that step. ``ranks``: one of them has told the others."""
-    assert ended.status == REQUEUE_STATUS, told
-    assert ended.err.count("a second signal ends it at once") == 1, told
+    assert ended.status == (INTERRUPTED_STATUS if number == "SIGINT" else REQUEUE_STATUS), told
+    assert ended.err.count("ends it at once") == 1, told
     assert "Traceback" not in ended.err, told
     ((name, asked, step, saved),) = preemptions(lab.run_dir)
     assert (name, saved) == (number, True), told
@@ -55,6 +55,10 @@ def check_stopped(lab, ended, number, ranks, told):
         ("SIGUSR1", "me", 1, 2, "step", 4),
         ("SIGTERM", "me", 0, 1, "step", 8),
         ("SIGUSR1", "tree", 0, 2, "start", 0),
+        ("SIGINT", "launcher", 0, 2, "step", 6),
+        ("SIGINT", "me", 0, 1, "step", 9),
+        pytest.param("SIGINT", "me", 1, 2, "step", 4, marks=pytest.mark.long),
+        pytest.param("SIGINT", "launcher", 0, 2, "tail", 10, marks=pytest.mark.long),
         pytest.param("SIGUSR1", "launcher", 0, 1, "step", 6, marks=pytest.mark.long),
         pytest.param("SIGTERM", "ranks", 1, 2, "step", 9, marks=pytest.mark.long),
         pytest.param("SIGTERM", "me", 1, 2, "tail", 5, marks=pytest.mark.long),
@@ -92,10 +96,11 @@ def test_a_script_that_closes_all_files_that_are_not_its_own_saves_itself_too(la
     assert lab.resumes() == [step]
 
 
-def test_a_signal_to_every_process_of_the_job_leaves_loader_workers_alone_until_the_run_is_saved(lab, undisturbed):
-    fault = {"at": "step", "number": 6, "rank": 1, "what": "SIGTERM", "to": "tree"}
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+def test_a_signal_to_every_process_of_the_job_leaves_loader_workers_alone_until_the_run_is_saved(lab, undisturbed, number):
+    fault = {"at": "step", "number": 6, "rank": 1, "what": number, "to": "tree"}
     ended = lab.run(PLAIN, "step_s=0.02", nproc=2, fault=fault, workers=2)
-    step = check_stopped(lab, ended, "SIGTERM", (0, 1), str(ended))
+    step = check_stopped(lab, ended, number, (0, 1), str(ended))
     again = lab.run(PLAIN, nproc=1, workers=1)
     assert again.words == undisturbed(), f"{ended}\n{again}"
     assert lab.resumes() == [step]
@@ -129,6 +134,55 @@ def test_a_run_that_comes_to_its_end_first_is_finished(lab, undisturbed):
     assert "the run is finished and need not be started again" in ended.err, ended
     assert not preemptions(lab.run_dir)
     assert next(reversed(list(read_events(lab.run_dir))))["event"] == "end"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"at": "start", "number": 0, "what": "SIGINT", "to": "launcher"},
+        {"at": "shard", "number": 1, "what": "SIGINT", "to": "me", "rank": 1},
+        {"at": "end", "number": NUM_STEPS, "what": "SIGINT", "to": "launcher"},
+    ],
+    ids=["before the loop", "in the first step", "after the loop"],
+)
+def test_ctrl_c_where_no_step_would_be_lost_ends_a_run_at_once(lab, undisturbed, fault):
+    source = PLAIN.read_text()
+    for place in ('(team, "start")', '(team, "end")'):
+        source = source.replace(f"strike{place}", f"strike{place}; FAULT and __import__('time').sleep(60)")
+    source = source.replace("import arm,", "import FAULT, arm,").replace("FAULT and", 'FAULT and FAULT["at"] != "shard" and')
+    source = source.replace("FAULT and FAULT", 'FAULT and FAULT["number"] == team.step and FAULT')
+    ended = lab.run(source, nproc=2, fault=fault)
+    assert ended.status == 130, ended
+    assert "is saved" not in ended.err, ended
+    assert not preemptions(lab.run_dir), ended
+    assert lab.names()[:1] == ([f"step-{NUM_STEPS:08d}"] if fault["at"] == "end" else []), ended
+    assert lab.run(source, nproc=1).words == undisturbed()
+
+
+def test_a_script_that_handles_ctrl_c_does_so_once_the_run_is_saved_and_all_ranks_after_the_same_step(lab, undisturbed):
+    source = PLAIN.read_text().replace("for _epoch in", "try:\n  for _epoch in", 1)
+    head, loop = source.split("  for _epoch in")
+    loop, tail = loop.split('strike(team, "end")')
+    caught = (
+        "except KeyboardInterrupt:\n    print('caught', team.all_gather_object(team.step), flush=True)\n    sys.exit(5)\n"
+    )
+    source = f"{head}  for _epoch in{loop.replace(chr(10), chr(10) + '  ').rstrip()}\n{caught}\n{tail}"
+    fault = {"at": "step", "number": 7, "what": "SIGINT", "to": "launcher"}
+    ended = lab.run(source, "step_s=0.02", nproc=2, fault=fault)
+    ((_, _, step, saved),) = preemptions(lab.run_dir)
+    assert saved
+    assert ended.out.count(f"caught [{step}, {step}]") == 2, ended
+    assert ended.status == 5, ended
+    assert lab.run(PLAIN, nproc=1).words == undisturbed()
+    assert lab.resumes() == [step]
+
+
+def test_a_handler_of_ctrl_c_of_the_scripts_own_is_left_alone(lab):
+    source = "import signal; signal.signal(signal.SIGINT, lambda *_: print('mine', flush=True))\n" + PLAIN.read_text()
+    fault = {"at": "step", "number": 7, "what": "SIGINT", "to": "me"}
+    ended = lab.run(source, fault=fault)
+    assert (ended.status, "mine" in ended.out) == (0, True), ended
+    assert not preemptions(lab.run_dir)
 
 
 def test_a_run_that_cannot_be_saved_says_so_with_another_status(lab, undisturbed):
@@ -185,6 +239,19 @@ def test_a_second_signal_ends_it_at_once(lab):
     assert not preemptions(lab.run_dir)
 
 
+@pytest.mark.long
+def test_a_second_ctrl_c_ends_it_at_once(lab):
+    launcher = lab.start(PLAIN, "pause=7", nproc=2)
+    lab.until(lambda: all((lab.directory / f"paused-{rank}").exists() for rank in (0, 1)))
+    launcher.send_signal(signal.SIGINT)
+    assert any("Ctrl-C received" in line for line in launcher.stderr)
+    time.sleep(0.3)  # `timeout -s INT` sends it twice in a row, which counts once
+    launcher.send_signal(signal.SIGINT)
+    _, err = launcher.communicate(timeout=20)
+    assert launcher.returncode == 130, err
+    assert not preemptions(lab.run_dir)
+
+
 @contextlib.contextmanager
 def started(lab, nursery, *command, **settings):
     """Another launcher than ``lockstep run``, or none, with all that it starts in a session of its own."""
@@ -208,14 +275,20 @@ def started(lab, nursery, *command, **settings):
 
 
 @pytest.mark.long
-def test_a_process_alone_saves_itself(lab, nursery, undisturbed):
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGTERM, REQUEUE_STATUS), (signal.SIGINT, INTERRUPTED_STATUS)],
+    ids=["SIGTERM", "SIGINT"],
+)
+def test_a_process_alone_saves_itself(lab, nursery, undisturbed, number, status):
     with started(lab, nursery, workers=1) as process:
         lab.until((lab.directory / "paused-0").exists)
-        os.killpg(process.pid, signal.SIGTERM)
+        os.killpg(process.pid, number)
         (lab.directory / "enough").touch()
         _, err = process.communicate(timeout=100)
-    assert process.returncode == REQUEUE_STATUS, err
-    assert preemptions(lab.run_dir) == [("SIGTERM", 0, 7, True)]
+    assert process.returncode == status, err
+    assert "Traceback" not in err, err
+    assert preemptions(lab.run_dir) == [(number.name, 0, 7, True)]
     (lab.directory / "enough").unlink()
     (lab.directory / "paused-0").unlink()
     lab.started.clear()

@@ -8,7 +8,8 @@
 ``time_s``         when it was saved, in seconds since 1970
 ``finished``       whether the script had ended
 ``position``       the position in the script (see ``lockstep.recovery.position``)
-``birth``          the settings with which the run was created
+``birth``          the settings with which the run was created; ``script_seed``, that of a ``torch.manual_seed`` behind
+                   ``join()``
 ``numerics``       PyTorch's global settings that can change an answer
 ``world_size``     number of processes that wrote it
 ``versions``       of lockstep, torch and Python

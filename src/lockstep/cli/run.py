@@ -43,7 +43,8 @@ an error that would recur. A process that was suspended (kill -STOP) counts as f
 for half of --timeout.
 
 SIGTERM or SIGUSR1 to this command preempts a training run: it finishes its step, saves a checkpoint, and exits with
-status 75, "start me again" (74: the checkpoint could not be saved). A second signal ends it at once.
+status 75, "start me again" (74: the checkpoint could not be saved). Ctrl-C does the same, with status 130. A second signal
+ends it at once.
 
 Exit status: 0 on success; 2 if nothing was started; 74 or 75 as above; 76 if --audit found a wrong result; 130 after
 Ctrl-C; 143 after a SIGTERM if nothing was saved; else that of the first failure: the exit status of the script, 128 plus

@@ -70,6 +70,7 @@ class PreparedLoader:
         self.wrapped = batches
         """The user's loader."""
         self._source = choose_source(batches, assignment)
+        self._lines = self._source.describe()  # now: lengths may change with the epoch
         self._driver = driver
         self._device = None if device.type == "cpu" else device
         self._epoch = 0
@@ -149,8 +150,8 @@ class PreparedLoader:
         self._source = change(self._source)
 
     def describe(self) -> list[str]:
-        """Lines that must be the same on every rank."""
-        return self._source.describe()
+        """Lines about it as it was prepared, which must be the same on every rank and in every launch."""
+        return self._lines
 
     def __iter__(self) -> Iterator[Batch]:
         if not torch.is_grad_enabled():

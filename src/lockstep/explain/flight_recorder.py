@@ -34,6 +34,8 @@ class Collective:
     """As in ``Counts``."""
     began_s: float
     """Seconds since 1970."""
+    members: tuple[int, ...] = ()
+    """The ranks of the group, numbered as in the run; empty: unknown."""
 
     def __str__(self) -> str:
         return f"{self.name} number {self.number}{self._tensors}".lower()
@@ -127,4 +129,14 @@ def _collective(entry: dict[str, Any]) -> Collective:
         dtypes=tuple(map(str, entry["input_dtypes"][: _MOST_SHAPES + 1])),
         group=str(entry.get("pg_id", entry["process_group"][0])),
         began_s=int(entry["time_created_ns"]) / 1e9,
+        members=_members(entry["process_group"][0]),
     )
+
+
+def _members(name: str) -> tuple[int, ...]:
+    """The ranks of a process group, of which the recorder of Gloo's collectives knows nothing."""
+    try:
+        groups: Any = sys.modules["torch.distributed.distributed_c10d"]._world.pg_group_ranks
+        return next((tuple(ranks) for group, ranks in groups.items() if group.group_name == name), ())
+    except (AttributeError, KeyError, RuntimeError):  # RuntimeError: a group was created meanwhile
+        return ()

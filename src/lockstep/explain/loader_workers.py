@@ -16,6 +16,8 @@ from lockstep.explain.frames import Frame
 from lockstep.explain.process import ProcessFacts, facts_of
 from lockstep.explain.stack_request import can_answer, request_stack
 
+LOADING = "getting a batch from the loader"
+"""The activity, in a record, of a rank that does so at the beginning of a step."""
 _LOADER = "/torch/utils/data/dataloader.py"
 _WAITING = ("_try_get_data", "_get_data", "_shutdown_workers")
 _WORKER_ROOM = "/torch/utils/data/_utils/"
@@ -43,6 +45,14 @@ class LoaderWorker:
 def waits_for_loader(stack: Sequence[Sequence[Any]]) -> bool:
     """Whether a thread with this stack waits for loader workers."""
     return any(str(file).endswith(_LOADER) and name in _WAITING for file, _, name in stack)
+
+
+def is_loading(stack: Sequence[Sequence[Any]], doing: Mapping[str, Any]) -> bool:
+    """Whether a thread with this stack waits for its next batch, or makes it.
+
+    ``doing``: what else is known of it, as in its record.
+    """
+    return waits_for_loader(stack) or doing.get("activity") == LOADING
 
 
 def busy_workers(record: Mapping[str, Any]) -> list[LoaderWorker]:

@@ -27,10 +27,20 @@ def first_mismatch(records: Sequence[Mapping[str, Any]]) -> str | None:
         for number, what in record.get("recent") or ():
             by_number.setdefault(int(number), {}).setdefault(str(what), []).append(int(record["rank"]))
     for number, called in sorted(by_number.items()):
-        if len({what if (name := what.partition(" (")[0]) in _SAME_SHAPES else name for what in called}) > 1:
+        if len(set(map(_must_be_same, called))) > 1:
             which = sorted(called.items(), key=lambda entry: entry[1])
             return f"number {number} was {', '.join(f'{what} on {name_ranks(ranks)}' for what, ranks in which)}"
     return None
+
+
+def may_match(what: str, other: str) -> bool:
+    """Whether two calls, each described by name and tensors, may be the same collective's."""
+    return _must_be_same(what) == _must_be_same(other)
+
+
+def _must_be_same(what: str) -> str:
+    name = what.partition(" (")[0]
+    return what if name in _SAME_SHAPES else name
 
 
 def at_failure(

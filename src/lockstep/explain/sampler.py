@@ -11,7 +11,6 @@ forks, since Python warns of forking with threads.
 from __future__ import annotations
 
 import _thread
-import math
 import os
 import random
 import sys
@@ -26,6 +25,7 @@ from lockstep.explain.black_box import BlackBox, fits
 from lockstep.explain.flight_recorder import counts, read_recording
 from lockstep.explain.frames import Frame, own_package, stack_of
 from lockstep.explain.handled import handled_by
+from lockstep.explain.loader_workers import is_loading
 from lockstep.explain.process import io_bytes, own_memory
 from lockstep.explain.script_clock import ScriptClock
 from lockstep.explain.stack_request import StackResponder
@@ -38,7 +38,6 @@ _WAITS_AFTER_S = 1.0
 """A thread that has not moved for this long may be waiting in a collective."""
 _SUSPENDED_S = 5.0
 """A longer interval means that the whole launch was stopped for a while, or the machine was suspended."""
-_LEAST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _MOST_OF_ERROR = 6000
 """Characters of a traceback."""
 _FEWEST_WINDOWS, _FEWEST_FRAMES = 16, 10
@@ -79,9 +78,8 @@ class Sampler:
         about: fields of every record: ``rank``, ``world_size``, ``host``, ``pid``, ...
         doing: what the thread is doing, as far as that is known without its stack. Called from the sampler's thread, as are the
             next two.
-        limit_s: how long the thread may wait for other ranks, in seconds.
-        stuck: called when it has waited for longer, repeatedly until it returns True; None: that is not watched here, and
-            nothing is ever printed.
+        waits: called with the seconds for which the thread has waited for other ranks or loader workers, twice a second; None:
+            that is not watched here, and nothing is ever printed.
         clock: of a script that does not use lockstep.
     """
 
@@ -90,15 +88,13 @@ class Sampler:
         path: Path,
         about: Mapping[str, Any],
         doing: Callable[[], Mapping[str, Any]],
-        limit_s: Callable[[], float] = lambda: math.inf,
-        stuck: Callable[[], bool] | None = None,
+        waits: Callable[[float], None] | None = None,
         clock: ScriptClock | None = None,
     ) -> None:
         global _current
         if _current is not None:
             _current.hand_over(path)
-        self._limit_s = limit_s
-        self._stuck = stuck
+        self._waits = waits
         self._clock = clock
         self._doing = doing
         self._box = BlackBox(path, is_shared=about.get("num_nodes", 1) > 1)
@@ -119,11 +115,9 @@ class Sampler:
         self._recent: Sequence[tuple[int, str]] = ()
         self._recording_s = 0.0
         """When the flight recorder was last read."""
-        self._pause_s, self._next_s = _LEAST_PAUSE_S, 0.0
-        """The delay between two calls of ``stuck``, and when the next is due."""
         self._last: dict[str, Any] = {}
         self._error = ""
-        self._has_failed = stuck is None
+        self._has_failed = waits is None
         self._draw = random.Random()
         """Not the script's."""
         self._halted = threading.Event()
@@ -207,20 +201,14 @@ class Sampler:
                 say(f"WARNING: what this rank is doing cannot be recorded for `lockstep stacks`: {error}")
 
     def _watch(self) -> None:
-        """If this rank has waited for too long, call ``stuck``, at growing intervals."""
-        now = time.time()
-        if self._stuck is None or now < self._next_s or not waits_at(self._stack, self._collective):
-            return
-        if now - self._same_since_s > self._limit_s():
-            self._pause_s = math.inf if self._stuck() else min(2 * self._pause_s, _LONGEST_PAUSE_S)
-            self._next_s = now + self._pause_s
+        if self._waits is not None and (waits_at(self._stack, self._collective) or is_loading(self._stack, self._at)):
+            self._waits(time.time() - self._same_since_s)
 
     def _look(self, ended: str | None = None) -> None:
         now, done_bytes = time.time(), io_bytes()
         stack, at = stack_of(self._frame()), self._doing()
         if stack != self._stack or at != self._at:
             self._stack, self._at, self._same_since_s, self._collective, self._handled = stack, at, now, None, ""
-            self._pause_s, self._next_s = _LEAST_PAUSE_S, 0.0
         elif now - self._same_since_s >= _WAITS_AFTER_S and now - self._recording_s >= _WAITS_AFTER_S:
             recording, self._recording_s = read_recording(), now
             pending, self._recent = recording.pending, recording.recent

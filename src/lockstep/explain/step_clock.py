@@ -20,6 +20,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lockstep.explain.device_clock import DeviceClock
+from lockstep.explain.loader_workers import LOADING
 from lockstep.explain.slow_ranks import Row, busy_of
 from lockstep.explain.split import PARTS
 from lockstep.listener import Listener
@@ -28,7 +29,7 @@ from lockstep.plan.shards import MicroStep
 (DATA, COPY, FORWARD, BACKWARD, COMMUNICATION, WAITING, OPTIMIZER, LOGGING, CHECKPOINT, SCRIPT) = range(len(PARTS))
 _USUAL = 10
 """Steps in the running mean of a step's time."""
-LOADING, SAVING = "getting a batch from the loader", "saving a checkpoint"
+SAVING = "saving a checkpoint"
 _IN_SCRIPT, _IN_OPTIMIZER = "in the script's code", "in the optimizer"
 _BETWEEN_PASSES = "in the script's code between two passes"
 

@@ -6,14 +6,16 @@ waiting ranks reports. This takes no communication, which might hang as well.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lockstep.explain.deadlock import CERTAIN_S, deadlocked
 from lockstep.explain.frames import MOST_FRAMES, Frame, owner, users_location
-from lockstep.explain.loader_workers import waits_for_loader
+from lockstep.explain.loader_workers import is_loading, waits_for_loader
 from lockstep.explain.mismatch import SAME_CALLS, first_mismatch
 from lockstep.explain.rank_reports import RankReport, grouped, name_ranks, read_reports
 from lockstep.explain.sampler import is_communicating
@@ -21,6 +23,11 @@ from lockstep.explain.sampler import is_communicating
 LEAST_S = 10.0
 BUSY_S = 120.0
 """How long a rank that is working may keep the others waiting before that is reported."""
+_LEAST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+"""The delay between two looks of a rank that has waited for too long, until it knows for whom."""
+_ASKED_S = 3.0
+"""How long a rank that waits for too long, and is asked to stop, still waits."""
+_LATER_S = 2.0
 _STEPS = 5
 _FIRST_S = 60.0
 """The limit while the time of a step is unknown; the first steps, which compile and read most, take long."""
@@ -33,14 +40,17 @@ _TRANSFERS = ("recv", "send")
 _DEBUGGERS = ("pdb.py", "bdb.py", "/debugpy/", "/pydevd", "/IPython/")
 
 
-def limit_s(step_s: float, num_steps: int) -> float:
+def limit_s(step_s: float, num_steps: int, *, is_asked: bool = False) -> float:
     """How long ranks may wait for others before that is reported, in seconds.
 
     Args:
         step_s: the usual time of a step, in seconds.
         num_steps: taken in this launch.
+        is_asked: whether the run was asked to stop, so that no more of its first steps is lost than is done already.
     """
-    return max(LEAST_S, _STEPS * step_s) if num_steps >= _KNOWN_AFTER else _FIRST_S
+    if num_steps >= _KNOWN_AFTER:
+        return max(LEAST_S, _STEPS * step_s)
+    return LEAST_S if is_asked else _FIRST_S
 
 
 def limit_of_script_s(record: Mapping[str, Any]) -> float:
@@ -51,28 +61,76 @@ def limit_of_script_s(record: Mapping[str, Any]) -> float:
 
 
 class StuckWatch:
-    """What a rank does once it has waited for too long.
+    """What a rank does while it waits: it reports who waits for whom, and ends if it waits for what cannot come.
 
     Args:
         run_dir: of the run.
         rank: of this process.
+        limit_s: how long it may wait, in seconds, given whether it was asked to stop.
+        asked: whether this process was asked to stop.
         tell: called with the report, on the lowest of the waiting ranks.
+        end: called when this rank cannot finish its step, with the report, whether this rank is the one that tells it, and
+            whether it is a deadlock; else it was asked to stop. Does not return.
     """
 
-    def __init__(self, run_dir: Path, rank: int, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        rank: int,
+        limit_s: Callable[[bool], float],
+        asked: Callable[[], bool],
+        tell: Callable[[str], None],
+        end: Callable[[str, bool, bool], object],
+    ) -> None:
         self._run_dir = run_dir
         self._rank = rank
+        self._limit_s = limit_s
+        self._asked = asked
         self._tell = tell
+        self._end = end
+        self._still_s = math.inf
+        self._told = ""
+        """What was reported; empty: nothing yet."""
+        self._is_first = False
+        """Whether this rank is the one that reports it."""
+        self._pause_s = self._next_s = 0.0
+        self._dead_s = self._asked_s = math.inf
+        """For how long this rank had waited when it was first seen in a deadlock, and when it was asked to stop."""
 
-    def look(self) -> bool:
-        """Report who waits for whom. Returns whether that is settled: this rank has reported it, or another one does."""
+    def look(self, still_s: float) -> None:
+        """Called again and again while this rank waits, for other ranks or for loader workers.
+
+        ``still_s``: for how long it has waited.
+        """
+        if still_s < self._still_s:  # it has moved
+            self._told, self._pause_s, self._next_s = "", _LEAST_PAUSE_S, 0.0
+            self._dead_s = self._asked_s = math.inf
+        self._still_s = still_s
+        asked = self._asked()
+        if still_s > self._limit_s(asked) and still_s >= self._next_s:
+            self._report(still_s)
+        # The others follow: without them the first one would fail before it has told why.
+        later_s = 0.0 if self._is_first else _LATER_S
+        if still_s - self._dead_s >= CERTAIN_S + later_s:
+            self._end(self._told, self._is_first, True)
+        if asked and self._told:
+            self._asked_s = min(still_s, self._asked_s)
+            if still_s - self._asked_s >= _ASKED_S + later_s:
+                self._end(self._told, self._is_first, False)
+
+    def _report(self, still_s: float) -> None:
         reports = read_reports(self._run_dir, time.time())
-        text = who_waits(reports, str(self._run_dir))
-        if text is None:
-            return False
-        if min(report.rank for report in reports if report.is_waiting) == self._rank:
+        if (text := who_waits(reports, str(self._run_dir))) is None:
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._next_s, self._dead_s = still_s + self._pause_s, math.inf
+            return
+        self._is_first = min(report.rank for report in reports if report.is_waiting or _loads(report)) == self._rank
+        if not self._told and self._is_first:
             self._tell(text)
-        return True
+        self._told = text
+        is_dead = self._rank in deadlocked(reports)
+        self._dead_s = min(still_s, self._dead_s) if is_dead else math.inf
+        self._next_s = still_s + (CERTAIN_S if is_dead else math.inf)
 
 
 def who_waits(
@@ -89,25 +147,34 @@ def who_waits(
     reports = [replace(report, is_behind=_is_behind(report, reports)) for report in reports]
     waiting = [report for report in reports if report.is_waiting]
     missing = [report for report in reports if not report.is_waiting]
+    if not is_over and missing and all(map(_loads, reports)):
+        waiting, missing = missing, []  # for what their own loaders do not bring
     if not waiting or (not is_over and any(_is_debugged(report) for report in missing)):
         return None
     still_s = max(report.still_s for report in waiting)
     if is_over and still_s < _TIMED_OUT_S:
         return None  # something else has failed
-    if not missing:
-        lines = _mismatch(waiting)
+    verb = "waits" if len(waiting) == 1 else "wait"
+    if not missing and _loads(waiting[0]):
+        if still_s < BUSY_S and any(map(_loader_works, waiting)):
+            return None
+        lines = [
+            f"{_names(waiting)} {verb} for a batch of {'its' if len(waiting) == 1 else 'their'} own.",
+            *_details(waiting),
+        ]
+    elif not missing:
+        lines = _mismatch(waiting, is_certain=bool(deadlocked(waiting)))
         if not lines:
             return None
-    elif not is_over and still_s < BUSY_S and not any(_is_still(report, waiting) for report in missing):
+    elif (
+        not is_over
+        and still_s < BUSY_S
+        and not any(_is_still(report, waiting) for report in missing)
+        and not deadlocked(reports)
+    ):
         return None  # the missing ranks are working: rank 0 evaluates, say
     else:
-        verb = "waits" if len(waiting) == 1 else "wait"
-        lines = [f"{_names(waiting)} {verb} for {_names(missing)}."]
-        for group in grouped(missing):
-            hosts = ", ".join(sorted({str(report.record["host"]) for report in group}))
-            pid = f" (pid {group[0].record['pid']})" if len(group) == 1 else ""
-            lines.append(f"  {_names(group)} on {hosts}{pid}: {group[0].describe()}")
-            lines += [f"    {line}" for line in group[0].stack(short=True)]
+        lines = [f"{_names(waiting)} {verb} for {_names(missing)}.", *_details(missing)]
     if not is_over:
         whose = "the ranks of the machine that it is called on" if is_here else "all ranks"
         lines.append(f"`{f'lockstep stacks {run_dir}'.strip()}` shows {whose}, at any time.")
@@ -118,16 +185,50 @@ def _names(reports: Sequence[RankReport]) -> str:
     return name_ranks([report.rank for report in reports])
 
 
-def _mismatch(reports: Sequence[RankReport]) -> list[str]:
-    """Lines about ranks that all wait, because their calls do not belong together; none if there is no sign of that."""
+def _details(reports: Sequence[RankReport]) -> list[str]:
+    """What ranks do, and where."""
+    lines = []
+    for group in grouped(reports):
+        hosts = ", ".join(sorted({str(report.record["host"]) for report in group}))
+        pid = f" (pid {group[0].record['pid']})" if len(group) == 1 else ""
+        lines.append(f"  {_names(group)} on {hosts}{pid}: {group[0].describe()}")
+        lines += [f"    {line}" for line in group[0].stack(short=True)]
+    return lines
+
+
+def _loads(report: RankReport) -> bool:
+    """Whether a rank waits for nothing but its next batch."""
+    return (
+        report.state in ("running", "late") and not report.is_waiting and is_loading(report.frames, report.record["doing"])
+    )
+
+
+def _loader_works(report: RankReport) -> bool:
+    """Whether a rank that waits for its next batch does so with good reason, as far as can be seen."""
+    if waits_for_loader(report.frames):
+        return report.idle_s < LEAST_S or any(worker.facts.state == "R" for worker in report.loaders)
+    return min(report.idle_s, report.asleep_s) < LEAST_S
+
+
+def _mismatch(reports: Sequence[RankReport], *, is_certain: bool) -> list[str]:
+    """Lines about ranks that all wait, because their calls do not belong together; none if there is no sign of that.
+
+    ``is_certain``: whether they are in a deadlock.
+    """
     called: dict[str, list[RankReport]] = {}
+    groups = {collective.get("group") for report in reports if (collective := report.record["collective"]) is not None}
     for report in reports:
         collective = report.record["collective"]
-        if call := _transfer(report.frames) if collective is None else collective["text"]:
+        call = _transfer(report.frames) if collective is None else collective["text"]
+        if collective is not None and len(groups) > 1:
+            call = f"{call} of process group {collective.get('group')}"
+        if call is None and is_certain:
+            call = "the exchange of gradients"
+        if call:
             called.setdefault(call, []).append(report)
     transfers = [call for call in called if call in _TRANSFERS]
     first = first_mismatch([report.record for report in reports])
-    if len(called) < 2 and first is None and not transfers:
+    if len(called) < 2 and first is None and not transfers and not is_certain:
         return []
     lines = ["the ranks have called different collectives, and all of them wait."]
     if transfers:

@@ -196,7 +196,7 @@ def _agree(
                 "checkpoint": None if run.checkpoint is None else run.checkpoint.as_json(),
             }
             lock, is_new, notices = run.lock, run.is_new, [*run.notices, *_threads_notice(config, environment, run.birth)]
-            if environment.replay is None and environment.tune is None and not environment.is_trial:
+            if environment.replay is None and environment.tune is None and environment.trial is None:
                 notices += notices_of_reading(read_main(), resumes=config.checkpoint_every != "off")
         except LockstepError as error:
             opening = {"error": (type(error).__name__, str(error))}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,16 @@ from lockstep.checkpoint.manifest import Manifest
 from lockstep.checkpoint.store import Store
 from lockstep.config import RunConfig
 from lockstep.errors import CheckpointError, ConfigError
+from lockstep.measure.events import read_events
 from lockstep.plan.shards import block
 from lockstep.recovery.resuming import Checkpoint
 from lockstep.rundir.birth import Birth, Command, is_damaged, read_birth, reconcile, write_birth
-from lockstep.rundir.lock import PATIENCE_S, RunLock, last_job, last_launch
+from lockstep.rundir.lock import PATIENCE_S, RunLock, holder_of, last_job, last_launch
 from lockstep.rundir.names import default_run_dir, earlier_run_dirs, rename_old_run
 from lockstep.world import World
 
 _PARENT = Path("runs")
-_FINISHED, _INTERRUPTED = "finished", "interrupted"
+_FINISHED, _INTERRUPTED, _LOST = "finished", "interrupted", "lost"
 _AFTER_LOSS_S = 120.0
 
 
@@ -100,6 +102,7 @@ def open_run(launch: Launch) -> OpenRun:
         if launch.config.run_dir is not None:
             return _open_named(Path(launch.config.run_dir), launch)
         notices: list[str] = []
+        lost: list[Path] = []
         earlier = earlier_run_dirs(_PARENT, launch.command.script)
         if launch.is_named:
             for path in earlier:
@@ -109,9 +112,13 @@ def open_run(launch: Launch) -> OpenRun:
             state = None if launch.begins_anew(path) else _state_of(path, launch, notices)
             if state == _FINISHED:
                 break  # earlier interrupted runs were superseded by it
+            if state == _LOST:
+                lost.append(path)
             run = _try_resume(path, launch, notices) if state == _INTERRUPTED else None
             if run is not None:
                 return run
+        if lost:
+            _note(notices, f"{lost[0]} ended before its first checkpoint, so there is nothing to resume")
         path = default_run_dir(_PARENT, launch.command.script)
         lock = launch.lock(path)
         write_birth(path, launch.born_with, launch.command)
@@ -141,7 +148,7 @@ def _open_named(path: Path, launch: Launch) -> OpenRun:
             return OpenRun(run_dir=path, birth=launch.born_with, checkpoint=None, lock=lock, is_new=True, notices=notices)
         run = _resume(path, _reconcile(path, birth, launch), lock, notices)
         if run.checkpoint is None:
-            notices.append(f"run {path} has no checkpoint yet: it begins anew")
+            notices.append(f"run {path} ended before its first checkpoint, so there is nothing to resume: it begins anew")
         return run
     except BaseException:
         lock.release()
@@ -162,7 +169,7 @@ def _find_birth(path: Path, launch: Launch, notices: list[str]) -> Birth | None:
     store = Store(path)
     newest = store.newest_sound(notices.append) if store.newest() is not None else None
     if newest is not None:
-        birth = Birth(**newest[1].birth)
+        birth = Birth(**{each.name: newest[1].birth[each.name] for each in fields(Birth)})
         write_birth(path, birth, launch.command)
         notices.append(f"the run's birth.json was {'missing' if damage is None else 'damaged'}: restored from {newest[0]}")
         return birth
@@ -180,16 +187,18 @@ def _state_of(path: Path, launch: Launch, notices: list[str]) -> str | None:
     """The state of an earlier run of this command; None: it is of another command, or cannot be resumed."""
     store = Store(path)
     newest = store.newest()
-    if newest is None and not store.has_unfinished():
-        return None
+    is_saved = newest is not None or store.has_unfinished()
     try:
         contents = read_birth(path)
     except ConfigError as error:
-        _note(notices, f"{path} stays as it is: {error}")
+        if is_saved:
+            _note(notices, f"{path} stays as it is: {error}")
         return None
     command = launch.command
     if contents is None or not contents[1].is_like(command):
         return None
+    if not is_saved:
+        return None if holder_of(path) is not None or _has_ended(path) else _LOST
     if newest is not None and _is_finished(newest):
         return None if contents[1].differing(command) else _FINISHED
     differing = contents[1].differing(command, launch.config.allow)
@@ -201,6 +210,13 @@ def _state_of(path: Path, launch: Launch, notices: list[str]) -> str | None:
         )
         return None
     return _INTERRUPTED
+
+
+def _has_ended(path: Path) -> bool:
+    """Whether a script has come to its end in this run."""
+    with contextlib.suppress(FileNotFoundError):  # it was killed before it had a journal
+        return any(event["event"] == "end" for event in read_events(path))
+    return False
 
 
 def _given(command: Command, name: str) -> str:
@@ -223,7 +239,7 @@ def _try_resume(path: Path, launch: Launch, notices: list[str]) -> OpenRun | Non
         _note(notices, f"{path} stays as it is: {error}")
         return None
     try:
-        run = _resume(path, birth, lock, notices)
+        run = _resume(path, birth, lock, [])
     except BaseException:
         lock.release()
         raise

@@ -194,6 +194,18 @@ def from_status(rank: int, status: int, private_dir: str, *, end: End | None = N
     )
 
 
+def from_deadlock(rank: int, report: str, how: str, status: int = 1) -> Failure:
+    """The end of ranks that wait for each other, and can never continue.
+
+    Args:
+        rank: of one that waits.
+        report: which ranks wait for which others.
+        how: why the run ends, and what was saved.
+        status: the exit status of the launcher.
+    """
+    return Failure(rank=rank, kind="", message=how, is_of_all=True, waited=report, exit_status=status)
+
+
 def from_standstill(rank: int, pid: int, stopped_s: float) -> Failure:
     """A worker that was stopped for too long, so that the launcher kills it."""
     return Failure(

@@ -21,7 +21,7 @@ from lockstep.launch.private import private_directory
 from lockstep.launch.server import keep_server, take_server
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import Call, LaunchSpec
-from lockstep.stopping import SIGNALS, Stopped, is_left_alone
+from lockstep.stopping import INTERRUPTED_STATUS, SIGNALS, Stopped, is_left_alone
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ def launch(
         UsageError: ``fn`` cannot be pickled, or the calling script lacks ``if __name__ == "__main__":``.
         LaunchError: a process failed, and no restart was left; the message has the first failure in full. All
             processes have ended.
-        KeyboardInterrupt: Ctrl-C; all processes have ended.
+        KeyboardInterrupt: Ctrl-C; the run was saved if it was training, and all processes have ended.
         SystemExit: this process, or a worker, got SIGTERM or SIGUSR1, and the run was saved; the code is 75
             (``lockstep.stopping.REQUEUE_STATUS``). Signals that this process handles itself are left to it.
     """
@@ -93,11 +93,11 @@ def launch(
             server.warm()  # for the next call
         if outcome.failures:
             raise restarts.last_error(outcome.failures, outcome.spec, stopped_by=outcome.stopped_by)
-        if outcome.stopped_with is not None:
+        if outcome.stopped_with is not None and outcome.stopped_with != INTERRUPTED_STATUS:
             raise Stopped(outcome.stopped_with)
-        if outcome.stopped_by is None:
+        if outcome.stopped_by is None and outcome.stopped_with is None:
             return [_result(outcome.spec.private_dir, rank) for rank in range(count)]
-    if outcome.stopped_by is not signal.SIGINT:
+    if outcome.stopped_by not in (None, signal.SIGINT):
         signal.raise_signal(outcome.stopped_by)  # with its usual effect on this process
     raise KeyboardInterrupt
 

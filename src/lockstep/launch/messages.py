@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ class Told:
 
     pid: int | None = None
     """Its process id, sent first."""
-    is_watching: bool = False
-    """Whether it saves its run by itself when it is asked to stop: see ``lockstep.stopping``."""
+    watches: Sequence[int] = ()
+    """The signals on which it saves its run by itself: see ``lockstep.stopping``."""
     failure: Failure | None = None
     """The failure of its program. Its exit handlers have not run yet, and may hang."""
     stopped_with: int | None = None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +31,7 @@ from lockstep.launch.source import Source
 from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome
 from lockstep.launch.surroundings import check_surroundings
-from lockstep.stopping import REQUEUE_STATUS, say
+from lockstep.stopping import UNSAVED_STATUS, say
 from lockstep.world import read_secret
 
 
@@ -140,5 +142,7 @@ def interruption(outcome: Outcome) -> Interruption | None:
         assert by is not None
         unsaved = ". The run was NOT saved: it resumes from the checkpoint before" if outcome.was_cut_short else ""
         return Interruption(status=128 + by, message=message + unsaved)
-    saved = "the run is saved, the same command resumes it" if status == REQUEUE_STATUS else "the run could not be saved"
+    if status == UNSAVED_STATUS:
+        return Interruption(status=status, message=f"{message}, with status {status}: the run could not be saved")
+    saved = f"the run is saved, the same command resumes it: {shlex.join(['lockstep', *sys.argv[1:]])}"
     return Interruption(status=status, message=f"{message}, with status {status}: {saved}")

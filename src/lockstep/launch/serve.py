@@ -54,10 +54,13 @@ def main(control_fd: int, at_start: Collection[str] = ()) -> NoReturn:
     # Registered first, so that it runs last, also after the exit handlers of preloaded modules (multiprocessing waits for the
     # processes that a script has started; weakref and logging finalize).
     atexit.register(_leave)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits "ignored", and workers must not
     # Signals that ask a run to stop may be sent to every process of a job; they are for the launcher, which ends this one.
-    dispositions = {signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR1: signal.getsignal(signal.SIGUSR1)}
-    for number in SIGNALS:
+    dispositions: dict[signal.Signals, Any] = {
+        signal.SIGINT: signal.default_int_handler,  # a background job inherits "ignored", and workers must not
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGUSR1: signal.getsignal(signal.SIGUSR1),
+    }
+    for number in dispositions:
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=control_fd)
     die_with_parent()

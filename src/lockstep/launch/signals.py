@@ -20,12 +20,14 @@ class Interrupts:
     """A context in which the given signals are recorded in ``received``, and make ``fileno()`` readable.
 
     A signal that this process ignores (``nohup``, a background job) stays ignored. Outside the main thread, where Python can
-    set no handlers, no signal is caught. Signals that ask a run to stop count once if they follow each other closely: see
-    ``stopping.SAME_S``.
+    set no handlers, no signal is caught. Signals count once if they follow each other closely: see
+    ``stopping.is_same``.
     """
 
     def __init__(self, signals: Sequence[signal.Signals] = STOPPING) -> None:
         self.received: list[int] = []
+        self.may_save = True
+        """Whether a run may be saved before it ends. (Not once other machines are gone.)"""
         self._signals = signals
         self._previous: dict[signal.Signals, Any] = {}
         self._asked_at: float | None = None
@@ -73,11 +75,10 @@ class Interrupts:
                 self._note(number, None)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if number in stopping.SIGNALS:
-            now = time.monotonic()
-            if self._asked_at is not None and now - self._asked_at <= stopping.SAME_S:
-                return
-            self._asked_at = now
+        now = time.monotonic()
+        if self._asked_at is not None and stopping.is_same(number, now - self._asked_at):
+            return
+        self._asked_at = now
         self.received.append(number)
         if self._write_fd >= 0:
             with contextlib.suppress(BlockingIOError):

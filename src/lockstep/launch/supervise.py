@@ -12,7 +12,6 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from lockstep import stopping
 from lockstep.errors import LaunchError
 from lockstep.launch import ending, failures, restarts
 from lockstep.launch.causes import Causes
@@ -120,8 +119,8 @@ class _Watch:
         self._selector = selectors.DefaultSelector()
 
     def close(self) -> None:
-        self._watching.close()
         self._selector.close()
+        self._watching.close()
         for receiver in self._receivers.values():
             receiver.close()
 
@@ -154,6 +153,7 @@ class _Watch:
     def run(self) -> None:
         self._selector.register(self._server, selectors.EVENT_READ, self._on_server)
         self._selector.register(self._interrupts, selectors.EVENT_READ, self._on_interrupt)
+        self._selector.register(self._watching, selectors.EVENT_READ, self._on_deadlock)
         self._start_some()
         while self._asked:
             next_s = self._next_s()
@@ -273,7 +273,8 @@ class _Watch:
         failure = told.failure
         if failure is None and is_ending and status in (-signal.SIGINT, -signal.SIGKILL, 128 + signal.SIGINT, 1):
             return  # by our own signal (as a program reports it, a shell, or Python that was interrupted as it exited)
-        if failure is not None and is_ending and failure.kind == "KeyboardInterrupt":
+        if failure is not None and failure.kind == "KeyboardInterrupt" and (is_ending or self._is_interrupted):
+            self._on(Event.ASKED_TO_END)  # if it was not yet, or no longer, in a loop that is saved: so are all
             return
         if failure is None:
             replaced = self._replaced.get(rank, "")
@@ -295,9 +296,17 @@ class _Watch:
             echoes = [peer for peer, known in self.failures.items() if failures.lacked_peers(known)]
             return replace(failure, waited=self._watching.explain((*echoes, rank)))
         failure = self._causes.name(failure)
-        was_killed = self._receivers[rank].told.failure is None and failure.exit_status > 128 and not failure.text
+        has_told = self._receivers[rank].told.failure is not None
+        was_killed = not has_told and failure.exit_status > 128 and not failure.text and not failure.is_of_all
         last_seen = self._watching.last_seen(rank) if was_killed else ""
         return replace(failure, remark="\n\n".join(filter(None, (failure.remark, last_seen))))
+
+    def _on_deadlock(self) -> None:
+        self._selector.unregister(self._watching)
+        failure = self._watching.deadlock
+        if failure is not None and not self.failures and not self._state.was_cut_short:
+            self.failures[failure.rank] = failure
+            self._on(Event.FAILED)
 
     def _look_for_standstill(self, least_s: float) -> None:
         pids = self._pids
@@ -321,16 +330,20 @@ class _Watch:
         elif not self._forward():
             self._on(Event.ASKED_TO_END)
 
+    @property
+    def _is_interrupted(self) -> bool:
+        return self._interrupts.received[:1] == [signal.SIGINT]
+
     def _saves_itself(self) -> bool:
         """Whether all workers save the run when they are sent the received signal."""
         number, pids = self._interrupts.received[0], self._pids
         for rank in pids:
             self._receivers[rank].read_file()
         return (
-            number in stopping.SIGNALS
+            self._interrupts.may_save
             and len(pids) == len(self._asked)
             and not self._to_start
-            and all(self._receivers[rank].told.is_watching and catches(pid, number) for rank, pid in pids.items())
+            and all(number in self._receivers[rank].told.watches and catches(pid, number) for rank, pid in pids.items())
         )
 
     def _forward(self) -> bool:
@@ -394,7 +407,7 @@ class _Watch:
         """The signal that asks a worker to end: SIGINT, on which ``finally`` blocks run; or the launcher's own, if the script
         handles it. (Not if its handler is lockstep's: by now the run cannot save itself any more.)"""
         asked = self._interrupts.received[:1]
-        is_handled = bool(asked) and not self._receivers[rank].told.is_watching and catches(pid, asked[0])
+        is_handled = bool(asked) and asked[0] not in self._receivers[rank].told.watches and catches(pid, asked[0])
         return asked[0] if is_handled else signal.SIGINT
 
     def _interrupt(self, rank: int, pid: int) -> None:

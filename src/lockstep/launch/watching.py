@@ -53,14 +53,26 @@ class Watching:
         """Consecutive looks, up to now, at which the first launcher asked for reports."""
         self._sent: list[dict[str, Any]] = []
         self._slow: SlowScriptRanks | None = None
+        self.deadlock: Failure | None = None
+        """Why the launch must be ended: its ranks can never go on."""
+        self._dead_since: float | None = None
+        """When the ranks were first seen in a deadlock, in the time of ``time.monotonic``."""
+        self._read_fd, self._write_fd = os.pipe()
         self._closed = threading.Event()
         self._lock = threading.Lock()
         if world_size > 1:
             threading.Thread(target=self._run, name="lockstep-watch", daemon=True).start()
 
+    def fileno(self) -> int:
+        """For selectors: readable once ``deadlock`` is known."""
+        return self._read_fd
+
     def close(self) -> None:
         """Stop looking."""
-        self._closed.set()
+        with self._lock:
+            self._closed.set()
+            os.close(self._read_fd)
+            os.close(self._write_fd)
 
     def explain(self, echoes: Collection[int]) -> str:
         """Who waits for whom now; empty: nobody does, as far as can be seen.
@@ -150,13 +162,38 @@ class Watching:
         before, self._waited = self._waited, waited
         self._looks = self._looks + 1 if waited else 0
         if not waited:
-            self._told = ""
+            self._told, self._dead_since = "", None
         elif not self._told and set(waited) & set(before):
             is_early = not self._exchange.has_all_reports and self._looks < _MOST_LOOKS
             text = None if is_early else self._who_waits(self._reports(()), is_over=False)
             if text is not None and not self._closed.is_set():
                 self._told = text
                 say(f"WARNING: {text}")
+                self._look_for_deadlock()
+        elif self._told and (self._dead_since is not None or self._looks % _SELDOM == 0):
+            self._look_for_deadlock()
+
+    def _look_for_deadlock(self) -> None:
+        """End the launch if its ranks can never go on, and could not for some time."""
+        from lockstep.explain.deadlock import CERTAIN_S, deadlocked
+
+        now = time.monotonic()
+        # Other launchers send new reports only rarely.
+        certain_s = CERTAIN_S + (_SELDOM * _LOOK_S if self._on_nodes else 0.0)
+        if self._dead_since is not None and now - self._dead_since < certain_s:
+            return
+        reports = self._reports(())
+        if not (ranks := deadlocked(reports)):
+            self._dead_since = None
+        elif self._dead_since is None:
+            self._dead_since = now
+        elif self.deadlock is None:
+            report = self._who_waits(reports, is_over=False) or self._told
+            how = "deadlock: ranks that wait like this never go on, so the run was ended"
+            self.deadlock = failures.from_deadlock(min(ranks), report, how)
+            with self._lock:
+                if not self._closed.is_set():
+                    os.write(self._write_fd, b"!")
 
     def _requested_reports(self) -> list[dict[str, Any]]:
         """The reports for the first launcher. Once that has told the user, processes are asked for new ones only rarely."""

@@ -13,7 +13,7 @@ import runpy
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -28,7 +28,7 @@ from lockstep.launch.messages import Sender
 from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
 from lockstep.launch.variables import TorchVariables, apply_to_torch
 from lockstep.machine.cores import num_cores
-from lockstep.stopping import SIGNALS, AuditFailed, Stopped, tell_when_watching
+from lockstep.stopping import SIGNALS, AuditFailed, Stopped, under
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,26 @@ class Request:
     """Sends messages to the launcher."""
 
 
+class _LauncherAbove:
+    """This worker's launcher, for ``lockstep.stopping``."""
+
+    def __init__(self, request: Request, spec: LaunchSpec) -> None:
+        self._rank, self._sender, self._private_dir = request.rank, request.sender, spec.private_dir
+
+    def watches(self, numbers: Sequence[int]) -> None:
+        """See Launcher."""
+        self._sender.send(watches=list(numbers))
+
+    def is_ending(self) -> bool:
+        """See Launcher."""
+        return ending.is_over(self._private_dir)
+
+    def stuck(self, report: str, how: str, status: int) -> bool:
+        """See Launcher."""
+        failure = failures.from_deadlock(self._rank, report, how, status)
+        return self._sender.send(failure=failure)
+
+
 def run_worker(request: Request) -> int:
     """Run the program in this process, and return its exit status. ``SystemExit`` of the program is raised again."""
     spec: LaunchSpec | None = None
@@ -50,7 +70,7 @@ def run_worker(request: Request) -> int:
     sender = request.sender
     try:
         spec = _settle(request)
-        tell_when_watching(lambda: sender.send(is_watching=True))
+        under(_LauncherAbove(request, spec))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *SIGNALS})  # blocked before the fork
         program, local_rank = spec.program, spec.local_rank(request.rank)
         if isinstance(program, Script) and program.is_executable:

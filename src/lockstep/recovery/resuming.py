@@ -65,6 +65,19 @@ class Restorer:
     """Whether all state has been restored."""
     _changed_options: dict[int, list[str]] = field(default_factory=dict)
 
+    def check_seed(self, seed: int | None) -> None:
+        """Compare the seed that the script has set after ``join`` with the checkpoint's; None: it has set none.
+
+        Raises:
+            MismatchError: it differs, and with it all random streams.
+        """
+        birth = self.checkpoint.manifest.birth
+        if "script_seed" in birth and birth["script_seed"] != seed:
+            now, was = (
+                f"torch.manual_seed({each})" if each is not None else "none" for each in (seed, birth["script_seed"])
+            )
+            self._refuse(f"the seed that the script sets after join() is {now} now, and was {was}")
+
     def check_objects(self) -> None:
         """Compare the objects prepared so far with those of the checkpoint.
 

@@ -23,6 +23,8 @@ class RunState:
         """The objects given to ``team.prepare``, except loaders, and the run's own loss scaler."""
         self.loaders: list[PreparedLoader] = []
         self.registered: dict[str, Content] = {}
+        self.script_seed: int | None = None
+        """That of a ``torch.manual_seed`` called after ``join``; None: it was not called."""
         self.best: float | None = None
         """The best metric given to ``Team.best``."""
 

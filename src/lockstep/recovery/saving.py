@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import platform
+import shlex
 import signal
 import sys
 import threading
@@ -19,7 +20,7 @@ from lockstep.checkpoint.gathered import gather_full
 from lockstep.checkpoint.manifest import Manifest
 from lockstep.checkpoint.pace import Pace
 from lockstep.checkpoint.staging import Staging
-from lockstep.checkpoint.store import Store
+from lockstep.checkpoint.store import Store, step_of
 from lockstep.checkpoint.writer import Job, Writer, Written
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
@@ -32,7 +33,16 @@ from lockstep.recovery.position import Position
 from lockstep.recovery.run_state import RunState
 from lockstep.recovery.software import numerics, version
 from lockstep.rundir.birth import Birth
-from lockstep.stopping import REQUEUE_STATUS, UNSAVED_STATUS, Stopped, StopWatch, say
+from lockstep.stopping import (
+    INTERRUPTED_STATUS,
+    REQUEUE_STATUS,
+    UNSAVED_STATUS,
+    Interrupted,
+    Stopped,
+    StopWatch,
+    is_launched,
+    say,
+)
 
 _OF_ALL_RANKS = "Give a value that is the same on all ranks: a result of team.evaluate(), batch[name] or loader.averages"
 _FINAL_TRIES = 3
@@ -102,6 +112,7 @@ class Saver(Listener):
 
     def tick(self, step: int) -> None:
         """See Listener. Every rank must call it."""
+        self._stop_watch.begin_interrupts()
         if self._touching is None and not self._pace.is_off:
             self._rehearse()
         if self._writer.has_results:
@@ -167,16 +178,18 @@ class Saver(Listener):
         saved = step == 0 or self._save_for_good(position, step, epoch)  # at step 0 there is nothing to lose
         self._journal.write("preempted", step=step, signal=name.name, rank=signaled_rank, saved=saved)
         if self._is_main and saved:
-            say(f"run {self._store.run_dir} is saved after step {step}. The same command resumes it.")
+            command = "" if self._collectives.size > 1 or is_launched() else f": {shlex.join(sys.orig_argv)}"
+            say(f"run {self._store.run_dir} is saved after step {step}. The same command resumes it{command or '.'}")
         elif self._is_main:
             newest = f"step {self._last_sound}" if self._last_sound else "the newest checkpoint, if there is one"
             say(
                 f"run {self._store.run_dir} could NOT be saved after step {step}, and ends with status {UNSAVED_STATUS}. When "
                 f"there is room, the same command resumes from {newest}."
             )
-        status = REQUEUE_STATUS if saved else UNSAVED_STATUS
+        is_interrupt = number == signal.SIGINT
+        status = (INTERRUPTED_STATUS if is_interrupt else REQUEUE_STATUS) if saved else UNSAVED_STATUS
         self._stop_watch.settle(status)
-        raise Stopped(status)
+        raise (Interrupted if is_interrupt else Stopped)(status)
 
     def _save_for_good(self, position: Position, step: int, epoch: int, *, finished: bool = False) -> bool:
         """Save the last checkpoint of this launch and wait for it; returns whether it was written. Every rank must call it."""
@@ -216,7 +229,7 @@ class Saver(Listener):
 
     def _origin(self) -> dict[str, Any]:
         return {
-            "birth": self._birth.as_json(),
+            "birth": {**self._birth.as_json(), "script_seed": self._state.script_seed},
             "world_size": self._collectives.size,
             "versions": {"lockstep": version(), "torch": torch.__version__, "python": platform.python_version()},
         }
@@ -278,6 +291,13 @@ class Saver(Listener):
         )
         self._journal.write("checkpoint_failed", step=result.manifest.step, error=result.error)
 
+    def newest_written(self) -> int | None:
+        """The step of the newest complete checkpoint, after a short wait for what is being written; None: there is none. Local;
+        any thread may call it while training stands still."""
+        self._writer.wait(_LAST_WORDS_S)
+        newest = self._store.newest()
+        return None if newest is None else step_of(newest)
+
     def settle(self) -> bool:
         """Wait until nothing is being written; returns whether all ranks succeeded. Every rank must call it."""
         well = True
@@ -298,7 +318,9 @@ class Saver(Listener):
         if self._pace.is_off or step == 0:
             return False
         self.save(position, step, epoch)
-        return self.settle()
+        is_saved = self.settle()
+        self._stop_watch.end_interrupts()
+        return is_saved
 
     def close(self, position: Position, step: int, epoch: int, *, failed: bool, is_saved: bool = False) -> None:
         """At the end of the script, save the last checkpoint. Unless the script failed, every rank must call it.

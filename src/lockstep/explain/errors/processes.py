@@ -100,7 +100,8 @@ def _worker_gone(match: re.Match[str], scene: Scene) -> str:
     matches = [hit for text in texts if (hit := re.search(r"killed by signal: ([^.]+)|with exit code (\d+)", text))]
     number, status = matches[0].groups() if matches else _end_of(scene.find("_try_get_data", "failed_workers"))
     code = int(status or 0) - 256 * (int(status or 0) > 127)  # sys.exit(-1) is status 255
-    by = f", by sys.exit({code}) or os._exit({code}) in what the data set or collate_fn calls, which should raise an error instead"
+    called = f"sys.exit({code}) or os._exit({code}) in what the data set or collate_fn calls"
+    by = f", by {called}, which should raise an error instead"
     ended = f"by a signal ({number})" if number else f"with status {status}{_ERROR_AT_START if status == '1' else by}"
     how = _ENDS.get(number or "", ended if number or status else "without a word")
     return (

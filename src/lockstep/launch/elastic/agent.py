@@ -130,7 +130,7 @@ class NodeAgent:
             pass  # a spare node: the others have finished the run
         finally:
             if self._workers is not None and self._workers.is_running:
-                self._workers.stop(signal.SIGINT, at_once=True)
+                self._workers.end(at_once=True)
                 self._workers.wait()
             self._in_round.close()
 
@@ -236,7 +236,7 @@ class NodeAgent:
         if why is None:
             return False
         if is_running:  # a node was lost or has failed: the others cannot continue
-            workers.stop(signal.SIGINT)
+            workers.end()
         order = round_.end()
         workers.wait()
         return self._settle(why, order)
@@ -334,7 +334,7 @@ class NodeAgent:
             raise error
         endpoint, host = self._connection.nodes.endpoint, self._connection.nodes.host
         reason = "does not answer any more" if error is not None else f"has not answered for {silence_s:.0f} s"
-        workers.stop(signal.SIGINT)
+        workers.end()
         workers.wait()
         causes = [failure for failure in workers.failures if failure.distance < 2]
         if causes:

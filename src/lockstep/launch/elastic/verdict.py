@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lockstep.launch import failures, restarts
 from lockstep.launch.elastic.round import Machine, Report
 from lockstep.launch.failures import Failure
-from lockstep.stopping import REQUEUE_STATUS
+from lockstep.stopping import INTERRUPTED_STATUS, REQUEUE_STATUS
 
 _RESUMES = (
     "The same command, again on all nodes, resumes from the newest checkpoint (of a script that calls lockstep.join())"
@@ -71,7 +71,7 @@ def judge(
         text, continues = f"stopped on {hosts or 'no machine, but by a signal to a process'}: all end", False
         if joins and not stopped:
             text, continues = "another node has come: all join a new rendezvous", True
-        elif is_elastic and stopped and stay and set(statuses) == {REQUEUE_STATUS}:
+        elif is_elastic and stopped and stay and set(statuses) <= {REQUEUE_STATUS, INTERRUPTED_STATUS}:
             text, continues = f"the run is saved, and {hosts} leaves: the others join a new rendezvous", True
         status = min(statuses)
         return Verdict(

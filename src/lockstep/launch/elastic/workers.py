@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 
@@ -68,6 +69,11 @@ class Workers:
             is_ending = True
         if at_once or not is_ending:
             self._interrupts.tell(number)
+
+    def end(self, *, at_once: bool = False) -> None:
+        """The same without saving the run, which is no longer possible."""
+        self._interrupts.may_save = False
+        self.stop(signal.SIGINT, at_once=at_once)
 
     def wait(self) -> None:
         """Wait until they have ended."""

@@ -1,0 +1,193 @@
+"""Which ranks can never go on, and that a run which waits for them ends."""
+
+import re
+import signal
+import textwrap
+import time
+
+import pytest
+
+from lockstep.explain.deadlock import deadlocked
+from lockstep.explain.rank_reports import RankReport
+
+pytestmark = pytest.mark.timeout(100)
+
+C10D = "/site-packages/torch/distributed/distributed_c10d.py"
+WAITING = [[C10D, 10, "all_reduce"], ["/home/me/train.py", 20, "<module>"]]
+WORKING = [["/home/me/train.py", 7, "evaluate"]]
+
+
+def rank(number, stack=WAITING, at=None, begun=None, state="running", size=2, since_s=30.0, recent=(), doing=None):
+    """A rank, ``at``: the group and number of the collective in which it waits."""
+    collective = None
+    if at is not None:
+        group, count, name = at
+        members = list(range(size))
+        collective = {"text": f"{name} number {count}", "number": count, "name": name, "group": group, "members": members}
+    record = {
+        "rank": number,
+        "world_size": size,
+        "time_s": 50.0,
+        "since_s": since_s,
+        "doing": doing or {"step": 5, "activity": "in the script", "num_done": 9},
+        "stack": stack,
+        "collective": collective,
+        "begun": begun or {},
+        "recent": recent,
+    }
+    return RankReport(record, state, 0.0)
+
+
+def in_group(number, group, count, begun, **more):
+    return rank(number, at=(group, count, "all_reduce"), begun=begun, **more)
+
+
+def test_ranks_that_wait_in_two_groups_for_each_other_never_go_on():
+    first, second = in_group(0, "1", 3, {"1": 3, "2": 2}), in_group(1, "2", 3, {"1": 2, "2": 3})
+    assert deadlocked([first, second]) == {0, 1}
+    assert deadlocked([in_group(0, "1", 1, {"1": 1}), in_group(1, "2", 1, {"2": 1})]) == {
+        0,
+        1,
+    }  # of which one is not begun yet
+
+
+def test_a_rank_that_waits_for_one_that_has_ended_never_goes_on():
+    waits = in_group(0, "0", 7, {"0": 7})
+    for state in ("finished", "gone"):
+        assert deadlocked([waits, rank(1, WORKING, begun={"0": 6}, state=state)]) == {0}
+    assert deadlocked([waits, rank(1, WORKING, begun={"0": 7}, state="finished")]) == set()  # it had no part in it any more
+
+
+def test_ranks_that_have_called_two_collectives_in_the_same_place_never_go_on():
+    one = rank(0, at=("0", 7, "barrier"), begun={"0": 7}, recent=[[7, "barrier"]])
+    other = rank(1, at=("0", 7, "all_reduce"), begun={"0": 7}, recent=[[7, "all_reduce"]])
+    assert deadlocked([one, other]) == {0, 1}
+
+
+def test_who_waits_for_a_rank_in_a_deadlock_is_in_one():
+    ranks = [
+        in_group(0, "1", 3, {"0": 9, "1": 3, "2": 2}, size=3),
+        in_group(1, "2", 3, {"0": 9, "1": 2, "2": 3}, size=3),
+        in_group(2, "0", 10, {"0": 10, "1": 3, "2": 3}, size=3),
+    ]
+    assert deadlocked(ranks) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("state", ["running", "late", "stopped", "replaced"])
+def test_a_rank_that_works_loads_is_stopped_or_silent_may_yet_go_on_and_so_may_all_that_wait_for_it(state):
+    others = [in_group(0, "0", 7, {"0": 7}, size=3), in_group(2, "0", 7, {"0": 7}, size=3)]
+    assert deadlocked([*others, rank(1, WORKING, begun={"0": 6}, state=state, size=3, since_s=0.0)]) == set()
+    pending = rank(1, WORKING, at=("1", 2, "all_reduce"), begun={"0": 6, "1": 2}, state=state, size=3, since_s=0.0)
+    assert deadlocked([*others, pending]) == set(), "one that has begun a collective in the background computes meanwhile"
+
+
+def test_ranks_on_their_way_through_one_collective_after_the_other_are_in_no_deadlock():
+    assert deadlocked([in_group(0, "0", 7, {"0": 7}), in_group(1, "0", 6, {"0": 6})]) == set(), (
+        "6 lacks nobody: a slow network"
+    )
+    assert deadlocked([in_group(0, "0", 7, {"0": 7}), in_group(1, "0", 7, {"0": 7})]) == set()
+
+
+def test_nothing_is_concluded_of_ranks_that_have_just_moved_nor_where_one_is_unknown():
+    assert deadlocked([in_group(0, "1", 3, {"1": 3, "2": 2}), in_group(1, "2", 3, {"1": 2, "2": 3}, since_s=45.0)]) == set()
+    assert deadlocked([in_group(0, "1", 3, {"1": 3, "2": 2}, size=3), in_group(1, "2", 3, {"1": 2}, size=3)]) == set()
+
+
+def test_all_in_recv_never_go_on_while_one_of_them_might_be_sent_to_by_a_rank_that_works():
+    receiving = [[C10D, 10, "recv"], ["/home/me/train.py", 30, "fetch"]]
+    assert deadlocked([rank(0, receiving), rank(1, receiving)]) == {0, 1}
+    assert deadlocked([rank(0, receiving), rank(1, WORKING)]) == set()
+
+
+BARRIER = """
+    import sys, time, torch, lockstep
+    team = lockstep.join(run_dir="run", shards=2)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.randn(240, 4), torch.randn(240, 1))
+    model, optimizer, loader = team.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=6))
+    for batch in loader:
+        for x, y in batch.shards:
+            team.backward((model(x) - y).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        if team.step == 12 and team.rank == 1:
+            {fault}
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["team.barrier()", "sys.exit(0)"])
+def test_a_run_in_a_deadlock_ends_with_the_report_as_its_error_and_the_checkpoint_stays(run_here, fault):
+    done = run_here(BARRIER.format(fault=fault), "--nproc", "2", "--checkpoint-every", "5")
+    assert done.returncode == 1
+    error = done.stderr[done.stderr.index("error: no progress") :]
+    assert "different collectives" in error
+    assert "deadlock" in error
+    assert re.search(r"checkpoint is that of step \d+", error)
+
+
+@pytest.mark.long
+def test_a_script_without_lockstep_in_a_deadlock_ends_too(run_here):
+    done = run_here(
+        """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        ones = torch.ones(1)
+        for step in range(100):
+            if step == 50 and dist.get_rank() == 0:
+                dist.barrier()
+            dist.all_reduce(ones)
+        """,
+        "--nproc",
+        "2",
+    )
+    assert done.returncode == 1
+    assert "deadlock" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_run_that_is_asked_to_stop_in_a_step_that_cannot_be_finished_ends_and_says_so(
+    start_launcher, tmp_path, monkeypatch, number
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(textwrap.dedent(BARRIER.format(fault="time.sleep(1000)")))
+    with (tmp_path / "errors").open("w") as errors:
+        launcher = start_launcher("--nproc", "2", "--checkpoint-every", "5", "train.py", stdout=errors, stderr=errors)
+    said = (tmp_path / "errors").read_text
+    deadline = time.monotonic() + 60
+    while "no progress" not in said():
+        assert time.monotonic() < deadline, said()
+        time.sleep(0.1)
+    launcher.send_signal(number)
+    assert launcher.wait(timeout=25) == 128 + number, said()  # it would be 600 s
+    assert re.search(r"step 13 could not be finished.* newest checkpoint is that of step \d+", said()), said()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [0, 1])
+def test_ranks_that_all_wait_for_ever_for_their_own_loaders_are_reported_with_the_line(
+    start_launcher, tmp_path, monkeypatch, workers
+):
+    monkeypatch.chdir(tmp_path)
+    script = BARRIER.format(fault="pass").replace("batch_size=6", f"batch_size=6, num_workers={workers}")
+    dataset = """
+    class Data(torch.utils.data.TensorDataset):
+        def __getitem__(self, index):
+            if index >= 90:
+                time.sleep(1000)
+            return super().__getitem__(index)
+    """
+    script = script.replace("torch.utils.data.TensorDataset(", "Data(").replace("    team = ", f"{dataset}\n    team = ", 1)
+    (tmp_path / "train.py").write_text(textwrap.dedent(script))
+    with (tmp_path / "errors").open("w") as errors:
+        launcher = start_launcher("--nproc", "2", "train.py", stdout=errors, stderr=errors)
+    said = (tmp_path / "errors").read_text
+    deadline = time.monotonic() + 60
+    while "time.sleep(1000)" not in said():
+        assert time.monotonic() < deadline, said()
+        time.sleep(0.1)
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(timeout=25) == 128 + signal.SIGTERM, said()
+    assert re.search(r"no progress for \d+ s: ranks 0 and 1 wait for a batch", said()), said()
