@@ -97,7 +97,8 @@ def test_a_run_directory_of_other_settings_is_refused(run_here, tmp_path):
     assert "seed is 7 now, and was 0 when the run in run was born" in done.stderr
 
 
-@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_loaders_worker_that_imports_a_script_without_main_guard_ends_the_run_at_once(run_here, method):
     script = f"""
         import torch, lockstep
@@ -128,7 +129,10 @@ UNPREPARED = """
     """
 
 
-@pytest.mark.parametrize("loader", ["torch.utils.data.DataLoader([torch.zeros(3)] * 8, 4)", "[[torch.zeros(3)]]", "[{}]"])
+LOADERS = ("torch.utils.data.DataLoader([torch.zeros(3)] * 8, 4)", "[[torch.zeros(3)]]", "[{}]")
+
+
+@pytest.mark.parametrize("loader", [LOADERS[0], *(pytest.param(loader, marks=pytest.mark.long) for loader in LOADERS[1:])])
 def test_the_batch_of_a_loader_that_was_not_prepared_is_told(run_here, loader):
     done = run_here(UNPREPARED.format(loader=loader))
     assert done.returncode == 1
