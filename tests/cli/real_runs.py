@@ -84,7 +84,7 @@ def _start(place, command):
 
 
 def _end(process):
-    process.send_signal(signal.SIGINT)  # the launcher ends its workers; SIGTERM would have it wait for the end of the step
+    process.send_signal(signal.SIGINT)  # the run saves itself, and ends
     try:
         process.wait(timeout=100)
     finally:
