@@ -52,7 +52,7 @@ def test_every_rank_is_told_what_cannot_work(standing_crew, nproc, script, kind,
 
 
 def test_sync_batchnorm_is_for_gpus(standing_crew):
-    told = standing_crew(2, bad_scripts.told, bad_scripts.sync_batchnorm, **QUICK)
+    told = standing_crew(2, bad_scripts.told, bad_scripts.sync_batchnorm, strategy="ddp", **QUICK)
     assert told == [("ModelError", "layer '1' is SyncBatchNorm, which works on GPUs only: use BatchNorm on the CPU")] * 2
 
 

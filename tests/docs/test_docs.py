@@ -204,7 +204,7 @@ def test_the_table_of_methods_has_commands():
 
 
 def test_the_documentation_shows_commands_at_all():
-    assert {"make demo", "lockstep run --nproc-per-node 2 examples/digits.py"} <= commands().keys()
+    assert {"make demo", "lockstep compare examples/digits.py"} <= commands().keys()
 
 
 def anchors(page):
