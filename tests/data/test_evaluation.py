@@ -185,7 +185,8 @@ def evaluate_in_part():
     }
     for kind, make in loaders.items():
         for name, loop in loops.items():
-            run((kind, name), make(48), loop)
+            if "workers" not in kind or name in ("first five", "some"):
+                run((kind, name), make(48), loop)
         run((kind, "none"), make(48), lambda e: itertools.islice(e, 0))
         run((kind, "few"), make(8), first_five)
     return found, drawn
@@ -194,11 +195,13 @@ def evaluate_in_part():
 def test_the_outer_loop_is_the_same_on_every_process_whatever_it_does(standing_crew):
     [(expected, drawn)] = standing_crew(1, evaluate_in_part, shards=4)
     for kind in ("plain", "workers", "stream", "stream, workers", "ready"):
-        assert expected[kind, "first five"]["mean"] == expected[kind, "sliced"]["mean"] == 9.5
-        assert expected[kind, "odd"]["mean"] == 25.5
-        assert expected[kind, "agreed"]["mean"] == 23.5
+        assert expected[kind, "first five"]["mean"] == 9.5
         assert expected[kind, "none"] == {}
         assert expected[kind, "few"]["mean"] == 3.5
+    for kind in ("plain", "stream", "ready"):
+        assert expected[kind, "sliced"]["mean"] == 9.5
+        assert expected[kind, "odd"]["mean"] == 25.5
+        assert expected[kind, "agreed"]["mean"] == 23.5
     for nproc in (2, 3, 4):
         assert standing_crew(nproc, evaluate_in_part, shards=4) == [(expected, drawn)] * nproc
 
@@ -206,11 +209,13 @@ def test_the_outer_loop_is_the_same_on_every_process_whatever_it_does(standing_c
 def call_inside(name):
     team = lockstep.join()
     model, other = team.prepare(nn.Linear(1, 1)), DataLoader(table(), 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     calls = {
         "all_reduce": lambda: team.all_reduce(torch.ones(1)),
         "evaluate": lambda: team.evaluate(model, other),
         "log": lambda: team.log(loss=1.0),
         "best": lambda: team.best(1.0),
+        "step": optimizer.step,
     }
     with team.evaluate(model, other) as evaluation:
         for batch in evaluation:
@@ -221,7 +226,7 @@ def call_inside(name):
     return True
 
 
-@pytest.mark.parametrize("name", ["all_reduce", "evaluate", "log", "best"])
+@pytest.mark.parametrize("name", ["all_reduce", "evaluate", "log", "best", "step"])
 def test_what_all_ranks_must_do_is_refused_inside_and_allowed_in_the_outer_loop(standing_crew, name):
     assert standing_crew(2, call_inside, name) == [True, True]
 

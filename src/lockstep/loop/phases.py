@@ -411,7 +411,7 @@ class Phases:
             if self.in_step and not self.in_phase:
                 self._watched.strangers.note(optimizer)
             return
-        if self._batch is not None or self.was_left:
+        if self._batch is not None or self.was_left or self.evaluated:
             self.check_outside(f"{name}.step()")
         if self._plan is None:
             return
