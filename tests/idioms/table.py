@@ -580,6 +580,13 @@ ROWS = [row for rows in TABLE.values() for row in rows]
 # What a reading of the script finds (`lockstep check`): codes by name, with a question mark if it is not certain. In all
 # others, nothing. LS1: another answer on another number of processes; LS2: starts anew on a resume; LS3: misuse.
 FOUND = {
+    "adversarial_model": "LS203",
+    "momentum_in_forward": "LS108",
+    "prefetched_by_a_thread": "LS203",
+    "backward_besides": "LS301",
+    "pgd_backward": "LS301",
+    "tensor_forgotten": "LS203",
+    "evaluation_unpacked": "LS306",
     "update_through_data": "LS203",
     "optimizer_in_backward": "LS302",
     "clip_by_history": "LS203",

@@ -41,6 +41,7 @@ def test_the_corpus_is_half_right_and_half_wrong():
     assert wrong >= 40
 
 
+@pytest.mark.long
 def test_each_idiom_has_the_findings_that_the_table_says():
     found = {row.name: codes(read_source((loops.SCRIPTS / f"{row.name}.py").read_text())) for row in ROWS}
     assert {name: what for name, what in found.items() if what} == FOUND

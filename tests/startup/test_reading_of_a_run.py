@@ -41,6 +41,7 @@ def lines(output):
     return [line for line in output.splitlines() if line.startswith("lockstep: ")]
 
 
+@pytest.mark.long
 def test_a_run_says_what_differs_and_what_starts_anew_and_again_when_it_resumes(python_here, tmp_path):
     script = tmp_path / "train.py"
     for stops in (True, False):
@@ -52,6 +53,7 @@ def test_a_run_says_what_differs_and_what_starts_anew_and_again_when_it_resumes(
         assert "team.state(best=" in carried
 
 
+@pytest.mark.long
 def test_a_run_that_is_not_saved_says_nothing_of_a_resume(python_here, tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT.format(every="'off'", stops=False))
     said = lines(python_here("train.py").stdout)
