@@ -192,6 +192,7 @@ TABLE = {
         Row("layer_drop", "LayerDrop", EQUAL),
         Row("stochastic_depth", "stochastic depth", EQUAL),
         Row("mixture_of_experts", "a mixture of experts", EQUAL),
+        Row("expert_loads", "expert biases that follow loads", EQUAL),
         Row("unused_parameters", "an unused layer", EQUAL),
         Row("checkpointing", "activation checkpointing", EQUAL),
         Row("checkpointing_reentrant", "activation checkpointing (`use_reentrant=True`)", EQUAL),
@@ -478,6 +479,7 @@ TABLE = {
         Row("summary_writer", "SummaryWriter on rank 0", EQUAL, heavy=True),
         Row("several_values", "values with weights of their own", EQUAL),
         Row("timing", "step times printed", EQUAL),
+        Row("class_counts", "class counts (logit adjustment)", EQUAL),
         Row("confusion_matrix", "a confusion matrix", EQUAL),
         Row(
             "summed_by_all_reduce",
@@ -535,6 +537,7 @@ TABLE = {
         Row("best_inside", "`team.best` inside", Refused("team.best() inside batch.shards")),
         Row("value_read_inside", '`batch["loss"]` read inside', Refused("batch['loss'] inside batch.shards")),
         Row("value_never_added", '`batch["accuracy"]` never added', Refused("no value of that name was added")),
+        Row("vector_not_declared", "a vector added without `reduction`", Refused("nor one value per sample")),
         Row("value_added_outside", "`batch.add` outside", Refused("batch.add(loss) outside of batch.shards")),
         Row("nested_shards", "nested `batch.shards`", Refused("another loop over batch.shards inside batch.shards")),
         Row("next_batch_inside", "the next batch taken inside", Refused("the next step inside batch.shards")),

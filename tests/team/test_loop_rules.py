@@ -118,6 +118,24 @@ def test_added_values_become_exact_means_over_the_global_batch_equal_to_the_bit(
     assert all(isinstance(value, float) for means, _ in told for step in means for value in step.values())
 
 
+def test_tensors_and_sums_are_combined_exactly_and_alike_for_every_number_of_processes(standing_crew):
+    told = [found for nproc in (1, 2, 3, 4) for found in standing_crew(nproc, team_scripts.add_tensors, 14, 6, shards=4)]
+    assert all(one == told[0] for one in told)
+    steps, averages = told[0]
+    assert [step["counts"] for step in steps] == [
+        ("torch.int64", "cpu", counts) for counts in ([2, 2, 2], [2, 2, 2], [1, 1, 0])
+    ]
+    assert [step["num"] for step in steps] == [("int", 6), ("int", 6), ("int", 2)]
+    assert [step["total"] for step in steps] == [("float", pytest.approx(total / 7)) for total in (15, 51, 25)]
+    weights, means, largest = (1.1, 5.1, 4.1, 5.1), (0.5, 2.5, 4.0, 5.0), (1.0, 3.0, 4.0, 5.0)
+    kind, device, shares = steps[0]["shares"]
+    expected = [sum(w * v for w, v in zip(weights, of, strict=True)) / sum(weights) for of in (means, largest)]
+    assert (kind, device, shares) == ("torch.float64", "cpu", pytest.approx([expected[0] / 3, expected[1] / 7], rel=1e-6))
+    assert [step.get("seldom") for step in steps] == [("int", 2**62 + 6), None, ("int", 2**61 + 2)]
+    assert [step.get("first") for step in steps] == [("torch.float64", "cpu", [[1.0, 0.0], [0.0, 1.0]]), None, None]
+    assert set(averages) == {"loss"}
+
+
 def _mean(rows, steps):
     weights = sum(weight for step, weight, _ in rows if step in steps)
     return float(sum(weight * value for step, weight, value in rows if step in steps) / weights)
