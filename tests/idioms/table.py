@@ -278,8 +278,7 @@ TABLE = {
             "queue_filled_inside",
             "a queue filled inside",
             Documented(
-                "It gets this process's samples only: fill it outside, from `team.all_gather_object(found)` (rank "
-                "order is shard order).",
+                "It gets this process's samples only: fill it outside, from `team.all_gather_rows(found)`.",
             ),
         ),
         Row("simclr", "SimCLR: contrast within a shard", EQUAL),
@@ -289,6 +288,7 @@ TABLE = {
             "embeddings gathered by `torch.distributed` in the loss",
             Refused("a collective of torch.distributed was called inside batch.shards"),
         ),
+        Row("siglip", "a sigmoid loss over the global batch (SigLIP)", EQUAL),
         Row("gathered_inside", "`team.all_gather` inside", Refused("all_gather inside batch.shards")),
         Row("triplets", "a triplet loss", EQUAL),
         Row("centre_loss", "center loss", EQUAL),
@@ -309,15 +309,17 @@ TABLE = {
             "loss_with_a_buffer",
             "an unprepared loss module with a buffer",
             Documented(
-                "Its buffers follow this process's shards: make it part of the model.",
+                "Its buffers follow this process's shards: give it to `team.prepare`, like the model.",
             ),
         ),
+        Row("loss_with_a_buffer_prepared", "a prepared loss module with a buffer", EQUAL),
         Row("loss_with_a_buffer_in_the_model", "a loss module in the model", EQUAL),
     ],
     "data": [
         Row("weighted_sampler", "WeightedRandomSampler", EQUAL),
         Row("weights_by_loss", "sampler weights that follow losses", EQUAL),
         Row("hard_examples", "hard example mining within a shard", EQUAL),
+        Row("table_filled_outside", "a table of targets by sample, filled outside", EQUAL),
         Row("hard_examples_of_all", "hard example mining, global", EQUAL),
         Row("batch_sampler", "a custom batch sampler", EQUAL),
         Row("bucketed_by_length", "length buckets", EQUAL),

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
 from lockstep.errors import ModelError, UsageError
-from lockstep.plan.shards import MicroStep, StepPlan, block
+from lockstep.plan.shards import MicroStep, StepPlan, block, num_filled
 from lockstep.plan.tree import Node, push, roots
 from lockstep.sync.bucket_sum import BucketSum
 from lockstep.sync.buckets import Bucket, keep_freed_memory, make_buckets
@@ -83,6 +83,7 @@ class ExactSync:
     ) -> None:
         self.replaced: dict[Parameter, Parameter] = {}
         self._block = block(rank, world_size, num_shards)
+        self._num_shards = num_shards
         self._exchange = Exchange(rank, between_hosts=between_hosts)
         self._on_gpus = {gpu: OrderedExchange(gpu) for gpu in gpus}
         self._roots = [roots(block(number, world_size, num_shards)) for number in range(world_size)]
@@ -133,7 +134,7 @@ class ExactSync:
 
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
         """See Sync."""
-        self.buffers.begin_step()
+        self.buffers.begin_step(num_filled(plan.sizes, self._num_shards))
         self._lay_out()
         self._history = self._histories.setdefault(phase, _History())
         self._num_phases += 1

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from lockstep.plan.shards import MicroStep, StepPlan
+from lockstep.plan.shards import MicroStep, StepPlan, num_filled
 from lockstep.sync.buffers import ShardBuffers, add_changes
 from lockstep.sync.gradients import Gradients, add_weighted
 from lockstep.sync.protocol import Outcome
@@ -52,7 +52,7 @@ class ShardedSync:
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
         """See Sync."""
         self._plan, self._phase = plan, phase
-        self.buffers.begin_step()
+        self.buffers.begin_step(num_filled(plan.sizes, self._num_shards))
 
     def begin_shard(self, micro: MicroStep) -> None:
         """See Sync."""
