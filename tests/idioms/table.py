@@ -225,6 +225,8 @@ TABLE = {
         Row("hooks_for_activations", "an activation penalty (forward hook)", EQUAL),
         Row("own_autograd_function", "custom autograd functions", EQUAL),
         Row("fake_quantisation", "quantization-aware training", EQUAL),
+        Row("counter_in_a_buffer", "a counter of samples in a buffer (a warning)", EQUAL),
+        Row("bank_in_a_buffer", "a memory bank in a buffer, written in the forward pass (a warning)", EQUAL),
         Row("input_statistics", "running input statistics", EQUAL),
         Row("vq_codebook", "a VQ-VAE's codebook", EQUAL),
         Row("growing_buffer", "a buffer that grows", Refused("the buffer 'seen' of Growing became")),

@@ -82,7 +82,7 @@ def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: b
         raise ModelError(f"the model is already in a {type(model).__name__}: prepare the plain model instead")
     if not any(True for _ in (*model.parameters(), *model.buffers())):
         raise ModelError(
-            f"{type(model).__name__} has no parameters and no buffers, so there is nothing to train, save or keep equal: use it "
+            f"{type(model).__name__} has no parameters and no buffers, so there is nothing to train or keep equal: use it "
             "as it is, and leave it out of prepare()"
         )
     for name, parameter in model.named_parameters():

@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from lockstep.errors import ModelError
+from lockstep.stopping import say
+from lockstep.sync.buffer_looks import Look, judge, look_at
 
 version: Callable[[Tensor], int] = operator.attrgetter("_version")
 """The number of in-place changes of a tensor. (PyTorch has no public name for it. Read twice a step from each parameter.)"""
 _MOST_COMPARED = 65536
 """Elements up to which a buffer is compared with its start value."""
+_WATCHED_PHASES = 8
+"""Phases in which a module's buffers are looked at, to warn where combining them loses something. Each sends more messages."""
 _LARGEST_BASE = 1e15
 """Differences are taken in float64: from this magnitude on they would have fewer digits than a float32."""
 
@@ -211,6 +216,12 @@ class ShardBuffers:
         self._made_late: list[_Slot] = []
         self._as_bits = False
         """Whether the phase has a single shard, whose buffers are sent as bits: adding a difference back would round."""
+        self._looks: dict[Look, None] = {}
+        """At the buffers of this process's shards in the phase."""
+        self._num_looks: dict[int, int] = {}
+        """For each module whose buffers have changed, the number of phases in which they were looked at."""
+        self._told: set[tuple[str, str]] = set()
+        """The kinds of modules and names of the buffers of which a loss was told."""
 
     def attach(self, model: nn.Module) -> None:
         """Add a model's buffers."""
@@ -230,20 +241,60 @@ class ShardBuffers:
         """Begin a phase with so many shards that are not empty. Accepts changes since the last one (by loading a checkpoint,
         say)."""
         self._as_bits = num_shards == 1
+        self._looks = {}
         for slot in self._changed_slots():
             slot.restart()
 
     @torch.no_grad()
-    def changes(self, fraction: float, *, is_lowest_shard: bool) -> dict[int, Tensor]:
-        """A shard's weighted changes, flat float64, by number of each changed module. Nothing is undone."""
-        as_bits = self._as_bits
-        return {
-            number: torch.cat(
-                [_pack(slot.weighted(fraction, is_lowest_shard=is_lowest_shard, as_bits=as_bits)) for slot in owner.slots]
-            )
-            for number, owner in enumerate(self._owners)
-            if owner.changed
-        }
+    def changes(self, fraction: float, *, is_lowest_shard: bool, num_samples: int = 0) -> dict[int, Tensor]:
+        """A shard's weighted changes, flat float64, by number of each changed module. Nothing is undone.
+
+        Args:
+            fraction: of the step's samples.
+            is_lowest_shard: whether the shard is the first.
+            num_samples: the shard's; 0 if it had several parts.
+        """
+        found = {}
+        for number, owner in enumerate(self._owners):
+            changed = owner.changed
+            if changed:
+                changes = [
+                    slot.weighted(fraction, is_lowest_shard=is_lowest_shard, as_bits=self._as_bits) for slot in owner.slots
+                ]
+                found[number] = torch.cat(list(map(_pack, changes)))
+            num_looks = self._num_looks.get(number, 0 if changed else _WATCHED_PHASES)
+            if num_looks < _WATCHED_PHASES and not owner.is_normalization and not self._as_bits:
+                looks = (look_at(number, i, slot.start, slot.tensor, num_samples) for i, slot in enumerate(owner.slots))
+                self._looks.update(dict.fromkeys(looks))
+        return found
+
+    def looks(self) -> Sequence[Look]:
+        """How this process's shards have changed buffers in the phase, for ``judge`` on every rank. Nearly always none."""
+        return list(self._looks)
+
+    def judge(self, unforeseen: Iterable[Hashable]) -> None:
+        """Warn where combining the shards' changes has lost something, once for each name.
+
+        Args:
+            unforeseen: the ``looks`` of all ranks among them, the same on every rank.
+        """
+        by_buffer: dict[tuple[int, int], list[Look]] = {}
+        for look in unforeseen:
+            if isinstance(look, Look):
+                by_buffer.setdefault((look.owner, look.slot), []).append(look)
+        for (owner, number), looks in sorted(by_buffer.items()):
+            slot = self._owners[owner].slots[number]
+            name = type(slot.module).__name__, slot.name
+            loss = judge(looks, is_averaged=slot.start.is_floating_point() or slot.start.is_complex())
+            if loss is not None and name not in self._told:
+                self._told.add(name)
+                if not dist.is_initialized() or dist.get_rank() == 0:
+                    say(
+                        f"WARNING: buffer {slot.name!r} of {name[0]} {loss}. (Every shard starts from the same buffers: "
+                        "docs/contract.md#buffers)"
+                    )
+        for owner in {owner for owner, _ in by_buffer}:
+            self._num_looks[owner] = self._num_looks.get(owner, 0) + 1
 
     def absent(self, number: int) -> Tensor:
         """The neutral element for a module's ``changes``, of the same shape."""

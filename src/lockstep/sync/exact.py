@@ -182,7 +182,8 @@ class ExactSync:
         if not micro.ends_shard:  # each part of a shard continues with the buffers of the part before
             return
         fraction = self._shard_samples / micro.step_samples
-        self._end_leaves(micro.shard, self.buffers.changes(fraction, is_lowest_shard=micro.shard == 0))
+        samples = self._shard_samples if micro.begins_shard else 0
+        self._end_leaves(micro.shard, self.buffers.changes(fraction, is_lowest_shard=micro.shard == 0, num_samples=samples))
         self.buffers.rewind()
 
     def _end_leaves(self, shard: int, changes: dict[int, Tensor]) -> None:
@@ -193,7 +194,7 @@ class ExactSync:
         self._next_shard = shard + 1
 
     def unforeseen(self) -> Sequence[Hashable]:
-        """See Sync: ``(call, bucket)`` of buckets with gradients, and numbers of modules whose buffers have changed."""
+        """See Sync: ``(call, bucket)`` of buckets with gradients, numbers of modules whose buffers have changed, and looks."""
         with torch.no_grad():
             for shard in range(self._next_shard, self._block.stop):  # shards without samples
                 self._end_leaves(shard, {})
@@ -202,7 +203,7 @@ class ExactSync:
                     self._start(call, index)
         owners = {owner for node in self._changes for owner in node.value}
         more: list[Hashable] = [key for key in sorted(self._sums) if key not in self._sent and self._sums[key].used]
-        return [*more, *sorted(owners - self._history.owners)]
+        return [*more, *sorted(owners - self._history.owners), *self.buffers.looks()]
 
     @torch.no_grad()
     def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
@@ -228,6 +229,7 @@ class ExactSync:
         for exchange in self._on_gpus.values():
             exchange.finish()
         self.buffers.apply(changes)
+        self.buffers.judge(outcome.unforeseen)
         for call, index in sorted(self._sent):
             total = outcome.totals[call] if call < len(outcome.totals) else None
             if total is not None:
