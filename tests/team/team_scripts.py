@@ -443,7 +443,7 @@ def misused(how):
         list(batch.shards)
 
 
-def states_of_shards(start):
+def states_of_shards(start, reset_after=None):
     """A state for each shard: what each shard saw of its own, by shard's first number."""
     with lockstep.join() as team:
         model, loader = team.prepare(linear(), DataLoader(numbers(24), 8))
@@ -454,6 +454,8 @@ def states_of_shards(start):
                 seen.append((team.step, inputs[0].item(), list(kept.value)))
                 kept.value.append(inputs[0].item())
                 team.backward(model(inputs).mean())
+            if team.step == reset_after:
+                kept.reset()
         return seen, start
 
 

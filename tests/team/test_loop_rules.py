@@ -210,6 +210,15 @@ def test_a_state_of_each_shard_begins_as_a_copy_and_is_its_own_on_every_process(
         assert all(start == [-1.0] for _, start in by_rank)
 
 
+@pytest.mark.parametrize("nproc", [1, 2, 3])
+def test_states_of_shards_start_over_when_they_are_reset(standing_crew, nproc):
+    by_rank = standing_crew(nproc, team_scripts.states_of_shards, [-1.0], 2, shards=4)
+    seen = {(step, first): kept for rows, _ in by_rank for step, first, kept in rows}
+    for first in range(0, 8, 2):
+        assert seen[2, 8.0 + first] == [-1.0, float(first)]
+        assert seen[3, 16.0 + first] == [-1.0]
+
+
 def test_one_shard_on_one_process_is_the_plain_loop_to_the_bit(standing_crew):
     plain, plain_norms = standing_crew(1, team_scripts.train_plainly)[0]
     ours, norms = standing_crew(1, team_scripts.train_to_the_end)[0]
