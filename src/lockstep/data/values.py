@@ -145,6 +145,18 @@ def add_up(name: str, parts: Iterable[Part], call: str) -> Total:
     return Total(kind, sum(values) if kind == COUNT else _sum(values), weight)
 
 
+def combine(parts: Iterable[tuple[str, Part]], call: str) -> dict[str, Total]:
+    """Combine what the shards have added, by name. ``parts``: names and parts, in shard (or batch) order.
+
+    Raises:
+        UsageError: those of a name are not of one kind or shape.
+    """
+    by_name: dict[str, list[Part]] = {}
+    for name, part in parts:
+        by_name.setdefault(name, []).append(part)
+    return {name: add_up(name, by_name[name], call) for name in sorted(by_name)}
+
+
 def _sum(numbers: list[float]) -> float:
     try:
         return math.fsum(numbers)

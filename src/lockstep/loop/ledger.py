@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives, all_gather_flat
-from lockstep.data.values import COUNT, Part, Total, add_up, check_weight, is_float, on_cpu, part_of, take
+from lockstep.data.values import COUNT, Part, Total, check_weight, combine, is_float, on_cpu, part_of, take
 from lockstep.errors import DataError, LossError, PeerError, UsageError
 from lockstep.plan.shards import MicroStep
 from lockstep.sync.protocol import Outcome, Sync
@@ -226,11 +226,8 @@ class Ledger:
             form.kinds = kinds if len(kinds) >= len(form.kinds) or kinds != form.kinds[: len(kinds)] else form.kinds
             form.names = form.names.union(*(peer.names for peer in pages))
         totals = [_total(pages, call, step) if kind == "weight" else None for call, kind in enumerate(kinds)]
-        parts: dict[str, list[Part]] = {}
-        for peer in pages:
-            for name, _, part in sorted(peer.parts(), key=operator.itemgetter(1)):  # in shard order
-                parts.setdefault(name, []).append(part)
-        values = {name: add_up(name, parts[name], "batch.add") for name in sorted(parts)}
+        in_order = (item for peer in pages for item in sorted(peer.parts(), key=operator.itemgetter(1)))
+        values = combine(((name, part) for name, _, part in in_order), "batch.add")
         unforeseen = dict.fromkeys(item for peer in pages for item in peer.unforeseen)
         return Outcome(totals, tuple(unforeseen)), values
 
