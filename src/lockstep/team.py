@@ -309,9 +309,10 @@ class Team(Collectives):
         over = EvaluationPass(source, key, collectives, self.device, self._phases, metrics, together=together)
         return Evaluation(models, over, self._evaluated)
 
-    def _evaluated(self, results: dict[str, float]) -> None:
+    def _evaluated(self, results: dict[str, Any]) -> None:
         if self._loop.is_replaying:
             return
+        results = {name: float(value) for name, value in results.items() if not isinstance(value, Tensor)}
         self._parts.journal.scalars("evaluate", self.epoch, self.step, results)
         self._parts.listeners.evaluated(self.step, results)
 

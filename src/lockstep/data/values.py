@@ -162,14 +162,3 @@ def _sum(numbers: list[float]) -> float:
         return math.fsum(numbers)
     except (OverflowError, ValueError):  # inf and -inf, or a sum beyond the largest float
         return sum(sorted(numbers))
-
-
-def mean_of(name: str, value: Any) -> Any:
-    """A number as a float, or the mean of a tensor of one value per sample: a float64 scalar on the tensor's device.
-
-    Raises:
-        ConfigError: the value is neither.
-    """
-    if isinstance(value, Tensor) or hasattr(value, "__array__"):
-        return torch.as_tensor(value).detach().double().mean()
-    return take(name, value, None, (), "add")[1]

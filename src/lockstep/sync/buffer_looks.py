@@ -42,6 +42,15 @@ class Look:
     digest: str
     """That of the buffer's new values, if they are new."""
 
+    def __str__(self) -> str:
+        return f"{self.owner} {self.slot} {self.trait.name} {self.digest}"
+
+    @classmethod
+    def parse(cls, text: str) -> Look:
+        """The look with this ``str()``, as which it is sent."""
+        owner, slot, trait, value = text.split(" ")
+        return cls(int(owner), int(slot), Trait[trait], value)
+
 
 def look_at(owner: int, slot: int, start: Tensor, after: Tensor, num_samples: int) -> Look:
     """Look at a buffer, of one shape and dtype, before and after a shard of ``num_samples`` samples (0: not known). Waits for a

@@ -268,9 +268,9 @@ class ShardBuffers:
                 self._looks.update(dict.fromkeys(looks))
         return found
 
-    def looks(self) -> Sequence[Look]:
+    def looks(self) -> Sequence[str]:
         """How this process's shards have changed buffers in the phase, for ``judge`` on every rank. Nearly always none."""
-        return list(self._looks)
+        return list(map(str, self._looks))
 
     def judge(self, unforeseen: Iterable[Hashable]) -> None:
         """Warn where combining the shards' changes has lost something, once for each name.
@@ -279,8 +279,9 @@ class ShardBuffers:
             unforeseen: the ``looks`` of all ranks among them, the same on every rank.
         """
         by_buffer: dict[tuple[int, int], list[Look]] = {}
-        for look in unforeseen:
-            if isinstance(look, Look):
+        for item in unforeseen:
+            if isinstance(item, str):
+                look = Look.parse(item)
                 by_buffer.setdefault((look.owner, look.slot), []).append(look)
         for (owner, number), looks in sorted(by_buffer.items()):
             slot = self._owners[owner].slots[number]
