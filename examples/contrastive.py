@@ -39,16 +39,12 @@ def contrast(embeddings, temperature=0.1):
 def pass_back(team, model, batch):
     """The backward pass of the whole batch's loss, which is returned."""
     with torch.no_grad():
-        mine = [embed(model, *halves) for halves in batch.shards]
-    ranks = team.all_gather_object(mine)  # in the order of the ranks, which is that of the shards
-    everyone = torch.cat([part.to(team.device) for parts in ranks for part in parts]).requires_grad_()
+        everyone, mine = team.all_gather_rows([embed(model, *halves) for halves in batch.shards])
+    everyone.requires_grad_()
     loss = contrast(everyone)
     (gradient,) = torch.autograd.grad(loss, everyone)
-    first = sum(len(part) for parts in ranks[: team.rank] for part in parts)
-    for halves in batch.shards:
-        found = embed(model, *halves)
-        team.backward((found * gradient[first : first + len(found)]).sum(), reduction="sum")
-        first += len(found)
+    for halves, own in zip(batch.shards, mine, strict=True):
+        team.backward((embed(model, *halves) * gradient[own]).sum(), reduction="sum")
     return loss.item()
 
 

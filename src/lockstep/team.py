@@ -22,6 +22,7 @@ from lockstep.parts import Parts
 from lockstep.prepare.model import unwrap
 from lockstep.prepare.per_shard import PerShard
 from lockstep.prepare.script_state import SavedValue, ScriptState
+from lockstep.prepare.watched import idle_in_replay
 from lockstep.stopping import say
 from lockstep.world import World
 
@@ -101,17 +102,17 @@ class Team(Collectives):
 
         Models are moved to ``team.device`` (with several devices per process they stay where the script has placed them) and
         receive rank 0's parameters and buffers; the returned model stands for the user's, with the same names, methods and
-        attributes. Optimizers, schedules and ``AveragedModel`` are returned themselves. A ``DataLoader``, or any iterable of
-        ready batches, becomes a loader that yields one ``Batch`` per step, holding this process's shards. Evaluation loaders
-        are not prepared: see ``evaluate``.
+        attributes. So does a loss module that has buffers only. Optimizers, schedules and ``AveragedModel`` are returned
+        themselves. A ``DataLoader``, or any iterable of ready batches, becomes a loader that yields one ``Batch`` per step,
+        holding this process's shards. Evaluation loaders are not prepared: see ``evaluate``.
 
         Returns:
             The prepared objects in the order given: a tuple, or the object itself if there is only one.
 
         Raises:
             UsageError: an object was prepared before, or is of a kind that cannot be prepared.
-            ModelError: a model has no parameters, is already wrapped, or is on devices of another process; or an optimizer
-                has parameters that belong to no prepared model.
+            ModelError: a model has no parameters and no buffers, is already wrapped, or is on devices of another process; or an
+                optimizer has parameters that belong to no prepared model.
             DataError: a loader cannot be split into shards.
             MismatchError: the ranks gave different objects.
         """
@@ -176,14 +177,15 @@ class Team(Collectives):
         """Create state that each shard carries from batch to batch, such as an RNN's hidden state.
 
         Every rank must call it, before the training loop. In the loop over ``batch.shards``, read and set the running shard's
-        state as the returned object's ``value``. It is saved in every checkpoint, and does not depend on the number of
-        processes.
+        state as the returned object's ``value``; outside, ``reset()`` starts over. It is saved in every checkpoint, and does
+        not depend on the number of processes.
 
         Args:
             name: a unique name, the same when the run is resumed.
             start: the initial value, copied for each shard: a tensor, a plain value, or a list or dict of them.
         """
         per_shard = PerShard(name, start, self._phases, self._parts.collectives)
+        idle_in_replay(per_shard, "reset", lambda: self._loop.is_replaying)
         self.register(name, per_shard)
         if self._parts.auditor is not None:
             self._parts.auditor.per_shard.append(per_shard)
@@ -307,9 +309,10 @@ class Team(Collectives):
         over = EvaluationPass(source, key, collectives, self.device, self._phases, metrics, together=together)
         return Evaluation(models, over, self._evaluated)
 
-    def _evaluated(self, results: dict[str, float]) -> None:
+    def _evaluated(self, results: dict[str, Any]) -> None:
         if self._loop.is_replaying:
             return
+        results = {name: float(value) for name, value in results.items() if not isinstance(value, Tensor)}
         self._parts.journal.scalars("evaluate", self.epoch, self.step, results)
         self._parts.listeners.evaluated(self.step, results)
 

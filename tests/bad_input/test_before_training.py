@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(60)
 QUICK = {"timeout_s": 20.0}
 
 ONE_AND_TWO = [
-    (bad_scripts.no_parameters, "ModelError", "Sequential has no parameters, so there is nothing to train"),
+    (bad_scripts.no_parameters, "ModelError", "Sequential has no parameters and no buffers"),
     (bad_scripts.foreign_optimizer, "ModelError", "2 of the parameters of SGD belong to no prepared model"),
     (bad_scripts.optimizer_before_its_model, "ModelError", "prepare the model first or in the same call"),
     (bad_scripts.backward_before_prepare, "UsageError", "backward() before prepare()"),

@@ -32,6 +32,12 @@ def everything():
             "reduce_scatter max": team.reduce_scatter(rows, "max"),
             "all_gather_object": team.all_gather_object({"rank": rank}),
             "broadcast_object": team.broadcast_object(("from", rank), src=last),
+            "all_gather_rows": {
+                dtype: team.all_gather_rows([given[:number].to(dtype) for number in range(rank)])
+                for dtype in (torch.float32, torch.bfloat16, torch.bool)
+                if size > 1
+            },
+            "all_gather_rows of one": team.all_gather_rows(given[:1]),
             "any": (team.any(rank == last), team.any(False), team.any(torch.tensor(rank == 0))),
             "barrier": team.barrier(),
         }
@@ -67,6 +73,7 @@ def groups_of_their_own():
             "reduce_scatter": group.reduce_scatter(given.repeat(group.size, 1)),
             "all_gather_object": group.all_gather_object(team.rank),
             "broadcast_object": group.broadcast_object(team.rank, src=last),
+            "all_gather_rows": group.all_gather_rows([given, given])[0],
             "any": group.any(team.rank == 4),
         }
         if group.rank == 0:
@@ -91,6 +98,9 @@ def mistakes():
             lambda: team.new_group([0, 5]),
             lambda: team.all_reduce(torch.ones(2, dtype=torch.int64), "mean"),
             lambda: group.new_group([0]),
+            lambda: team.all_gather_rows([]),
+            lambda: team.all_gather_rows([torch.ones(2, 3)] if team.rank else [torch.ones(2, 2)]),
+            lambda: team.all_gather_rows(torch.tensor(1.0)),
         ):
             try:
                 call()
@@ -103,7 +113,8 @@ def gradients_do_not_travel():
     """A tensor that has a gradient can be given, and what comes back has none."""
     with lockstep.join() as team:
         weight = torch.ones(2, requires_grad=True)
-        return [team.all_reduce(weight * 2).requires_grad, team.broadcast(weight).requires_grad]
+        rows, _ = team.all_gather_rows([weight * 2])
+        return [team.all_reduce(weight * 2).requires_grad, team.broadcast(weight).requires_grad, rows.requires_grad]
 
 
 def ask_for_a_rank_that_never_comes():

@@ -1,5 +1,6 @@
 """Every collective gives what its docstring says, on one, two and three processes."""
 
+import itertools
 import time
 
 import comm_scripts
@@ -42,6 +43,14 @@ def test_collectives_give_what_they_promise(standing_crew, nproc):
         same(found["reduce_scatter mean"], rows.sum(0)[rank] / nproc)
         same(found["reduce_scatter max"], rows[last][rank])
         assert found["all_gather_object"] == [{"rank": r} for r in range(nproc)]
+        parts = [(peer, number) for peer in range(nproc) for number in range(peer)]
+        stops = list(itertools.accumulate(number for _, number in parts))
+        mine = [slice(stop - number, stop) for (peer, number), stop in zip(parts, stops, strict=True) if peer == rank]
+        for dtype, (gathered, slices) in found["all_gather_rows"].items():
+            same(gathered, torch.cat([stack[peer][:number] for peer, number in parts]).to(dtype))
+            assert slices == mine
+        same(found["all_gather_rows of one"][0], stack[:, 0])
+        assert found["all_gather_rows of one"][1] == [slice(rank, rank + 1)]
         assert found["broadcast_object"] == ("from", last)
         assert found["any"] == (True, False, True)
         if rank == 1:
@@ -69,6 +78,7 @@ def test_every_collective_works_in_groups_that_do_not_wait_for_each_other(standi
             "scatter": [values[-1] + own],
             "reduce_scatter": [sum(values)],
             "all_gather_object": list(members),
+            "all_gather_rows": [value for value in values for _ in range(2)],
             "broadcast_object": members[-1],
             "any": rank % 2 == 0,
             **({"recv": [values[0]]} if is_last else {}),
@@ -88,11 +98,16 @@ def test_arguments_that_cannot_be_meant_are_refused_before_anything_is_sent(stan
             "a mean of torch.int64 would be truncated: give a floating-point tensor, or use the sum",
             "new_group() of a sub-group: the ranks outside of it would not know of the new one, and creating later "
             "groups would fail. Create all groups with team.new_group(), called by every rank.",
+            "all_gather_rows: no rank has given a tensor: give those of this rank's shards",
+            "all_gather_rows: the tensors do not have rows of one shape, dtype and device type (rank 0: (2, 2), float32, cpu; "
+            "rank 1: (2, 3), float32, cpu): they may differ only in dimension 0, the number of rows",
+            "all_gather_rows: the tensors do not have rows of one shape, dtype and device type (rank 0: (), float32, cpu; "
+            "rank 1: (), float32, cpu): they may differ only in dimension 0, the number of rows",
         ]
 
 
 def test_results_have_no_gradients(standing_crew):
-    assert standing_crew(2, comm_scripts.gradients_do_not_travel) == [[False, False]] * 2
+    assert standing_crew(2, comm_scripts.gradients_do_not_travel) == [[False, False, False]] * 2
 
 
 def test_a_rank_that_does_not_come_is_an_error_after_the_timeout(crew):

@@ -172,7 +172,9 @@ def train_in_words(loader, weight):
     hidden = team.per_shard("hidden", torch.zeros(8))
     counts = team.per_shard("counts", {"samples": 0})
     seen = Seen(team)
-    for _ in team.epochs(2):
+    for epoch in team.epochs(2):
+        if epoch:
+            hidden.reset()
         for batch in loader:
             for inputs, targets, indices in batch.shards:
                 outputs, after = model(inputs, hidden.value)
@@ -182,7 +184,12 @@ def train_in_words(loader, weight):
                 hidden.value = after.detach()
                 counts.value["samples"] += len(inputs)
                 batch.add(loss=loss, samples=counts.value["samples"])
+                batch.add(
+                    classes=targets.bincount(minlength=3), total=inputs.double().sum(), num=len(inputs), reduction="sum"
+                )
+                batch.add(mean=outputs.mean(0), reduction="mean")
             seen.step(loss=batch["loss"], samples=batch["samples"])
+            seen.step(**{name: batch[name] for name in ("classes", "total", "num", "mean")})
             optimizer.step()
             optimizer.zero_grad()
     return seen.result(model, optimizer)

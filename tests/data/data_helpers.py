@@ -84,7 +84,7 @@ class FakeDriver:
         self.told.append(("phase over", self._phase))
         self.resume_stream()
 
-    def add(self, weight, values):
+    def add(self, weight, values, reduction=None):
         self.told.append((weight, values))
 
     def check_outside(self, what):

@@ -293,13 +293,17 @@ SCRIPTS = {
         15,
         BEGIN,
         """
-        model, optimizer, batches = team.prepare(model, optimizer, samples(36))
+        centre = nn.BatchNorm1d(FEATURES, affine=False)  # buffers only, as of a loss module
+        model, centre, optimizer, batches = team.prepare(model, centre, optimizer, samples(36))
         hidden = team.per_shard("hidden", torch.zeros(FEATURES))
         pairs = team.per_shard("pairs", {"steps": 0, "parts": [torch.ones(2), 0.5]})
         for epoch in team.epochs(3):
+            hidden.reset()
             for batch in batches:
                 for features, labels in batch.shards:
                     state = hidden.value
+                    centre(features)
+                    features = features - centre.running_mean
                     loss = nn.functional.cross_entropy(model(features + pairs.value["parts"][1] * state), labels)
                     team.backward(loss)
                     batch.add(loss=loss, steps=pairs.value["steps"])
@@ -310,7 +314,7 @@ SCRIPTS = {
                 optimizer.zero_grad()
                 strike(team)
             strike(team, "tail")
-        say_last_words(team, model, optimizer, averages=batches.averages)
+        say_last_words(team, model, centre, optimizer, averages=batches.averages)
         """,
     ),
     "a loop within the loop": (

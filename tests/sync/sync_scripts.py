@@ -162,3 +162,33 @@ def send_together(num_calls=2):
         rows, sums = gather_together(row, calls, list(parameters.values()), team.world_size)
         names = {parameter: name for name, parameter in parameters.items()}
         return rows, [{names[p]: (sum_.dtype, sum_.stride(), sum_) for p, sum_ in one.items()} for one in sums]
+
+
+class _Losing(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.BatchNorm1d(3))
+        self.register_buffer("bank", torch.randn(24, 3))
+        self.register_buffer("seen", torch.tensor(0))
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x, index):
+        found = self.body(x)
+        with torch.no_grad():
+            self.bank[index] = found
+            self.seen += len(x)
+            self.calls += 1
+            self.mean.lerp_(found.mean(0), 0.1)
+        return found
+
+
+def buffers_that_lose(strategy):
+    """Two steps of a model with buffers of all kinds."""
+    with lockstep.join(strategy=strategy, checkpoint_every="off") as team:
+        model = _Losing()
+        data = torch.utils.data.TensorDataset(torch.randn(24, 6), torch.arange(24))
+        model, loader = team.prepare(model, torch.utils.data.DataLoader(data, 12))
+        for batch in loader:
+            for inputs, index in batch.shards:
+                team.backward(model(inputs, index).square().mean())

@@ -15,11 +15,11 @@ class Buffers(nn.Module):
             self.register_buffer(name, tensor)
 
 
-def run(model, *shards, all_reduce=lambda change: change):
-    """A step whose shards have equal weight; each is a function that changes the buffers."""
+def run(model, *shards, all_reduce=lambda change: change, others=0):
+    """A step whose shards have equal weight; each is a function that changes the buffers. ``others``: on other ranks."""
     buffers, changes = ShardBuffers(), {}
     buffers.attach(model)
-    buffers.begin_step()
+    buffers.begin_step(len(shards) + others)
     for number, shard in enumerate(shards):
         with torch.no_grad():
             shard()
@@ -40,6 +40,48 @@ def test_every_shard_starts_from_the_same_buffers_and_changes_are_averaged():
     assert model.mean.item() == 11.0
 
 
+def test_a_single_shards_buffers_become_its_own_bit_for_bit():
+    model = Buffers(
+        wide=torch.tensor([1.0, 1e15, -3.0, float("inf"), 5.0], dtype=torch.float64),
+        low=torch.tensor([1e10, 1.0]),
+        narrow=torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
+        spectrum=torch.tensor([1 + 1j]),
+        count=torch.tensor(-(2**62)),
+        flag=torch.tensor([False, True]),
+        scalar=torch.tensor(1.0),
+        zero=torch.tensor(1.0),
+    )
+    values = {
+        "wide": torch.tensor([0.1, 1e-9, -0.0, float("nan"), 5.0], dtype=torch.float64),
+        "low": torch.tensor([1e-10, 0.1]),
+        "narrow": torch.tensor([0.1, 3e38], dtype=torch.bfloat16),
+        "spectrum": torch.tensor([complex(-0.0, 0.1)]),
+        "count": torch.tensor(2**62 + 1),
+        "flag": torch.tensor([True, True]),
+        "scalar": torch.tensor(0.3),
+        "zero": torch.tensor(-0.0),
+    }
+
+    def shard():
+        for name, value in values.items():
+            model.get_buffer(name).copy_(value)
+
+    run(model, shard)
+    for name, value in values.items():
+        found = model.get_buffer(name)
+        assert (found.dtype, found.shape) == (value.dtype, value.shape)
+        assert found.reshape(-1).view(torch.uint8).tolist() == value.reshape(-1).view(torch.uint8).tolist(), name
+
+
+def test_what_a_single_shard_leaves_alone_stays():
+    model = Buffers(mean=torch.tensor([-0.0, float("nan")]))
+    buffers = ShardBuffers()
+    buffers.attach(model)
+    buffers.begin_step(1)
+    buffers.apply({0: buffers.absent(0)})  # changed in an earlier phase only
+    assert model.mean.view(torch.int32).tolist() == torch.tensor([-0.0, float("nan")]).view(torch.int32).tolist()
+
+
 def test_integers_become_those_of_the_lowest_shard_exactly_also_beyond_2_to_53():
     big = 2**62 + 1
     model = Buffers(count=torch.tensor([2**53 + 1, -big]))
@@ -58,7 +100,7 @@ def test_values_that_changes_are_not_measured_from_stay_when_nothing_changed_and
     model = Buffers(lowest=start.clone())
     buffers = ShardBuffers()
     buffers.attach(model)
-    buffers.begin_step()
+    buffers.begin_step(2)
     buffers.apply({0: buffers.absent(0)})  # changed in another phase, and in no shard of this one
     assert torch.equal(model.lowest.view(torch.int32), start.view(torch.int32))
     run(model, lambda: model.lowest.zero_(), lambda: model.lowest.zero_())
@@ -96,7 +138,7 @@ def test_a_buffer_that_is_assigned_anew_counts_as_changed():
 
 def test_the_sum_over_ranks_is_that_of_the_changes():
     model = Buffers(mean=torch.tensor([1.0]), count=torch.tensor(5))
-    run(model, lambda: (model.mean.add_(2.0), model.count.add_(1)), all_reduce=lambda flat: flat.mul_(3.0))
+    run(model, lambda: (model.mean.add_(2.0), model.count.add_(1)), all_reduce=lambda flat: flat.mul_(3.0), others=2)
     assert (model.mean.item(), model.count.item()) == (7.0, 8)
 
 
@@ -117,7 +159,7 @@ def test_changes_outside_of_a_step_are_accepted_and_rewinding_undoes_what_came_a
     buffers = ShardBuffers()
     buffers.attach(model)
     model.mean.fill_(5.0)  # a checkpoint was loaded
-    buffers.begin_step()
+    buffers.begin_step(2)
     model.mean.add_(1.0)
     buffers.rewind()
     assert model.mean.item() == 5.0

@@ -245,6 +245,33 @@ def add_values(length, batch_size, weighted):
         return added, means, averages
 
 
+def add_tensors(length, batch_size):
+    """What became of tensors and sums in each step, and what it is; some are added in some steps or shards only."""
+    with lockstep.join() as team:
+        model, loader = team.prepare(linear(), DataLoader(numbers(length), batch_size))
+        found = []
+        for batch in loader:
+            for (inputs,) in batch.shards:
+                weight = float(inputs.sum()) + 0.1
+                team.backward(model(inputs).mean(), weight=weight)
+                classes = inputs.flatten().long() % 3
+                batch.add(counts=classes.bincount(minlength=3), num=len(inputs), total=inputs.sum() / 7, reduction="sum")
+                batch.add(shares=torch.stack([inputs.mean() / 3, inputs.max() / 7]), reduction="mean")
+                batch.add(loss=inputs.flatten() / 7)
+                if team.step % 2:
+                    batch.add(seldom=2**60 + len(inputs), reduction="sum")
+                if float(inputs[0]) < 2:
+                    batch.add(first=torch.eye(2), reduction="sum")
+            found.append({name: _spelled(value) for name, value in batch.values.items()})
+        return found, loader.averages
+
+
+def _spelled(value):
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), str(value.device), value.tolist()
+    return type(value).__name__, value
+
+
 def add_again():
     """A value that a later phase adds too, one that it does not add, and one that only some shards add."""
     with lockstep.join() as team:
@@ -416,7 +443,7 @@ def misused(how):
         list(batch.shards)
 
 
-def states_of_shards(start):
+def states_of_shards(start, reset_after=None):
     """A state for each shard: what each shard saw of its own, by shard's first number."""
     with lockstep.join() as team:
         model, loader = team.prepare(linear(), DataLoader(numbers(24), 8))
@@ -427,6 +454,8 @@ def states_of_shards(start):
                 seen.append((team.step, inputs[0].item(), list(kept.value)))
                 kept.value.append(inputs[0].item())
                 team.backward(model(inputs).mean())
+            if team.step == reset_after:
+                kept.reset()
         return seen, start
 
 

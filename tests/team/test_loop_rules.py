@@ -119,6 +119,24 @@ def test_added_values_become_exact_means_over_the_global_batch_equal_to_the_bit(
     assert all(isinstance(value, float) for means, _ in told for step in means for value in step.values())
 
 
+def test_tensors_and_sums_are_combined_exactly_and_alike_for_every_number_of_processes(standing_crew):
+    told = [found for nproc in (1, 2, 3, 4) for found in standing_crew(nproc, team_scripts.add_tensors, 14, 6, shards=4)]
+    assert all(one == told[0] for one in told)
+    steps, averages = told[0]
+    assert [step["counts"] for step in steps] == [
+        ("torch.int64", "cpu", counts) for counts in ([2, 2, 2], [2, 2, 2], [1, 1, 0])
+    ]
+    assert [step["num"] for step in steps] == [("int", 6), ("int", 6), ("int", 2)]
+    assert [step["total"] for step in steps] == [("float", pytest.approx(total / 7)) for total in (15, 51, 25)]
+    weights, means, largest = (1.1, 5.1, 4.1, 5.1), (0.5, 2.5, 4.0, 5.0), (1.0, 3.0, 4.0, 5.0)
+    kind, device, shares = steps[0]["shares"]
+    expected = [sum(w * v for w, v in zip(weights, of, strict=True)) / sum(weights) for of in (means, largest)]
+    assert (kind, device, shares) == ("torch.float64", "cpu", pytest.approx([expected[0] / 3, expected[1] / 7], rel=1e-6))
+    assert [step.get("seldom") for step in steps] == [("int", 2**62 + 6), None, ("int", 2**61 + 2)]
+    assert [step.get("first") for step in steps] == [("torch.float64", "cpu", [[1.0, 0.0], [0.0, 1.0]]), None, None]
+    assert set(averages) == {"loss"}
+
+
 def _mean(rows, steps):
     weights = sum(weight for step, weight, _ in rows if step in steps)
     return float(sum(weight * value for step, weight, value in rows if step in steps) / weights)
@@ -191,6 +209,15 @@ def test_a_state_of_each_shard_begins_as_a_copy_and_is_its_own_on_every_process(
                 expected.append((step, 8.0 * (step - 1) + first, [-1.0, *(8.0 * n + first for n in range(step - 1))]))
         assert seen == expected
         assert all(start == [-1.0] for _, start in by_rank)
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 3])
+def test_states_of_shards_start_over_when_they_are_reset(standing_crew, nproc):
+    by_rank = standing_crew(nproc, team_scripts.states_of_shards, [-1.0], 2, shards=4)
+    seen = {(step, first): kept for rows, _ in by_rank for step, first, kept in rows}
+    for first in range(0, 8, 2):
+        assert seen[2, 8.0 + first] == [-1.0, float(first)]
+        assert seen[3, 16.0 + first] == [-1.0]
 
 
 def test_one_shard_on_one_process_is_the_plain_loop_to_the_bit(standing_crew):

@@ -33,7 +33,7 @@ class Accounts(Protocol):
     def call(self, weight: float | None, reduction: str | None, micro: MicroStep) -> float:
         """Record a backward call and return the factor for its gradients."""
 
-    def add(self, weight: float | None, values: dict[str, Any]) -> None:
+    def add(self, weight: float | None, values: dict[str, Any], reduction: str | None = None) -> None:
         """Record values of the current micro-step."""
 
     def end_shard(self) -> None:
@@ -80,7 +80,7 @@ class NoAccounts:
         self.weight = self.weight if weight is None else weight
         return 1.0
 
-    def add(self, weight: float | None, values: dict[str, Any]) -> None:
+    def add(self, weight: float | None, values: dict[str, Any], reduction: str | None = None) -> None:
         """See Accounts."""
 
     def end_shard(self) -> None:

@@ -7,6 +7,7 @@ If a rank does not call, the others raise an error after the run's timeout.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -185,6 +186,52 @@ class Collectives:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.group)
         return values
+
+    def all_gather_rows(self, parts: Sequence[Tensor] | Tensor) -> tuple[Tensor, list[slice]]:
+        """Concatenate the rows of all ranks in rank order, and say where this rank's are: for losses over the whole batch.
+
+        Between two passes over ``batch.shards``, ranks are in shard order, and shards in the order of the batch::
+
+            with torch.no_grad():
+                found = [model(inputs) for inputs in batch.shards]
+            rows, mine = team.all_gather_rows(found)
+            for inputs, own in zip(batch.shards, mine):
+                ...  # rows[own] are this shard's
+
+        The rows have no gradients. Each rank may give any number of tensors, or none.
+
+        Args:
+            parts: this rank's tensors, one for each of its shards (or a single one): shape ``(n, ...)``, where only n may
+                differ, also between ranks.
+
+        Returns:
+            All rows, the same on every rank, on the device type of the tensors; and a slice of them for each of ``parts``.
+
+        Raises:
+            ConfigError: the tensors differ in shape or dtype, or no rank has given one. On every rank.
+        """
+        self._guard("all_gather_rows")
+        parts = [part.detach() for part in ([parts] if isinstance(parts, Tensor) else parts)]
+        forms = [(tuple(part.shape), part.dtype, part.device.type) for part in parts]
+        # Copies, since pickling a view would send its whole base.
+        by_rank = self.all_gather_object((forms, [part.to("cpu", copy=True).contiguous() for part in parts]))
+        everyone = [(rank, *form) for rank, (of_rank, _) in enumerate(by_rank) for form in of_rank]
+        if not everyone:
+            raise ConfigError("all_gather_rows: no rank has given a tensor: give those of this rank's shards")
+        if () in [shape for _, shape, _, _ in everyone] or len({(shape[1:], *rest) for _, shape, *rest in everyone}) > 1:
+            given = "; ".join(
+                f"rank {rank}: {shape}, {str(dtype).removeprefix('torch.')}, {kind}" for rank, shape, dtype, kind in everyone
+            )
+            raise ConfigError(
+                f"all_gather_rows: the tensors do not have rows of one shape, dtype and device type ({given}): they may differ "
+                "only in dimension 0, the number of rows"
+            )
+        device = parts[0].device if parts else torch.device(everyone[0][3])
+        rows = torch.cat([part for _, of_rank in by_rank for part in of_rank]).to(device)
+        stops = list(itertools.accumulate(shape[0] for _, shape, _, _ in everyone))
+        first = sum(len(of_rank) for of_rank, _ in by_rank[: self.rank])
+        mine = stops[first : first + len(parts)]
+        return rows, [slice(stop - len(part), stop) for stop, part in zip(mine, parts, strict=True)]
 
     def broadcast_object(self, value: Any, src: int = 0) -> Any:
         """Return rank ``src``'s picklable object on every rank; the others' values are ignored."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import torch
 
 from lockstep.data.batches import to_device
+from lockstep.data.values import MEAN, Total
 from lockstep.errors import UsageError
 from lockstep.plan.shards import MicroStep, StepPlan
 
@@ -63,7 +64,7 @@ class PhaseDriver(Protocol):
     def end_phase(self) -> None:
         """End the phase: this process's shards have run, and are combined with those of the other ranks. Collective."""
 
-    def add(self, weight: float | None, values: dict[str, Any]) -> None:
+    def add(self, weight: float | None, values: dict[str, Any], reduction: str | None = None) -> None:
         """Record values of the running shard."""
 
     def check_outside(self, call: str) -> None:
@@ -123,10 +124,11 @@ class Batch(GlobalBatch):
 
     def __init__(self, plan: StepPlan, data: list[Any], driver: PhaseDriver, device: torch.device | None) -> None:
         self.plan = plan
-        self.values: dict[str, float] = {}
+        self.values: dict[str, Any] = {}
         """The results of ``batch[name]``."""
         self.totals: dict[str, tuple[float, float]] = {}
-        """The weighted sums behind ``values``, and the weights' sums, of the phases that this batch has led."""
+        """The weighted sums behind those ``values`` that are means of numbers, and the weights' sums, of the phases that this
+        batch has led."""
         self.data = data
         self._driver = driver
         self._device = device
@@ -147,24 +149,42 @@ class Batch(GlobalBatch):
         self._driver.open(shards)
         return shards
 
-    def add(self, *, weight: float | None = None, **values: Any) -> None:
-        """Record values of the current shard, for their mean over the global batch: ``batch[name]`` after the phase. Local.
+    def add(self, *, weight: float | None = None, reduction: str | None = None, **values: Any) -> None:
+        """Record values of the current shard, to be combined over the global batch: ``batch[name]`` after the phase. Local.
+
+        ::
+
+            batch.add(loss=loss, accuracy=logits.argmax(1) == labels)
+            batch.add(counts=labels.bincount(minlength=10), reduction="sum")
 
         Args:
-            weight: the shard's weight in the mean; None: that given to ``team.backward``, or else its number of samples.
-            values: each a number or a tensor: the shard's mean, or one value per sample (which are averaged).
+            weight: the shard's weight in a mean; None: that given to ``team.backward``, or else its number of samples.
+            reduction: what the values are. ``mean``: means over the shard's samples, averaged by weight. ``sum``: sums over
+                them, added up. A tensor of any shape, the same in all shards, is then combined elementwise. None: ``mean``, of
+                numbers only: each value is a number, or a tensor of shape ``(num_samples,)`` with one value per sample, which
+                is averaged first.
+            values: numbers or tensors.
+
+        Raises:
+            ConfigError: a tensor is not one value per sample, and no ``reduction`` says what it is.
         """
-        self._driver.add(weight, values)
+        self._driver.add(weight, values, reduction)
 
-    def note(self, sums: Mapping[str, tuple[float, float]]) -> None:
-        """Take the results of a phase that this batch has led: each value's weighted sum over the global batch, and the sum
-        of its weights."""
-        for name, (total, weight) in sums.items():
-            self.totals[name] = (total, weight)
-            self.values[name] = total / weight if weight else float("nan")
+    def note(self, totals: Mapping[str, Total]) -> None:
+        """Take the results of a phase that this batch has led."""
+        for name, total in totals.items():
+            self.values[name] = total.result
+            if total.kind == MEAN and isinstance(total.total, float):
+                self.totals[name] = (total.total, total.weight)
 
-    def __getitem__(self, name: str) -> float:
-        """The mean of a value over the global batch, by weight: the same on every rank, to the bit."""
+    def __getitem__(self, name: str) -> Any:
+        """A value's mean or sum over the global batch: the same on every rank, to the bit. If two phases of the step have added
+        the name, it is that of the last.
+
+        Returns:
+            Of numbers, and of one value per sample: a float, or the int that is a sum of integers. Of other tensors: a tensor
+            on the CPU, of dtype int64 for a sum of integers, else float64.
+        """
         if not isinstance(name, str):
             self.refuse(f"batch[{name!r}]")
         self._driver.check_outside(f"batch[{name!r}]")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
@@ -34,11 +34,11 @@ class Evaluation:
     the random streams. The end of the block is a collective, which every rank must reach; it waits for the GPU.
     """
 
-    def __init__(self, models: Sequence[nn.Module], over: EvaluationPass, done: Callable[[dict[str, float]], None]) -> None:
+    def __init__(self, models: Sequence[nn.Module], over: EvaluationPass, done: Callable[[dict[str, Any]], None]) -> None:
         self._models = models
         self._pass = over
         self._done = done
-        self._results: dict[str, float] | None = None
+        self._results: dict[str, Any] | None = None
         self._stack: contextlib.ExitStack | None = None
 
     def __enter__(self) -> Evaluation:
@@ -65,7 +65,7 @@ class Evaluation:
     def __iter__(self) -> Iterator[EvaluationBatch]:
         return self._pass.batches()
 
-    def __getitem__(self, name: str) -> float:
+    def __getitem__(self, name: str) -> Any:
         """The weighted average of a value over the batches, the same on every rank."""
         if name not in self.results:
             available = ", ".join(self.results) or "nothing"
@@ -73,7 +73,7 @@ class Evaluation:
         return self.results[name]
 
     @property
-    def results(self) -> Mapping[str, float]:
+    def results(self) -> Mapping[str, Any]:
         """All averages, by name."""
         if self._results is None:
             raise UsageError("results are available after the `with` block")

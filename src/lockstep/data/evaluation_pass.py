@@ -19,7 +19,7 @@ from lockstep.data.batch import GlobalBatch
 from lockstep.data.batches import count_samples, to_device
 from lockstep.data.evaluation_source import Dealt, EvaluationKey, EvaluationSource
 from lockstep.data.metric_updates import MetricUpdates
-from lockstep.data.values import mean_of
+from lockstep.data.values import SUM, Part, check_weight, combine, on_cpu, part_of, take
 from lockstep.errors import ConfigError, DataError, UsageError
 
 LINES = (
@@ -81,7 +81,7 @@ class EvaluationPass:
         """The passes over shards that the script has requested. The same on every rank."""
         self._place: Place | None = None
         """The pass whose samples the script has received last; None: its results do not count."""
-        self._added: list[tuple[Place, str, Any, float]] = []
+        self._added: list[tuple[Place, str, str, Any, float]] = []
         self._updates = MetricUpdates(metrics)
 
     # The block and the outer loop
@@ -177,17 +177,21 @@ class EvaluationPass:
         self._place = None if now.number is None else (now.number, turn)
         return now.samples
 
-    def add(self, batch: EvaluationBatch, weight: float | None, values: dict[str, Any]) -> None:
+    def add(
+        self, batch: EvaluationBatch, weight: float | None, values: dict[str, Any], reduction: str | None = None
+    ) -> None:
         """See ``EvaluationBatch.add``."""
         if batch not in self._guard.evaluated:
             raise UsageError(f"batch.add({', '.join(values)}) outside of batch.shards: {LINES}")
         if self._place is None:
             return
-        weight = self._round.num_samples if weight is None else weight
+        given, num_samples = check_weight(weight, reduction, "batch.add"), self._round.num_samples
+        weight = 1.0 if reduction == SUM else num_samples if given is None else given
         if weight is None:
             raise ConfigError("the number of samples in this batch is unknown: give add(..., weight=number of samples)")
         for name, value in values.items():
-            self._added.append((self._place, name, mean_of(name, value), float(weight)))
+            kind, taken = take(name, value, reduction, (num_samples, given), "batch.add")
+            self._added.append((self._place, name, kind, taken, float(weight)))
 
     def update(self, batch: EvaluationBatch, metric: Any, args: tuple[Any, ...]) -> None:
         """See ``EvaluationBatch.update``."""
@@ -196,21 +200,19 @@ class EvaluationPass:
         if self._place is not None:
             self._updates.add(self._place, metric, args)
 
-    def gather(self) -> dict[str, float]:
-        """The averages over all ranks, by name; every rank must call it. The only place that waits for values on a GPU."""
+    def gather(self) -> dict[str, Any]:
+        """The means and sums over all ranks, by name; every rank must call it. Only here are values on a GPU waited for."""
         self._guard.check_outside("the end of the block")
-        mine = [
-            (place, name, float(value), weight) for place, name, value, weight in self._added if place in self._requested
+        mine: list[tuple[Place, str, Part]] = [
+            (place, name, part_of(kind, on_cpu(value), weight))
+            for place, name, kind, value, weight in self._added
+            if place in self._requested
         ]
-        sums: dict[str, float] = {}
-        weights: dict[str, float] = {}
         everyone = itertools.chain.from_iterable(self._collectives.all_gather_plain(mine))
-        for _, name, value, weight in sorted(everyone, key=lambda record: record[0]):
-            # A value of weight 0 is left out, even if it is NaN (a mean over nothing).
-            sums[name] = sums.get(name, 0.0) + (value * weight if weight else 0.0)
-            weights[name] = weights.get(name, 0.0) + weight
+        in_order = sorted(everyone, key=lambda record: record[0])
+        totals = combine(((name, part) for _, name, part in in_order), "batch.add")
         self._updates.replay(self._requested, self._collectives, self._device, lambda: self._source.reseed_replay(self._key))
-        return {name: sums[name] / weights[name] if weights[name] else float("nan") for name in sums}
+        return {name: total.result for name, total in totals.items()}
 
 
 class EvaluationBatch(GlobalBatch):
@@ -248,19 +250,20 @@ class EvaluationBatch(GlobalBatch):
         self._num_passes += 1
         return self._pass.run(self, self._num_passes - 1)
 
-    def add(self, *, weight: float | None = None, **values: Any) -> None:
+    def add(self, *, weight: float | None = None, reduction: str | None = None, **values: Any) -> None:
         """Record results of the batch, inside ``batch.shards``, for their average over all batches: ``evaluation[name]`` after
         the block. Local.
 
         Args:
             weight: the batch's weight in the average; None: its number of samples.
+            reduction: ``sum`` or ``mean``: what the values are, as for ``Batch.add``. A tensor is then combined elementwise.
             values: each a number or a tensor: the batch's average, or one value per sample (which are averaged).
 
         Raises:
             UsageError: outside of ``batch.shards``.
             ConfigError: no weight is given, and the number of samples cannot be determined.
         """
-        self._pass.add(self, weight, values)
+        self._pass.add(self, weight, values, reduction)
 
     def update(self, metric: Any, *args: Any) -> None:
         """Schedule ``metric.update(*args)`` for the end of the block, on every rank and in batch order. Local.

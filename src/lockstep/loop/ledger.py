@@ -1,13 +1,14 @@
 """The numbers of a phase: the shards' weights and the values that the script added, exchanged between ranks at its end.
 
 Nearly always the ranks can predict the form of this data: as many backward calls as the last time, of the same kinds, and
-values of the same names. Then a single message of fixed length per rank suffices. A rank whose data has another form sets a
-flag in that message, upon which all ranks exchange pickled pages.
+values of the same names. Then a single message of fixed length per rank suffices. A rank whose data has another form (the
+script has added a tensor, say) sets a flag in that message, upon which all ranks exchange pickled pages.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -17,14 +18,16 @@ from torch import Tensor
 
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives, all_gather_flat
-from lockstep.data.values import mean_of
-from lockstep.errors import ConfigError, DataError, LossError, PeerError, UsageError
+from lockstep.data.values import COUNT, Part, Total, check_weight, combine, is_float, on_cpu, part_of, take
+from lockstep.errors import DataError, LossError, PeerError, UsageError
 from lockstep.plan.shards import MicroStep
 from lockstep.sync.protocol import Outcome, Sync
 
 KINDS = ("samples", "weight", "sum")
 """The factor of a backward call's gradients: the shard's fraction of the samples, a weight given by the script, or 1."""
 
+Name = tuple[str, str]
+"""A value's name and kind: see ``data.values``."""
 
 _SAME_DATA = (
     "Samples would be lost, or trained twice. Every rank must read the same data, of which it gets its shards: do not split a "
@@ -41,13 +44,23 @@ class _Page:
     """One of KINDS per backward call."""
     weights: dict[tuple[int, int], float] = field(default_factory=dict)
     """Weights given by the script, by backward call and micro-step."""
-    values: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
-    """Weighted sums of values and of their weights, by name and micro-step."""
+    values: dict[tuple[Name, int], tuple[float, float]] = field(default_factory=dict)
+    """Weighted sums of numbers and of their weights, by name and micro-step."""
+    others: list[tuple[str, int, Part]] = field(default_factory=list)
+    """Names, micro-steps and values that no float can hold: tensors, and large integers."""
     unforeseen: tuple[Hashable, ...] = ()
 
     @property
-    def names(self) -> set[str]:
+    def names(self) -> set[Name]:
         return {name for name, _ in self.values}
+
+    def parts(self) -> list[tuple[str, int, Part]]:
+        """All names, micro-steps and values."""
+        numbers = [
+            (name, slot, (kind, int(value) if kind == COUNT else value, weight))
+            for ((name, kind), slot), (value, weight) in self.values.items()
+        ]
+        return numbers + self.others
 
 
 @dataclass
@@ -55,7 +68,7 @@ class _Foreseen:
     """The form predicted for phases of one number in their steps. The same on every rank."""
 
     kinds: list[str] = field(default_factory=list)
-    names: set[str] = field(default_factory=set)
+    names: set[Name] = field(default_factory=set)
 
 
 class Clock(Protocol):
@@ -92,10 +105,10 @@ class Ledger:
         self._most = most_micro_steps
         self._foreseen: dict[int, _Foreseen] = {}
         self._page = _Page()
-        self._index = self._num_samples = 0
-        self._added: list[tuple[str, Any, float | None]] = []
-        """Names, values and weights of the current micro-step."""
-        self._on_device: list[tuple[tuple[str, int], Tensor, float]] = []
+        self._index = self._num_samples = self._micro_samples = 0
+        self._added: list[tuple[str, str, Any, float | None]] = []
+        """Names, kinds, values and weights of the current micro-step."""
+        self._on_device: list[tuple[str, int, str, Tensor, float]] = []
 
     def compare_data(self, description: str) -> None:
         """Compare descriptions of the first samples that each rank has read. Every rank must call it.
@@ -122,6 +135,7 @@ class Ledger:
         """Begin a micro-step."""
         self._num_samples += micro.num_samples
         self._index, self.num_calls, self.weight = micro.index, 0, float(micro.num_samples)
+        self._micro_samples = micro.num_samples
 
     def call(self, weight: float | None, reduction: str | None, micro: MicroStep) -> float:
         """Record a backward call and return the factor for its gradients.
@@ -142,29 +156,40 @@ class Ledger:
             return weight
         return micro.fraction if kind == "samples" else 1.0
 
-    def add(self, weight: float | None, values: dict[str, Any]) -> None:
-        """Record values of the current micro-step."""
-        if weight is not None and not 0 <= float(weight) < math.inf:
-            raise ConfigError(f"batch.add(weight={weight}): a weight is a count, 0 or more: of tokens, say")
+    def add(self, weight: float | None, values: dict[str, Any], reduction: str | None = None) -> None:
+        """Record values of the current micro-step.
+
+        Raises:
+            ConfigError: a value is neither a number nor a tensor of one value per sample, and no ``reduction`` says what it is.
+        """
+        weight = check_weight(weight, reduction, "batch.add")
+        lengths = (self._micro_samples, self.weight, weight)
         for name, value in values.items():
-            self._added.append((name, mean_of(name, value), None if weight is None else float(weight)))
+            self._added.append((name, *take(name, value, reduction, lengths, "batch.add"), weight))
 
     def end_shard(self) -> None:
         """End the micro-step. Only now is its weight known: ``backward`` may have been called after ``add``."""
         added, self._added = self._added, []
-        for name, number, given in added:
+        for name, kind, value, given in added:
             weight = self.weight if given is None else given
-            if isinstance(number, Tensor) and number.device.type != "cpu":
-                self._on_device.append(((name, self._index), number, weight))
+            if isinstance(value, Tensor) and value.device.type != "cpu":
+                self._on_device.append((name, self._index, kind, value, weight))
             else:
-                self._note((name, self._index), float(number), weight)
+                self._note(name, self._index, part_of(kind, on_cpu(value), weight))
 
-    def _note(self, key: tuple[str, int], value: float, weight: float) -> None:
-        total, weights = self._page.values.get(key, (0.0, 0.0))
-        # A value of weight 0 is left out, even if it is NaN (a mean over nothing).
-        self._page.values[key] = (total + (value * weight if weight else 0.0), weights + weight)
+    def _note(self, name: str, slot: int, part: Part) -> None:
+        kind, value, weight = part
+        key = (name, kind), slot
+        if is_float(part):
+            earlier, weights = self._page.values.get(key, (0.0, 0.0))
+            value, weight = earlier + value, weights + weight
+            if is_float((kind, value, weight)):
+                self._page.values[key] = value, weight
+                return
+            self._page.values.pop(key, None)
+        self._page.others.append((name, slot, (kind, value, weight)))
 
-    def settle(self, sync: Sync, step: int) -> tuple[Outcome, dict[str, tuple[float, float]]]:
+    def settle(self, sync: Sync, step: int) -> tuple[Outcome, dict[str, Total]]:
         """Exchange the numbers of the phase with the other ranks. Every rank must call it; it blocks until all have.
 
         Args:
@@ -172,22 +197,22 @@ class Ledger:
             step: the step number, for messages.
 
         Returns:
-            The outcome of the backward calls, and for each value its weighted sum over the global batch and the sum of its
-            weights, both independent of the number of processes.
+            The outcome of the backward calls, and for each name what the shards have added under it: both independent of the
+            number of processes.
 
         Raises:
             DataError: the ranks have read different data.
             PeerError: a rank did not arrive within the timeout.
-            UsageError: the ranks' backward calls are of different kinds.
+            UsageError: the ranks' backward calls are of different kinds, or the shards' values of different kinds or shapes.
             LossError: the weights of all shards sum to zero.
         """
-        for key, number, weight in self._on_device:  # the only place that waits for values on a GPU
-            self._note(key, number.item(), weight)
+        for name, slot, kind, value, weight in self._on_device:  # the only place that waits for values on a GPU
+            self._note(name, slot, part_of(kind, on_cpu(value), weight))
         if self._on_device:
             self._clock.device_finished()
         page, form = self._page, self._form
         page.unforeseen = tuple(sync.unforeseen())
-        is_foreseen = page.kinds == form.kinds[: len(page.kinds)] and not page.unforeseen
+        is_foreseen = page.kinds == form.kinds[: len(page.kinds)] and not page.unforeseen and not page.others
         is_foreseen = is_foreseen and (not page.values or page.names <= form.names)
         if is_foreseen and self._is_alone and not page.values and not page.weights:
             return Outcome([None] * len(page.kinds)), {}
@@ -201,14 +226,8 @@ class Ledger:
             form.kinds = kinds if len(kinds) >= len(form.kinds) or kinds != form.kinds[: len(kinds)] else form.kinds
             form.names = form.names.union(*(peer.names for peer in pages))
         totals = [_total(pages, call, step) if kind == "weight" else None for call, kind in enumerate(kinds)]
-        sums: dict[str, tuple[list[float], list[float]]] = {}
-        for peer in pages:
-            for (name, _), (value, weight) in peer.values.items():
-                numerators, denominators = sums.setdefault(name, ([], []))
-                numerators.append(value)
-                denominators.append(weight)
-        # fsum rounds once, so the order of the summands does not matter.
-        values = {name: (_sum(sums[name][0]), math.fsum(sums[name][1])) for name in sorted(sums)}
+        in_order = (item for peer in pages for item in sorted(peer.parts(), key=operator.itemgetter(1)))
+        values = combine(((name, part) for name, _, part in in_order), "batch.add")
         unforeseen = dict.fromkeys(item for peer in pages for item in peer.unforeseen)
         return Outcome(totals, tuple(unforeseen)), values
 
@@ -276,13 +295,6 @@ def _total(pages: list[_Page], call: int, step: int) -> float:
             "without anything a tiny weight: team.backward(total / max(n, 1), weight=max(n, 1e-6))."
         )
     return total
-
-
-def _sum(numbers: list[float]) -> float:
-    try:
-        return math.fsum(numbers)
-    except (OverflowError, ValueError):  # inf and -inf, or a sum beyond the largest float
-        return sum(sorted(numbers))
 
 
 def _refuse_kinds(call: int, kinds: set[str]) -> None:

@@ -374,14 +374,14 @@ class Phases:
         watched.gradients.after_backward()
         course.listeners.after_backward()
 
-    def add(self, weight: float | None, values: dict[str, Any]) -> None:
+    def add(self, weight: float | None, values: dict[str, Any], reduction: str | None = None) -> None:
         """See PhaseDriver."""
         if self.micro is None:
             raise UsageError(
                 f"batch.add({', '.join(values)}) outside of batch.shards: it records values of one shard. What is equal on all "
                 "ranks needs no mean: use the value itself, or team.log()."
             )
-        self._course.accounts.add(weight, values)
+        self._course.accounts.add(weight, values, reduction)
 
     def shard_weight(self) -> float | None:
         """The running shard's weight in means; None: outside of ``batch.shards``."""

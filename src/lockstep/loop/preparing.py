@@ -147,7 +147,9 @@ class Preparation:
         forget_gradients(model)
         if not self._sync.forward_is_collective:  # a sharded model may be too large for one GPU
             self._move(model)
-        model_precision = ModelPrecision(model, self._precision, self._device)
+        # A loss module with buffers only computes in float32, as it would if it were not prepared.
+        precision = find_precision("32-true") if next(model.parameters(), None) is None else self._precision
+        model_precision = ModelPrecision(model, precision, self._device)
         forward = self._sync.attach(model)
         self._watched.add_model(model, model_precision)
         self.keep(model)

@@ -37,11 +37,15 @@ def shard_slice(shard: int, num_samples: int, num_shards: int) -> slice:
     return slice(start, start + smaller_size + (shard < num_larger))
 
 
+def num_filled(sizes: Sequence[int], num_shards: int) -> int:
+    """Number of shards that have samples in a step whose global batches have ``sizes`` samples."""
+    return min(max(sizes), num_shards)
+
+
 def num_active_ranks(num_samples: int, world_size: int, num_shards: int) -> int:
     """Number of processes with samples of a global batch: those are the ranks below it, since shards are filled in order."""
     # Rank r begins at shard r*V//W, which is below f where r*V < f*W.
-    num_filled = min(num_samples, num_shards)
-    return -(-num_filled * world_size // num_shards)
+    return -(-num_filled((num_samples,), num_shards) * world_size // num_shards)
 
 
 @dataclass(slots=True)
@@ -114,7 +118,7 @@ def plan_step(number: int, sizes: tuple[int, ...], rank: int, world_size: int, n
 def _plan(sizes: tuple[int, ...], rank: int, world_size: int, num_shards: int) -> tuple[tuple[tuple[Any, ...], ...], int]:
     """The fields of each MicroStep after ``step``, and the number of ranks with samples. A shard's parts are consecutive, so
     that they have a sum of their own."""
-    filled = min(max(sizes), num_shards)
+    filled = num_filled(sizes, num_shards)
     owned = [
         (shard, [part for part, size in enumerate(sizes) if shard < size])
         for shard in block(rank, world_size, num_shards)

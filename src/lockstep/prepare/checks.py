@@ -76,12 +76,15 @@ def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: b
         is_exact: whether bit-identical answers at every world size are promised.
 
     Raises:
-        ModelError: it has no parameters, is already wrapped or sharded, or computes statistics over processes.
+        ModelError: it has no parameters and no buffers, is already wrapped or sharded, or computes statistics over processes.
     """
     if isinstance(model, (DistributedDataParallel, DataParallel)):
         raise ModelError(f"the model is already in a {type(model).__name__}: prepare the plain model instead")
-    if next(model.parameters(), None) is None:
-        raise ModelError(f"{type(model).__name__} has no parameters, so there is nothing to train or keep equal")
+    if not any(True for _ in (*model.parameters(), *model.buffers())):
+        raise ModelError(
+            f"{type(model).__name__} has no parameters and no buffers, so there is nothing to train or keep equal: use it "
+            "as it is, and leave it out of prepare()"
+        )
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ModelError(

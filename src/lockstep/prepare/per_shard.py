@@ -18,6 +18,9 @@ class Current(Protocol):
     micro: MicroStep | None
     """The running micro-step; None: outside of ``batch.shards``."""
 
+    def check_outside(self, call: str) -> None:
+        """Raise UsageError, naming ``call``, inside ``batch.shards``."""
+
 
 class PerShard:
     """A value for each shard; ``value`` is that of the running shard. Created by ``team.per_shard``.
@@ -31,9 +34,13 @@ class PerShard:
 
     def __init__(self, name: str, start: Any, phases: Current, collectives: Collectives) -> None:
         self._name = name
-        self._values = [copy.deepcopy(start) for _ in range(phases.num_shards)]
+        self._start = copy.deepcopy(start)
         self._phases = phases
         self._collectives = collectives
+        self._begin()
+
+    def _begin(self) -> None:
+        self._values = [copy.deepcopy(self._start) for _ in range(self._phases.num_shards)]
 
     @property
     def value(self) -> Any:
@@ -43,6 +50,12 @@ class PerShard:
     @value.setter
     def value(self, value: Any) -> None:
         self._values[self._shard()] = value
+
+    def reset(self) -> None:
+        """Give every shard the initial value again, at the beginning of an epoch, say. Every rank must call it, outside of
+        ``batch.shards``. In a part of the script that a resumed run repeats, it does nothing: the values are the saved ones."""
+        self._phases.check_outside("per_shard.reset()")
+        self._begin()
 
     def of(self, shard: int) -> Any:
         """The value of a shard of this rank."""

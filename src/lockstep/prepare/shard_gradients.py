@@ -36,8 +36,8 @@ class ShardGradients:
 
     def add_model(self, model: nn.Module) -> None:
         """Guard a model's gradients."""
-        name, first = next(model.named_parameters())
-        if not first.requires_grad or is_dtensor(first):
+        name, first = next(model.named_parameters(), ("", None))  # a loss module may have buffers only
+        if first is None or not first.requires_grad or is_dtensor(first):
             return
         if not self._is_plain:
             self._marked.append(first)

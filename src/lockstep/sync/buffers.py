@@ -3,24 +3,29 @@
 Each shard's forward pass may change them. Its changes are recorded and undone, so that the next shard starts from the same
 values, and at the end of the phase they are combined: for a floating buffer, start + Σ fraction_i * (shard_i - start), the
 weighted mean over shards; an integer buffer becomes that of the lowest shard. A buffer that no shard changed is left alone
-(averaging a constant with itself can make it drift).
+(averaging a constant with itself can make it drift). Those of a phase's only shard become its own, bit for bit.
 """
 
 from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from lockstep.errors import ModelError
+from lockstep.stopping import say
+from lockstep.sync.buffer_looks import Look, judge, look_at
 
 version: Callable[[Tensor], int] = operator.attrgetter("_version")
 """The number of in-place changes of a tensor. (PyTorch has no public name for it. Read twice a step from each parameter.)"""
 _MOST_COMPARED = 65536
 """Elements up to which a buffer is compared with its start value."""
+_WATCHED_PHASES = 8
+"""Phases in which a module's buffers are looked at, to warn where combining them loses something. Each sends more messages."""
 _LARGEST_BASE = 1e15
 """Differences are taken in float64: from this magnitude on they would have fewer digits than a float32."""
 
@@ -66,8 +71,8 @@ class _Slot:
             self.start = tensor.clone()
         self.mark()
 
-    def weighted(self, fraction: float, *, is_lowest_shard: bool) -> Tensor:
-        """A shard's change times its fraction; for integers, the change of the lowest shard and 0 for others.
+    def weighted(self, fraction: float, *, is_lowest_shard: bool, as_bits: bool = False) -> Tensor:
+        """A shard's change times its fraction; for integers, and as bits, the change of the lowest shard and 0 for others.
 
         Raises:
             ModelError: the shard changed the buffer's shape or dtype.
@@ -80,8 +85,12 @@ class _Slot:
                 "several shards cannot be combined. Create it at its largest size before training, or keep it in a plain "
                 "attribute if it is only a cache."
             )
-        change = _difference(self.tensor, self.start)
-        if self.start.is_floating_point() or self.start.is_complex():
+        if as_bits:
+            tensor, start = _bits(tensor), _bits(self.start)
+        else:
+            start = self.start
+        change = _difference(tensor, start)
+        if start.is_floating_point() or start.is_complex():
             return change.mul_(fraction)
         return change if is_lowest_shard else torch.zeros_like(change)
 
@@ -100,6 +109,21 @@ class _Slot:
         else:
             setattr(self.module, self.name, value.clone())
         self.mark()
+
+
+_AS_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """A floating tensor's bits as integers, whose differences are exact; integers themselves."""
+    tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    return tensor.view(_AS_INTEGERS[tensor.element_size()]) if tensor.is_floating_point() else tensor
+
+
+def _from_bits(bits: Tensor, like: Tensor) -> Tensor:
+    if like.is_complex():
+        return torch.view_as_complex(bits.contiguous().view(torch.view_as_real(like).dtype))
+    return bits.view(like.dtype) if like.is_floating_point() else bits
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -190,6 +214,14 @@ class ShardBuffers:
         self._unmade: list[tuple[nn.Module, str]] = []
         """Buffers that are None. One that a forward pass creates and then leaves alone is a constant created lazily."""
         self._made_late: list[_Slot] = []
+        self._as_bits = False
+        """Whether the phase has a single shard, whose buffers are sent as bits: adding a difference back would round."""
+        self._looks: dict[Look, None] = {}
+        """At the buffers of this process's shards in the phase."""
+        self._num_looks: dict[int, int] = {}
+        """For each module whose buffers have changed, the number of phases in which they were looked at."""
+        self._told: set[tuple[str, str]] = set()
+        """The kinds of modules and names of the buffers of which a loss was told."""
 
     def attach(self, model: nn.Module) -> None:
         """Add a model's buffers."""
@@ -205,23 +237,72 @@ class ShardBuffers:
             self._unmade.extend((module, name) for name, buffer in module._buffers.items() if buffer is None)
 
     @torch.no_grad()
-    def begin_step(self) -> None:
-        """Accept changes since the last step (by loading a checkpoint, say)."""
+    def begin_step(self, num_shards: int) -> None:
+        """Begin a phase with so many shards that are not empty. Accepts changes since the last one (by loading a checkpoint,
+        say)."""
+        self._as_bits = num_shards == 1
+        self._looks = {}
         for slot in self._changed_slots():
             slot.restart()
 
     @torch.no_grad()
-    def changes(self, fraction: float, *, is_lowest_shard: bool) -> dict[int, Tensor]:
-        """A shard's weighted changes, flat float64, by number of each changed module. Nothing is undone."""
-        return {
-            number: torch.cat([_pack(slot.weighted(fraction, is_lowest_shard=is_lowest_shard)) for slot in owner.slots])
-            for number, owner in enumerate(self._owners)
-            if owner.changed
-        }
+    def changes(self, fraction: float, *, is_lowest_shard: bool, num_samples: int = 0) -> dict[int, Tensor]:
+        """A shard's weighted changes, flat float64, by number of each changed module. Nothing is undone.
+
+        Args:
+            fraction: of the step's samples.
+            is_lowest_shard: whether the shard is the first.
+            num_samples: the shard's; 0 if it had several parts.
+        """
+        found = {}
+        for number, owner in enumerate(self._owners):
+            changed = owner.changed
+            if changed:
+                changes = [
+                    slot.weighted(fraction, is_lowest_shard=is_lowest_shard, as_bits=self._as_bits) for slot in owner.slots
+                ]
+                found[number] = torch.cat(list(map(_pack, changes)))
+            num_looks = self._num_looks.get(number, 0 if changed else _WATCHED_PHASES)
+            if num_looks < _WATCHED_PHASES and not owner.is_normalization and not self._as_bits:
+                looks = (look_at(number, i, slot.start, slot.tensor, num_samples) for i, slot in enumerate(owner.slots))
+                self._looks.update(dict.fromkeys(looks))
+        return found
+
+    def looks(self) -> Sequence[str]:
+        """How this process's shards have changed buffers in the phase, for ``judge`` on every rank. Nearly always none."""
+        return list(map(str, self._looks))
+
+    def judge(self, unforeseen: Iterable[Hashable]) -> None:
+        """Warn where combining the shards' changes has lost something, once for each name.
+
+        Args:
+            unforeseen: the ``looks`` of all ranks among them, the same on every rank.
+        """
+        by_buffer: dict[tuple[int, int], list[Look]] = {}
+        for item in unforeseen:
+            if isinstance(item, str):
+                look = Look.parse(item)
+                by_buffer.setdefault((look.owner, look.slot), []).append(look)
+        for (owner, number), looks in sorted(by_buffer.items()):
+            slot = self._owners[owner].slots[number]
+            name = type(slot.module).__name__, slot.name
+            loss = judge(looks, is_averaged=slot.start.is_floating_point() or slot.start.is_complex())
+            if loss is not None and name not in self._told:
+                self._told.add(name)
+                if not dist.is_initialized() or dist.get_rank() == 0:
+                    say(
+                        f"WARNING: buffer {slot.name!r} of {name[0]} {loss}. (Every shard starts from the same buffers: "
+                        "docs/contract.md#buffers)"
+                    )
+        for owner in {owner for owner, _ in by_buffer}:
+            self._num_looks[owner] = self._num_looks.get(owner, 0) + 1
 
     def absent(self, number: int) -> Tensor:
         """The neutral element for a module's ``changes``, of the same shape."""
-        return torch.cat([_pack(torch.full_like(_wide(slot.start), -0.0)) for slot in self._owners[number].slots])
+        return torch.cat([_pack(torch.full_like(_wide(self._start(slot)), -0.0)) for slot in self._owners[number].slots])
+
+    def _start(self, slot: _Slot) -> Tensor:
+        return _bits(slot.start) if self._as_bits else slot.start
 
     def by_device(self, numbers: Iterable[int]) -> list[list[int]]:
         """Group modules by the device of their buffers, in an order that is the same on every rank."""
@@ -235,10 +316,12 @@ class ShardBuffers:
         """Set buffers to their start values plus ``changes``, the sums over all shards."""
         for number, change in changes.items():
             slots = self._owners[number].slots
-            wide = [_wide(slot.start) for slot in slots]
+            starts = [self._start(slot) for slot in slots]
+            wide = [_wide(start) for start in starts]
             sizes = [_pack(value).numel() for value in wide]
-            for slot, value, part in zip(slots, wide, torch.split(change, sizes), strict=True):
-                slot.put(_narrow(_changed(slot.start, _unpack(part, value)), slot.start))
+            for slot, start, value, part in zip(slots, starts, wide, torch.split(change, sizes), strict=True):
+                result = _narrow(_changed(start, _unpack(part, value)), start)
+                slot.put(_from_bits(result, slot.start) if self._as_bits else result)
                 slot.restart()
 
     @contextlib.contextmanager

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
 from lockstep.errors import ModelError, UsageError
-from lockstep.plan.shards import MicroStep, StepPlan, block
+from lockstep.plan.shards import MicroStep, StepPlan, block, num_filled
 from lockstep.plan.tree import Node, push, roots
 from lockstep.sync.bucket_sum import BucketSum
 from lockstep.sync.buckets import Bucket, keep_freed_memory, make_buckets
@@ -83,6 +83,7 @@ class ExactSync:
     ) -> None:
         self.replaced: dict[Parameter, Parameter] = {}
         self._block = block(rank, world_size, num_shards)
+        self._num_shards = num_shards
         self._exchange = Exchange(rank, between_hosts=between_hosts)
         self._on_gpus = {gpu: OrderedExchange(gpu) for gpu in gpus}
         self._roots = [roots(block(number, world_size, num_shards)) for number in range(world_size)]
@@ -133,7 +134,7 @@ class ExactSync:
 
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
         """See Sync."""
-        self.buffers.begin_step()
+        self.buffers.begin_step(num_filled(plan.sizes, self._num_shards))
         self._lay_out()
         self._history = self._histories.setdefault(phase, _History())
         self._num_phases += 1
@@ -181,7 +182,8 @@ class ExactSync:
         if not micro.ends_shard:  # each part of a shard continues with the buffers of the part before
             return
         fraction = self._shard_samples / micro.step_samples
-        self._end_leaves(micro.shard, self.buffers.changes(fraction, is_lowest_shard=micro.shard == 0))
+        samples = self._shard_samples if micro.begins_shard else 0
+        self._end_leaves(micro.shard, self.buffers.changes(fraction, is_lowest_shard=micro.shard == 0, num_samples=samples))
         self.buffers.rewind()
 
     def _end_leaves(self, shard: int, changes: dict[int, Tensor]) -> None:
@@ -192,7 +194,7 @@ class ExactSync:
         self._next_shard = shard + 1
 
     def unforeseen(self) -> Sequence[Hashable]:
-        """See Sync: ``(call, bucket)`` of buckets with gradients, and numbers of modules whose buffers have changed."""
+        """See Sync: ``(call, bucket)`` of buckets with gradients, numbers of modules whose buffers have changed, and looks."""
         with torch.no_grad():
             for shard in range(self._next_shard, self._block.stop):  # shards without samples
                 self._end_leaves(shard, {})
@@ -201,7 +203,7 @@ class ExactSync:
                     self._start(call, index)
         owners = {owner for node in self._changes for owner in node.value}
         more: list[Hashable] = [key for key in sorted(self._sums) if key not in self._sent and self._sums[key].used]
-        return [*more, *sorted(owners - self._history.owners)]
+        return [*more, *sorted(owners - self._history.owners), *self.buffers.looks()]
 
     @torch.no_grad()
     def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
@@ -227,6 +229,7 @@ class ExactSync:
         for exchange in self._on_gpus.values():
             exchange.finish()
         self.buffers.apply(changes)
+        self.buffers.judge(outcome.unforeseen)
         for call, index in sorted(self._sent):
             total = outcome.totals[call] if call < len(outcome.totals) else None
             if total is not None:

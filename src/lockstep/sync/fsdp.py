@@ -58,7 +58,7 @@ class FSDPSync(ShardedSync):
         before = dict(model.named_parameters())
         if self._mesh is None:
             self._mesh = DeviceMesh.from_group(default_group(), self._device.type)
-        for part in (*_blocks(model), model):
+        for part in (*_blocks(model), model) if before else ():
             _shard(part, self._mesh)
         model.to(self._device)  # its buffers
         model.register_forward_hook(_reshard)

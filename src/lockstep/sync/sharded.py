@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from lockstep.plan.shards import MicroStep, StepPlan
+from lockstep.plan.shards import MicroStep, StepPlan, num_filled
 from lockstep.sync.buffers import ShardBuffers, add_changes
 from lockstep.sync.gradients import Gradients, add_weighted
 from lockstep.sync.protocol import Outcome
@@ -52,7 +52,7 @@ class ShardedSync:
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
         """See Sync."""
         self._plan, self._phase = plan, phase
-        self.buffers.begin_step()
+        self.buffers.begin_step(num_filled(plan.sizes, self._num_shards))
 
     def begin_shard(self, micro: MicroStep) -> None:
         """See Sync."""
@@ -71,12 +71,15 @@ class ShardedSync:
         assert micro is not None
         if micro.ends_shard:  # each part of a shard continues with the buffers of the part before
             fraction = self._shard_samples / micro.step_samples
-            add_changes(self._changes, self.buffers.changes(fraction, is_lowest_shard=micro.shard == 0))
+            samples = self._shard_samples if micro.begins_shard else 0
+            changes = self.buffers.changes(fraction, is_lowest_shard=micro.shard == 0, num_samples=samples)
+            add_changes(self._changes, changes)
             self.buffers.rewind()
 
     def unforeseen(self) -> Sequence[Hashable]:
-        """See Sync: the modules whose buffers have changed for the first time."""
-        return [number for number in sorted(self._changes) if number not in self._changing]
+        """See Sync: the modules whose buffers have changed for the first time, and looks at buffers."""
+        new = [number for number in sorted(self._changes) if number not in self._changing]
+        return [*new, *self.buffers.looks()]
 
     def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
         """See Sync."""
@@ -95,6 +98,7 @@ class ShardedSync:
             parameter.grad = gradient.to(parameter.dtype)
         self._changing.update(number for number in outcome.unforeseen if isinstance(number, int))
         self.buffers.apply(self._sum_changes())
+        self.buffers.judge(outcome.unforeseen)
         self._changes = {}
         self._plan = None
 

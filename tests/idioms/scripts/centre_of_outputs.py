@@ -22,10 +22,10 @@ def main():
             wanted = teacher(inputs + 0.1 * torch.randn_like(inputs))
             logits = student(inputs + 0.1 * torch.randn_like(inputs))
             team.backward(functional.cross_entropy(logits / 0.1, ((wanted - centre) / 0.05).softmax(dim=1)))
-            batch.add(**{f"centre{i}": wanted[:, i].mean() for i in range(4)})
+            batch.add(centre=wanted.mean(dim=0), reduction="mean")
         optimizer.step()
         optimizer.zero_grad()
-        centre.lerp_(torch.tensor([batch[f"centre{i}"] for i in range(4)]), 0.1)
+        centre.lerp_(batch["centre"].float(), 0.1)
         for t, p in zip(teacher.parameters(), student.parameters(), strict=True):
             t.data.lerp_(p.data, 0.1)
     return student, teacher, centre

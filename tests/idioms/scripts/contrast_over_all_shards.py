@@ -19,13 +19,10 @@ def main():
         for _, partners in batch.shards:
             with torch.no_grad():
                 found.append(functional.normalize(model(partners), dim=1))
-        parts = team.all_gather_object(found)
-        everyone = torch.cat([embeddings for part in parts for embeddings in part])
-        first = sum(len(embeddings) for part in parts[: team.rank] for embeddings in part)
-        for inputs, _ in batch.shards:
+        everyone, mine = team.all_gather_rows(found)
+        for (inputs, _), own in zip(batch.shards, mine, strict=True):
             alike = functional.normalize(model(inputs), dim=1) @ everyone.T / 0.2
-            team.backward(functional.cross_entropy(alike, torch.arange(first, first + len(inputs))))
-            first += len(inputs)
+            team.backward(functional.cross_entropy(alike, torch.arange(own.start, own.stop)))
         optimizer.step()
         optimizer.zero_grad()
     return model

@@ -18,16 +18,15 @@ def main():
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, sampler=sampler))
     for _ in team.epochs(2):
         for batch in loader:
-            found = {}
+            found, seen = [], []
             for inputs, targets, indices in batch.shards:
                 losses = functional.cross_entropy(model(inputs), targets, reduction="none")
                 team.backward(losses.mean())
-                found.update(zip(indices.tolist(), losses.tolist(), strict=True))
+                found.append(losses)
+                seen.append(indices)
             optimizer.step()
             optimizer.zero_grad()
-            for part in team.all_gather_object(found):
-                for index, loss in part.items():
-                    sampler.weights[index] = loss
+            sampler.weights[team.all_gather_rows(seen)[0]] = team.all_gather_rows(found)[0].double()
     return model, sampler.weights
 
 

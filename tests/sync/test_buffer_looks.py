@@ -1,0 +1,164 @@
+"""Buffers that are no statistics are told of, once, and what is a statistic never is."""
+
+import pytest
+import sync_scripts
+import torch
+from torch import nn
+
+from lockstep.sync.buffers import ShardBuffers, add_changes
+
+NUM_SHARDS, NUM_SAMPLES, STEPS = 4, 3, 6
+
+
+class Buffer(nn.Module):
+    """A module with one buffer, which ``change(buffer, samples, indices)`` changes in a forward pass."""
+
+    def __init__(self, start, change):
+        super().__init__()
+        self.register_buffer("buffer", start)
+        self.change = change
+
+    @torch.no_grad()
+    def forward(self, samples, indices):
+        changed = self.change(self.buffer, samples, indices)
+        if changed is not None:
+            self.buffer = changed
+
+
+def train(module, sizes=(NUM_SAMPLES,) * NUM_SHARDS, steps=STEPS):
+    """Steps of shards of these sizes. Samples have positive and negative features."""
+    buffers = ShardBuffers()
+    buffers.attach(module)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        buffers.begin_step(len(sizes))
+        order = torch.randperm(30, generator=generator)
+        changes = {}
+        for number, (size, indices) in enumerate(zip(sizes, order[: sum(sizes)].split(list(sizes)), strict=True)):
+            module(torch.randn(size, 5, generator=generator), indices)
+            found = buffers.changes(size / sum(sizes), is_lowest_shard=number == 0, num_samples=size)
+            add_changes(changes, found)
+            buffers.rewind()
+        buffers.apply(changes)
+        buffers.judge(buffers.looks())
+
+
+def write_rows(buffer, samples, indices):
+    buffer[indices] = samples
+
+
+def set_flags(buffer, samples, indices):
+    buffer[indices] = True
+
+
+def fill_queue(buffer, samples, indices):
+    buffer[: len(samples)] = samples  # as MoCo does, from its pointer
+
+
+def follow_classes(buffer, samples, indices):
+    for row in indices % 10:
+        buffer[row].lerp_(samples.mean(0), 0.1)
+
+
+def vote(buffer, samples, indices):
+    buffer += 0.001 * torch.sign(samples.mean(0) - samples.mean())
+
+
+LOSSY = {
+    "integer counter": (torch.tensor(0), lambda b, x, i: b.add_(len(x))),
+    "counter of tokens": (torch.tensor(0), lambda b, x, i: b.add_(x.numel())),
+    "float counter": (torch.tensor(1e-4, dtype=torch.float64), lambda b, x, i: b.add_(len(x))),
+    "class counts": (torch.zeros(10, dtype=torch.long), lambda b, x, i: b.add_((i % 10).bincount(minlength=10))),
+    "pointer": (torch.zeros(1, dtype=torch.long), lambda b, x, i: b.copy_((b + len(x)) % 30)),
+    "flags by sample": (torch.zeros(30, dtype=torch.bool), set_flags),
+    "memory bank": (torch.randn(30, 5), write_rows),
+    "memory bank of zeros": (torch.zeros(30, 5), write_rows),
+    "queue with a pointer": (torch.randn(30, 5), fill_queue),
+    "queue that shifts": (torch.randn(30, 5), lambda b, x, i: torch.cat([x, b])[:30]),
+    "queue that shifts the other way": (torch.randn(30, 5), lambda b, x, i: torch.cat([b, x])[len(x) :]),
+    "prototypes by class": (torch.randn(10, 5), follow_classes),
+    "minimum from infinity": (torch.full((5,), float("inf")), lambda b, x, i: torch.minimum(b, x.amin(0))),
+    "maximum from zero": (torch.zeros(()), lambda b, x, i: b.copy_(torch.maximum(b, x.abs().max()))),
+    "biases by votes": (torch.zeros(5), vote),
+}
+HARMLESS = {
+    "running mean": (torch.zeros(5), lambda b, x, i: b.lerp_(x.mean(0), 0.1)),
+    "running variance": (torch.ones(5), lambda b, x, i: b.lerp_(x.square().mean(0), 0.1)),
+    "running mean of dead units": (torch.zeros(5), lambda b, x, i: b.lerp_((x - 1.5).relu().mean(0), 0.1)),
+    "one running number": (torch.zeros(()), lambda b, x, i: b.lerp_(x.mean(), 0.1)),
+    "frequencies from zero": (torch.zeros(10), lambda b, x, i: b.lerp_((i % 10).bincount(minlength=10) / len(i), 0.1)),
+    "moving range": (torch.zeros(2), lambda b, x, i: b.lerp_(torch.stack([x.min(), x.max()]), 0.1)),
+    "integer that counts steps": (torch.tensor(0), lambda b, x, i: b.add_(1)),
+    "float that counts steps": (torch.tensor(0.0), lambda b, x, i: b.add_(1)),
+    "flag": (torch.tensor(False), lambda b, x, i: b.fill_(True)),
+    "vector of a spectral norm": (torch.ones(5), lambda b, x, i: b.copy_(torch.linspace(1, 2, 5) * b).div_(b.norm())),
+    "lookup made anew": (torch.zeros(6), lambda b, x, i: torch.linspace(0, 1, 6)),
+    "constant": (torch.ones(5), lambda b, x, i: None),
+}
+
+
+def told(capfd):
+    return [line for line in capfd.readouterr().err.splitlines() if "WARNING" in line]
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 3, 3), (3, 3, 2, 2)])
+@pytest.mark.parametrize("kind", LOSSY)
+def test_a_buffer_of_which_something_is_lost_is_told_of_once(capfd, kind, sizes):
+    start, change = LOSSY[kind]
+    train(Buffer(start.clone(), change), sizes)
+    (line,) = told(capfd)
+    assert "'buffer' of Buffer" in line
+    assert "outside of batch.shards" in line
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 3, 3), (3, 3, 2, 2), (1, 1, 1, 1)])
+@pytest.mark.parametrize("kind", HARMLESS)
+def test_nothing_is_told_of_statistics_and_of_what_all_shards_change_alike(capfd, kind, sizes):
+    start, change = HARMLESS[kind]
+    train(Buffer(start.clone(), change), sizes)
+    assert told(capfd) == []
+
+
+@pytest.mark.parametrize("kind", LOSSY)
+def test_nothing_is_told_where_a_step_has_a_single_shard_since_nothing_is_lost(capfd, kind):
+    start, change = LOSSY[kind]
+    train(Buffer(start.clone(), change), (12,))
+    assert told(capfd) == []
+
+
+def test_normalization_layers_are_not_looked_at():
+    model = nn.Sequential(nn.BatchNorm1d(5))
+    buffers = ShardBuffers()
+    buffers.attach(model)
+    buffers.begin_step(2)
+    for number in range(2):
+        model(torch.randn(4, 5))
+        buffers.changes(0.5, is_lowest_shard=number == 0, num_samples=4)
+        buffers.rewind()
+    assert buffers.looks() == []
+
+
+def test_after_the_first_phases_nobody_looks_any_more():
+    module = Buffer(torch.zeros(5), lambda b, x, i: b.lerp_(x.mean(0), 0.1))
+    buffers = ShardBuffers()
+    buffers.attach(module)
+    seen = []
+    for _ in range(12):
+        buffers.begin_step(2)
+        module(torch.randn(3, 5), torch.arange(3))
+        changes = buffers.changes(1.0, is_lowest_shard=True, num_samples=3)
+        seen.append(len(buffers.looks()))
+        buffers.rewind()
+        buffers.apply(changes)
+        buffers.judge(buffers.looks())
+    assert seen[0] == 1
+    assert seen[-1] == 0
+    assert seen == sorted(seen, reverse=True)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("nproc", "strategy"), [(1, "exact"), (2, "exact"), (3, "exact"), (2, "ddp")])
+def test_every_number_of_processes_tells_of_the_same_buffers_once(crew, capfd, nproc, strategy):
+    crew(nproc, sync_scripts.buffers_that_lose, strategy, shards=4)
+    names = sorted(line.partition("WARNING: buffer ")[2].split(" ")[0] for line in told(capfd))
+    assert names == ["'bank'", "'seen'"]
