@@ -162,7 +162,7 @@ def test_a_setting_that_fails_by_itself_is_the_last_and_its_error_is_shown_once_
 @pytest.mark.usefixtures("warm_trials")
 def test_what_follows_the_script_is_its_own_also_what_looks_like_an_option(verify, tmp_path):
     (tmp_path / "show.py").write_text("import sys\nraise SystemExit(f'given {sys.argv[1:]}')")
-    done = verify("--world-sizes", "1", "show.py", "--epochs", "3", "--seed", "5", "--", "-x")
+    done = verify("--world-sizes", "1", "show.py", "--", "--epochs", "3", "--seed", "5", "--", "-x")
     assert "given ['--epochs', '3', '--seed', '5', '--', '-x']" in done.output
     assert done.results["args"] == ["--epochs", "3", "--seed", "5", "--", "-x"]
 
