@@ -68,8 +68,8 @@ _VALUE_OF_TEE = re.compile(r"\d+(:\d+(,\d+:\d+)*)?")
 def command(script: str, args: tuple[str, ...], **values: Any) -> int:
     """Run SCRIPT with ARGS on several processes, on one or several machines.
 
-    Options go before SCRIPT; all arguments after it (or after -- behind it) are passed to the script. It is an error to give a setting here and
-    a different value in the script's lockstep.join().
+    Options go before SCRIPT; all arguments after it (or after -- behind it) are passed to the script. It is an error to
+    give a setting here and a different value in the script's lockstep.join().
     """
     options = LaunchOptions(**given(LaunchOptions, values))
     if options.tee:

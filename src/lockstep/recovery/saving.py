@@ -357,15 +357,16 @@ class Saver(Listener):
 
     # Best weights
 
-    def keep_best(self, value: float, mode: str, step: int, epoch: int) -> bool:
-        """Save the weights if the value is the best so far. Every rank must call it, with the same value."""
+    def is_best(self, value: float, mode: str) -> bool:
+        """Whether the value is the best so far. Every rank must call it, with the same value."""
         if mode not in ("min", "max"):
             raise ConfigError(f"best(mode={mode!r}): choose one of min, max")
         compare_ranks("values for team.best()", [f"{value!r}, {mode}"], self._collectives, _OF_ALL_RANKS)
-        if math.isnan(value) or (
-            self._state.best is not None and (value <= self._state.best if mode == "max" else value >= self._state.best)
-        ):
-            return False
+        best = self._state.best
+        return not math.isnan(value) and (best is None or (value > best if mode == "max" else value < best))
+
+    def keep_best(self, value: float, step: int, epoch: int) -> None:
+        """Save the weights as the best so far. Every rank must call it, with the same value."""
         self._state.best = value
         self.settle()
         manifest = Manifest(
@@ -383,7 +384,6 @@ class Saver(Listener):
             job = self._job(manifest, weights, {}, self._staging_of_best)
             self._best_job = replace(job, world_size=1)
             self._writer.submit(self._best_job)
-        return True
 
     def _retry_best(self) -> None:
         if self._best_job is not None and not self._writer.is_busy and time.monotonic() >= self._best_retry_at:
