@@ -69,6 +69,7 @@ def _verification(content: Mapping[str, Any], directory: Path) -> Verification:
         one_device=_build_optional(OneDevice, content["one_device"]),
         diagnosis=_build_optional(Diagnosis, content["diagnosis"]),
         experiments=tuple(content["experiments"]),
+        is_shards_chosen=content.get("is_shards_chosen", False),
     )
 
 

@@ -38,12 +38,39 @@ def outcome_of_one_device(verification: Verification) -> str:
     result = verification.one_device
     assert result is not None
     if result.status == "same":
-        return f"the same gradient of the first batch, up to rounding ({result.error:.1e} of its norm)"
+        return f"the same gradient of the first batch, up to rounding ({result.error:.1e} of its norm){_mode(verification)}"
     if result.status == "sum":
         return f"the gradient of the first batch is {result.factor:.4g} TIMES SMALLER"
     if result.status == "differs":
         return f"the gradient of the first batch DIFFERS by {result.error:.2g} of its norm"
     return f"{result.status}: {result.reason}"
+
+
+def _mode(verification: Verification) -> str:
+    summary = verification.reference.summary
+    if summary is None or not (summary.batch_norm or summary.dropout):
+        return ""
+    modes = ["with BatchNorm in evaluation mode"] * summary.batch_norm + ["without dropout"] * summary.dropout
+    return f", computed {' and '.join(modes)}"
+
+
+def notes(verification: Verification) -> Iterator[str]:
+    """What the first run has shown of the script, a line each: it holds in all settings."""
+    summary, shards = verification.reference.summary, verification.shards
+    if summary is None:
+        return
+    if verification.is_shards_chosen:
+        yield (
+            f"V = {counted(shards, 'shard')}, chosen here, as the script gives none: runs without --shards have as many as "
+            f"processes, and so another answer. join(shards={shards}) fixes it"
+        )
+    elif verification.task.shards is None:
+        yield f"V = {counted(shards, 'shard')}, as in the script"
+    if summary.batch_norm and shards > 1:
+        yield (
+            f"BatchNorm normalises over {counted(summary.shard_size, 'sample')} ({summary.batch_size} / {shards} shards), on "
+            f"any number of processes; one device would over {summary.batch_size}"
+        )
 
 
 def verdict(verification: Verification) -> list[str]:
@@ -72,6 +99,9 @@ def _passed(verification: Verification) -> Iterator[str]:
 
 def _not_verified(verification: Verification) -> Iterator[str]:
     skipped = [f"{result.setting.label}: {result.reason}" for result in verification.results if result.status == "skipped"]
+    summary = verification.reference.summary
+    if summary is not None and not summary.num_evaluations:
+        skipped.append("evaluation: the script never called team.evaluate()")
     one_device = verification.one_device
     if one_device is not None and one_device.status == "skipped":
         skipped.append(f"{one_device.shards} shards against one device: {one_device.reason}")
@@ -154,6 +184,7 @@ def samples_of(difference: Difference, *, most: int) -> str:
 def place_of(difference: Difference) -> str:
     """Where in the run a difference is, in words."""
     where = "the beginning" if difference.step == 0 else f"step {difference.step}"
+    where = f"after {where}, the last" if difference.is_behind else where
     if difference.epoch is not None:
         where += f" (epoch {difference.epoch + 1})"
     if difference.phase:  # nearly every step has but one, which needs no name
@@ -171,6 +202,7 @@ _STAGES = {
     "content": "what is in the batch",
     "gradient of a shard": "the shard's gradient of",
     "gradient": "the gradient (after the exchange) of",
+    "number": "the value of",
     "weights": "the weight",
     "buffers": "the buffer",
     "state": "the optimizer's state:",

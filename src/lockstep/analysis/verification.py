@@ -32,11 +32,23 @@ class Summary:
     learned: bool
     each_sample_once: bool | None
     """None: not known, as there are several loaders."""
+    num_passes: int = 1
+    """Over loaders, in epochs: usually one an epoch."""
+    num_evaluations: int = 0
+    batch_size: int = 0
+    """Samples in the first global batch."""
+    shard_size: int = 0
+    """Samples in the largest of its shards."""
+    batch_norm: bool = False
+    """Whether the model normalises by the statistics of its shard's samples."""
+    dropout: bool = False
 
 
 def summary_of(run: TracedRun) -> Summary:
     """The summary of a run."""
     losses = [line["values"].get("loss") for line in run.evaluations]
+    first = [(key, owners[0][1]) for key, owners in run.shards_of(min(run.steps)) if (key.phase, key.part) == (0, 0)]
+    sizes = [len(line["batches"][0]["samples"]) for _, line in first if line["batches"]]
     return Summary(
         first_step=min(run.steps),
         num_steps=run.num_steps,
@@ -46,6 +58,12 @@ def summary_of(run: TracedRun) -> Summary:
         strategy=run.start["strategy"],
         learned=learned(run),
         each_sample_once=uses_each_sample_once(run),
+        num_passes=len(run.passes),
+        num_evaluations=len(run.evaluations),
+        batch_size=sum(sizes),
+        shard_size=max(sizes, default=0),
+        batch_norm=run.layers.get("batch_norm", False),
+        dropout=run.layers.get("dropout", False),
     )
 
 
@@ -78,12 +96,24 @@ class Verification(Study):
     results: tuple[SettingResult, ...]
     """The others are compared with the first."""
     with_one_device: bool = True
-    """Whether the gradient of the first batch is compared with that of one device, which does not cut it."""
+    """Whether the gradient of the first batch is compared with that of one device, which does not cut it, if V > 1."""
+    is_shards_chosen: bool = False
+    """Whether V was chosen here: neither the script nor the user gives it."""
     one_device: OneDevice | None = None
     """None: not compared."""
     diagnosis: Diagnosis | None = None
     experiments: tuple[str, ...] = ()
     """What was run to find the cause."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many settings there are to run, and comparisons with one device."""
+        return len(self.results) + self.compares_one_device
+
+    @property
+    def compares_one_device(self) -> bool:
+        """Whether the gradient is compared with that of one device."""
+        return self.with_one_device and self.shards > 1
 
     @property
     def reference(self) -> SettingResult:
@@ -127,6 +157,7 @@ class Verification(Study):
             "first_difference": None if self.worst is None else self.worst.setting.number,
             "diagnosis": None if self.diagnosis is None else dataclasses.asdict(self.diagnosis),
             "experiments": self.experiments,
+            "is_shards_chosen": self.is_shards_chosen,
         }
 
 

@@ -86,6 +86,8 @@ class Saver(Listener):
         """Whether the run is stopping because it was asked to."""
         self.held_s = 0.0
         """For how long training has stood still for checkpoints."""
+        self.num_saved = 0
+        """Number of checkpoints that this launch has begun to write. The same on every rank."""
         self._store = store
         self._keep, self._keep_every = config.keep, config.keep_every
         self._token = token
@@ -103,7 +105,6 @@ class Saver(Listener):
         self._touching: threading.Thread | None = None
         self._last_sound: int | None = None
         self._held_s: dict[int, float] = {}
-        self._num_saved = 0
         self._best_job: Job | None = None
         """On rank 0: the best weights, until they are written."""
         self._best_retry_at = 0.0
@@ -222,7 +223,7 @@ class Saver(Listener):
             **self._state.describe(),
             **self._origin(),
         )
-        self._num_saved += 1
+        self.num_saved += 1
         self._writer.submit(self._job(manifest, mine, state, self._staging))
         self._held_s[step] = time.perf_counter() - began
         self.held_s += self._held_s[step]
@@ -242,7 +243,7 @@ class Saver(Listener):
         is_best = manifest.kind == "weights"
         return Job(
             manifest=manifest,
-            token=f"{self._token}-{'best' if is_best else self._num_saved}",
+            token=f"{self._token}-{'best' if is_best else self.num_saved}",
             rank=self._collectives.rank,
             world_size=self._collectives.size,
             keep=self._keep,
