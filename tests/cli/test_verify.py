@@ -89,7 +89,7 @@ def test_what_the_script_fixes_itself_stays_and_what_cannot_be_verified_then_is_
     assert not_verified[0].startswith("  1 process, resuming where 1 process was killed: the script saves no checkpoints")
 
 
-def script(join, layers="", after_step="", after_epoch="", after_training="", num_epochs=3):
+def script(join, layers="", in_shard="", after_step="", after_epoch="", after_training="", num_epochs=3):
     """A script of three steps an epoch, with lines of the script's own."""
     lines = [
         "import copy, torch, lockstep",
@@ -104,6 +104,7 @@ def script(join, layers="", after_step="", after_epoch="", after_training="", nu
         "    for batch in loader:",
         "        for x, y in batch.shards:",
         "            loss = F.cross_entropy(model(x), y)",
+        *(f"            {line}" for line in in_shard.splitlines()),
         "            team.backward(loss)",
         "            batch.add(loss=loss)",
         "        optimizer.step()",
@@ -162,6 +163,21 @@ def test_values_that_no_checkpoint_has_are_found_by_kills_in_the_first_and_the_l
     assert (done.results["first_difference"], done.results["diagnosis"]["cause"]) == (setting, "not saved")
     assert re.search(f"first difference: .*{place}", done.output)
     assert "team.state(" in done.output
+    assert [(finding["name"], finding["code"][:3]) for finding in done.results["findings"]] == [("bad", "LS2")]
+    assert "starts anew on a resume: `bad`" in done.output.partition("verifying")[0]
+    assert "`bad` starts anew" in done.output.partition("found in the script's text")[2]
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("warm_trials")
+def test_what_no_run_shows_is_the_likely_cause_if_the_scripts_text_does(verify, tmp_path):
+    (tmp_path / "train.py").write_text(script("shards=2", in_shard="bad += 1\nloss = loss * bad"))
+    done = verify("--world-sizes", "1,2", *BRIEFLY, "train.py")
+    assert done.exit_code == 1, done.output
+    assert done.results["diagnosis"]["cause"] == "unknown"
+    assert "`bad` counts the shards" in done.output.partition("verifying")[0]
+    assert re.search(r"likely cause, by the script's text:\n +train.py:13:\d+: LS102 `bad`", done.output)
+    assert "not found" not in done.output
 
 
 @pytest.mark.long

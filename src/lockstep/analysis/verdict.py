@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from lockstep.analysis.verification import SettingResult, Verification
 from lockstep.diagnosis.conclusion import Diagnosis
 from lockstep.machine.sizes import counted
+from lockstep.reading.findings import Finding
 from lockstep.trace.differences import Difference
 
 _DIGITS = 16
@@ -116,6 +117,7 @@ def _failed_settings(verification: Verification) -> Iterator[str]:
             where = f" ({verification.directory / result.log})" if result.log else ""
             yield f"FAIL  {result.setting.label}: {result.status}{'' if result.error else f': {result.reason}'}{where}"
             yield from _indented(2, result.error.splitlines())
+            yield from _indented(2, _findings("found in the script's text", verification.findings_on(result)))
 
 
 def _one_device(verification: Verification) -> Iterator[str]:
@@ -154,15 +156,33 @@ def _difference(verification: Verification) -> Iterator[str]:
             yield f"    samples of this shard: {samples_of(difference, most=12)}"
         yield from _indented(4, (f"{name}: {value}" for name, value in zip(names, difference.values, strict=True) if value))
     if verification.diagnosis is not None:
-        yield from _diagnosis(verification.diagnosis)
+        yield from _diagnosis(verification.diagnosis, verification.findings_on(worst))
 
 
-def _diagnosis(diagnosis: Diagnosis) -> Iterator[str]:
+def findings_of_text(findings: Sequence[Finding]) -> list[str]:
+    """Findings in lines, each with what to write instead."""
+    said = []
+    for finding in findings:
+        said += [str(finding) if finding.certain else f"{finding} (perhaps)", f"  write: {finding.remedy}"]
+    return said
+
+
+def _findings(title: str, findings: Sequence[Finding]) -> Iterator[str]:
+    if findings:
+        yield f"{title}:"
+        yield from _indented(2, findings_of_text(findings))
+
+
+def _diagnosis(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Iterator[str]:
     if diagnosis.arose:
         yield f"  it arose {diagnosis.arose}"
+    if findings and diagnosis.cause == "unknown":  # no run shows what a script's own variables are used for
+        yield from _indented(2, _findings("likely cause, by the script's text", findings))
+        return
     yield f"  likely cause: {diagnosis.sentence}"
     yield from _indented(4, diagnosis.locations)
     yield f"  remedy: {diagnosis.remedy}"
+    yield from _indented(2, _findings("found in the script's text", findings))
     if diagnosis.also_seen:
         yield "  also seen, and perhaps innocent:"
         yield from _indented(4, diagnosis.also_seen)

@@ -11,6 +11,7 @@ from lockstep.analysis.trial import Record
 from lockstep.diagnosis.conclusion import Diagnosis
 from lockstep.diagnosis.one_device import OneDevice
 from lockstep.diagnosis.setting import Setting
+from lockstep.reading.findings import Finding
 from lockstep.trace.differences import Difference, learned, uses_each_sample_once
 from lockstep.trace.lines import combined, number
 from lockstep.trace.traced_run import TracedRun
@@ -104,6 +105,8 @@ class Verification(Study):
     diagnosis: Diagnosis | None = None
     experiments: tuple[str, ...] = ()
     """What was run to find the cause."""
+    findings: tuple[Finding, ...] = ()
+    """What the reading of the script's text finds."""
 
     @property
     def num_rows(self) -> int:
@@ -114,6 +117,12 @@ class Verification(Study):
     def compares_one_device(self) -> bool:
         """Whether the gradient is compared with that of one device."""
         return self.with_one_device and self.shards > 1
+
+    @property
+    def differs_only_resumed(self) -> bool:
+        """Whether all settings that differ resume a run. If others differ, shards are not even equal among themselves, and
+        one device would seem to be another reason."""
+        return all(result.difference is None or result.setting.killed_at is not None for result in self.results)
 
     @property
     def reference(self) -> SettingResult:
@@ -127,6 +136,13 @@ class Verification(Study):
         differing = [(result, result.difference) for result in self.results if result.difference is not None]
         by_order = sorted(differing, key=lambda pair: (pair[0].setting.killed_at is not None, pair[1].order))
         return by_order[0][0] if by_order else None
+
+    def findings_on(self, result: SettingResult) -> tuple[Finding, ...]:
+        """The findings that may tell why a setting failed or differs: of what starts anew, if only its resume does; the certain
+        ones first."""
+        is_resumed = result.setting.killed_at is not None
+        fitting = [finding for finding in self.findings if (finding.starts_anew if is_resumed else finding.differs)]
+        return tuple(sorted(fitting, key=lambda finding: not finding.certain))
 
     @property
     def is_interrupted(self) -> bool:
@@ -158,6 +174,7 @@ class Verification(Study):
             "diagnosis": None if self.diagnosis is None else dataclasses.asdict(self.diagnosis),
             "experiments": self.experiments,
             "is_shards_chosen": self.is_shards_chosen,
+            "findings": [finding.as_dict() for finding in self.findings],
         }
 
 

@@ -19,6 +19,7 @@ from lockstep.diagnosis.one_device import OneDevice, against_one_device
 from lockstep.diagnosis.setting import Setting
 from lockstep.errors import UsageError
 from lockstep.measure.events import read_events
+from lockstep.reading.findings import Finding
 from lockstep.trace.differences import first_difference, first_fault
 from lockstep.trace.lines import read_evidence
 from lockstep.trace.traced_run import TracedRun, read_run
@@ -35,8 +36,9 @@ def plan(
     *,
     resumes: bool,
     with_one_device: bool,
+    findings: Sequence[Finding] = (),
 ) -> Verification:
-    """A verification before its first run. Pure. For the arguments see ``settings.expand``.
+    """A verification before its first run. Pure. For the arguments see ``settings.expand``; ``findings``: of the script's text.
 
     Raises:
         ConfigError: there are fewer shards than processes in a setting, or there is only one setting.
@@ -50,6 +52,7 @@ def plan(
         threads=task.threads,
         results=tuple(SettingResult(setting=setting, reason="stopped before") for setting in chosen),
         with_one_device=with_one_device,
+        findings=tuple(findings),
     )
 
 
@@ -100,7 +103,7 @@ class _Verifier:
                 break
             index += 1
         else:
-            if self.verification.compares_one_device:
+            if self.verification.compares_one_device and self.verification.differs_only_resumed:
                 total = self.verification.num_rows
                 self._observer.started(f"[{total}/{total}] {self.verification.shards} shards against one device")
                 self._note(one_device=self._compare_with_one_device())

@@ -16,6 +16,8 @@ from lockstep.cli.lists import names, numbers
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.studies import conduct, options_of_studies
 from lockstep.cli.tables import say
+from lockstep.cli.terminal import open_console
+from lockstep.launch.program import find_script
 from lockstep.machine.sizes import counted
 from lockstep.reading.files import read_script
 from lockstep.startup.reading import notices
@@ -109,11 +111,20 @@ def command(
     receives every run's output and trace, and results.json.
     """
     sizes = world_sizes or settings.default_world_sizes(num_cores=here.num_cores, num_gpus=here.num_gpus)
+    path = find_script(str(task.script), is_module=task.is_module)
     planned = verify.plan(
-        task, sorted(sizes), workers or (None,), launchers, here, resumes=resumes, with_one_device=one_device
+        task,
+        sorted(sizes),
+        workers or (None,),
+        launchers,
+        here,
+        resumes=resumes,
+        with_one_device=one_device,
+        findings=() if path is None else read_script(path),
     )
-    for line in () if task.is_module else notices(read_script(task.script), resumes=resumes):
-        click.echo(line, err=True)
+    console = open_console()
+    for line in notices(planned.findings, resumes=resumes):
+        say(console, line)
     num_settings = counted(len(planned.results), "setting")
     of_script = "as in the script, else " if task.shards is None else ""
     what = f"verifying {task.script} under {num_settings}: V = {of_script}{counted(planned.shards, 'shard')}"
