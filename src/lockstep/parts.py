@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ from lockstep.prepare.model import PreparedModel
 from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.watched import Watched
 from lockstep.recovery.fingerprint import Fingerprint
+from lockstep.recovery.held import HeldRun
 from lockstep.recovery.journey import Journey
 from lockstep.recovery.parted import PartedRanks
 from lockstep.recovery.position import ScriptCursor
@@ -106,6 +107,10 @@ class RunContext:
     """A loader's settings as ``lockstep tune`` found them."""
     trackers: Mapping[str, Any] = field(default_factory=dict)
     """Objects that the script has given as ``track``, by name."""
+    chosen: Collection[str] = ()
+    """Settings that a trial has chosen, as the script gives none."""
+    is_held: bool = False
+    """See ``TrialSettings``."""
 
 
 class Parts:
@@ -141,11 +146,11 @@ class Parts:
         # Unguarded: the loop issues its own collectives only at points that all ranks reach.
         self.collectives = Collectives(default_group(), transport)
         self.stop_watch = StopWatch(speaks=is_main)
-        trace = [] if config.trace == "off" else self._open_trace()
         trackers = self._open_trackers() if is_main else Trackers()
         self.journal = Journal(context.run_dir if is_main else None, trackers)
 
         self.state = RunState()
+        trace = [] if config.trace == "off" else self._open_trace()
         self.saver = Saver(
             Store(context.run_dir),
             config,
@@ -219,7 +224,7 @@ class Parts:
         if self.auditor is not None:
             self.auditor.also_notify(AuditTimer(self.clock))
         self.at_exit = AtExit()
-        active += [self.auditor, self.at_exit]
+        active += [HeldRun(self.saver) if context.is_held else None, self.auditor, self.at_exit]
         self.listeners = listeners = Listeners([listener for listener in active if listener is not None])
 
         ledger = Ledger(self.collectives, config.accumulate * -(-config.shards // world.world_size), self.clock)
@@ -264,7 +269,8 @@ class Parts:
     def _open_trace(self) -> list[Listener]:
         from lockstep.diagnosis.tracing import open_trace  # slow: imported where a run is traced
 
-        return open_trace(self.config, self.world, self.devices[0], self.context.run_dir)
+        registered = self.state.registered
+        return open_trace(self.config, self.world, self.devices[0], self.context.run_dir, registered, self.context.chosen)
 
     def _open_black_box(self) -> Sampler | None:
         world = self.world

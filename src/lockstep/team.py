@@ -16,7 +16,7 @@ from lockstep.comm.group import default_group
 from lockstep.data.evaluation import Evaluation
 from lockstep.data.evaluation_pass import EvaluationPass
 from lockstep.data.loader import PreparedLoader
-from lockstep.errors import PeerError, UsageError
+from lockstep.errors import MismatchError, PeerError, UsageError
 from lockstep.loop.preparing import A, B, C, D, Kept
 from lockstep.parts import Parts
 from lockstep.prepare.model import unwrap
@@ -207,7 +207,7 @@ class Team(Collectives):
         self._phases.check_outside("team.best()")
         if self._loop.is_replaying:
             return False
-        return self._parts.saver.keep_best(float(metric), mode, self.step, self.epoch)
+        return self._loop.keep_best(float(metric), mode)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The user's own model behind a prepared one."""
@@ -352,6 +352,9 @@ class Team(Collectives):
 
         Every rank must call it, unless the script has failed: then it does not communicate. Otherwise it waits for the other
         ranks if a step was taken.
+
+        Raises:
+            MismatchError: the script has changed the state of the ranks in different ways since its last step.
         """
         self._close(at_exit=False)
 
@@ -370,6 +373,12 @@ class Team(Collectives):
                 self._parts.journal.write("end", step=self.step)
                 if self._parts.stop_watch.received is not None and self.is_main:
                     say("the run is finished and need not be started again.")
+        except BaseException as error:
+            failed = True
+            # At once: a launcher ends the other ranks as soon as the first one has ended.
+            if at_exit and self.is_main and isinstance(error, MismatchError):
+                say(f"error: {error}")
+            raise
         finally:
             if failed or not at_exit:  # at exit a signal comes too late, and must not change the exit status
                 self._parts.stop_watch.end()
@@ -381,7 +390,8 @@ class Team(Collectives):
         try:
             self._close(at_exit=True)
         except BaseException as error:
-            sys.excepthook(type(error), error, error.__traceback__)  # silent while the launcher ends all ranks
+            if not isinstance(error, MismatchError):  # it is the same on all ranks, and rank 0 has said it
+                sys.excepthook(type(error), error, error.__traceback__)  # silent while the launcher ends all ranks
             with contextlib.suppress(OSError):
                 sys.stdout.flush()
                 sys.stderr.flush()

@@ -128,6 +128,12 @@ class TrialSettings:
     """Settings for a script that leaves them out."""
     instead: Mapping[str, Any] = field(default_factory=dict)
     """Settings in place of the script's own."""
+    is_held: bool = False
+    """Whether the processes wait to be killed once their first checkpoint is on disk and another step was taken."""
+
+    def chosen(self, settings: Mapping[str, Any]) -> frozenset[str]:
+        """The names of the defaults that the script leaves to this trial."""
+        return frozenset(name for name in self.defaults if settings.get(name) is None)
 
     def applied_to(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The script's settings in this trial."""

@@ -36,6 +36,12 @@ def test_what_follows_the_script_is_the_scripts_own(capsys, asked):
     assert settings == {}
 
 
+def test_dashes_that_separate_the_script_from_its_arguments_are_none_of_them(capsys, asked):
+    call(capsys, "train.py", "--", "--epochs", "1", "--", "x")
+    call(capsys, "--", "train.py", "--epochs", "1")
+    assert [args for _, args, _, _ in asked] == [("--epochs", "1", "--", "x"), ("--epochs", "1")]
+
+
 def test_only_settings_that_were_given_travel(capsys, asked):
     call(capsys, "--shards", "4", "--timeout", "9", "--on-nan", "warn", "-m", "package.train")
     [(_, _, options, settings)] = asked

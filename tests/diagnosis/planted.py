@@ -17,8 +17,8 @@ numpy_generator = np.random.default_rng(0)
 torch_generator = torch.Generator().manual_seed(1)
 python_generator = random.Random(4)
 history = []
-SLOW = ("slow", "not saved")
-LONG = (*SLOW, "weights")
+COUNTING = ("longer", "not saved")
+LONG = (*COUNTING, "weights")
 
 
 class Numbers(Dataset):
@@ -159,9 +159,8 @@ def train(fault):
             if fault == "update by one rank":
                 with torch.no_grad():
                     model[0].weight.add_(float(team.is_main))  # PLANT
-            if fault in SLOW:
+            if fault in COUNTING:
                 model[1].seen += 1  # PLANT
-                time.sleep(0.3)  # time to be killed in
             print(team.is_main, time.time() - began)  # innocent
             if team.is_main and fault == "fails":
                 raise RuntimeError("no luck")

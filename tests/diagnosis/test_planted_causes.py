@@ -77,7 +77,7 @@ def planted_line(place):
         ("rank", "rank", "loss"),
         pytest.param(*("variable", "rank", "loss"), marks=pytest.mark.long),
         ("update by one rank", "rank", "ranks"),
-        pytest.param(*("learning rate", "rank", "state"), marks=pytest.mark.long),
+        pytest.param(*("learning rate", "rank", "number"), marks=pytest.mark.long),
         ("collective", "collective", "loss"),
         pytest.param(*("weights", "weights", "loss"), marks=pytest.mark.long),
         ("split by rank", "data by rank", "content"),

@@ -58,6 +58,36 @@ def _go_astray(how, model, optimizer, table):
             random.random()
 
 
+def part_after_training(how):
+    """Train two epochs, and then do something else on each rank, or on rank 0 alone. The message of what came of it."""
+    team = lockstep.join()
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(numbers(16), 4))
+    table = team.register("table", torch.zeros(3))
+    for epoch in team.epochs(2):
+        for batch in loader:
+            for (inputs,) in batch.shards:
+                team.backward(model(inputs).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        trained = {name: value.clone() for name, value in model.state_dict().items()}
+        if epoch == 1 and "break" in how:
+            break
+    other = {name: value + (team.rank == 0) for name, value in trained.items()}  # the others have what they had
+    if "every rank" in how or ("alone" in how and team.rank == 0):
+        model.load_state_dict(other)
+    if "registered" in how:
+        table[0] = team.rank
+    try:
+        if "best" in how:
+            team.best(1.0)
+        team.close()
+    except lockstep.MismatchError as error:
+        return str(error), str(team.run_dir)
+    return "", str(team.run_dir)
+
+
 def draw(seed, where):
     """What a run shuffles and drops with a seed of the script's own."""
     if where == "before":

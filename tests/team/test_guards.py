@@ -44,6 +44,37 @@ def test_ranks_that_agree_are_left_in_peace(crew, nproc):
     assert [message for _, message, _ in crew(nproc, guard_scripts.part, "nothing", 5, shards=4)] == [""] * nproc
 
 
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        ("every rank loads its own", "'weight' of model is not the same on rank 0 as on ranks 1 and 2"),
+        ("every rank, break", "'weight' of model is not the same on rank 0 as on ranks 1 and 2"),
+        ("registered", "the registered 'table'"),
+        ("every rank, best", "before the best weights are saved"),
+    ],
+)
+def test_ranks_that_part_after_their_last_step_are_told_when_the_script_ends(crew, how, named):
+    for message, run_dir in crew(3, guard_scripts.part_after_training, how, shards=4):
+        assert "the ranks have parted" in message
+        assert named in message
+        assert not (Path(run_dir) / "best").exists()
+        assert True not in saved_states(run_dir)
+
+
+@pytest.mark.parametrize("how", ["rank 0 alone", "rank 0 alone, break"])
+def test_what_rank_0_alone_loads_after_training_is_reported_and_no_error(crew, capfd, how):
+    for message, run_dir in crew(2, guard_scripts.part_after_training, how, shards=4):
+        assert message == ""
+        assert saved_states(run_dir) == [True]
+    assert "rank 0 alone has changed 'weight' of model" in capfd.readouterr().err
+
+
+def saved_states(run_dir):
+    """Of each checkpoint of a run, whether it is that of a finished one."""
+    manifests = (Path(run_dir) / "checkpoints").glob("step-*/manifest.json")
+    return [json.loads(path.read_text())["finished"] for path in manifests]
+
+
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_the_scripts_seed_is_the_runs_seed(standing_crew, where):
     [one] = standing_crew(1, guard_scripts.draw, 1, where, shards=2)

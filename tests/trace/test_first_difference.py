@@ -64,7 +64,7 @@ def trace(world_size=1, num_steps=2, num_shards=2, replacement=False):
                 lines.append(shard_line(step, shard, [first, first + 1]))
             lines.append(step_line(step))
             lines.append({"event": "evaluation", "epoch": 0, "step": step, "values": {"loss": (0.25).hex()}})
-        ranks.append([*lines, {"event": "end", "step": num_steps}])
+        ranks.append([*lines, {**step_line(num_steps), "event": "end"}])
     return ranks
 
 
@@ -102,10 +102,18 @@ CHANGES = {
     "gradient": in_step(2, "step", lambda line: line["gradients"][0].update(b="another")),
     "weights": in_step(2, "step", lambda line: line["weights"].update(b="another")),
     "buffers": in_step(2, "step", lambda line: line["buffers"].update(mean="another")),
-    "state": in_step(2, "step", lambda line: line["state"].update({"lr of group 0": "=0.2"})),
+    "number": in_step(2, "step", lambda line: line["state"].update({"lr of group 0": "=0.2"})),
+    "state": in_step(2, "step", lambda line: line["state"].update({"momentum of w": "another"})),
     "evaluation": in_step(2, "evaluation", lambda line: line["values"].update(loss=(0.5).hex())),
 }
-NAMES = {"gradient of a shard": "w", "gradient": "b", "weights": "b", "buffers": "mean", "state": "lr of group 0"}
+NAMES = {
+    "gradient of a shard": "w",
+    "gradient": "b",
+    "number": "lr of group 0",
+    "weights": "b",
+    "buffers": "mean",
+    "state": "momentum of w",
+}
 
 
 @pytest.mark.parametrize("stage", CHANGES)
@@ -145,7 +153,20 @@ def test_an_earlier_step_comes_before_an_earlier_stage():
 
 def test_numbers_are_shown_as_numbers():
     assert first_difference(gather(trace(1)), changed(CHANGES["loss"])).values == ("0.5", "0.75")
-    assert first_difference(gather(trace(1)), changed(CHANGES["state"])).values == ("0.1", "0.2")
+    assert first_difference(gather(trace(1)), changed(CHANGES["number"])).values == ("0.1", "0.2")
+
+
+def test_what_a_script_does_after_its_last_step_is_compared_unless_the_runs_are_compared_up_to_a_step():
+    def load(rank, line):
+        if line["event"] == "end":
+            line["weights"].update(w="of the best epoch")
+
+    found = first_difference(gather(trace(1)), changed(load))
+    assert (found.step, found.is_behind, found.stage, found.name) == (2, True, "weights", "w")
+    assert first_difference(gather(trace(1)), changed(load), until=2) is None
+    earlier = first_difference(gather(trace(1)), changed(lambda *line: (load(*line), CHANGES["state"](*line))))
+    assert not earlier.is_behind
+    assert earlier.order < found.order
 
 
 def resumed(change=lambda line: None):

@@ -18,6 +18,7 @@ from lockstep.diagnosis.conclusion import Diagnosis
 from lockstep.diagnosis.one_device import OneDevice
 from lockstep.diagnosis.setting import Setting
 from lockstep.errors import ConfigError
+from lockstep.reading.findings import Finding
 from lockstep.trace.differences import Difference
 
 T = TypeVar("T")
@@ -69,6 +70,8 @@ def _verification(content: Mapping[str, Any], directory: Path) -> Verification:
         one_device=_build_optional(OneDevice, content["one_device"]),
         diagnosis=_build_optional(Diagnosis, content["diagnosis"]),
         experiments=tuple(content["experiments"]),
+        is_shards_chosen=content.get("is_shards_chosen", False),
+        findings=tuple(_build(Finding, finding) for finding in content.get("findings", ())),
     )
 
 

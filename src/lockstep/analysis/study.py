@@ -71,6 +71,7 @@ class Study(abc.ABC):
         num_processes: int,
         settings: Mapping[str, object],
         instead: Mapping[str, object] | None = None,
+        is_held: bool = False,
         variables: Mapping[str, str] | None = None,
     ) -> Trial:
         """One trial of the script.
@@ -82,6 +83,7 @@ class Study(abc.ABC):
             settings: fields of ``RunConfig``, beside those that all trials have in common. None is not passed on, so that the
                 script's own stays in force.
             instead: fields that replace the script's own.
+            is_held: see ``TrialSettings``.
             variables: more environment variables.
         """
         task = self.task
@@ -97,7 +99,7 @@ class Study(abc.ABC):
             launcher=launcher,
             num_processes=num_processes,
             settings=asked,
-            of_script=TrialSettings(defaults=defaults, instead=instead),
+            of_script=TrialSettings(defaults=defaults, instead=instead, is_held=is_held),
             variables=variables or {},
             timeout_s=task.timeout_s,
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from lockstep.analysis.verification import SettingResult, Verification
 from lockstep.diagnosis.conclusion import Diagnosis
 from lockstep.machine.sizes import counted
+from lockstep.reading.findings import Finding
 from lockstep.trace.differences import Difference
 
 _DIGITS = 16
@@ -38,12 +39,39 @@ def outcome_of_one_device(verification: Verification) -> str:
     result = verification.one_device
     assert result is not None
     if result.status == "same":
-        return f"the same gradient of the first batch, up to rounding ({result.error:.1e} of its norm)"
+        return f"the same gradient of the first batch, up to rounding ({result.error:.1e} of its norm){_mode(verification)}"
     if result.status == "sum":
         return f"the gradient of the first batch is {result.factor:.4g} TIMES SMALLER"
     if result.status == "differs":
         return f"the gradient of the first batch DIFFERS by {result.error:.2g} of its norm"
     return f"{result.status}: {result.reason}"
+
+
+def _mode(verification: Verification) -> str:
+    summary = verification.reference.summary
+    if summary is None or not (summary.batch_norm or summary.dropout):
+        return ""
+    modes = ["with BatchNorm in evaluation mode"] * summary.batch_norm + ["without dropout"] * summary.dropout
+    return f", computed {' and '.join(modes)}"
+
+
+def notes(verification: Verification) -> Iterator[str]:
+    """What the first run has shown of the script, a line each: it holds in all settings."""
+    summary, shards = verification.reference.summary, verification.shards
+    if summary is None:
+        return
+    if verification.is_shards_chosen:
+        yield (
+            f"V = {counted(shards, 'shard')}, chosen here, as the script gives none: runs without --shards have as many as "
+            f"processes, and so another answer. join(shards={shards}) fixes it"
+        )
+    elif verification.task.shards is None:
+        yield f"V = {counted(shards, 'shard')}, as in the script"
+    if summary.batch_norm and shards > 1:
+        yield (
+            f"BatchNorm normalises over {counted(summary.shard_size, 'sample')} ({summary.batch_size} / {shards} shards), on "
+            f"any number of processes; one device would over {summary.batch_size}"
+        )
 
 
 def verdict(verification: Verification) -> list[str]:
@@ -72,6 +100,9 @@ def _passed(verification: Verification) -> Iterator[str]:
 
 def _not_verified(verification: Verification) -> Iterator[str]:
     skipped = [f"{result.setting.label}: {result.reason}" for result in verification.results if result.status == "skipped"]
+    summary = verification.reference.summary
+    if summary is not None and not summary.num_evaluations:
+        skipped.append("evaluation: the script never called team.evaluate()")
     one_device = verification.one_device
     if one_device is not None and one_device.status == "skipped":
         skipped.append(f"{one_device.shards} shards against one device: {one_device.reason}")
@@ -86,6 +117,7 @@ def _failed_settings(verification: Verification) -> Iterator[str]:
             where = f" ({verification.directory / result.log})" if result.log else ""
             yield f"FAIL  {result.setting.label}: {result.status}{'' if result.error else f': {result.reason}'}{where}"
             yield from _indented(2, result.error.splitlines())
+            yield from _indented(2, _findings("found in the script's text", verification.findings_on(result)))
 
 
 def _one_device(verification: Verification) -> Iterator[str]:
@@ -124,15 +156,33 @@ def _difference(verification: Verification) -> Iterator[str]:
             yield f"    samples of this shard: {samples_of(difference, most=12)}"
         yield from _indented(4, (f"{name}: {value}" for name, value in zip(names, difference.values, strict=True) if value))
     if verification.diagnosis is not None:
-        yield from _diagnosis(verification.diagnosis)
+        yield from _diagnosis(verification.diagnosis, verification.findings_on(worst))
 
 
-def _diagnosis(diagnosis: Diagnosis) -> Iterator[str]:
+def findings_of_text(findings: Sequence[Finding]) -> list[str]:
+    """Findings in lines, each with what to write instead."""
+    said = []
+    for finding in findings:
+        said += [str(finding) if finding.certain else f"{finding} (perhaps)", f"  write: {finding.remedy}"]
+    return said
+
+
+def _findings(title: str, findings: Sequence[Finding]) -> Iterator[str]:
+    if findings:
+        yield f"{title}:"
+        yield from _indented(2, findings_of_text(findings))
+
+
+def _diagnosis(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Iterator[str]:
     if diagnosis.arose:
         yield f"  it arose {diagnosis.arose}"
+    if findings and diagnosis.cause == "unknown":  # no run shows what a script's own variables are used for
+        yield from _indented(2, _findings("likely cause, by the script's text", findings))
+        return
     yield f"  likely cause: {diagnosis.sentence}"
     yield from _indented(4, diagnosis.locations)
     yield f"  remedy: {diagnosis.remedy}"
+    yield from _indented(2, _findings("found in the script's text", findings))
     if diagnosis.also_seen:
         yield "  also seen, and perhaps innocent:"
         yield from _indented(4, diagnosis.also_seen)
@@ -154,6 +204,7 @@ def samples_of(difference: Difference, *, most: int) -> str:
 def place_of(difference: Difference) -> str:
     """Where in the run a difference is, in words."""
     where = "the beginning" if difference.step == 0 else f"step {difference.step}"
+    where = f"after {where}, the last" if difference.is_behind else where
     if difference.epoch is not None:
         where += f" (epoch {difference.epoch + 1})"
     if difference.phase:  # nearly every step has but one, which needs no name
@@ -171,6 +222,7 @@ _STAGES = {
     "content": "what is in the batch",
     "gradient of a shard": "the shard's gradient of",
     "gradient": "the gradient (after the exchange) of",
+    "number": "the value of",
     "weights": "the weight",
     "buffers": "the buffer",
     "state": "the optimizer's state:",

@@ -11,6 +11,7 @@ from lockstep.analysis.trial import Record
 from lockstep.diagnosis.conclusion import Diagnosis
 from lockstep.diagnosis.one_device import OneDevice
 from lockstep.diagnosis.setting import Setting
+from lockstep.reading.findings import Finding
 from lockstep.trace.differences import Difference, learned, uses_each_sample_once
 from lockstep.trace.lines import combined, number
 from lockstep.trace.traced_run import TracedRun
@@ -32,11 +33,23 @@ class Summary:
     learned: bool
     each_sample_once: bool | None
     """None: not known, as there are several loaders."""
+    num_passes: int = 1
+    """Over loaders, in epochs: usually one an epoch."""
+    num_evaluations: int = 0
+    batch_size: int = 0
+    """Samples in the first global batch."""
+    shard_size: int = 0
+    """Samples in the largest of its shards."""
+    batch_norm: bool = False
+    """Whether the model normalises by the statistics of its shard's samples."""
+    dropout: bool = False
 
 
 def summary_of(run: TracedRun) -> Summary:
     """The summary of a run."""
     losses = [line["values"].get("loss") for line in run.evaluations]
+    first = [(key, owners[0][1]) for key, owners in run.shards_of(min(run.steps)) if (key.phase, key.part) == (0, 0)]
+    sizes = [len(line["batches"][0]["samples"]) for _, line in first if line["batches"]]
     return Summary(
         first_step=min(run.steps),
         num_steps=run.num_steps,
@@ -46,6 +59,12 @@ def summary_of(run: TracedRun) -> Summary:
         strategy=run.start["strategy"],
         learned=learned(run),
         each_sample_once=uses_each_sample_once(run),
+        num_passes=len(run.passes),
+        num_evaluations=len(run.evaluations),
+        batch_size=sum(sizes),
+        shard_size=max(sizes, default=0),
+        batch_norm=run.layers.get("batch_norm", False),
+        dropout=run.layers.get("dropout", False),
     )
 
 
@@ -78,12 +97,32 @@ class Verification(Study):
     results: tuple[SettingResult, ...]
     """The others are compared with the first."""
     with_one_device: bool = True
-    """Whether the gradient of the first batch is compared with that of one device, which does not cut it."""
+    """Whether the gradient of the first batch is compared with that of one device, which does not cut it, if V > 1."""
+    is_shards_chosen: bool = False
+    """Whether V was chosen here: neither the script nor the user gives it."""
     one_device: OneDevice | None = None
     """None: not compared."""
     diagnosis: Diagnosis | None = None
     experiments: tuple[str, ...] = ()
     """What was run to find the cause."""
+    findings: tuple[Finding, ...] = ()
+    """What the reading of the script's text finds."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many settings there are to run, and comparisons with one device."""
+        return len(self.results) + self.compares_one_device
+
+    @property
+    def compares_one_device(self) -> bool:
+        """Whether the gradient is compared with that of one device."""
+        return self.with_one_device and self.shards > 1
+
+    @property
+    def differs_only_resumed(self) -> bool:
+        """Whether all settings that differ resume a run. If others differ, shards are not even equal among themselves, and
+        one device would seem to be another reason."""
+        return all(result.difference is None or result.setting.killed_at is not None for result in self.results)
 
     @property
     def reference(self) -> SettingResult:
@@ -97,6 +136,13 @@ class Verification(Study):
         differing = [(result, result.difference) for result in self.results if result.difference is not None]
         by_order = sorted(differing, key=lambda pair: (pair[0].setting.killed_at is not None, pair[1].order))
         return by_order[0][0] if by_order else None
+
+    def findings_on(self, result: SettingResult) -> tuple[Finding, ...]:
+        """The findings that may tell why a setting failed or differs: of what starts anew, if only its resume does; the certain
+        ones first."""
+        is_resumed = result.setting.killed_at is not None
+        fitting = [finding for finding in self.findings if (finding.starts_anew if is_resumed else finding.differs)]
+        return tuple(sorted(fitting, key=lambda finding: not finding.certain))
 
     @property
     def is_interrupted(self) -> bool:
@@ -127,6 +173,8 @@ class Verification(Study):
             "first_difference": None if self.worst is None else self.worst.setting.number,
             "diagnosis": None if self.diagnosis is None else dataclasses.asdict(self.diagnosis),
             "experiments": self.experiments,
+            "is_shards_chosen": self.is_shards_chosen,
+            "findings": [finding.as_dict() for finding in self.findings],
         }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,13 +19,12 @@ from lockstep.diagnosis.one_device import OneDevice, against_one_device
 from lockstep.diagnosis.setting import Setting
 from lockstep.errors import UsageError
 from lockstep.measure.events import read_events
+from lockstep.reading.findings import Finding
 from lockstep.trace.differences import first_difference, first_fault
 from lockstep.trace.lines import read_evidence
 from lockstep.trace.traced_run import TracedRun, read_run
 
 _LAUNCHERS = {"local": "lockstep"}
-# How ``RunConfig`` says that a setting of ours is not the script's.
-_FIXED_INTERVAL = re.compile(r"checkpoint_every is .* in the script's join\(\)")
 
 
 def plan(
@@ -38,13 +36,14 @@ def plan(
     *,
     resumes: bool,
     with_one_device: bool,
+    findings: Sequence[Finding] = (),
 ) -> Verification:
-    """A verification before its first run. Pure. For the arguments see ``settings.expand``.
+    """A verification before its first run. Pure. For the arguments see ``settings.expand``; ``findings``: of the script's text.
 
     Raises:
         ConfigError: there are fewer shards than processes in a setting, or there is only one setting.
     """
-    shards = max(world_sizes) if task.shards is None else task.shards
+    shards = settings.default_shards(world_sizes) if task.shards is None else task.shards
     chosen = settings.expand(world_sizes, workers, launchers, task.shards, resumes=resumes)
     return Verification(
         task=task,
@@ -52,7 +51,8 @@ def plan(
         shards=shards,
         threads=task.threads,
         results=tuple(SettingResult(setting=setting, reason="stopped before") for setting in chosen),
-        with_one_device=with_one_device and shards > 1,
+        with_one_device=with_one_device,
+        findings=tuple(findings),
     )
 
 
@@ -74,39 +74,55 @@ class _Verifier:
     def __init__(self, verification: Verification, observer: Observer) -> None:
         self.verification = verification
         self._observer = observer
+        self._reference: TracedRun | None = None
+        """The first setting's run."""
 
     def _note(self, **changes: object) -> None:
         self.verification = self.verification.noting(**changes)
 
     def run(self) -> None:
-        planned = self.verification.results
-        total = len(planned) + self.verification.with_one_device
-        reference: TracedRun | None = None
-        for index, setting in enumerate(result.setting for result in planned):
-            self._observer.started(f"[{setting.number}/{total}] {setting.label}")
+        index = 0
+        while index < len(self.verification.results):
+            setting = self.verification.results[index].setting
+            self._observer.started(f"[{setting.number}/{self.verification.num_rows}] {setting.label}")
             result, run = self._run_setting(setting)
             if run is not None:
-                if reference is None:
-                    self.verification = dataclasses.replace(self.verification, shards=run.start["shards"])
                 # One that failed is compared as far as it came: what it computed before may tell why.
                 until = None if result.status == "ok" else max(run.steps)
+                reference = self._reference
                 difference = first_fault(run) or (
                     None if reference is None else first_difference(reference, run, until=until)
                 )
-                reference = reference or run
                 result = dataclasses.replace(result, difference=difference)
+                if reference is None:
+                    self._begin_with(run)
             results = self.verification.results
             self._note(results=(*results[:index], result, *results[index + 1 :]))
             self._observer.ended(verdict.outcome(self.verification, result))
             if result.is_bad:
                 break
+            index += 1
         else:
-            if self.verification.with_one_device:
+            if self.verification.compares_one_device and self.verification.differs_only_resumed:
+                total = self.verification.num_rows
                 self._observer.started(f"[{total}/{total}] {self.verification.shards} shards against one device")
                 self._note(one_device=self._compare_with_one_device())
                 self._observer.ended(verdict.outcome_of_one_device(self.verification))
         if self.verification.worst is not None and not self.verification.is_interrupted:
             self._diagnose(self.verification.worst)
+
+    def _begin_with(self, run: TracedRun) -> None:
+        """Take the first run as the one that the others are compared with, and its V as that of all others."""
+        self._reference = run
+        shards, (first, *others) = run.start["shards"], self.verification.results
+        fitting = settings.within([result.setting for result in others], shards)
+        planned = (first.setting, *(dataclasses.replace(setting, number=setting.number + 1) for setting in fitting))
+        self.verification = dataclasses.replace(
+            self.verification,
+            shards=shards,
+            is_shards_chosen="shards" in run.start["chosen"],
+            results=tuple(SettingResult(setting=setting, reason="stopped before") for setting in planned),
+        )
 
     # Trials
 
@@ -127,6 +143,7 @@ class _Verifier:
             num_processes=setting.world_size,
             settings={"workers": setting.workers, **extra},
             instead=instead,
+            is_held=is_killed,
             variables=variables,
         )
         if is_killed:
@@ -136,17 +153,21 @@ class _Verifier:
     def _run_setting(self, setting: Setting) -> tuple[SettingResult, TracedRun | None]:
         name = f"runs/{setting.slug}"
         run_dir = self.verification.directory / name
+        instead: dict[str, object] = {}
         if setting.killed_at is not None:
+            assert self._reference is not None
+            step = settings.step_to_kill_after(self._reference, in_last_epoch=setting.in_last_epoch)
+            if isinstance(step, str):
+                return SettingResult(setting=setting, status="skipped", reason=step), None
             before = dataclasses.replace(setting, world_size=setting.killed_at, killed_at=None)
-            killed = self._try(before, name, {"checkpoint_every": 1}, is_killed=True)
-            if _FIXED_INTERVAL.search(killed.reason or ""):
-                killed = self._try(before, name, {}, is_killed=True)
+            instead = {"fresh": False}
+            killed = self._try(before, name, {}, instead={**instead, "checkpoint_every": step}, is_killed=True)
             result = SettingResult(setting=setting, **vars(killed))
             if killed.status == "ok" and killed.exit_status is not None:
-                return _skip(result, "the training was over before it could be killed: give it more steps"), None
+                return _skip(result, f"it ended before its checkpoint after step {step} was whole"), None
             if killed.status != "ok":
                 return result, None
-        result = SettingResult(setting=setting, **vars(self._try(setting, name, {"trace": "steps"})))
+        result = SettingResult(setting=setting, **vars(self._try(setting, name, {"trace": "steps"}, instead=instead)))
         if result.status != "ok":
             return result, _read_partial_run(run_dir)
         try:
@@ -160,7 +181,7 @@ class _Verifier:
                 raise
             return dataclasses.replace(result, status="failed", reason=str(error)), None
         if setting.killed_at is not None and min(run.steps) == 1:
-            return _skip(result, "it was killed before its first checkpoint was whole: give it more steps"), None
+            return _skip(result, "it did not resume, but began anew"), None
         return dataclasses.replace(result, summary=summary_of(run)), run
 
     def _compare_with_one_device(self) -> OneDevice:
@@ -206,7 +227,8 @@ class _Verifier:
         diagnosis = None
         try:
             if worst.setting.killed_at is not None:
-                until = worst.difference.step + 1  # what goes on into a step is seen when that begins
+                # What goes on into a step is seen when that begins.
+                until = None if worst.difference.is_behind else worst.difference.step + 1
                 watched = laboratory(
                     Experiment(purpose="watching what the script keeps", setting=first.setting, level="calls", until=until)
                 )

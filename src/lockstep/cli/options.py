@@ -21,6 +21,14 @@ CONTEXT = {"max_content_width": 120, "help_option_names": ["-h", "--help"]}
 CONTEXT_OF_SCRIPTS = {**CONTEXT, "allow_interspersed_args": False}
 """Those for commands that run a script: all arguments after it belong to the script."""
 
+
+def _of_script(_: click.Context, __: click.Parameter, args: tuple[str, ...]) -> tuple[str, ...]:
+    return args[1:] if args[:1] == ("--",) else args
+
+
+args_of_script = click.argument("args", nargs=-1, type=click.UNPROCESSED, callback=_of_script)
+"""The decorator for the script's own arguments. A ``--`` that separates them from the script is none of them."""
+
 RUNS = Path("runs")
 """The directory of runs that commands look into by default."""
 _OF_TORCHRUN = ("nproc_per_node", "max_restarts", "log_dir", "redirects", "standalone")
@@ -110,7 +118,7 @@ def command_of_script(
 
     def make(function: Callable[..., Any]) -> click.Command:
         for decorate in (
-            click.argument("args", nargs=-1, type=click.UNPROCESSED),
+            args_of_script,
             click.argument("script", required=needs_script),
             options_from(LaunchOptions, RunConfig, shown=shown),
         ):

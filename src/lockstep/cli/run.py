@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, given, options_from
+from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, args_of_script, given, options_from
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.launch.options import LaunchOptions
@@ -64,12 +64,12 @@ _VALUE_OF_TEE = re.compile(r"\d+(:\d+(,\d+:\d+)*)?")
 )
 @options_from(LaunchOptions, RunConfig)
 @click.argument("script")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@args_of_script
 def command(script: str, args: tuple[str, ...], **values: Any) -> int:
     """Run SCRIPT with ARGS on several processes, on one or several machines.
 
-    Options go before SCRIPT; all arguments after it are passed to the script. It is an error to give a setting here and
-    a different value in the script's lockstep.join().
+    Options go before SCRIPT; all arguments after it (or after -- behind it) are passed to the script. It is an error to
+    give a setting here and a different value in the script's lockstep.join().
     """
     options = LaunchOptions(**given(LaunchOptions, values))
     if options.tee:

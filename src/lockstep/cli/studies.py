@@ -16,6 +16,7 @@ from rich.console import Console
 from lockstep.analysis import machine
 from lockstep.analysis.study import S, Task
 from lockstep.analysis.trial import Observer
+from lockstep.cli.options import args_of_script
 from lockstep.cli.progress import Progress
 from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console, sigterm_interrupts
@@ -41,7 +42,7 @@ def options_of_studies(*, run: str, out: str, shards: str, threads: str, timeout
     name, _, timeout_help = timeout.partition(": ")
     options = (
         click.argument("script", type=click.Path(path_type=Path)),
-        click.argument("args", nargs=-1, type=click.UNPROCESSED),
+        args_of_script,
         click.option("-m", "--module", "is_module", is_flag=True, help="Run SCRIPT as a module, as python -m does."),
         click.option(
             "--shards",

@@ -16,6 +16,8 @@ from lockstep.cli.lists import names, numbers
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.studies import conduct, options_of_studies
 from lockstep.cli.tables import say
+from lockstep.cli.terminal import open_console
+from lockstep.launch.program import find_script
 from lockstep.machine.sizes import counted
 from lockstep.reading.files import read_script
 from lockstep.startup.reading import notices
@@ -23,8 +25,8 @@ from lockstep.startup.reading import notices
 _EPILOG = """
 \b
 Examples:
-  lockstep verify train.py --epochs 1
-      1, 2 and 4 processes; python and torchrun; a kill and resume; one device
+  lockstep verify train.py --epochs 2
+      1, 2 and 3 processes; python and torchrun; two kills, resumed; one device
   lockstep verify --nproc 1,2,3,4 --workers 0,2 --launchers local train.py
       each of four numbers of processes, with and without loader workers
   lockstep verify --nproc 2 --workers 0,4 --no-resume --no-one-device train.py
@@ -51,7 +53,7 @@ Exit status: 0 after PASS, 1 after FAIL, 2 if the arguments or the script are in
     "world_sizes",
     metavar="N,N,...",
     callback=numbers(least=1),
-    help="Numbers of processes.  [default: 1, 2 and 4, up to twice the cores, and up to the GPUs if there are several]",
+    help="Numbers of processes.  [default: 1, 2 and 3, up to twice the cores, and up to the GPUs if there are several]",
 )
 @click.option(
     "--workers",
@@ -69,7 +71,8 @@ Exit status: 0 after PASS, 1 after FAIL, 2 if the arguments or the script are in
     "--resume/--no-resume",
     "resumes",
     default=True,
-    help="Kill a run, and resume it with another number of processes.  [default: --resume]",
+    help="Kill runs in their first and in their last epoch, and resume each with another number of processes.  "
+    "[default: --resume]",
 )
 @click.option(
     "--one-device/--no-one-device",
@@ -79,7 +82,7 @@ Exit status: 0 after PASS, 1 after FAIL, 2 if the arguments or the script are in
 @options_of_studies(
     run="setting",
     out="verification",
-    shards="that of the script, else the largest number of processes",
+    shards="that of the script, else a power of two, at least the largest number of processes",
     threads="that of the script, else the cores divided by V",
     timeout="--timeout-per-run: Time limit of each run, in seconds; a setting that exceeds it fails.",
 )
@@ -95,7 +98,7 @@ def command(
 ) -> None:
     """Run SCRIPT with ARGS in several settings, and verify that it computes bit-identical results in all of them.
 
-    A setting is a number of processes, a number of loader workers, and a launcher; in the last one a run is killed and
+    A setting is a number of processes, a number of loader workers, and a launcher; in the last two a run is killed and
     resumed. Settings are compared step by step: samples (each used once, and how many by each process), losses, gradients
     and their norms, digests of weights, buffers and optimizer state. Weights must have changed. SCRIPT runs in the
     current environment.
@@ -108,18 +111,30 @@ def command(
     receives every run's output and trace, and results.json.
     """
     sizes = world_sizes or settings.default_world_sizes(num_cores=here.num_cores, num_gpus=here.num_gpus)
+    path = find_script(str(task.script), is_module=task.is_module)
     planned = verify.plan(
-        task, sorted(sizes), workers or (None,), launchers, here, resumes=resumes, with_one_device=one_device
+        task,
+        sorted(sizes),
+        workers or (None,),
+        launchers,
+        here,
+        resumes=resumes,
+        with_one_device=one_device,
+        findings=() if path is None else read_script(path),
     )
-    for line in () if task.is_module else notices(read_script(task.script), resumes=resumes):
-        click.echo(line, err=True)
+    console = open_console()
+    for line in notices(planned.findings, resumes=resumes):
+        say(console, line)
     num_settings = counted(len(planned.results), "setting")
-    what = f"verifying {task.script} under {num_settings}: V = {counted(planned.shards, 'shard')}"
+    of_script = "as in the script, else " if task.shards is None else ""
+    what = f"verifying {task.script} under {num_settings}: V = {of_script}{counted(planned.shards, 'shard')}"
     if not conduct(planned.begin(out), what, verify.run, _report).passed:
         sys.exit(1)
 
 
 def _report(verification: Verification, console: Console) -> None:
+    for line in verdict.notes(verification):
+        say(console, line)
     for number, line in enumerate(verdict.verdict(verification)):
         is_first = line.startswith("FAIL") or (verification.passed and number == 0)
         say(console, line, style=("bold green" if verification.passed else "bold red") if is_first else None)

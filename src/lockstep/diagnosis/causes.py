@@ -81,8 +81,8 @@ CAUSES = {
     ),
     "not saved": Cause(
         sentence="something that the script keeps is in no checkpoint, so the run resumes without it",
-        remedy="give it to team.register(name, object); or keep it in a buffer of the model, in the optimizer, or in "
-        "team.per_shard(...), which are saved",
+        remedy="keep values in state = team.state(best=0.0, ...), count with team.step, and give objects to "
+        "team.register(name, object): these are saved, as are buffers of the model, optimizers, and team.per_shard(...)",
         kinds=("kept", "state", "generator"),
     ),
     "rounding": Cause(

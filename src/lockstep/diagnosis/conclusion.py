@@ -119,7 +119,7 @@ def _relevance(findings: Findings, line: Line) -> int:
         return 2 if in_shard else 1
     if where in _DATA:
         return 2 if scope == "data" else int(where == "samples" or kind in ("state", "worker", "rank"))
-    if where in ("beginning", "update", "evaluation", "exchange"):
+    if where in ("beginning", "update", "evaluation", "exchange", "end"):
         if where == "beginning" and line["step"] > 0:
             return 0
         if in_shard:  # what a shard leaves behind has effects later
@@ -172,6 +172,7 @@ _AROSE: Mapping[str, str] = {
     "update": "after batch.shards, in the update: the gradients are the same",
     "beginning": "before the first step",
     "evaluation": "in the evaluation: the weights are the same",
+    "end": "after the last step: until then all is the same",
 }
 
 

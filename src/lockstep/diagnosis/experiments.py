@@ -67,7 +67,7 @@ def investigate(
     difference: Difference, reference: tuple[Setting, TracedRun], deviating: tuple[Setting, TracedRun], run: Laboratory
 ) -> Findings:
     """Run the experiments that tell causes apart. If one fails, less is known."""
-    until: int | None = max(difference.step, 1) + (difference.stage == "evaluation")
+    until = None if difference.is_behind else max(difference.step, 1) + (difference.stage == "evaluation")
     ask = functools.partial(Experiment, until=until)
     pairs = dict((reference, deviating)).items()
     purpose = "does it agree with itself?"

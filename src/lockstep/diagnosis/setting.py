@@ -17,6 +17,8 @@ class Setting:
     launcher: str = "local"
     killed_at: int | None = None
     """The number of processes of an earlier launch that was killed and is resumed; None: there was none."""
+    in_last_epoch: bool = False
+    """Whether that launch was killed in the last epoch; else in the first."""
 
     @property
     def label(self) -> str:
@@ -27,14 +29,15 @@ class Setting:
         if self.launcher != "local":
             words.append(self.launcher)
         if self.killed_at is not None:
-            words.append(f"resuming where {_processes(self.killed_at)} {'was' if self.killed_at == 1 else 'were'} killed")
+            killed = f"{_processes(self.killed_at)} {'was' if self.killed_at == 1 else 'were'} killed"
+            words.append(f"resuming where {killed}{' in the last epoch' if self.in_last_epoch else ''}")
         return ", ".join(words)
 
     @property
     def slug(self) -> str:
         """Its name in the run's directory."""
         workers = "" if self.workers is None else f"-workers{self.workers}"
-        after = "" if self.killed_at is None else f"-after-x{self.killed_at}"
+        after = "" if self.killed_at is None else f"-after-x{self.killed_at}{'-last' if self.in_last_epoch else ''}"
         return f"{self.number}-x{self.world_size}{workers}-{self.launcher}{after}"
 
 

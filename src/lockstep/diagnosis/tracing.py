@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,8 +20,10 @@ from lockstep.trace.subjects import Subjects
 from lockstep.world import World
 
 
-def begin_trace(config: RunConfig, world: World, device: torch.device, run_dir: Path, level: str) -> TraceWriter:
-    """Begin this process's trace with a line about the run; ``level``: how much is traced."""
+def begin_trace(
+    config: RunConfig, world: World, device: torch.device, run_dir: Path, level: str, chosen: Collection[str] = ()
+) -> TraceWriter:
+    """Begin this process's trace with a line about the run; ``level``: how much is traced, ``chosen``: see ``RunContext``."""
     writer = TraceWriter(run_dir, f"rank-{world.rank}")
     writer.write(
         event="start",
@@ -33,14 +37,32 @@ def begin_trace(config: RunConfig, world: World, device: torch.device, run_dir: 
         precision=config.precision,
         device=device.type,
         launcher=world.launcher,
+        chosen=sorted(chosen),
+        checkpoint_every=config.interval,
     )
     return writer
 
 
-def open_trace(config: RunConfig, world: World, device: torch.device, run_dir: Path) -> list[Listener]:
-    """Begin this process's trace as ``RunConfig.trace`` says. Returns the listeners, to be notified in this order."""
-    writer = begin_trace(config, world, device, run_dir, config.trace)
-    subjects = Subjects()
+def open_trace(
+    config: RunConfig,
+    world: World,
+    device: torch.device,
+    run_dir: Path,
+    registered: Mapping[str, Any],
+    chosen: Collection[str],
+) -> list[Listener]:
+    """Begin this process's trace as ``RunConfig.trace`` says. Returns the listeners, to be notified in this order.
+
+    Args:
+        config: the run's.
+        world: this process's place.
+        device: this process's.
+        run_dir: the run's directory.
+        registered: the contents of ``RunState.registered``, by name.
+        chosen: see ``RunContext``.
+    """
+    writer = begin_trace(config, world, device, run_dir, config.trace, chosen)
+    subjects = Subjects(registered)
     observers: list[Listener] = []
     layers = None
     if config.trace == "gradient":

@@ -104,8 +104,9 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     trackers: dict[str, Any] = {}
     if "track" in settings:
         settings["track"], trackers = split_track(settings["track"])
+    chosen = frozenset[str]()
     if environment.trial is not None:
-        settings = environment.trial.applied_to(settings)
+        chosen, settings = environment.trial.chosen(settings), environment.trial.applied_to(settings)
     explicit = {**settings, **environment.settings}
     config = RunConfig.merge(environment.settings, settings)
     if config.seed is None and (seed := script_seed()) is not None:
@@ -137,7 +138,8 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     collectives = Collectives(default_group(), transport)
     try:
         config, context = _agree(config, explicit, environment, world, devices[0].type, collectives)
-        context = dataclasses.replace(context, trackers=trackers)
+        is_held = environment.trial is not None and environment.trial.is_held
+        context = dataclasses.replace(context, trackers=trackers, chosen=chosen, is_held=is_held)
         if environment.tune is not None:
             tuning = Path(environment.tune), _situation(world, devices[0].type)
             context = dataclasses.replace(context, tuning=tuning)

@@ -188,6 +188,10 @@ class Loop:
             self._listeners.tick(self.step)
         self._listeners.flush()
 
+    def keep_best(self, metric: float, mode: str) -> bool:
+        """See ``Team.best``. Every rank must call it."""
+        return self._journey.keep_best(metric, mode, self.step, self.epoch)
+
     def script_failed(self) -> bool:
         """Whether an uncaught exception is ending the script: the interpreter sets ``sys.last_value`` before closing anything.
 

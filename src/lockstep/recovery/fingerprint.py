@@ -47,6 +47,12 @@ class Fingerprint:
             sums.setdefault(owner, {})[name] = bits
         return sums
 
+    def num_writes(self) -> list[int]:
+        """How often each compared tensor has been written in place: writing the same numbers again counts."""
+        # (The only name of PyTorch's for it; its notes on autograd explain it. Inference tensors do not count.)
+        tensors = (value for _, _, value in self._state.compared() if isinstance(value, Tensor))
+        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
     def plain_values(self) -> dict[str, dict[str, str]]:
         """The state that is not in tensors, in words: by part of an object, and by its path there."""
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lockstep.errors import MismatchError
 from lockstep.recovery.parted import PartedRanks
 from lockstep.recovery.position import ScriptCursor
 from lockstep.recovery.resuming import Restorer
@@ -88,14 +89,17 @@ class Journey:
         """End an epoch. Every rank must call it."""
         self._saver.ask()
         if not is_in_pass and self._saver.is_due:
-            self._parted.before_save(step)
+            self._parted.compare(step, f"at the end of epoch {epoch + 1}")
             self._saver.save_due(self._cursor.after_epoch(epoch), step, self._epoch)
 
     def leave_epochs(self, num_epochs: int | None, step: int) -> None:
         """Leave a loop over epochs, after ``num_epochs``; None: left early."""
         self._cursor.leave_epochs(num_epochs)
-        if num_epochs is not None and not self._arrive() and not self.is_replaying and step > self._resumed_after:
-            self._parted.before_save(step)
+        is_new = num_epochs is None or (not self._arrive() and not self.is_replaying and step > self._resumed_after)
+        if is_new:
+            self._parted.leave_epochs()
+        if is_new and num_epochs is not None:
+            self._parted.compare(step, "after the last epoch")
             if self._saver.save_end(self._cursor.end(), step, self._epoch):
                 self._end = (step, self._parted.digest())
 
@@ -144,11 +148,27 @@ class Journey:
                 "not resumed, and no checkpoint is written."
             )
         failed = failed or self._parted.have_parted
-        if not self.is_replaying:  # otherwise nothing was trained
+        if self.is_replaying:  # nothing was trained
+            return
+        is_saved = False
+        try:
             if not failed and step > 0:
-                self._parted.before_save(step)
-            is_saved = not failed and self._end is not None and self._end == (step, self._parted.digest())
-            self._saver.close(self._cursor.end(), step, self._epoch, failed=failed, is_saved=is_saved)
+                is_same = self._parted.compare_at_end(step)
+                is_saved = self._end is not None and self._end[0] == step
+                # (What rank 0 alone has changed since is no part of the run.)
+                is_saved = is_saved and (not is_same or self._end == (step, self._parted.digest()))
+        except MismatchError:
+            self._saver.close(self._cursor.end(), step, self._epoch, failed=True)
+            raise
+        self._saver.close(self._cursor.end(), step, self._epoch, failed=failed, is_saved=is_saved)
+
+    def keep_best(self, metric: float, mode: str, step: int, epoch: int) -> bool:
+        """See ``Team.best``. Every rank must call it."""
+        if not self._saver.is_best(metric, mode):
+            return False
+        self._parted.compare(step, "before the best weights are saved")
+        self._saver.keep_best(metric, step, epoch)
+        return True
 
     def _arrive(self, num_epochs: int | None = None) -> bool:
         """Restore the run if this is the position to resume from (see ``ScriptCursor.arrives``); returns whether it is."""

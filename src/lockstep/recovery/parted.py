@@ -2,7 +2,8 @@
 
 Each rank sums the bits of its weights, buffers, optimizer state, learning rates, registered state and the random stream
 outside of ``batch.shards``, and the ranks compare the sums. The interval follows from the cost: at most 0.2 % of the time. They
-are also compared after steps whose sums the digest journal needs anyway.
+are also compared after steps whose sums the digest journal needs anyway, before anything is saved, and when the script ends:
+what it does after its last step is part of the answer.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from lockstep.errors import MismatchError
 from lockstep.explain.rank_reports import name_ranks
 from lockstep.listener import Listener
 from lockstep.recovery.fingerprint import Fingerprint, Sums
+from lockstep.stopping import say
 
 _MOST_OF_TIME = 0.002
 _MOST_STEPS = 1000
@@ -46,6 +48,8 @@ class PartedRanks(Listener):
         """The step after which the next comparison is due."""
         self._checked: tuple[int, float] | None = None
         """The step and time of the last comparison."""
+        self._trained: tuple[dict[str, Any], list[int]] | None = None
+        """This rank's sums, and how often its tensors had been written, when the last loop over epochs was left."""
 
     def tick(self, step: int) -> None:
         """See Listener.
@@ -55,29 +59,77 @@ class PartedRanks(Listener):
         """
         is_due = step >= self._next or self._is_journaled(step)
         if is_due and self._collectives.size > 1 and not self.have_parted:
-            self._compare(step, at_end_of_step=True)
+            # Later the script may have changed something, and fetching the next batch may have drawn.
+            self._compare(step, f"after step {step}", lambda: _named(self._fingerprint.after(step), _stream()))
 
     def before_save(self, step: int) -> None:
-        """Compare the ranks before a checkpoint is saved. Every rank must call it. Raises MismatchError like ``tick``."""
-        if self._collectives.size > 1 and (self._checked is None or self._checked[0] != step):
-            self._compare(step, at_end_of_step=False)
+        """Compare the ranks before a checkpoint that is saved right after a step, unless ``tick`` has just done so. Every rank
+        must call it. Raises MismatchError like ``tick``."""
+        if self._checked is None or self._checked[0] != step:
+            self.compare(step, f"after step {step}")
+
+    def compare(self, step: int, when: str) -> None:
+        """Compare the ranks behind code of the script's own, an epoch's tail, say. Every rank must call it.
+
+        Args:
+            step: the last step.
+            when: the place in the script, in words.
+
+        Raises:
+            MismatchError: the ranks have parted.
+        """
+        if self._collectives.size > 1:
+            self._compare(step, when, self._sums)
+
+    def leave_epochs(self) -> None:
+        """Remember what was trained, as a loop over epochs is left. Local."""
+        if self._collectives.size > 1:
+            self._trained = self._sums(), self._fingerprint.num_writes()
+
+    def compare_at_end(self, step: int) -> bool:
+        """``compare``, when the script ends. That rank 0 alone has changed something after the last epoch (it may have loaded
+        the best weights to export them) is reported, and is no error.
+
+        Returns:
+            Whether the state is the same on all ranks.
+        """
+        if self._collectives.size == 1:
+            return True
+        return self._compare(step, "at the end of the script", self._sums, is_end=True)
 
     def digest(self) -> int:
         """The digest of all compared state on this rank."""
-        return _digest(_named(self._fingerprint.now()))
+        return _digest(self._sums())
 
-    def _compare(self, step: int, *, at_end_of_step: bool) -> None:
+    def _sums(self) -> dict[str, Any]:
+        return _named(self._fingerprint.now())
+
+    def _compare(self, step: int, when: str, compute: Callable[[], dict[str, Any]], *, is_end: bool = False) -> bool:
         began = time.perf_counter()
-        # Later the script may have changed something, and fetching the next batch may have drawn.
-        sums = _named(self._fingerprint.after(step), _stream()) if at_end_of_step else _named(self._fingerprint.now())
+        sums = compute()
         digest = _digest(sums)
         cost_s = time.perf_counter() - began
         numbers = torch.tensor([digest, -digest, self._steps_until(step, began, cost_s)], dtype=torch.int64)
         highest, lowest, steps = self._collectives.all_reduce(numbers, "max").tolist()
-        if highest != -lowest:
-            self._refuse(step, sums)
+        if highest != -lowest and not (is_end and self._is_work_of_rank_0(sums)):
+            self._refuse(when, sums)
         self._next = step + steps
         self._checked = (step, time.perf_counter())
+        return bool(highest == -lowest)
+
+    def _is_work_of_rank_0(self, sums: dict[str, Any]) -> bool:
+        """Whether all other ranks have left alone what was trained; if so, rank 0 says what it has changed. Every rank must
+        call it."""
+        is_left_alone = self._trained == (sums, self._fingerprint.num_writes())
+        mine, *others = self._collectives.all_gather_object((sums, is_left_alone))
+        if any(other != (others[0][0], True) for other in others):
+            return False
+        if self._collectives.rank == 0:
+            changed = next(name for name, value in {**others[0][0], **mine[0]}.items() if others[0][0].get(name) != value)
+            say(
+                f"WARNING: after the last epoch rank 0 alone has changed {changed}: other ranks still have what was trained."
+            )
+        return True
 
     def _steps_until(self, step: int, now: float, cost_s: float) -> int:
         """Number of steps until the next comparison, given the cost of this one."""
@@ -86,7 +138,7 @@ class PartedRanks(Listener):
         step_s = (now - self._checked[1]) / (step - self._checked[0])
         return max(1, min(_MOST_STEPS, math.ceil(cost_s / max(step_s * _MOST_OF_TIME, 1e-9))))
 
-    def _refuse(self, step: int, sums: dict[str, Any]) -> None:
+    def _refuse(self, when: str, sums: dict[str, Any]) -> None:
         self.have_parted = True
         everyone, plain = zip(*self._collectives.all_gather_plain((sums, self._fingerprint.plain_values())), strict=True)
         since = "the beginning" if self._checked is None else f"step {self._checked[0]}"
@@ -96,7 +148,7 @@ class PartedRanks(Listener):
             if unlike:
                 differs = _values(plain[unlike[0]].get(name, {}), plain[usual[0]].get(name, {}))
                 raise MismatchError(
-                    f"the ranks have parted: after step {step}, {name} is not the same on {name_ranks(unlike)} as on "
+                    f"the ranks have parted: {when}, {name} is not the same on {name_ranks(unlike)} as on "
                     f"{name_ranks(usual)}{differs} (it was after {since}). Outside of batch.shards every rank must do the same "
                     "with the same numbers: look for code there that depends on the rank, on one shard's values (the loss of "
                     "the last shard, say: use batch['loss']), on the time, or on a separate generator. `lockstep verify` shows "

@@ -86,6 +86,8 @@ class Saver(Listener):
         """Whether the run is stopping because it was asked to."""
         self.held_s = 0.0
         """For how long training has stood still for checkpoints."""
+        self.num_saved = 0
+        """Number of checkpoints that this launch has begun to write. The same on every rank."""
         self._store = store
         self._keep, self._keep_every = config.keep, config.keep_every
         self._token = token
@@ -103,7 +105,6 @@ class Saver(Listener):
         self._touching: threading.Thread | None = None
         self._last_sound: int | None = None
         self._held_s: dict[int, float] = {}
-        self._num_saved = 0
         self._best_job: Job | None = None
         """On rank 0: the best weights, until they are written."""
         self._best_retry_at = 0.0
@@ -222,7 +223,7 @@ class Saver(Listener):
             **self._state.describe(),
             **self._origin(),
         )
-        self._num_saved += 1
+        self.num_saved += 1
         self._writer.submit(self._job(manifest, mine, state, self._staging))
         self._held_s[step] = time.perf_counter() - began
         self.held_s += self._held_s[step]
@@ -242,7 +243,7 @@ class Saver(Listener):
         is_best = manifest.kind == "weights"
         return Job(
             manifest=manifest,
-            token=f"{self._token}-{'best' if is_best else self._num_saved}",
+            token=f"{self._token}-{'best' if is_best else self.num_saved}",
             rank=self._collectives.rank,
             world_size=self._collectives.size,
             keep=self._keep,
@@ -357,15 +358,16 @@ class Saver(Listener):
 
     # Best weights
 
-    def keep_best(self, value: float, mode: str, step: int, epoch: int) -> bool:
-        """Save the weights if the value is the best so far. Every rank must call it, with the same value."""
+    def is_best(self, value: float, mode: str) -> bool:
+        """Whether the value is the best so far. Every rank must call it, with the same value."""
         if mode not in ("min", "max"):
             raise ConfigError(f"best(mode={mode!r}): choose one of min, max")
         compare_ranks("values for team.best()", [f"{value!r}, {mode}"], self._collectives, _OF_ALL_RANKS)
-        if math.isnan(value) or (
-            self._state.best is not None and (value <= self._state.best if mode == "max" else value >= self._state.best)
-        ):
-            return False
+        best = self._state.best
+        return not math.isnan(value) and (best is None or (value > best if mode == "max" else value < best))
+
+    def keep_best(self, value: float, step: int, epoch: int) -> None:
+        """Save the weights as the best so far. Every rank must call it, with the same value."""
         self._state.best = value
         self.settle()
         manifest = Manifest(
@@ -383,7 +385,6 @@ class Saver(Listener):
             job = self._job(manifest, weights, {}, self._staging_of_best)
             self._best_job = replace(job, world_size=1)
             self._writer.submit(self._best_job)
-        return True
 
     def _retry_best(self) -> None:
         if self._best_job is not None and not self._writer.is_busy and time.monotonic() >= self._best_retry_at:

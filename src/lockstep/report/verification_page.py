@@ -104,6 +104,8 @@ def _story(verification: Verification) -> Iterator[tuple[str, str]]:
             "ruled out": "\n".join(diagnosis.ruled_out),
         }
         yield from ((name, text) for name, text in facts.items() if text)
+    if findings := verification.findings_on(worst):
+        yield "found in the script's text", "\n".join(verdict.findings_of_text(findings))
     if verification.experiments:
         yield "what was run to find it", "\n".join(verification.experiments)
 

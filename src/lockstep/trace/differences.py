@@ -26,6 +26,7 @@ STAGES = (
     "weight of a loss",
     "gradient of a shard",
     "gradient",
+    "number",
     "weights",
     "buffers",
     "state",
@@ -42,6 +43,8 @@ class Difference:
 
     step: int
     """From 1; 0: before the first step."""
+    is_behind: bool = False
+    """Whether it arose after this step, the last one, before the script ended."""
     stage: str
     """One of ``STAGES``."""
     phase: int | None = None
@@ -63,7 +66,7 @@ class Difference:
     def order(self) -> tuple[float, ...]:
         """A sort key: earlier in a run is smaller."""
         phase = math.inf if self.phase is None else self.phase
-        return self.step, phase, STAGES.index(self.stage), self.shard or 0
+        return self.step, self.is_behind, phase, STAGES.index(self.stage), self.shard or 0
 
 
 # A single run
@@ -138,8 +141,8 @@ def first_difference(reference: TracedRun, run: TracedRun, *, until: int | None 
     """
     first = min(run.steps)
     before = reference.initial if first == 1 else reference.steps.get(first - 1, ())
-    if before and run.initial and (difference := next(_in_step({**before[0], "gradients": ()}, run.initial[0]), None)):
-        return difference
+    if before and run.initial and (differences := _in_step({**before[0], "gradients": ()}, run.initial[0])):
+        return differences[0]
     for step in sorted({*reference.steps, *run.steps}):
         if step < first:
             continue
@@ -153,7 +156,14 @@ def first_difference(reference: TracedRun, run: TracedRun, *, until: int | None 
         differences = [*_in_shards(reference, run, step), *in_step] or [*_in_evaluations(reference, run, step)]
         if differences:
             return min(differences, key=lambda difference: difference.order)
-    return None
+    return None if until is not None else next(_behind(reference, run), None)
+
+
+def _behind(reference: TracedRun, run: TracedRun) -> Iterator[Difference]:
+    """Differences in what the scripts did after their last step."""
+    if reference.end is not None and run.end is not None and "weights" in reference.end and "weights" in run.end:
+        for difference in _in_step(reference.end, run.end):
+            yield dataclasses.replace(difference, is_behind=True)
 
 
 Pair = tuple[str, str]
@@ -190,15 +200,21 @@ def _in_shard(mine: Line, theirs: Line) -> Iterator[tuple[str, str | None, Pair]
         yield "gradient of a shard", name, values
 
 
-def _in_step(mine: Line, theirs: Line) -> Iterator[Difference]:
-    """Differences between two lines of one step, or of the beginning, in causal order."""
+def _in_step(mine: Line, theirs: Line) -> list[Difference]:
+    """Differences between two lines of one step, of the beginning or of the end, in causal order."""
+    return sorted(_in_lines(mine, theirs), key=lambda difference: difference.order)
+
+
+def _in_lines(mine: Line, theirs: Line) -> Iterator[Difference]:
     at = functools.partial(Difference, step=mine.get("step", 0), epoch=mine.get("epoch"))
     for phase, (left, right) in enumerate(zip(mine.get("gradients", ()), theirs.get("gradients", ()), strict=False)):
         for name, values in _in_digests(left, right):
             yield at(phase=phase, stage="gradient", name=name, values=values)
     for stage in ("weights", "buffers", "state"):
         for name, values in _in_digests(mine[stage], theirs[stage]):
-            yield at(stage=stage, name=name, values=values)
+            # A number tells more than a digest, and a learning rate is the reason why weights differ.
+            is_number = all(line[stage].get(name, "").startswith("=") for line in (mine, theirs))
+            yield at(stage="number" if is_number else stage, name=name, values=values)
 
 
 def _with_norms(difference: Difference, mine: Line, theirs: Line) -> Difference:

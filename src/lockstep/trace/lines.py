@@ -5,7 +5,7 @@ With ``trace="steps"`` or more, every rank writes ``<run directory>/trace/rank-<
 
 ===============  =======================================================================================================
 ``start``        ``rank``, ``world_size``, ``shards``, ``seed``, ``threads``, ``strategy``, ``precision``, ``device``,
-                 ``launcher``, ``level``
+                 ``launcher``, ``level``; ``chosen`` (settings that the script leaves to a trial), ``checkpoint_every``
 ``loader``       ``loader`` (its number), ``length`` of its data set (null if unknown), ``replacement`` (whether its
                  sampler says that it draws with replacement; null if it does not say)
 ``initial``      ``weights``, ``buffers``, ``state``: before the first step, as in ``step``
@@ -17,12 +17,14 @@ With ``trace="steps"`` or more, every rank writes ``<run directory>/trace/rank-<
                  their forward passes ended
 ``step``         ``epoch``, ``pass``, ``step``, ``num_samples`` (of its global batches); ``gradients`` (one dictionary for
                  each phase: digests by parameter of ``.grad`` when the phase has ended) and ``norms`` (numbers, one a phase,
-                 of all gradients together); ``weights``, ``buffers``, ``state`` (of optimizers, schedules and averages):
-                 digests by name, after the step; a number in ``state`` is written as it is, after ``=``
+                 of all gradients together); ``weights``, ``buffers``, ``state`` (of optimizers, schedules, averages and what is
+                 registered): digests by name, after the step; a number in ``state`` is written as it is, after ``=``
 ``gradient``     with ``trace="gradient"``, of the first phase: ``values`` (evenly spaced numbers of the gradients, by
                  parameter), ``rows`` (digests of the samples, sorted), ``draws`` (whether a shard drew from a random stream)
 ``evaluation``   ``epoch``, ``step``, ``values``: numbers by name
-``end``          ``step``: the script has ended, or reached ``trace_until``
+``layers``       before the first backward pass: ``batch_norm`` and ``dropout``, whether the models have such layers in
+                 training mode
+``end``          ``step``: the script has ended, or reached ``trace_until``; ``weights``, ``buffers``, ``state`` as in ``step``
 ===============  =======================================================================================================
 
 (With ``trace="calls"`` or ``"kernels"``, evidence is written in addition: see ``diagnosis.evidence``.)

@@ -27,7 +27,7 @@ class Origin:
 
     where: str
     """``data``, ``before the model``, ``layer``, ``after the model``, ``backward``, ``exchange``, ``update``, ``beginning``,
-    ``evaluation``, ``samples`` or ``unknown``."""
+    ``evaluation``, ``end``, ``samples`` or ``unknown``."""
     layer: str | None = None
     kind: str | None = None
     """The class of the layer."""
@@ -41,6 +41,8 @@ def origin(difference: Difference, reference: TracedRun | None, run: TracedRun |
         reference: the first, traced with its layers; None: not available.
         run: the second.
     """
+    if difference.is_behind:
+        return Origin(where="end")
     where = "beginning" if difference.step == 0 else _BY_STAGE.get(difference.stage, "update")
     if where != "unknown" or reference is None or run is None:
         return Origin(where=where)

@@ -57,6 +57,8 @@ class Recorder(Listener):
         self._gradients: list[dict[str, str]] = []
         self._norms: list[str] = []
         self._in_pass = False
+        self._has_layers = False
+        """Whether the line about the models' layers is written."""
         self._is_over = False
         """Whether the last step to trace has been recorded."""
 
@@ -107,6 +109,9 @@ class Recorder(Listener):
 
     def before_backward(self, loss: Tensor, weight: float | None) -> None:
         """See Listener."""
+        if not self._has_layers:
+            self._has_layers = True
+            self._writer.write(event="layers", **self._subjects.layers())
         self._shard["losses"].append(exact(loss.item()))
         self._shard["weights"].append(None if weight is None else exact(weight))
         self._shard["threads"] = torch.get_num_threads()
@@ -170,7 +175,7 @@ class Recorder(Listener):
     def end_run(self, step: int, *, failed: bool) -> None:
         """See Listener."""
         if not failed:
-            self._writer.write(event="end", step=step)
+            self._writer.write(event="end", step=step, **self._subjects.digests())
         self._writer.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,11 +13,19 @@ from torch.optim.swa_utils import AveragedModel
 from lockstep.digest import digest
 from lockstep.listener import Listener
 
+_BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
 
 class Subjects(Listener):
-    """The prepared objects. Must precede the listeners that use it."""
+    """The prepared objects. Must precede the listeners that use it.
 
-    def __init__(self) -> None:
+    Args:
+        registered: adapters of the registered objects, by name: see ``RunState.registered``.
+    """
+
+    def __init__(self, registered: Mapping[str, Any] | None = None) -> None:
+        self._registered = {} if registered is None else registered
         self._models: list[tuple[str, nn.Module]] = []
         self._averages: list[tuple[str, nn.Module]] = []
         self._optimizers: list[tuple[str, Optimizer]] = []
@@ -50,6 +58,17 @@ class Subjects(Listener):
         for prefix, model in self._models:
             yield from ((prefix + name, module) for name, module in model.named_modules())
 
+    def layers(self) -> dict[str, bool]:
+        """Which layers of the models make a shard's result depend on its size, or on chance: see the trace's ``layers``."""
+        training = [module for _, module in self.modules() if module.training]
+        return {
+            "batch_norm": any(
+                isinstance(module, _BATCH_NORM) and (module.training or module.running_mean is None)
+                for _, module in self.modules()
+            ),
+            "dropout": any(isinstance(module, _DROPOUT) and module.p > 0 for module in training),
+        }
+
     def hook_gradients(self, hooked: set[Tensor], note: Callable[[str, Tensor], None]) -> None:
         """Have ``note`` called with a parameter's name and each of its new gradients, before anything can change these.
 
@@ -79,6 +98,8 @@ class Subjects(Listener):
             state.update((prefix + name, digest(tensor)) for name, tensor in tensors)
         for prefix, item in self._others:
             state.update((prefix + name, _value(value)) for name, value in item.state_dict().items())
+        for name, content in self._registered.items():
+            state.update((f"the registered {name!r} ({part})", _value(value)) for part, value in content.compared())
         return {"weights": weights, "buffers": buffers, "state": state}
 
     def _optimizer_state(self, optimizer: Optimizer) -> Iterator[tuple[str, Any]]:

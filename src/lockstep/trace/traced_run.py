@@ -39,6 +39,10 @@ class TracedRun:
     """Of rank 0."""
     first_gradient: Line | None
     """Of rank 0, as numbers; None unless it was traced."""
+    layers: Line
+    """Of rank 0; empty: not in the trace."""
+    end: Line | None
+    """Of rank 0, with the state in which the script has ended; None: it has not, or failed."""
     is_complete: bool
     """Whether every rank has reached the end."""
 
@@ -55,6 +59,14 @@ class TracedRun:
             for rank, line in owners if key.phase == 0 else ():
                 counts[rank] += len(line["batches"][0]["samples"]) if key.step in self.steps and line["batches"] else 0
         return tuple(counts[rank] for rank in sorted(counts))
+
+    @property
+    def passes(self) -> tuple[range, ...]:
+        """The steps of each pass over a loader: an epoch usually has one."""
+        steps: dict[int, list[int]] = {}
+        for step, lines in self.steps.items():
+            steps.setdefault(lines[0]["pass"], []).append(step)
+        return tuple(range(min(taken), max(taken) + 1) for taken in steps.values())
 
     @property
     def num_samples(self) -> int:
@@ -110,6 +122,8 @@ def gather(ranks: Sequence[Iterable[Line]]) -> TracedRun:
         steps={step: tuple(lines) for step, lines in sorted(steps.items())},
         evaluations=of_rank_0("evaluation"),
         first_gradient=next(iter(of_rank_0("gradient")), None),
+        layers=next(iter(of_rank_0("layers")), {}),
+        end=next(iter(of_rank_0("end")), None),
         is_complete=len(others.get("end", ())) == start["world_size"] == len(ranks),
     )
 
