@@ -433,14 +433,14 @@ def train_around_evaluation(evaluate):
                 with team.evaluate(model, plain) as evaluation:
                     for batch in evaluation:
                         for values in batch.shards:
-                            batch.add(x=values)
+                            batch.add(x=values.mean())
             seen.append(draw())
         seen.append(draw())
         if evaluate:
             with team.evaluate(model, plain) as evaluation:
                 for batch in evaluation:
                     for values in batch.shards:
-                        batch.add(x=values)
+                        batch.add(x=values.mean())
         seen.append(draw())
     return seen
 
