@@ -359,7 +359,7 @@ def test_workers_change_nothing_and_persist_if_asked():
             with evaluate(None, source=source) as evaluation:
                 for batch in evaluation:
                     for x, y in batch.shards:
-                        batch.add(x=x, y=y)
+                        batch.add(x=x.double().mean(), y=y.double().mean())
             found.append(dict(evaluation.results))
         return found
 
@@ -433,14 +433,14 @@ def train_around_evaluation(evaluate):
                 with team.evaluate(model, plain) as evaluation:
                     for batch in evaluation:
                         for values in batch.shards:
-                            batch.add(x=values.mean())
+                            batch.add(x=values)
             seen.append(draw())
         seen.append(draw())
         if evaluate:
             with team.evaluate(model, plain) as evaluation:
                 for batch in evaluation:
                     for values in batch.shards:
-                        batch.add(x=values.mean())
+                        batch.add(x=values)
         seen.append(draw())
     return seen
 

@@ -154,7 +154,7 @@ def combine(parts: Iterable[tuple[str, Part]], call: str) -> dict[str, Total]:
     by_name: dict[str, list[Part]] = {}
     for name, part in parts:
         by_name.setdefault(name, []).append(part)
-    return {name: add_up(name, by_name[name], call) for name in sorted(by_name)}
+    return {name: add_up(name, of_name, call) for name, of_name in by_name.items()}
 
 
 def _sum(numbers: list[float]) -> float:

@@ -227,7 +227,7 @@ class Ledger:
             form.names = form.names.union(*(peer.names for peer in pages))
         totals = [_total(pages, call, step) if kind == "weight" else None for call, kind in enumerate(kinds)]
         in_order = (item for peer in pages for item in sorted(peer.parts(), key=operator.itemgetter(1)))
-        values = combine(((name, part) for name, _, part in in_order), "batch.add")
+        values = dict(sorted(combine(((name, part) for name, _, part in in_order), "batch.add").items()))
         unforeseen = dict.fromkeys(item for peer in pages for item in peer.unforeseen)
         return Outcome(totals, tuple(unforeseen)), values
 
