@@ -364,7 +364,7 @@ def test_workers_change_nothing_and_persist_if_asked():
             with evaluate(None, source=source) as evaluation:
                 for batch in evaluation:
                     for x, y in batch.shards:
-                        batch.add(x=x.mean(), y=y)
+                        batch.add(x=x.double().mean(), y=y.double().mean())
             found.append(dict(evaluation.results))
         return found
 
