@@ -44,6 +44,7 @@ def main():
     criterion = nn.CrossEntropyLoss()
 
     model, optimizer, loader = team.prepare(model, optimizer, loader)
+    state = team.state(best=0.0)  # saved in checkpoints: a plain variable would start anew when the run resumes
     for epoch in team.epochs(args.epochs):
         for batch in loader:  # one iteration is one step, on every process
             for points, labels in batch.shards:  # this process's part of the batch
@@ -57,7 +58,8 @@ def main():
             for batch in evaluation:
                 for points, labels in batch.shards:
                     batch.add(accuracy=model(points).argmax(1) == labels)
-        team.print(f"epoch {epoch + 1}: accuracy {evaluation['accuracy']:.2%}")
+        state.best = max(state.best, evaluation["accuracy"])
+        team.print(f"epoch {epoch + 1}: accuracy {evaluation['accuracy']:.2%}, best {state.best:.2%}")
 
 
 if __name__ == "__main__":
