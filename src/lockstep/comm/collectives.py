@@ -213,8 +213,8 @@ class Collectives:
         self._guard("all_gather_rows")
         parts = [part.detach() for part in ([parts] if isinstance(parts, Tensor) else parts)]
         forms = [(tuple(part.shape), part.dtype, part.device.type) for part in parts]
-        # Copies, since pickling a view would send its whole base.
-        by_rank = self.all_gather_object((forms, [part.to("cpu", copy=True).contiguous() for part in parts]))
+        # Copies, since to save a view would send its whole base.
+        by_rank = self.all_gather_plain((forms, [part.to("cpu", copy=True).contiguous() for part in parts]))
         everyone = [(rank, *form) for rank, (of_rank, _) in enumerate(by_rank) for form in of_rank]
         if not everyone:
             raise ConfigError("all_gather_rows: no rank has given a tensor: give those of this rank's shards")

@@ -121,7 +121,7 @@ class PartedRanks(Listener):
         """Whether all other ranks have left alone what was trained; if so, rank 0 says what it has changed. Every rank must
         call it."""
         is_left_alone = self._trained == (sums, self._fingerprint.num_writes())
-        mine, *others = self._collectives.all_gather_object((sums, is_left_alone))
+        mine, *others = self._collectives.all_gather_plain((sums, is_left_alone))
         if any(other != (others[0][0], True) for other in others):
             return False
         if self._collectives.rank == 0:
