@@ -199,7 +199,7 @@ class Parts:
             Unprepared(self.state, watched.trains, scales_loss=self.precision.scales_loss, speaks=warns),
             Unrepeatable(lambda: journey.is_in_epochs, speaks=warns),
             watched.strangers,
-            RawCollectives(default_group()) if promises_bits(config.strategy) else None,
+            RawCollectives(self.collectives) if promises_bits(config.strategy) else None,
             watch,
         ]
         active += [

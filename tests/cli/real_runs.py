@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from warm import run_on
 
@@ -84,9 +84,12 @@ def _start(place, command):
 
 
 def _end(process):
-    process.send_signal(signal.SIGINT)  # the run saves itself, and ends
+    deadline = time.monotonic() + 100
     try:
-        process.wait(timeout=100)
+        while process.poll() is None and time.monotonic() < deadline:
+            process.send_signal(signal.SIGINT)  # the first waits for the step, which may never end; the second does not
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=1)
     finally:
         process.kill()
         process.wait()

@@ -438,14 +438,14 @@ def train_around_evaluation(evaluate):
                 with team.evaluate(model, plain) as evaluation:
                     for batch in evaluation:
                         for values in batch.shards:
-                            batch.add(x=values)
+                            batch.add(x=values.double().mean())
             seen.append(draw())
         seen.append(draw())
         if evaluate:
             with team.evaluate(model, plain) as evaluation:
                 for batch in evaluation:
                     for values in batch.shards:
-                        batch.add(x=values)
+                        batch.add(x=values.double().mean())
         seen.append(draw())
     return seen
 

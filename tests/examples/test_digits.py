@@ -35,6 +35,6 @@ def test_digits_runs_under_plain_python(tmp_path):
     command = [sys.executable, str(EXAMPLE), "--epochs", "1"]
     done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert "global batch 64 = 1 shard x 64 on 1 process" in done.stdout
+    assert "global batch 64 = 8 shards x 8 on 1 process" in done.stdout
     assert len(results(done.stdout)) == 1
     assert (tmp_path / "runs" / "digits-1" / "events.jsonl").is_file()

@@ -187,7 +187,7 @@ def _facts(
 
 
 def _listed(values: Any) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
 
 
 def _model_cells(model: ModelInfo) -> tuple[str, ...]:

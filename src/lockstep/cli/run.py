@@ -21,7 +21,7 @@ Examples:
   lockstep run train.py --epochs 3
       one process per GPU, or a single one
   lockstep run --nproc-per-node 2 train.py
-      two processes; the same answer on any number up to the shards, join(shards=8)
+      two processes; the same answer on any number up to the shards
   lockstep run --nproc-per-node 4 --log-dir logs -m package.train
       a module, with the output of each rank in a file
   lockstep run --nproc-per-node 2 --attach 1 train.py

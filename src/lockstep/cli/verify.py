@@ -26,7 +26,7 @@ _EPILOG = """
 \b
 Examples:
   lockstep verify train.py --epochs 2
-      1, 2 and 3 processes; python and torchrun; two kills, resumed; one device
+      1, 2, 3 processes; python, torchrun; two kills, resumed; one device
   lockstep verify --nproc 1,2,3,4 --workers 0,2 --launchers local train.py
       each of four numbers of processes, with and without loader workers
   lockstep verify --nproc 2 --workers 0,4 --no-resume --no-one-device train.py

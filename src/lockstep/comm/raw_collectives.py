@@ -7,6 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep.comm.collectives import Collectives
 from lockstep.errors import UsageError
 from lockstep.listener import Listener
 from lockstep.plan.shards import MicroStep
@@ -19,18 +20,18 @@ class RawCollectives(Listener):
     shard's backward pass or at its end. For strategies whose forward passes and shards send nothing by themselves.
 
     Args:
-        group: the default group, which scripts use unless they say otherwise.
+        collectives: of the default group, which scripts use unless they say otherwise.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives  # and not the group itself, which must end with the run
         self._num_before = 0
         self._micro: MicroStep | None = None
 
     def received(self, micro: MicroStep, data: Any) -> None:
         """Count from here: where two loaders are run side by side, an audit may ask the other ranks before this."""
         self._micro = micro
-        self._num_before = num_collectives(self._group)
+        self._num_before = num_collectives(self._collectives.group)
 
     def before_backward(self, loss: Tensor, weight: float | None) -> None:
         """Check, since the backward pass may send gradients."""
@@ -38,14 +39,14 @@ class RawCollectives(Listener):
 
     def after_backward(self) -> None:
         """Count from here."""
-        self._num_before = num_collectives(self._group)
+        self._num_before = num_collectives(self._collectives.group)
 
     def end_shard(self) -> None:
         """Check."""
         self._check()
 
     def _check(self) -> None:
-        if num_collectives(self._group) == self._num_before:
+        if num_collectives(self._collectives.group) == self._num_before:
             return
         micro = self._micro
         assert micro is not None

@@ -14,7 +14,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
-    counts = torch.ones(3, dtype=torch.long)
+    counts = team.register("counts", torch.ones(3, dtype=torch.long))
     for batch in loader:
         for inputs, targets in batch.shards:
             logits = model(inputs) + (counts / counts.sum()).log()
