@@ -154,7 +154,8 @@ class Probe:
             is_stream=isinstance(getattr(self._batches, "dataset", None), IterableDataset),
             on_gpu=session.on_gpu,
         )
-        return session.agree((costs, sentence(shares_of([{**spent, "data": 0.0}]))))
+        agreed, bound = session.agree((dataclasses.asdict(costs), sentence(shares_of([{**spent, "data": 0.0}]))))
+        return Costs(**agreed), bound
 
     def _search(self, present: Loading, num_steps: int | None) -> Steps[None]:
         """Try settings, each against the present ones, and the best of them again: in both orders, unless it is far faster both

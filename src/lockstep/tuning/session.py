@@ -89,7 +89,7 @@ class Session:
         return value if self._collectives.size == 1 else max(self._collectives.all_gather_plain(value))
 
     def agree(self, value: T) -> T:
-        """Rank 0's value. Every rank must call it."""
+        """Rank 0's value, a plain one. Every rank must call it."""
         agreed: T = value if self._collectives.size == 1 else self._collectives.broadcast_plain(value)
         return agreed
 
