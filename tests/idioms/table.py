@@ -607,6 +607,7 @@ FOUND = {
     "ema_pulled_back": "LS203",
     "averaged_model_ema": "LS204",
     "mean_teacher": "LS204",
+    "class_counts": "LS203",
     "best_weights_kept": "LS201",
     "weight_soup": "LS203",
     "ema_by_hand_inside": "LS106",

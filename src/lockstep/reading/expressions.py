@@ -132,6 +132,8 @@ class Expressions(Machine):
             return NOTHING if not self.inside else self.field(target, name) or NOTHING
         if target.kind == "per shard":
             return Value(frozenset((target,)), DATA)
+        if target.kind == "loader" or name == "averages":
+            return self.field(target, name) or NOTHING
         if target.kind == "file":
             cell = self.state.get((target.frame, name)) if target.frame is not None else None
             return NOTHING if cell is None else self.look(cell)
@@ -203,7 +205,8 @@ class Expressions(Machine):
         base, index = self.eval(node.value), self.eval(node.slice)
         at = node.slice.value if isinstance(node.slice, ast.Constant) else None
         if base.items is not None and isinstance(at, int) and -len(base.items) <= at < len(base.items):
-            return base.items[at]
+            if not any(cell.writes for o in base.objects if (cell := self.state.get((o, CONTENT))) is not None):
+                return base.items[at]
         numbered = bool(index.flags & NUMBER)
         index = self.use(index)
         flags = (base.flags | index.flags) & ~NUMBER

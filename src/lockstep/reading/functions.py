@@ -29,6 +29,8 @@ class Functions(Loops):
         self.active: list[ast.AST] = []
         self.seen: set[int] = set()
         """Functions that were run."""
+        self.defaults: dict[int, Value] = {}
+        """Values of default arguments, made where the function is defined."""
         self.hooks: list[Object] = []
         self.gradient_hooks: list[Object] = []
         self.hook_runs = False
@@ -183,7 +185,7 @@ class Functions(Loops):
         defaults += [(a.arg, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None]
         for name, default in defaults:
             if name not in bound:
-                bound[name] = self.eval(default)
+                bound[name] = self.defaults.get(id(default)) or self.eval(default)
         for name in (*names_, *(a.arg for a in arguments.kwonlyargs)):
             self.state.put((self.frame, name), bound.get(name, NOTHING), None)
         if arguments.vararg is not None:

@@ -41,7 +41,9 @@ class Libraries(Teams):
             self.is_seeded = True
             return NOTHING
         if name in names.GENERATORS:
-            return Value(frozenset((self.make(node, "draws", last),)))
+            made = self.make(node, "draws", last)
+            self.state.put((made, CONTENT), mix([self.use(value) for value in given]), None)
+            return Value(frozenset((made,)))
         for keyword in ("generator", "rng"):
             for target in keywords.get(keyword, NOTHING).objects:
                 if target.kind == "draws" and names.RANDOM_CALL.search(name):
@@ -68,6 +70,8 @@ class Libraries(Teams):
                 )
             return NOTHING
         used = mix([self.use(value) for value in given])
+        if isinstance(node, ast.Call) and ("out" in keywords or (args and names.CHANGES_ITS_ARGUMENT.match(name))):
+            return self._change_argument(node, args, keywords, used)
         if names.RANDOM_CALL.search(name):
             flags = used.flags | RANDOM
             if names.TENSORS.match(name):
@@ -100,6 +104,21 @@ class Libraries(Teams):
                     }
                 return Value(frozenset((made,)), used.flags, used.sites)
         return Value(frozenset(), used.flags, used.sites)
+
+    def _change_argument(self, node: ast.Call, args: list[Value], keywords: dict[str, Value], used: Value) -> Value:
+        """A call such as ``torch.add(total, loss, out=total)``."""
+        at = next((keyword.value for keyword in node.keywords if keyword.arg == "out"), None)
+        changed = args[0] if at is None else keywords["out"]
+        at = at or node.args[0]
+        own = changed is args[0] or any(ast.dump(argument) == ast.dump(at) for argument in node.args)
+        for target in changed.objects:
+            if own:
+                self.change(target, node, source.shown(at), "change", used)
+            else:
+                self.replace(target, node, source.shown(at), used)
+        if not changed.objects:
+            self.change_root(at, used, own=own)
+        return Value(changed.objects, used.flags, used.sites)
 
     def _loader(self, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
         made = self.make(node, "loader", "DataLoader", fresh=False)
@@ -150,6 +169,8 @@ class Libraries(Teams):
         is_trained = isinstance(node, ast.Call) and any(k.arg in ("weights", "pretrained") for k in node.keywords)
         made.is_early = not self.has_joined and not self.is_seeded and not is_trained
         made.is_evaluating = False
+        used = mix([self.use(v) for v in given])
+        self.state.put((made, CONTENT), Value(frozenset(), 0, used.sites), None)
         return Value(frozenset((made,)))
 
     def all_objects(self, value: Value, depth: int = 3) -> set[Object]:

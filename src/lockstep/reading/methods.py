@@ -45,6 +45,8 @@ class Methods(Libraries):
             return NOTHING
         if any(o.kind in ("method", "function", "class") for o in function.objects):
             return None
+        if any(o.kind in ("instance", "module") for o in function.objects - receiver.objects):
+            return None  # an object that is kept in an attribute, and called
         if "external" in kinds or "file" in kinds:
             return None
         shown = source.shown(func.value)
@@ -166,6 +168,8 @@ class Methods(Libraries):
             self.renew(target, node, shown, _stored(raw, used))
             return NOTHING
         if name in names.APPENDING or name in ("add", "update", "setdefault", "subtract"):
+            if name == "update" and target.kind == "dict":
+                self._update_items(target, node, shown, raw)
             self.change(target, node, shown, "append" if name in names.APPENDING else "change", _stored(raw, used))
             return Value(content.objects, content.flags, content.sites) if name == "setdefault" else NOTHING
         if name == "clear":
@@ -198,6 +202,18 @@ class Methods(Libraries):
             return Value(frozenset((target,)))
         return Value(frozenset(), content.flags | used.flags, content.sites | used.sites)
 
+    def _update_items(self, target: Object, node: ast.Call, shown: str, value: Value) -> None:
+        """Items under constants, which ``update`` may have set."""
+        named = {f"[{keyword.arg!r}]" for keyword in node.keywords if keyword.arg is not None}
+        value = self.governed(value)
+        kept = target.is_kept and not self.inside
+        write = None if kept else self.write(node, shown, "change", value, own=True)
+        for owner, name in list(self.state.cells):
+            if owner is target and name in named:
+                self.state.put((target, name), value, write)
+            elif owner is target and name != CONTENT and node.args:
+                self.state.add((target, name), value, write)
+
     def _of_opaque(self, target: Object, name: str, node: ast.Call, shown: str, used: Value, content: Value) -> Value | None:
         library = target.name
         if names.SYNCHRONISED.match(library) or names.is_harmless(f"{shown}.{name}"):
@@ -211,7 +227,7 @@ class Methods(Libraries):
     def draw(self, target: Object, name: str, node: ast.Call, shown: str, used: Value) -> Value:
         """A method of a generator of random numbers."""
         if name in ("manual_seed", "seed", "set_state"):
-            self.state.put((target, CONTENT), NOTHING, None)
+            self.state.put((target, CONTENT), used, None)
             return Value(frozenset((target,)))
         if name in ("get_state", "initial_seed", "getstate"):
             return NOTHING

@@ -21,6 +21,11 @@ CHANGING = APPENDING | {
     ),
 }
 """Methods that change what they are called on."""
+CHANGES_ITS_ARGUMENT = re.compile(
+    r"(numpy\.\w+\.at|numpy\.(copyto|put|place|putmask|fill_diagonal)|heapq\.heap(push|pop|pushpop|replace)|bisect\.insort\w*"
+    r"|random\.shuffle|operator\.i\w+)$"
+)
+"""Functions that change the first thing that they are given."""
 EMPTYING = {
     "clear",
     "zero_",

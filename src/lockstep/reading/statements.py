@@ -9,7 +9,7 @@ from lockstep.reading import names, source
 from lockstep.reading.expressions import void
 from lockstep.reading.methods import Methods
 from lockstep.reading.state import CONTENT, Key, join
-from lockstep.reading.values import DATA, NOTHING, OF_A_SHARD, RANKED, SIZE, Frame, Value, Write, merge, mix
+from lockstep.reading.values import DATA, NOTHING, OF_A_SHARD, RANKED, SIZE, Frame, Site, Value, Write, merge, mix
 
 _OF_OPTIMIZERS = ("lr", "momentum", "weight_decay", "betas", "initial_lr")
 
@@ -20,6 +20,8 @@ class Statements(Methods):
     def __init__(self) -> None:
         super().__init__()
         self.born: set[Key] = set()
+        self.decided_by: frozenset[Site] = frozenset()
+        """On what the innermost ``if`` depends."""
         self.statements: dict[type[ast.AST], Callable[..., bool | None]] = {
             ast.Expr: self._expression,
             ast.Assign: self._assign,
@@ -301,14 +303,16 @@ class Statements(Methods):
         if source.dotted(node.test).rpartition(".")[2] == "TYPE_CHECKING":
             return True
         test = self.use(self.eval(node.test))
-        sites = test.sites
+        sites, decided_by = test.sites, self.decided_by
         before = self.state
         ends = []
         for body in (node.body, node.orelse):
             self.state = before.copy()
             with self.under(sites):
+                self.decided_by = sites
                 if self.block(body):
                     ends.append(self.state)
+        self.decided_by = decided_by
         joined = join(ends)
         if joined is None:
             return False
@@ -319,8 +323,12 @@ class Statements(Methods):
         if self.jumps:
             jumps = self.jumps[-1]
             (jumps.broken if isinstance(node, ast.Break) else jumps.continued).append(self.state)
+        control = self.control
+        if not self.decided_by:  # such as a dry run's: what numbers steps is for output here
+            self.control = frozenset(site for site in control if site.how != "number")
         if self.control:
             self.sink(NOTHING, node, "control")
+        self.control = control
         return False
 
     def _return(self, node: ast.Return) -> bool:
@@ -376,7 +384,7 @@ class Statements(Methods):
         for decorator in node.decorator_list:
             self.eval(decorator)
         for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)):
-            self.eval(default)
+            self.defaults[id(default)] = self.eval(default)
         self.state.put(self.key_of(node.name), Value(frozenset((made,))), None)
 
     def _defining_frame(self) -> Frame:
