@@ -611,6 +611,7 @@ FOUND = {
     "best_weights_kept": "LS201",
     "weight_soup": "LS203",
     "ema_by_hand_inside": "LS106",
+    "ema_inside": "LS106",
     "ema_copied_after_prepare": "LS204",
     "averaged_model_after_prepare": "LS204",
     "hidden_state_in_a_variable": "LS101",

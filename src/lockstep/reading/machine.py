@@ -14,6 +14,7 @@ from lockstep.reading.values import (
     OF_A_SHARD,
     RANKED,
     SIZE,
+    WEIGHTS,
     Cell,
     Frame,
     Object,
@@ -190,6 +191,8 @@ class Machine:
         ):
             return
         if target.is_prepared and target.kind not in ("list", "dict", "draws"):
+            if self.inside and target.is_copy:
+                self.find("LS106", node, self.name_of(target) or name)
             return  # weights that are written inside are refused when it runs; outside they are in checkpoints
         if target.is_kept and not self.inside:
             return
@@ -200,6 +203,8 @@ class Machine:
         elif how == "add":
             how = "change"
         name = self.name_of(target) or name
+        if own and (how == "average" or (value.flags & WEIGHTS and how == "change")):
+            self.sink(self.content(target), node, "answer")  # moved on from where it was
         value = self.governed(value)
         self.state.add((target, CONTENT), value, self.write(node, name, how, value, own=own, doubtful=doubtful))
 

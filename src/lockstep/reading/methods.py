@@ -13,6 +13,7 @@ from lockstep.reading.values import (
     NOTHING,
     RANDOM,
     SIZE,
+    WEIGHTS,
     Object,
     Value,
     merge,
@@ -86,7 +87,8 @@ class Methods(Libraries):
         if any(result is None for result in results):
             return None
         value = merge([result for result in results if result is not None])
-        return value._replace(sites=value.sites | receiver.sites)
+        kept = receiver.flags & WEIGHTS if name in names.ELEMENTWISE or name in names.SAME_OBJECT else 0
+        return value._replace(flags=value.flags | kept, sites=value.sites | receiver.sites)
 
     def _of_unknown(
         self, name: str, node: ast.Call, func: ast.Attribute, receiver: Value, given: list[Value]
@@ -137,13 +139,15 @@ class Methods(Libraries):
                     target.is_early = False
                 if target.is_prepared and not self.inside:
                     self.sink(used, node, "answer")
-                if name in names.EMPTYING:
+                reads_itself = any(shown in source.loaded_names(argument) for argument in node.args)
+                if name in names.EMPTYING and not reads_itself:
                     self.replace(target, node, shown, raw if target.kind != "module" else used)
                 else:
                     self.change(target, node, shown, "change", used)
                 return Value(frozenset((target,)), 0, self.content(target).sites)
             if name in names.SAME_OBJECT:
-                return Value(frozenset((target,)), used.flags, content.sites | used.sites)
+                flags = WEIGHTS if target.kind in ("module", "instance", "opaque") and name in names.OF_PARAMETERS else 0
+                return Value(frozenset((target,)), used.flags | flags, content.sites | used.sites)
             if name in ("clone", "item", "tolist", "numpy", "mean", "sum", "norm", "float", "long", "int"):
                 return Value(frozenset(), content.flags | used.flags, content.sites | used.sites)
             if target.kind in ("opaque",) and not target.is_prepared:

@@ -95,6 +95,9 @@ SAME_OBJECT = {
     ),
 }
 """Methods whose result shares what they are called on."""
+OF_PARAMETERS = {"parameters", "named_parameters", "state_dict", "get_parameter"}
+ELEMENTWISE = {"clone", "float", "numpy", "mul", "add", "lerp", "sub", "div"}
+"""Methods whose result has the form of what they are called on."""
 CONTAINERS = {
     "list": "list",
     "dict": "dict",
