@@ -623,6 +623,8 @@ FOUND = {
     "moco": "LS204",
     "queue_filled_inside": "LS101",
     "centre_of_outputs": "LS203 LS204",
+    "stream_split_by_rank": "LS112",
+    "weights_by_loss": "LS203",
     "policy_gradient": "LS201",
     "target_network": "LS204",
     "teacher_with_batch_norm_not_prepared": "LS110",

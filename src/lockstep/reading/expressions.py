@@ -13,18 +13,19 @@ from lockstep.reading.values import (
     NOTHING,
     NUMBER,
     RANKED,
-    SET_ORDER,
     SIZE,
+    TEXT,
     WORLD,
     Frame,
     Object,
+    Site,
     Value,
     compute,
     merge,
     mix,
 )
 
-_CONSTANTS = (ast.Constant,)
+_A_TEXT = Value(frozenset(), TEXT)
 
 
 class Expressions(Machine):
@@ -37,6 +38,7 @@ class Expressions(Machine):
         self.shards = Object("shards", "shards")
         self.batch = Object("batch", "batch")
         self.handlers: dict[type[ast.AST], Callable[..., Value]] = {
+            ast.Constant: lambda node: _A_TEXT if isinstance(node.value, str) else NOTHING,
             ast.Name: self._name,
             ast.Attribute: self._attribute,
             ast.Subscript: self._subscript,
@@ -209,7 +211,7 @@ class Expressions(Machine):
                 return base.items[at]
         numbered = bool(index.flags & NUMBER)
         index = self.use(index)
-        flags = (base.flags | index.flags) & ~NUMBER
+        flags = (base.flags | (index.flags & ~TEXT)) & ~NUMBER
         sites = base.sites if numbered else base.sites | index.sites
         found = []
         for target in base.objects:
@@ -292,9 +294,9 @@ class Expressions(Machine):
         def body() -> None:
             nonlocal flags, sites
             for generator in node.generators:
-                element, _ = self.iterate(generator.iter)
-                flags |= element.flags & SET_ORDER
-                sites |= frozenset(s for s in element.sites if s.how == "order")
+                element, order = unordered(self.iterate(generator.iter)[0])
+                if kind == "list":
+                    sites |= order
                 self.bind(generator.target, element)
                 for test in generator.ifs:
                     tested = self.use(self.eval(test))
@@ -324,7 +326,13 @@ class Expressions(Machine):
         self.frame = outer
         value = merge(content)
         self.state.put((made, CONTENT), value._replace(flags=value.flags | flags, sites=value.sites | sites), None)
-        return Value(frozenset((made,)), flags & SET_ORDER)
+        return Value(frozenset((made,)))
+
+    def order_of(self, value: Value, node: ast.AST) -> frozenset[Site]:
+        """The site at which a set of texts is iterated, if it is one: its order is another in each process."""
+        if any(o.kind == "set" and self.content(o).flags & TEXT for o in value.objects):
+            return frozenset((self.site(node, ast.unparse(node)[:40], "order")._replace(inside=True),))
+        return frozenset()
 
     def _lambda(self, node: ast.Lambda) -> Value:
         made = self.make(node, "function", "lambda")
@@ -373,6 +381,12 @@ class Expressions(Machine):
 
 def void(_: Value) -> None:
     """For what is called for its effect."""
+
+
+def unordered(element: Value) -> tuple[Value, frozenset[Site]]:
+    """An element of what is iterated, and where its order comes from, if that is a set's."""
+    order = frozenset(site for site in element.sites if site.how == "order")
+    return (element._replace(sites=element.sites - order), order) if order else (element, order)
 
 
 def _is_last(index: ast.AST) -> bool:

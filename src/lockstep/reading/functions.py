@@ -10,6 +10,7 @@ from lockstep.reading.state import CONTENT, State, join
 from lockstep.reading.values import (
     DATA,
     NOTHING,
+    TEXT,
     Frame,
     Object,
     Value,
@@ -47,6 +48,10 @@ class Functions(Loops):
         else:
             receiver, function = NOTHING, self.eval(node.func)
         args, keywords = self._arguments(node)
+        if not any(o.kind in ("function", "method", "class", "instance") for o in function.objects):
+            if source.dotted(node.func).rpartition(".")[2] not in names.KEEPS_TEXT:
+                args = [without_text(value) for value in args]
+                keywords = {name: without_text(value) for name, value in keywords.items()}
         if isinstance(node.func, ast.Attribute):
             known = self.of_method(node, node.func, receiver, function, args, keywords)
             if known is not None:
@@ -342,6 +347,11 @@ class Functions(Loops):
     def set_attribute(self, target: ast.Attribute, value: Value, *, own: bool) -> None:
         """See Statements."""
         raise NotImplementedError
+
+
+def without_text(value: Value) -> Value:
+    """What is made of a text by a call is no text, as far as is known."""
+    return value._replace(flags=value.flags & ~TEXT) if value.flags & TEXT else value
 
 
 def _new_frame(definition: ast.AST, parent: Frame | None) -> Frame:

@@ -16,6 +16,7 @@ from lockstep.reading.values import (
     RANDOM,
     RANKED,
     SIZE,
+    TEXT,
     Object,
     Value,
     merge,
@@ -125,8 +126,26 @@ class Libraries(Teams):
         made.is_prepared = made.is_kept = False
         self.sink(self.use(args[1] if len(args) > 1 else keywords.get("batch_size", NOTHING)), node, "weights")
         data = args[0] if args else keywords.get("dataset", NOTHING)
+        for name, value in (("dataset", data), *keywords.items()):
+            self.state.put((made, name), value, None)
+        self.sink(_of_how(self.use(data), "order"), node, "weights")
         self.read_data_set(data, keywords.get("collate_fn", NOTHING))
         return Value(frozenset((made,)))
+
+    def served(self, loader: Object) -> Value:
+        """That on which it depends what a loader yields next: what its data set and its sampler are by now."""
+        found = []
+        for name in ("dataset", "sampler", "batch_sampler"):
+            for target in (self.field(loader, name) or NOTHING).objects:
+                method = self.method(target, "__getitem__" if name == "dataset" else "__iter__")
+                if method is None:
+                    cells = [cell for (owner, _), cell in self.state.cells.items() if owner is target]
+                    found += [self.use(self.look(cell)) for cell in cells]
+                elif method.definition is not None and not source.is_generator(method.definition):
+                    before = self.state.copy()
+                    found.append(self.use(self.run(method, [Value(frozenset((target,))), NOTHING], {})))
+                    self.state = before
+        return mix(found)
 
     def read_data_set(self, data: Value, collate: Value) -> None:
         """Run what loader workers run: each has objects of its own, as each process has."""
@@ -151,7 +170,7 @@ class Libraries(Teams):
 
         def body() -> None:
             value = self.run(function, args, {})
-            self.sink(self.use(value), definition, "answer")
+            self.sink(self.use(value), definition, "weights")
 
         self.in_data_set = True
         try:
@@ -228,8 +247,6 @@ class Libraries(Teams):
         for name, value in keywords.items():
             self.state.put((made, f"[{name!r}]"), value, None)
             content = merge((content, value))
-        if kind == "set":
-            self.note_set(made, node)
         self.state.put((made, CONTENT), content, None)
         return Value(frozenset((made,)))
 
@@ -273,12 +290,21 @@ class Libraries(Teams):
             return NOTHING
         if name in ("super",):
             return self._super()
+        if name in ("sum", "min", "max", "any", "all", "sorted", "tuple") and isinstance(node, ast.Call):
+            args = [
+                self.element(value, node.args[0])[0] if any(o.kind == "stream" for o in value.objects) else value
+                for value in args
+            ]
         used = mix([self.use(value) for value in (*args, *keywords.values())])
+        if name in ("zip", "enumerate", "tuple", "iter"):
+            used = used._replace(sites=used.sites.union(*(self.order_of(value, node) for value in args)))
         for value in (*args, *keywords.values()):
             self.call_back(value)
         if name in ("print", "str", "repr", "format"):
             used = mix([self.written(value) for value in (*args, *keywords.values())])
-        if name in ("print", "input", "open", "exit", "quit", "exec"):
+        if name == "open":
+            return Value(frozenset(), TEXT, used.sites)
+        if name in ("print", "input", "exit", "quit", "exec"):
             if isinstance(node, ast.Call):
                 self.unknown = node
             return used
@@ -321,3 +347,7 @@ class Libraries(Teams):
         if not value.objects or lists:
             return Value(frozenset(), element.flags, element.sites)
         return Value(frozenset((made,)), 0, value.sites)
+
+
+def _of_how(value: Value, how: str) -> Value:
+    return Value(frozenset(), 0, frozenset(site for site in value.sites if site.how == how))

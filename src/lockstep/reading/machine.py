@@ -202,7 +202,8 @@ class Machine:
             how = "statistics"
         elif how == "add":
             how = "change"
-        name = self.name_of(target) or name
+        if target.kind != "opaque" or "." not in name:  # sampler.weights, rather than sampler
+            name = self.name_of(target) or name
         if own and (how == "average" or (value.flags & WEIGHTS and how == "change")):
             self.sink(self.content(target), node, "answer")  # moved on from where it was
         value = self.governed(value)
@@ -259,7 +260,7 @@ class Machine:
         """
         sites = value.sites if kind == "print" or kind == "picture" else value.sites | self.control
         for site in sites:
-            if site.how == "world" and kind != "weights":
+            if site.how in ("world", "order") and kind != "weights":
                 continue
             if kind == "control" and site.how == "flag":
                 continue  # what ends a loop has its first value where the loop goes on

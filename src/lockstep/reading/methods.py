@@ -172,6 +172,8 @@ class Methods(Libraries):
             self.renew(target, node, shown, _stored(raw, used))
             return NOTHING
         if name in names.APPENDING or name in ("add", "update", "setdefault", "subtract"):
+            if target.kind == "list":
+                used = used._replace(sites=used.sites | self.ordered)
             if name == "update" and target.kind == "dict":
                 self._update_items(target, node, shown, raw)
             self.change(target, node, shown, "append" if name in names.APPENDING else "change", _stored(raw, used))

@@ -113,6 +113,8 @@ class Statements(Methods):
             self.set_attribute(target, value, own=own)
         elif isinstance(target, ast.Subscript):
             own = source_ is not None and source.shown(target) in source.loaded_names(source_)
+            if self.ordered and isinstance(source_, ast.Call) and source.dotted(source_.func) == "len":
+                value = value._replace(sites=value.sites | self.ordered)
             self.set_item(target, value, own=own)
 
     def put_variable(self, name: str, value: Value, write: Write | None) -> None:
