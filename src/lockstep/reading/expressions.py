@@ -206,9 +206,10 @@ class Expressions(Machine):
     def _subscript(self, node: ast.Subscript) -> Value:
         base, index = self.eval(node.value), self.eval(node.slice)
         at = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        cells = [cell for o in base.objects if (cell := self.state.get((o, CONTENT))) is not None]
         if base.items is not None and isinstance(at, int) and -len(base.items) <= at < len(base.items):
-            if not any(cell.writes for o in base.objects if (cell := self.state.get((o, CONTENT))) is not None):
-                return base.items[at]
+            item = base.items[at]
+            return item if not any(cell.writes for cell in cells) else merge((item, *(self.look(cell) for cell in cells)))
         numbered = bool(index.flags & NUMBER)
         index = self.use(index)
         flags = (base.flags | (index.flags & ~TEXT)) & ~NUMBER

@@ -13,6 +13,7 @@ from lockstep.reading.values import (
     TEXT,
     Frame,
     Object,
+    Site,
     Value,
     merge,
     mix,
@@ -48,15 +49,19 @@ class Functions(Loops):
         else:
             receiver, function = NOTHING, self.eval(node.func)
         args, keywords = self._arguments(node)
-        if not any(o.kind in ("function", "method", "class", "instance") for o in function.objects):
-            if source.dotted(node.func).rpartition(".")[2] not in names.KEEPS_TEXT:
-                args = [without_text(value) for value in args]
-                keywords = {name: without_text(value) for name, value in keywords.items()}
+        is_own = any(o.kind in ("function", "method", "class", "instance") for o in function.objects)
+        if not is_own and source.dotted(node.func).rpartition(".")[2] not in names.KEEPS_TEXT:
+            args = [without_text(value) for value in args]
+            keywords = {name: without_text(value) for name, value in keywords.items()}
         if isinstance(node.func, ast.Attribute):
             known = self.of_method(node, node.func, receiver, function, args, keywords)
             if known is not None:
                 return known
-        found = [self.call_of(target, node, receiver, args, keywords) for target in function.objects]
+        self.calls.append((node, self.frame, receiver.objects or function.objects))
+        try:
+            found = [self.call_of(target, node, receiver, args, keywords) for target in function.objects]
+        finally:
+            self.calls.pop()
         if found:
             value = merge(found)
             if not receiver.sites or isinstance(node.func, ast.Name):
@@ -223,6 +228,27 @@ class Functions(Loops):
                 break
             made.children |= {o for o in value.objects if o.kind in ("module", "instance")}
         return Value(frozenset((made,)))
+
+    def from_loop(self, site: Site) -> Site:
+        """A change in a method of an object of the script's: as the loop shows it, by its variable and the call."""
+        if len(self.calls) <= self.num_calls_around or self.in_data_set or not site.name.startswith("self."):
+            return site
+        own = self.state.get((self.frame, "self"))
+        call, frame, called = self.calls[self.num_calls_around]
+        changed = [o for o in called if own is not None and o in own.value.objects and o.kind == "instance"]
+        name, method = source.shown(call.func), "__call__"
+        if isinstance(call.func, ast.Attribute) and any(self.method(o, call.func.attr) for o in changed):
+            name, method = source.shown(call.func.value), call.func.attr
+        if not changed or name == "self" or self.is_module(changed[0]):
+            return site
+        return site._replace(
+            path=frame.path,
+            line=call.lineno,
+            column=call.col_offset + 1,
+            name=name,
+            method=f"{changed[0].name}.{method}",
+            scope=id(frame.definition),
+        )
 
     def written(self, value: Value, depth: int = 3) -> Value:
         """What stands in a text for a value: for an object of the script, what its ``__str__`` makes of it."""

@@ -337,10 +337,11 @@ class Loops(Expressions):
     def _iterations(
         self, node: ast.For | ast.AsyncFor | ast.While, begin: Callable[[], None], *, is_step: bool, is_epoch: bool
     ) -> None:
-        loops, in_step = self.loops, self.in_step
+        loops, in_step, around = self.loops, self.in_step, self.num_calls_around
         jumps = Jumps()
         number = id(node)
         if is_step or is_epoch:
+            self.num_calls_around = len(self.calls)
             self.loops = (*loops, number)
             self.in_step = is_step
         try:
@@ -350,7 +351,7 @@ class Loops(Expressions):
                 begin()
                 self.one_iteration(node.body, jumps)
         finally:
-            self.loops, self.in_step = loops, in_step
+            self.loops, self.in_step, self.num_calls_around = loops, in_step, around
         self._leave(jumps)
 
     def _leave(self, jumps: Jumps) -> None:

@@ -78,6 +78,10 @@ class Machine:
         """On what it depends that this statement runs."""
         self.findings: dict[tuple[str, str, int, str], Finding] = {}
         self.made: dict[int, Object] = {}
+        self.calls: list[tuple[ast.Call, Frame, frozenset[Object]]] = []
+        """Calls of the script's own functions that are running: where, and of which object's methods."""
+        self.num_calls_around = 0
+        """How many of them are around the innermost loop over shards, steps or epochs."""
         self.work = 0
         self.has_joined = False
         self.is_seeded = False
@@ -164,10 +168,14 @@ class Machine:
                 return None  # this process's place among all, moved on
             slight = not own and not depends and value.flags & OF_A_SHARD == SIZE
             how = "data set" if self.in_data_set else how
-            return Write(self.site(node, name, how, doubtful=doubtful), self.loops, slight=slight)
+            return Write(self.from_loop(self.site(node, name, how, doubtful=doubtful)), self.loops, slight=slight)
         if not self.loops or (value.objects and all(o.kind in _UNWRITTEN or o.is_kept_iterator() for o in value.objects)):
             return None
-        return Write(self.site(node, name, how, doubtful=doubtful), self.loops)
+        return Write(self.from_loop(self.site(node, name, how, doubtful=doubtful)), self.loops)
+
+    def from_loop(self, site: Site) -> Site:
+        """See Functions."""
+        raise NotImplementedError
 
     def governed(self, value: Value) -> Value:
         """A value as it is where it is written: that it is written at all depends on something, too."""
@@ -267,10 +275,10 @@ class Machine:
             if kind == "save" and not site.inside and site not in self.control and site.how != "average":
                 continue  # the script keeps it by itself
             if site.inside:
-                code = _CODES_INSIDE.get(site.how, "LS101")
+                code = "LS103" if site.method else _CODES_INSIDE.get(site.how, "LS101")
                 certain = kind != "picture" and not site.doubtful
             else:
-                code = _CODES_OUTSIDE.get(site.how, "LS201")
+                code = "LS203" if site.method else _CODES_OUTSIDE.get(site.how, "LS201")
                 certain = (
                     kind in ("answer", "weights", "control", "decision", "save") or site.how == "average"
                 ) and not site.doubtful
@@ -304,7 +312,9 @@ class Machine:
         known = self.findings.get(key)
         if known is not None and (known.certain, -known.line) >= (certain, -site.line):
             return
-        self.findings[key] = make(code, site.path, site.line, site.column, site.name, read=read, certain=certain)
+        self.findings[key] = make(
+            code, site.path, site.line, site.column, site.name, method=site.method, read=read, certain=certain
+        )
 
     # -- where it is --------------------------------------------------------------------------------------------------------
 
@@ -322,13 +332,14 @@ class Machine:
         """Run what runs once a shard: twice, so that the second sees what the first has left."""
         number, before, loops = id(node), self.inside, self.loops
         self.loops = (*loops, number)
+        around, self.num_calls_around = self.num_calls_around, len(self.calls)
         try:
             for _ in range(2):
                 self.state.age(number)
                 self.inside = number
                 body()
         finally:
-            self.inside, self.loops = before, loops
+            self.inside, self.loops, self.num_calls_around = before, loops, around
             self.state.age(number)
 
     def key_of(self, name: str) -> Key:

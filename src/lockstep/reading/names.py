@@ -113,7 +113,8 @@ CONTAINERS = {
     "bytearray": "list",
 }
 KEEPS_TEXT = {
-    *("list", "set", "frozenset", "tuple", "sorted", "str", "append", "extend", "add", "update", "union", "choice", "sample", "chain"),
+    *("list", "set", "frozenset", "tuple", "sorted", "str", "append", "extend", "add", "update", "union"),
+    *("choice", "choices", "sample", "chain"),
 }
 """Calls whose result is, or holds, the text that they are given."""
 TENSORS = re.compile(

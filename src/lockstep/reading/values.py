@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 DATA, SIZE, RANDOM, CLOCK, RANKED, NUMBER, TEXT, WORLD, WEIGHTS = (1 << bit for bit in range(9))
 """Flags of a value: made of a shard's samples; of how many there are; of random numbers; of the time; of the rank, or of what
-was gathered from all; a number that counts this process's shards; text; of the number of processes; a model's parameters, or made of them one by one."""
+was gathered from all; a number that counts this process's shards; text; of the number of processes; a model's parameters, or
+made of them one by one."""
 OF_A_SHARD = DATA | SIZE | RANDOM | NUMBER
 """A value with one of these may be another in each shard."""
 
@@ -30,6 +31,8 @@ class Site(NamedTuple):
     doubtful: bool = False
     scope: int = 0
     """The function in which it is."""
+    method: str = ""
+    """Of a change to an object of a class of the script: what is called in the loop, such as ``Meter.update``."""
 
 
 class Write(NamedTuple):

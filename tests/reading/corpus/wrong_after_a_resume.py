@@ -59,7 +59,7 @@ class EarlyStopping:
 
     def __call__(self, loss):
         if loss < self.best:
-            self.best, self.bad = loss, 0  # LS201
+            self.best, self.bad = loss, 0
         else:
             self.bad += 1
         return self.bad >= self.patience
@@ -71,7 +71,7 @@ def early_stopping_object():
     for _ in team.epochs(20):
         for batch in loader:
             train_step(team, model, optimizer, batch)
-        if stopping(validate(team, model)):
+        if stopping(validate(team, model)):  # LS203
             break
 
 
@@ -125,7 +125,7 @@ class EMA:
 
     def update(self, model):
         for name, p in model.named_parameters():
-            self.shadow[name] = self.decay * self.shadow[name] + (1 - self.decay) * p.detach()  # LS203
+            self.shadow[name] = self.decay * self.shadow[name] + (1 - self.decay) * p.detach()
 
     def copy_to(self, model):
         for name, p in model.named_parameters():
@@ -137,7 +137,7 @@ def ema_class():
     ema = EMA(model)
     for batch in loader:
         train_step(team, model, optimizer, batch)
-        ema.update(model)
+        ema.update(model)  # LS203
     ema.copy_to(model)
 
 
@@ -322,7 +322,7 @@ class WarmUp:
         self.optimizer, self.num = optimizer, 0
 
     def step(self):
-        self.num += 1  # LS201
+        self.num += 1
         for group in self.optimizer.param_groups:
             group["lr"] = 0.1 * min(1.0, self.num / 100)
 
@@ -331,7 +331,7 @@ def schedule_of_its_own_class():
     team, model, optimizer, loader = start()
     warm_up = WarmUp(optimizer)
     for batch in loader:
-        warm_up.step()
+        warm_up.step()  # LS203
         train_step(team, model, optimizer, batch)
 
 

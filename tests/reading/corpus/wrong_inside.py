@@ -70,9 +70,9 @@ class AverageMeter:
 
     def update(self, val, n=1):
         self.val = val
-        self.sum += val * n  # LS104
-        self.count += n  # LS104
-        self.avg = self.sum / self.count  # LS104
+        self.sum += val * n
+        self.count += n
+        self.avg = self.sum / self.count
 
 
 def average_meter():
@@ -82,7 +82,7 @@ def average_meter():
         for x, y, _ in batch.shards:
             loss = F.cross_entropy(model(x), y)
             team.backward(loss)
-            losses.update(loss.item(), x.size(0))
+            losses.update(loss.item(), x.size(0))  # LS103
         optimizer.step()
         optimizer.zero_grad()
     print(f"{losses.avg:.4f}")
@@ -266,7 +266,7 @@ class RunningMeanStd:
     def update(self, x):
         delta = x.mean(0) - self.mean
         total = self.count + x.shape[0]
-        self.mean = self.mean + delta * x.shape[0] / total  # LS104
+        self.mean = self.mean + delta * x.shape[0] / total
         self.count = total
 
     def normalize(self, x):
@@ -278,7 +278,7 @@ def observations_normalised():
     rms = RunningMeanStd((6,))
     for batch in loader:
         for x, y, _ in batch.shards:
-            rms.update(x)
+            rms.update(x)  # LS103
             team.backward(F.cross_entropy(model(rms.normalize(x)), y))
         optimizer.step()
         optimizer.zero_grad()
