@@ -604,6 +604,8 @@ FOUND = {
     "fisher_information": "LS203",
     "sum_by_hand": "LS102",
     "ema_by_hand": "LS204",
+    "ema_swapped_for_evaluation": "LS203",
+    "lookahead": "LS203",
     "ema_pulled_back": "LS203",
     "averaged_model_ema": "LS204",
     "mean_teacher": "LS204",

@@ -21,6 +21,8 @@ from lockstep.reading.values import (
 
 DEEPEST = 12
 """Calls within calls that are followed."""
+_OF_OBJECTS = ("attribute", "add", "append", "change", "average")
+"""Changes that are told of the whole object, where one of its methods makes them."""
 
 
 class Functions(Loops):
@@ -116,6 +118,9 @@ class Functions(Loops):
             return self.invoke(target.bases[0], [first, *args], keywords, node)
         if target.kind == "class":
             return self.instance(target, node, args, keywords)
+        if target.kind == "partial" and target.arguments is not None:
+            first, others = target.arguments
+            return merge([self.call_of(o, node, receiver, [*first, *args], {**others, **keywords}) for o in target.bases])
         if target.kind == "external":
             return self.of_library(target.name, node, args, keywords)
         if target.kind == "instance":
@@ -231,15 +236,19 @@ class Functions(Loops):
 
     def from_loop(self, site: Site) -> Site:
         """A change in a method of an object of the script's: as the loop shows it, by its variable and the call."""
-        if len(self.calls) <= self.num_calls_around or self.in_data_set or not site.name.startswith("self."):
-            return site
         own = self.state.get((self.frame, "self"))
-        call, frame, called = self.calls[self.num_calls_around]
-        changed = [o for o in called if own is not None and o in own.value.objects and o.kind == "instance"]
-        name, method = source.shown(call.func), "__call__"
-        if isinstance(call.func, ast.Attribute) and any(self.method(o, call.func.attr) for o in changed):
-            name, method = source.shown(call.func.value), call.func.attr
-        if not changed or name == "self" or self.is_module(changed[0]):
+        if own is None or self.in_data_set or not site.name.startswith("self.") or site.how not in _OF_OBJECTS:
+            return site
+        for call, frame, called in self.calls[self.num_calls_around :]:
+            changed = [o for o in called if o in own.value.objects and o.kind == "instance"]
+            name, method = source.shown(call.func), "__call__"
+            if isinstance(call.func, ast.Attribute) and any(self.method(o, call.func.attr) for o in changed):
+                name, method = source.shown(call.func.value), call.func.attr
+            if changed:
+                break
+        else:
+            return site
+        if name == "self" or self.is_module(changed[0]):
             return site
         return site._replace(
             path=frame.path,
@@ -303,6 +312,9 @@ class Functions(Loops):
         for value in (*args, *keywords.values()):
             self.call_back(value)
         given = mix([self.use(value) for value in (*args, *keywords.values())])
+        for child in sorted(target.children, key=lambda o: getattr(o.node, "lineno", 0)):
+            if child.kind == "instance" and self.is_module(child):
+                given = mix([given, self._call_instance(child, node, [Value(frozenset(), given.flags)], {})])
         if (
             target.has_statistics
             and not target.is_prepared

@@ -62,6 +62,12 @@ class Libraries(Teams):
             return self._copy(name, node, args)
         if name in names.COUNTERS:
             return Value(frozenset((self.make(node, "iterator", last),)))
+        if name == "functools.partial" and args:
+            made = self.make(node, "partial", last)
+            made.bases, made.arguments = list(args[0].objects), (args[1:], keywords)
+            return Value(frozenset((made,)))
+        if last in ("clip_grad_norm_", "clip_grad_value_"):
+            self.sink(mix([self.use(v) for v in given]), node, "answer")
         if names.MODULES.match(name):
             return self._module(name, node, given)
         if name == "torch.utils.data.get_worker_info":
@@ -217,7 +223,9 @@ class Libraries(Teams):
         argument = node.args[0] if isinstance(node, ast.Call) and node.args else None
         if argument is not None and "state_dict" in ast.unparse(argument):
             used = self.use(original)
-            return Value(frozenset(), used.flags, used.sites)
+            made = self.make(node, "dict")
+            self.state.put((made, CONTENT), Value(frozenset(), used.flags, used.sites), None)
+            return Value(frozenset((made,)), used.flags, used.sites)
         if (
             not kinds
             and not names.AVERAGES.match(name)

@@ -409,7 +409,10 @@ class Loops(Expressions):
     def _check_plain_loader(self, node: ast.For | ast.AsyncFor, has_shards: bool) -> None:
         calls = [part for s in node.body for part in source.walk(s) if isinstance(part, ast.Call)]
         if has_shards or any(call.args and source.dotted(call.func).endswith("team.backward") for call in calls):
-            self.find("LS303", node.iter, source.shown(node.iter))
+            at = node.iter
+            while isinstance(at, ast.Call) and at.args and source.dotted(at.func) in ("enumerate", *names.WRAPPERS):
+                at = at.args[0]
+            self.find("LS303", node.iter, source.shown(at))
 
     # -- what others define -------------------------------------------------------------------------------------------------
 

@@ -234,6 +234,12 @@ class Machine:
             self.state.cells[target, CONTENT] = Cell(cell.value, others)
         self.change(target, node, name, "change", value, own=False)
 
+    def change_items(self, target: Object, value: Value, write: Write | None) -> None:
+        """Any item of a dict may change, also those that are known by a constant."""
+        for owner, name in list(self.state.cells):
+            if owner is target and name != CONTENT:
+                self.state.add((target, name), value, write)
+
     def name_of(self, target: Object) -> str:
         """The variable that has held an object, or what it is in, for longest."""
         frame: Frame | None = self.frame

@@ -15,6 +15,7 @@ from lockstep.reading.values import (
     SIZE,
     WEIGHTS,
     Object,
+    Site,
     Value,
     merge,
     mix,
@@ -98,6 +99,8 @@ class Methods(Libraries):
             if not (receiver.flags & DATA and names.is_in_place(name)):  # else a result of this shard's own
                 self.change_root(func.value, used, own=name not in names.EMPTYING)
             return Value(frozenset(), receiver.flags | used.flags, receiver.sites | used.sites)
+        if name == "clone":
+            return self._clone(node, receiver.flags, receiver.sites)
         if name in ("size", "numel", "dim", "__len__") and receiver.flags & DATA:
             return Value(frozenset(), SIZE)
         return None
@@ -148,7 +151,9 @@ class Methods(Libraries):
             if name in names.SAME_OBJECT:
                 flags = WEIGHTS if target.kind in ("module", "instance", "opaque") and name in names.OF_PARAMETERS else 0
                 return Value(frozenset((target,)), used.flags | flags, content.sites | used.sites)
-            if name in ("clone", "item", "tolist", "numpy", "mean", "sum", "norm", "float", "long", "int"):
+            if name == "clone":
+                return self._clone(node, content.flags | used.flags, content.sites | used.sites)
+            if name in ("item", "tolist", "numpy", "mean", "sum", "norm", "float", "long", "int"):
                 return Value(frozenset(), content.flags | used.flags, content.sites | used.sites)
             if target.kind in ("opaque",) and not target.is_prepared:
                 return self._of_opaque(target, name, node, shown, used, content)
@@ -164,6 +169,11 @@ class Methods(Libraries):
                 self.sink(used, node, "answer")
             return NOTHING
         return None
+
+    def _clone(self, node: ast.Call, flags: int, sites: frozenset[Site]) -> Value:
+        made = self.make(node, "tensor")
+        self.state.put((made, CONTENT), Value(frozenset(), flags, sites), None)
+        return Value(frozenset((made,)), flags, sites)
 
     def _of_container(
         self, target: Object, name: str, node: ast.Call, shown: str, raw: Value, used: Value, content: Value
@@ -214,11 +224,10 @@ class Methods(Libraries):
         value = self.governed(value)
         kept = target.is_kept and not self.inside
         write = None if kept else self.write(node, shown, "change", value, own=True)
-        for owner, name in list(self.state.cells):
-            if owner is target and name in named:
-                self.state.put((target, name), value, write)
-            elif owner is target and name != CONTENT and node.args:
-                self.state.add((target, name), value, write)
+        for name in named:
+            self.state.put((target, name), value, write)
+        if node.args:
+            self.change_items(target, value, write)
 
     def _of_opaque(self, target: Object, name: str, node: ast.Call, shown: str, used: Value, content: Value) -> Value | None:
         library = target.name

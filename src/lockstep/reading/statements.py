@@ -9,7 +9,7 @@ from lockstep.reading import names, source
 from lockstep.reading.expressions import void
 from lockstep.reading.methods import Methods
 from lockstep.reading.state import CONTENT, Key, join
-from lockstep.reading.values import DATA, NOTHING, OF_A_SHARD, RANKED, SIZE, Frame, Site, Value, Write, merge, mix
+from lockstep.reading.values import DATA, NOTHING, OF_A_SHARD, RANDOM, RANKED, SIZE, Frame, Site, Value, Write, merge, mix
 
 _OF_OPTIMIZERS = ("lr", "momentum", "weight_decay", "betas", "initial_lr")
 
@@ -203,7 +203,7 @@ class Statements(Methods):
         base, index = self.eval(target.value), self.use(self.eval(target.slice))
         shown = source.shown(target)
         used = self.use(value)
-        stored = self.governed(value._replace(flags=value.flags | (index.flags & DATA), sites=value.sites | index.sites))
+        stored = self.governed(value._replace(flags=used.flags | (index.flags & DATA), sites=value.sites | index.sites))
         if not base.objects:
             if not self.inside and isinstance(target.slice, ast.Constant) and target.slice.value in _OF_OPTIMIZERS:
                 self.sink(used, target, "weights")
@@ -216,12 +216,15 @@ class Statements(Methods):
                 elif not self.inside:
                     self.sink(used, target, "weights")
                 continue
-            if self.in_data_set and not used.flags & (DATA | 4) and not own and not any(s.inside for s in used.sites):
+            if self.in_data_set and not used.flags & (DATA | RANDOM) and not own and not any(s.inside for s in used.sites):
                 continue  # a cache by index, of what every process would compute
-            if isinstance(target.slice, ast.Constant) and place.kind == "dict":
-                key = (place, f"[{target.slice.value!r}]")
+            if place.kind == "dict":
                 write = self.write(target, shown, "change", stored, own=own)
-                self.state.put(key, stored, None if place.is_kept and not self.inside else write)
+                write = None if place.is_kept and not self.inside else write
+                if isinstance(target.slice, ast.Constant):
+                    self.state.put((place, f"[{target.slice.value!r}]"), stored, write)
+                else:
+                    self.change_items(place, stored, write)
             if _is_whole(target.slice):
                 self.replace(place, target, shown, stored)
             elif self.inside and not own and not index.flags & OF_A_SHARD and not index.sites:

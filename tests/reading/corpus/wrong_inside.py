@@ -685,8 +685,8 @@ class SmoothedValue:
 
     def update(self, value):
         self.window.append(value)
-        self.count += 1  # LS104
-        self.total += value  # LS104
+        self.count += 1
+        self.total += value
 
     def __str__(self):
         return f"{self.total / self.count:.4f}"
@@ -698,7 +698,7 @@ class MetricLogger:
 
     def update(self, **values):
         for name, value in values.items():
-            self.meters[name].update(value.item())
+            self.meters[name].update(value.item())  # LS103
 
     def __str__(self):
         return ", ".join(f"{name}: {meter}" for name, meter in self.meters.items())
