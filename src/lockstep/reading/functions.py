@@ -119,8 +119,8 @@ class Functions(Loops):
         if target.kind == "class":
             return self.instance(target, node, args, keywords)
         if target.kind == "partial" and target.arguments is not None:
-            first, others = target.arguments
-            return merge([self.call_of(o, node, receiver, [*first, *args], {**others, **keywords}) for o in target.bases])
+            args, keywords = [*target.arguments[0], *args], {**target.arguments[1], **keywords}
+            return merge([self.call_of(o, node, receiver, args, keywords) for o in target.bases])
         if target.kind == "external":
             return self.of_library(target.name, node, args, keywords)
         if target.kind == "instance":
@@ -244,20 +244,13 @@ class Functions(Loops):
             name, method = source.shown(call.func), "__call__"
             if isinstance(call.func, ast.Attribute) and any(self.method(o, call.func.attr) for o in changed):
                 name, method = source.shown(call.func.value), call.func.attr
+            if changed and (name == "self" or self.is_module(changed[0])):
+                return site
             if changed:
-                break
-        else:
-            return site
-        if name == "self" or self.is_module(changed[0]):
-            return site
-        return site._replace(
-            path=frame.path,
-            line=call.lineno,
-            column=call.col_offset + 1,
-            name=name,
-            method=f"{changed[0].name}.{method}",
-            scope=id(frame.definition),
-        )
+                method = f"{changed[0].name}.{method}"
+                place = frame.path, call.lineno, call.col_offset + 1, name
+                return Site(*place, site.how, site.inside, site.doubtful, id(frame.definition), method)
+        return site
 
     def written(self, value: Value, depth: int = 3) -> Value:
         """What stands in a text for a value: for an object of the script, what its ``__str__`` makes of it."""
