@@ -610,6 +610,7 @@ FOUND = {
     "averaged_model_ema": "LS204",
     "mean_teacher": "LS204",
     "class_counts": "LS203",
+    "optimizer_exchanged": "LS201",
     "best_weights_kept": "LS201",
     "weight_soup": "LS203",
     "ema_by_hand_inside": "LS106",

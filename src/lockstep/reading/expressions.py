@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from lockstep.reading import source
 from lockstep.reading.machine import MOST_WORK, Machine, TooMuch
@@ -43,7 +43,7 @@ class Expressions(Machine):
             ast.Attribute: self._attribute,
             ast.Subscript: self._subscript,
             ast.Call: self.call,
-            ast.BinOp: lambda node: compute(self.use(self.eval(node.left)), self.use(self.eval(node.right))),
+            ast.BinOp: self._operation,
             ast.UnaryOp: lambda node: self.use(self.eval(node.operand)),
             ast.BoolOp: lambda node: merge([self.eval(part) for part in node.values]),
             ast.Compare: self._compare,
@@ -145,11 +145,12 @@ class Expressions(Machine):
                     [self.look(cell) for (owner, _), cell in list(self.state.cells.items()) if owner is target] or [NOTHING]
                 )
             known = self.field(target, name)
-            if known is not None:
-                return known
-            method = self.method(target, name)
+            method = self.method(target, name) if known is None or target.kind == "class" else None
             if method is not None:
                 return self.bound(target, method)
+            known = known or self.inherited(target, name)
+            if known is not None:
+                return known
             if target.kind == "class":
                 return NOTHING
         else:
@@ -167,22 +168,23 @@ class Expressions(Machine):
         cell = self.state.get((target, name))
         return None if cell is None else self.look(cell)
 
-    def method(self, target: Object, name: str) -> Object | None:
-        """A function of a class of the script."""
-        seen, waiting = (
-            set[int](),
-            [target if target.kind == "class" else target.bases[0]] if target.bases or target.kind == "class" else [],
-        )
+    def inherited(self, target: Object, name: str) -> Value | None:
+        """What the classes of an object have under a name."""
+        waiting, seen = [target] if target.kind == "class" else target.bases[:1], set[int]()
         while waiting:
             of_class = waiting.pop(0)
-            if id(of_class) in seen:
-                continue
-            seen.add(id(of_class))
-            cell = self.state.get((of_class, name))
-            if cell is not None:
-                return next((o for o in cell.value.objects if o.kind == "function"), None)
-            waiting += [base for base in of_class.bases if base.kind == "class"]
+            known = None if id(of_class) in seen else self.field(of_class, name)
+            if known is not None:
+                return known
+            if id(of_class) not in seen:
+                seen.add(id(of_class))
+                waiting += [base for base in of_class.bases if base.kind == "class"]
         return None
+
+    def method(self, target: Object, name: str) -> Object | None:
+        """A function of a class of the script."""
+        known = self.inherited(target, name)
+        return None if known is None else next((o for o in known.objects if o.kind == "function"), None)
 
     def bound(self, target: Object, function: Object) -> Value:
         """A method of an object; the value of a property."""
@@ -192,7 +194,7 @@ class Expressions(Machine):
         }
         if "property" in names or "cached_property" in names or "functools.cached_property" in names:
             return self.invoke(function, [Value(frozenset((target,)))], {}, function.definition or ast.Pass())
-        if "staticmethod" in names or target.kind == "class":
+        if "staticmethod" in names or (target.kind == "class" and "classmethod" not in names):
             return Value(frozenset((function,)))
         key = hash((id(target), id(function)))
         method = self.made.get(key)
@@ -200,6 +202,20 @@ class Expressions(Machine):
             method = self.made[key] = Object("method", function.name, function.node, function.definition, owner=target)
             method.bases = [function]
         return Value(frozenset((method,)))
+
+    def _operation(self, node: ast.BinOp) -> Value:
+        left, right = self.eval(node.left), self.eval(node.right)
+        result = compute(self.use(left), self.use(right))
+        return self.set_of(node, (left, right), result) if isinstance(node.op, (ast.BitOr, ast.BitAnd, ast.Sub)) else result
+
+    def set_of(self, node: ast.AST, parts: Iterable[Value], result: Value) -> Value:
+        """The result of an operation on sets, if they are some."""
+        held = [o for part in parts for o in part.objects if o.kind == "set"]
+        if not held:
+            return result
+        made = self.make(node, "set")
+        self.state.put((made, CONTENT), merge([self.content(o) for o in held]), None)
+        return Value(frozenset((made,)), result.flags & ~TEXT, result.sites)
 
     # -- parts --------------------------------------------------------------------------------------------------------------
 

@@ -114,7 +114,8 @@ class Functions(Loops):
             return self.invoke(target, args, keywords, node)
         if target.kind == "method" and target.owner is not None and target.bases:
             names_ = {source.dotted(d) for d in getattr(target.definition, "decorator_list", [])}
-            first = Value(frozenset(target.owner.bases[:1] if "classmethod" in names_ else (target.owner,)))
+            is_of_class = "classmethod" in names_ and target.owner.kind != "class"
+            first = Value(frozenset(target.owner.bases[:1] if is_of_class else (target.owner,)))
             return self.invoke(target.bases[0], [first, *args], keywords, node)
         if target.kind == "class":
             return self.instance(target, node, args, keywords)
@@ -132,6 +133,11 @@ class Functions(Loops):
         if isinstance(node, ast.Call):
             self.unknown = node
         return mix([self.use(value) for value in (receiver, *args, *keywords.values())])
+
+    def call_method(self, target: Object, name: str, args: list[Value]) -> Value:
+        """Call a method of an object of the script's, if its class has it."""
+        method = self.method(target, name)
+        return NOTHING if method is None else self.run(method, [Value(frozenset((target,))), *args], {})
 
     def invoke(self, function: Object, args: list[Value], keywords: dict[str, Value], node: ast.AST) -> Value:
         """Call a function of the script."""
@@ -232,6 +238,9 @@ class Functions(Loops):
             if not self.is_module(made):
                 break
             made.children |= {o for o in value.objects if o.kind in ("module", "instance")}
+        if init is None and self.inside:  # a tuple with names, say: it is what it is made of
+            given = mix([self.use(value) for value in (*args, *keywords.values())])
+            return Value(frozenset((made,)), given.flags, given.sites)
         return Value(frozenset((made,)))
 
     def from_loop(self, site: Site) -> Site:

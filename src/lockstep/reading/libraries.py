@@ -99,12 +99,15 @@ class Libraries(Teams):
             return self.builtin(last, node, args, keywords)
         if name.startswith(("torch.nn.init.", "torch.cuda.", "os.", "pathlib.", "torch.backends")):
             return Value(frozenset(), used.flags, used.sites)
+        if name == "functools.reduce" and len(args) > 1 and self.shards in args[1].objects:
+            return self._over_all_shards(node, args[0])
         for value in given:
             self.call_back(value)
         if isinstance(node, ast.Call):
             self.unknown = node
             if last[:1].isupper() or (not self.inside and names.MAKES.match(name)):
                 made = self.make(node, "opaque", name)
+                made.bases = [o for value in given for o in self.all_objects(value) if o.kind in ("function", "method")]
                 if not self.inside:
                     made.children |= {
                         o for value in given for o in value.objects if o.kind in ("module", "instance", "opaque")
@@ -233,7 +236,7 @@ class Libraries(Teams):
         ):
             return original
         self.has_copied_inside = self.has_copied_inside or bool(self.inside)
-        made = self.make(node, "module", "copy", fresh=not self.loops or bool(self.inside))
+        made = self.make(node, "module", "copy")
         made.is_copy = True
         made.has_statistics = any(o.has_statistics for o in original.objects)
         return Value(frozenset((made,)))
@@ -241,6 +244,8 @@ class Libraries(Teams):
     def _container(self, kind: str, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
         made = self.make(node, kind)
         content = NOTHING
+        if args and self.shards in args[0].objects:
+            return args[0]
         if args and isinstance(node, ast.Call) and kind in ("list", "set", "deque"):
             element, over = self.iterate(node.args[0])
             content = element
@@ -269,6 +274,9 @@ class Libraries(Teams):
         if name in names.CONTAINERS:
             return self._container(names.CONTAINERS[name], node, args, keywords)
         if name == "len":
+            if args and self.shards in args[0].objects:
+                place = self.site(node, "len(shards)", "shard number")._replace(inside=True)
+                return Value(frozenset(), NUMBER, frozenset((place,)))
             flags = SIZE if any(value.flags & DATA for value in args) else 0
             used = mix([self.use(value) for value in args])
             return Value(frozenset(), flags | (used.flags & RANKED), used.sites)
@@ -282,6 +290,8 @@ class Libraries(Teams):
                     got: list[Value] = []
                     self.run_generator(target, got.append)
                     found += got
+                    if not any(o is self.batch for value in got for o in value.objects):
+                        found.append(self.next(target, node, shown))
             return merge(found)._replace(sites=merge(found).sites | args[0].sites) if found else self.use(args[0])
         if name == "iter" and args:
             return self.iterator(node, args[0])
@@ -298,6 +308,8 @@ class Libraries(Teams):
             return NOTHING
         if name in ("super",):
             return self._super()
+        if name == "map" and len(args) > 1 and self.shards in args[1].objects:
+            return self._over_all_shards(node, args[0])
         if name in ("sum", "min", "max", "any", "all", "sorted", "tuple") and isinstance(node, ast.Call):
             args = [
                 self.element(value, node.args[0])[0] if any(o.kind == "stream" for o in value.objects) else value
@@ -326,6 +338,21 @@ class Libraries(Teams):
         if name in ("isinstance", "type", "id", "hasattr", "callable", "range"):
             return Value(frozenset(), used.flags & ~DATA, used.sites if name == "range" else frozenset())
         return used
+
+    def _over_all_shards(self, node: ast.AST, function: Value) -> Value:
+        """``map(function, batch.shards)``: what comes out is of this process's shards."""
+        shard = Value(frozenset(), DATA)
+
+        def body() -> None:
+            for target in function.objects:
+                self.call_of(target, node, NOTHING, [shard, shard], {})
+
+        if self.inside:
+            body()
+            return shard
+        self.over_shards(node, body)
+        site = self.site(node, "the shards' values", "append")._replace(inside=True)
+        return Value(frozenset(), DATA, frozenset((site,)))
 
     def _super(self) -> Value:
         for frame in (self.frame, self.frame.parent):

@@ -44,7 +44,7 @@ class Loops(Expressions):
             if last == "enumerate":
                 return self._enumerate(node, target)
             if last in ("zip", "zip_longest"):
-                return self._zip(node)
+                return self._zip(node, target)
             if last in names.WRAPPERS and last != "trange":
                 for argument in (*node.args[1:], *(keyword.value for keyword in node.keywords)):
                     self.eval(argument)
@@ -119,11 +119,20 @@ class Loops(Expressions):
             return Value(frozenset(), NUMBER, frozenset((self.site(place, name, "shard number")._replace(inside=True),)))
         return NOTHING
 
-    def _zip(self, node: ast.Call) -> tuple[Value, str]:
+    def _zip(self, node: ast.Call, target: ast.AST | None) -> tuple[Value, str]:
         found = [self.iterate(argument) for argument in node.args if not isinstance(argument, ast.Starred)]
         kinds = [kind for _, kind in found]
         kind = next((k for k in (SHARDS, BATCHES, EVALUATION) if k in kinds), "")
         items = tuple(element for element, _ in found)
+        if kind == BATCHES and len(found) == len(node.args):
+            counts = [
+                isinstance(a, ast.Call) and source.dotted(a.func).rpartition(".")[2] in ("count", "range") for a in node.args
+            ]
+            bound = target.elts if isinstance(target, ast.Tuple) and len(target.elts) == len(items) else [None] * len(items)
+            items = tuple(
+                self.number(node, at, kind) if counted else item
+                for item, counted, at in zip(items, counts, bound, strict=True)
+            )
         if kind == SHARDS:  # side by side: what an earlier pass has put in a list for each shard
             items = tuple(
                 Value(item.objects, item.flags | DATA, frozenset(s for s in item.sites if not s.inside)) for item in items

@@ -84,7 +84,7 @@ class Methods(Libraries):
             return NOTHING
         if not receiver.objects:
             return self._of_unknown(name, node, func, receiver, given)
-        results = [self._of_object(target, name, node, func, args, keywords) for target in receiver.objects]
+        results = [self._of_object(target, name, node, func, args, keywords, receiver.sites) for target in receiver.objects]
         if any(result is None for result in results):
             return None
         value = merge([result for result in results if result is not None])
@@ -106,7 +106,14 @@ class Methods(Libraries):
         return None
 
     def _of_object(
-        self, target: Object, name: str, node: ast.Call, func: ast.Attribute, args: list[Value], keywords: dict[str, Value]
+        self,
+        target: Object,
+        name: str,
+        node: ast.Call,
+        func: ast.Attribute,
+        args: list[Value],
+        keywords: dict[str, Value],
+        chosen: frozenset[Site],
     ) -> Value | None:
         given = [*args, *keywords.values()]
         used = mix([self.use(value) for value in given])
@@ -121,6 +128,9 @@ class Methods(Libraries):
             return NOTHING
         if target.kind in ("list", "dict", "set", "deque", "queue"):
             return self._of_container(target, name, node, shown, raw, used, content)
+        if target.kind == "opaque" and target.bases and not self.inside:  # such as LambdaLR.step()
+            for function in target.bases:
+                self.sink(self.use(self.call_of(function, node, NOTHING, [NOTHING], {})), node, "weights")
         if target.kind == "iterator" and name in ("next", "__next__"):
             return self.next(target, node, shown)
         if target.kind in ("module", "tensor", "opaque", "instance", "loader"):
@@ -148,6 +158,8 @@ class Methods(Libraries):
                 else:
                     self.change(target, node, shown, "change", used)
                 return Value(frozenset((target,)), 0, self.content(target).sites)
+            if name == "requires_grad_" and self.control and not self.inside:
+                self.sink(NOTHING, node, "weights")
             if name in names.SAME_OBJECT:
                 flags = WEIGHTS if target.kind in ("module", "instance", "opaque") and name in names.OF_PARAMETERS else 0
                 return Value(frozenset((target,)), used.flags | flags, content.sites | used.sites)
@@ -166,7 +178,7 @@ class Methods(Libraries):
             for value in given:
                 self.call_back(value)
             if not self.inside:
-                self.sink(used, node, "answer")
+                self.sink(used._replace(sites=used.sites | chosen), node, "answer")
             return NOTHING
         return None
 
@@ -207,6 +219,8 @@ class Methods(Libraries):
                 if known is not None:
                     return known
             return content
+        if target.kind == "set" and name in ("union", "intersection", "difference", "copy"):
+            return self.set_of(node, (Value(frozenset((target,))), raw), used)
         if name in ("copy", "items", "values", "keys", "most_common", "elements", "index", "count", "__contains__"):
             return Value(
                 frozenset((target,)) if name in ("items", "values", "keys", "copy") else frozenset(),

@@ -216,7 +216,8 @@ class Statements(Methods):
                 elif not self.inside:
                     self.sink(used, target, "weights")
                 continue
-            if self.in_data_set and not used.flags & (DATA | RANDOM) and not own and not any(s.inside for s in used.sites):
+            drawn = (used.flags | index.flags) & (DATA | RANDOM)
+            if self.in_data_set and not drawn and not own and not any(s.inside for s in stored.sites):
                 continue  # a cache by index, of what every process would compute
             if place.kind == "dict":
                 write = self.write(target, shown, "change", stored, own=own)
@@ -347,11 +348,19 @@ class Statements(Methods):
         return False
 
     def _with(self, node: ast.With | ast.AsyncWith) -> bool:
+        entered = []
         for item in node.items:
             value = self.eval(item.context_expr)
+            own = [o for o in value.objects if o.kind == "instance" and self.method(o, "__enter__")]
+            if own:
+                entered += own
+                value = merge([self.call_method(o, "__enter__", []) for o in own])
             if item.optional_vars is not None:
                 self.bind(item.optional_vars, value, item.context_expr)
-        return self.block(node.body)
+        alive = self.block(node.body)
+        for target in reversed(entered):
+            self.call_method(target, "__exit__", [NOTHING] * 3)
+        return alive
 
     def _try(self, node: ast.Try) -> bool:
         before = self.state.copy()
