@@ -25,6 +25,8 @@ from lockstep.reading.values import (
     mix,
 )
 
+_OF_FORM = ("dtype", "device", "ndim", "requires_grad", "is_cuda")
+"""Attributes that are the same for every shard."""
 _A_TEXT = Value(frozenset(), TEXT)
 
 
@@ -109,7 +111,7 @@ class Expressions(Machine):
             if name == "team":
                 return Value(frozenset((self.team,)))
             value = NOTHING if cell is None else self.look(cell)
-            flags = SIZE if name in ("shape",) and base.flags & DATA else base.flags
+            flags = 0 if name in _OF_FORM else SIZE if name == "shape" and base.flags & DATA else base.flags
             return value._replace(flags=value.flags | flags, sites=value.sites | base.sites)
         found = [self._attribute_of(target, name, node) for target in base.objects]
         value = merge(found)
@@ -157,7 +159,7 @@ class Expressions(Machine):
             known = self.field(target, name)
             if known is not None:
                 return known
-        if name in ("shape", "size", "dtype", "device", "ndim", "training", "requires_grad", "num_classes", "classes"):
+        if name in _OF_FORM or name in ("shape", "size", "training", "num_classes", "classes"):
             return NOTHING
         return Value(
             frozenset((target,)), 0, self.content(target).sites if target.kind in ("module", "tensor") else frozenset()
@@ -224,7 +226,7 @@ class Expressions(Machine):
         at = node.slice.value if isinstance(node.slice, ast.Constant) else None
         cells = [cell for o in base.objects if (cell := self.state.get((o, CONTENT))) is not None]
         if base.items is not None and isinstance(at, int) and -len(base.items) <= at < len(base.items):
-            item = base.items[at]
+            item = base.items[at]._replace(sites=base.items[at].sites | base.sites)
             return item if not any(cell.writes for cell in cells) else merge((item, *(self.look(cell) for cell in cells)))
         numbered = bool(index.flags & NUMBER)
         index = self.use(index)

@@ -128,7 +128,7 @@ class Machine:
             if target.has_statistics and not self.inside:
                 statistics = self.state.get((target, "statistics"))
                 sites |= self.look(statistics).sites if statistics is not None else frozenset()
-            if inner.objects and depth and target not in inner.objects:
+            if (inner.objects or inner.items is not None) and depth and target not in inner.objects:
                 inner = self.use(inner, depth - 1)
             flags |= inner.flags
             sites |= inner.sites

@@ -40,7 +40,7 @@ class Statements(Methods):
             ast.Return: self._return,
             ast.Break: self._jump,
             ast.Continue: self._jump,
-            ast.Raise: lambda node: False,
+            ast.Raise: self._raise,
             ast.Import: self._import,
             ast.ImportFrom: self._import,
             ast.Delete: self._delete,
@@ -335,6 +335,11 @@ class Statements(Methods):
         if self.control:
             self.sink(NOTHING, node, "control")
         self.control = control
+        return False
+
+    def _raise(self, node: ast.Raise) -> bool:
+        if self.control:
+            self.sink(NOTHING, node, "control")
         return False
 
     def _return(self, node: ast.Return) -> bool:

@@ -127,20 +127,19 @@ NOTHING = Value()
 
 def merge(values: Iterable[Value]) -> Value:
     """One of these values."""
+    known = [value for value in values if value != NOTHING]
+    if len(known) <= 1:
+        return known[0] if known else NOTHING
     objects: frozenset[Object] = frozenset()
     flags, sites = 0, frozenset[Site]()
-    items: tuple[Value, ...] | None = None
-    first = True
-    for value in values:
-        objects |= value.objects
-        flags |= value.flags
-        sites |= value.sites
-        if first:
-            items = value.items
-        elif items is not None:
-            same = value.items is not None and len(value.items) == len(items)
-            items = tuple(merge(pair) for pair in zip(items, value.items or (), strict=True)) if same else None
-        first = False
+    parts = known[0].items
+    same = parts is not None and all(value.items is not None and len(value.items) == len(parts) for value in known)
+    for value in known:
+        one = value if same or value.items is None else merge((value._replace(items=None), *value.items))
+        objects |= one.objects
+        flags |= one.flags
+        sites |= one.sites
+    items = tuple(merge(part) for part in zip(*(value.items or () for value in known), strict=True)) if same else None
     return Value(objects, flags, sites, items)
 
 
