@@ -110,8 +110,10 @@ class Expressions(Machine):
                 return Value(frozenset((self.shards,)))
             if name == "team":
                 return Value(frozenset((self.team,)))
+            if name in _OF_FORM:
+                return NOTHING
             value = NOTHING if cell is None else self.look(cell)
-            flags = 0 if name in _OF_FORM else SIZE if name == "shape" and base.flags & DATA else base.flags
+            flags = SIZE if name == "shape" and base.flags & DATA else base.flags
             return value._replace(flags=value.flags | flags, sites=value.sites | base.sites)
         found = [self._attribute_of(target, name, node) for target in base.objects]
         value = merge(found)

@@ -225,7 +225,9 @@ class Functions(Loops):
         made.is_early = self.is_early(made)
         init = self.method(made, "__init__")
         if init is not None:
+            self.begun.append(made)
             self.run(init, [Value(frozenset((made,))), *args], keywords)
+            self.begun.remove(made)
         elif isinstance(of_class.definition, ast.ClassDef):
             fields = [
                 s.target.id
@@ -238,7 +240,7 @@ class Functions(Loops):
             if not self.is_module(made):
                 break
             made.children |= {o for o in value.objects if o.kind in ("module", "instance")}
-        if init is None and self.inside:  # a tuple with names, say: it is what it is made of
+        if self.inside and not self.is_module(made):  # a tuple with names, say: it is what it is made of
             given = mix([self.use(value) for value in (*args, *keywords.values())])
             return Value(frozenset((made,)), given.flags, given.sites)
         return Value(frozenset((made,)))

@@ -281,7 +281,10 @@ class Libraries(Teams):
             used = mix([self.use(value) for value in args])
             return Value(frozenset(), flags | (used.flags & RANKED), used.sites)
         if name == "next" and args:
-            shown = source.shown(node.args[0]) if isinstance(node, ast.Call) else "next"
+            at = node.args[0] if isinstance(node, ast.Call) else node
+            if isinstance(at, ast.Call) and source.dotted(at.func) == "iter" and at.args:
+                return self.iterate(at.args[0])[0]
+            shown = source.shown(at)
             found = []
             for target in args[0].objects:
                 if target.kind == "iterator":

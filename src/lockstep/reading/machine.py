@@ -77,11 +77,15 @@ class Machine:
         self.control: frozenset[Site] = frozenset()
         """On what it depends that this statement runs."""
         self.findings: dict[tuple[str, str, int, str], Finding] = {}
+        self.have_readers: set[tuple[str, str, int, str]] = set()
+        """Those that say by whom it is read."""
         self.made: dict[int, Object] = {}
         self.calls: list[tuple[ast.Call, Frame, frozenset[Object]]] = []
         """Calls of the script's own functions that are running: where, and of which object's methods."""
         self.num_calls_around = 0
         """How many of them are around the innermost loop over shards, steps or epochs."""
+        self.begun: list[Object] = []
+        """Objects whose ``__init__`` is running: what it sets is no change of theirs."""
         self.work = 0
         self.has_joined = False
         self.is_seeded = False
@@ -300,7 +304,9 @@ class Machine:
 
     def _note(self, code: str, site: Site, node: ast.AST, certain: bool) -> None:
         line = getattr(node, "lineno", site.line)
-        if self.frame.path != site.path:
+        if self.frame.path == site.path and line == site.line and site.how in ("average", "change"):
+            read = ""  # what it was before
+        elif self.frame.path != site.path:
             read = f"in line {line} of {self.frame.path}"
         elif self.inside and site.inside and code != "LS107":
             read = f"by later shards (line {line})"
@@ -316,8 +322,10 @@ class Machine:
         """One finding for each name of a function: where it is written first."""
         key = code, site.path, site.scope, site.name
         known = self.findings.get(key)
-        if known is not None and (known.certain, -known.line) >= (certain, -site.line):
+        if known is not None and (known.certain, -known.line, key in self.have_readers) >= (certain, -site.line, bool(read)):
             return
+        if read:
+            self.have_readers.add(key)
         self.findings[key] = make(
             code, site.path, site.line, site.column, site.name, method=site.method, read=read, certain=certain
         )

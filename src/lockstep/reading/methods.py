@@ -198,9 +198,7 @@ class Methods(Libraries):
                 used = used._replace(sites=used.sites | self.ordered)
             if name == "update" and target.kind == "dict":
                 self._update_items(target, node, shown, raw)
-            how = "append" if name in names.APPENDING else "change"
-            if any(o.is_copy for o in raw.objects):
-                how = "average"
+            how = "average" if any(o.is_copy for o in raw.objects) else "append"
             self.change(target, node, shown, how, _stored(raw, used))
             return Value(content.objects, content.flags, content.sites) if name == "setdefault" else NOTHING
         if name == "clear":

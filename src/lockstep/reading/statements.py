@@ -189,7 +189,7 @@ class Statements(Methods):
                 kept = place.is_kept and not place.is_prepared and not self.inside
                 write = (
                     None
-                    if kept or place.kind == "optimizer"
+                    if kept or place.kind == "optimizer" or place in self.begun
                     else self.write(target, shown, how, self.use_flags(value), own=own)
                 )
                 (self.state.put if single and not grows else self.state.add)((place, name), value, write)
