@@ -609,7 +609,6 @@ FOUND = {
     "ema_pulled_back": "LS203",
     "averaged_model_ema": "LS204",
     "mean_teacher": "LS204",
-    "class_counts": "LS203",
     "optimizer_exchanged": "LS201",
     "best_weights_kept": "LS201",
     "weight_soup": "LS203",
