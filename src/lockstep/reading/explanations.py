@@ -544,10 +544,12 @@ EXPLANATIONS = {
         """
         words = set(open("text.txt").read().split())
         number = {word: i for i, word in enumerate(words)}
+        loader = team.prepare(torch.utils.data.DataLoader([number[word] for word in open("text.txt").read().split()], 64))
         """,
         """
         words = set(open("text.txt").read().split())
         number = {word: i for i, word in enumerate(sorted(words))}
+        loader = team.prepare(torch.utils.data.DataLoader([number[word] for word in open("text.txt").read().split()], 64))
         """,
     ),
     "LS306": _of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from lockstep.reading import source
 from lockstep.reading.machine import MOST_WORK, Machine, TooMuch
@@ -13,18 +13,21 @@ from lockstep.reading.values import (
     NOTHING,
     NUMBER,
     RANKED,
-    SET_ORDER,
     SIZE,
+    TEXT,
     WORLD,
     Frame,
     Object,
+    Site,
     Value,
     compute,
     merge,
     mix,
 )
 
-_CONSTANTS = (ast.Constant,)
+_OF_FORM = ("dtype", "device", "ndim", "requires_grad", "is_cuda")
+"""Attributes that are the same for every shard."""
+_A_TEXT = Value(frozenset(), TEXT)
 
 
 class Expressions(Machine):
@@ -37,11 +40,12 @@ class Expressions(Machine):
         self.shards = Object("shards", "shards")
         self.batch = Object("batch", "batch")
         self.handlers: dict[type[ast.AST], Callable[..., Value]] = {
+            ast.Constant: lambda node: _A_TEXT if isinstance(node.value, str) else NOTHING,
             ast.Name: self._name,
             ast.Attribute: self._attribute,
             ast.Subscript: self._subscript,
             ast.Call: self.call,
-            ast.BinOp: lambda node: compute(self.use(self.eval(node.left)), self.use(self.eval(node.right))),
+            ast.BinOp: self._operation,
             ast.UnaryOp: lambda node: self.use(self.eval(node.operand)),
             ast.BoolOp: lambda node: merge([self.eval(part) for part in node.values]),
             ast.Compare: self._compare,
@@ -106,8 +110,10 @@ class Expressions(Machine):
                 return Value(frozenset((self.shards,)))
             if name == "team":
                 return Value(frozenset((self.team,)))
+            if name in _OF_FORM:
+                return NOTHING
             value = NOTHING if cell is None else self.look(cell)
-            flags = SIZE if name in ("shape",) and base.flags & DATA else base.flags
+            flags = SIZE if name == "shape" and base.flags & DATA else base.flags
             return value._replace(flags=value.flags | flags, sites=value.sites | base.sites)
         found = [self._attribute_of(target, name, node) for target in base.objects]
         value = merge(found)
@@ -132,6 +138,8 @@ class Expressions(Machine):
             return NOTHING if not self.inside else self.field(target, name) or NOTHING
         if target.kind == "per shard":
             return Value(frozenset((target,)), DATA)
+        if target.kind == "loader" or name == "averages":
+            return self.field(target, name) or NOTHING
         if target.kind == "file":
             cell = self.state.get((target.frame, name)) if target.frame is not None else None
             return NOTHING if cell is None else self.look(cell)
@@ -141,18 +149,19 @@ class Expressions(Machine):
                     [self.look(cell) for (owner, _), cell in list(self.state.cells.items()) if owner is target] or [NOTHING]
                 )
             known = self.field(target, name)
-            if known is not None:
-                return known
-            method = self.method(target, name)
+            method = self.method(target, name) if known is None or target.kind == "class" else None
             if method is not None:
                 return self.bound(target, method)
+            known = known or self.inherited(target, name)
+            if known is not None:
+                return known
             if target.kind == "class":
                 return NOTHING
         else:
             known = self.field(target, name)
             if known is not None:
                 return known
-        if name in ("shape", "size", "dtype", "device", "ndim", "training", "requires_grad", "num_classes", "classes"):
+        if name in _OF_FORM or name in ("shape", "size", "training", "num_classes", "classes"):
             return NOTHING
         return Value(
             frozenset((target,)), 0, self.content(target).sites if target.kind in ("module", "tensor") else frozenset()
@@ -163,22 +172,23 @@ class Expressions(Machine):
         cell = self.state.get((target, name))
         return None if cell is None else self.look(cell)
 
-    def method(self, target: Object, name: str) -> Object | None:
-        """A function of a class of the script."""
-        seen, waiting = (
-            set[int](),
-            [target if target.kind == "class" else target.bases[0]] if target.bases or target.kind == "class" else [],
-        )
+    def inherited(self, target: Object, name: str) -> Value | None:
+        """What the classes of an object have under a name."""
+        waiting, seen = [target] if target.kind == "class" else target.bases[:1], set[int]()
         while waiting:
             of_class = waiting.pop(0)
-            if id(of_class) in seen:
-                continue
-            seen.add(id(of_class))
-            cell = self.state.get((of_class, name))
-            if cell is not None:
-                return next((o for o in cell.value.objects if o.kind == "function"), None)
-            waiting += [base for base in of_class.bases if base.kind == "class"]
+            known = None if id(of_class) in seen else self.field(of_class, name)
+            if known is not None:
+                return known
+            if id(of_class) not in seen:
+                seen.add(id(of_class))
+                waiting += [base for base in of_class.bases if base.kind == "class"]
         return None
+
+    def method(self, target: Object, name: str) -> Object | None:
+        """A function of a class of the script."""
+        known = self.inherited(target, name)
+        return None if known is None else next((o for o in known.objects if o.kind == "function"), None)
 
     def bound(self, target: Object, function: Object) -> Value:
         """A method of an object; the value of a property."""
@@ -188,7 +198,7 @@ class Expressions(Machine):
         }
         if "property" in names or "cached_property" in names or "functools.cached_property" in names:
             return self.invoke(function, [Value(frozenset((target,)))], {}, function.definition or ast.Pass())
-        if "staticmethod" in names or target.kind == "class":
+        if "staticmethod" in names or (target.kind == "class" and "classmethod" not in names):
             return Value(frozenset((function,)))
         key = hash((id(target), id(function)))
         method = self.made.get(key)
@@ -197,16 +207,32 @@ class Expressions(Machine):
             method.bases = [function]
         return Value(frozenset((method,)))
 
+    def _operation(self, node: ast.BinOp) -> Value:
+        left, right = self.eval(node.left), self.eval(node.right)
+        result = compute(self.use(left), self.use(right))
+        return self.set_of(node, (left, right), result) if isinstance(node.op, (ast.BitOr, ast.BitAnd, ast.Sub)) else result
+
+    def set_of(self, node: ast.AST, parts: Iterable[Value], result: Value) -> Value:
+        """The result of an operation on sets, if they are some."""
+        held = [o for part in parts for o in part.objects if o.kind == "set"]
+        if not held:
+            return result
+        made = self.make(node, "set")
+        self.state.put((made, CONTENT), merge([self.content(o) for o in held]), None)
+        return Value(frozenset((made,)), result.flags & ~TEXT, result.sites)
+
     # -- parts --------------------------------------------------------------------------------------------------------------
 
     def _subscript(self, node: ast.Subscript) -> Value:
         base, index = self.eval(node.value), self.eval(node.slice)
         at = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        cells = [cell for o in base.objects if (cell := self.state.get((o, CONTENT))) is not None]
         if base.items is not None and isinstance(at, int) and -len(base.items) <= at < len(base.items):
-            return base.items[at]
+            item = base.items[at]._replace(sites=base.items[at].sites | base.sites)
+            return item if not any(cell.writes for cell in cells) else merge((item, *(self.look(cell) for cell in cells)))
         numbered = bool(index.flags & NUMBER)
         index = self.use(index)
-        flags = (base.flags | index.flags) & ~NUMBER
+        flags = (base.flags | (index.flags & ~TEXT)) & ~NUMBER
         sites = base.sites if numbered else base.sites | index.sites
         found = []
         for target in base.objects:
@@ -289,9 +315,9 @@ class Expressions(Machine):
         def body() -> None:
             nonlocal flags, sites
             for generator in node.generators:
-                element, _ = self.iterate(generator.iter)
-                flags |= element.flags & SET_ORDER
-                sites |= frozenset(s for s in element.sites if s.how == "order")
+                element, order = unordered(self.iterate(generator.iter)[0])
+                if kind == "list":
+                    sites |= order
                 self.bind(generator.target, element)
                 for test in generator.ifs:
                     tested = self.use(self.eval(test))
@@ -321,7 +347,13 @@ class Expressions(Machine):
         self.frame = outer
         value = merge(content)
         self.state.put((made, CONTENT), value._replace(flags=value.flags | flags, sites=value.sites | sites), None)
-        return Value(frozenset((made,)), flags & SET_ORDER)
+        return Value(frozenset((made,)))
+
+    def order_of(self, value: Value, node: ast.AST) -> frozenset[Site]:
+        """The site at which a set of texts is iterated, if it is one: its order is another in each process."""
+        if any(o.kind == "set" and self.content(o).flags & TEXT for o in value.objects):
+            return frozenset((self.site(node, ast.unparse(node)[:40], "order")._replace(inside=True),))
+        return frozenset()
 
     def _lambda(self, node: ast.Lambda) -> Value:
         made = self.make(node, "function", "lambda")
@@ -370,6 +402,12 @@ class Expressions(Machine):
 
 def void(_: Value) -> None:
     """For what is called for its effect."""
+
+
+def unordered(element: Value) -> tuple[Value, frozenset[Site]]:
+    """An element of what is iterated, and where its order comes from, if that is a set's."""
+    order = frozenset(site for site in element.sites if site.how == "order")
+    return (element._replace(sites=element.sites - order), order) if order else (element, order)
 
 
 def _is_last(index: ast.AST) -> bool:

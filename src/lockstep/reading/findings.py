@@ -14,6 +14,8 @@ class Rule:
     title: str
     message: str
     remedy: str
+    of_object: str = ""
+    """The remedy where it is an object of a class of the script (``{cls}``), changed by one of its methods (``{call}``)."""
 
 
 DIFFERS, STARTS_ANEW, MISUSE = "LS1", "LS2", "LS3"
@@ -35,6 +37,7 @@ RULES = {
         "filled or changed inside, read elsewhere",
         "`{name}` gets what the shards of this process put into it{read}",
         "collect inside in a new list, and write outside, of all ranks: for part in team.all_gather_object(found): ...",
+        'inside: batch.add(...); outside: {call}(...) with what batch["..."] is then, the mean over the global batch',
     ),
     "LS104": Rule(
         "an attribute set inside, read elsewhere",
@@ -96,6 +99,7 @@ RULES = {
         "an object carried from step to step",
         "`{name}` starts anew on a resume{read}",
         'team.register("{short}", {name})',
+        'team.register("{short}", {name}), with state_dict() and load_state_dict() in {cls}; or keep it in team.state()',
     ),
     "LS204": Rule(
         "a copy or average of a model, in no checkpoint",
@@ -180,13 +184,20 @@ class Finding:
         return asdict(self)
 
 
-def make(code: str, path: str, line: int, column: int, name: str, *, read: str = "", certain: bool = True) -> Finding:
-    """A finding in its rule's words. ``read``: the place that reads it, as ``line 7``."""
+def make(
+    code: str, path: str, line: int, column: int, name: str, *, method: str = "", read: str = "", certain: bool = True
+) -> Finding:
+    """A finding in its rule's words. ``method``: see ``Site``. ``read``: the place that reads it, as ``line 7``."""
     rule = RULES[code]
     short = name.rpartition(".")[2] or name
-    read = f", and is read {read}" if read else ""
-    message = rule.message.format(name=name, read=read, short=short)
-    return Finding(code, path, line, column, name, message, rule.remedy.format(name=name, short=short), certain)
+    cls, _, called = method.partition(".")
+    call = name if called == "__call__" else f"{name}.{called}"
+    words = {"name": name, "short": short, "cls": cls, "call": call, "read": f", and is read {read}" if read else ""}
+    message = rule.message.format(**words)
+    if method:
+        message = message.replace(f"`{name}`", f"`{name}` ({cls}, changed by `{call}()`)", 1)
+    remedy = (rule.of_object if method else "") or rule.remedy
+    return Finding(code, path, line, column, name, message, remedy.format(**words), certain)
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:

@@ -10,8 +10,10 @@ from lockstep.reading.state import CONTENT, State, join
 from lockstep.reading.values import (
     DATA,
     NOTHING,
+    TEXT,
     Frame,
     Object,
+    Site,
     Value,
     merge,
     mix,
@@ -19,6 +21,8 @@ from lockstep.reading.values import (
 
 DEEPEST = 12
 """Calls within calls that are followed."""
+_OF_OBJECTS = ("attribute", "add", "append", "change", "average")
+"""Changes that are told of the whole object, where one of its methods makes them."""
 
 
 class Functions(Loops):
@@ -29,6 +33,8 @@ class Functions(Loops):
         self.active: list[ast.AST] = []
         self.seen: set[int] = set()
         """Functions that were run."""
+        self.defaults: dict[int, Value] = {}
+        """Values of default arguments, made where the function is defined."""
         self.hooks: list[Object] = []
         self.gradient_hooks: list[Object] = []
         self.hook_runs = False
@@ -45,11 +51,19 @@ class Functions(Loops):
         else:
             receiver, function = NOTHING, self.eval(node.func)
         args, keywords = self._arguments(node)
+        is_own = any(o.kind in ("function", "method", "class", "instance") for o in function.objects)
+        if not is_own and source.dotted(node.func).rpartition(".")[2] not in names.KEEPS_TEXT:
+            args = [without_text(value) for value in args]
+            keywords = {name: without_text(value) for name, value in keywords.items()}
         if isinstance(node.func, ast.Attribute):
             known = self.of_method(node, node.func, receiver, function, args, keywords)
             if known is not None:
                 return known
-        found = [self.call_of(target, node, receiver, args, keywords) for target in function.objects]
+        self.calls.append((node, self.frame, receiver.objects or function.objects))
+        try:
+            found = [self.call_of(target, node, receiver, args, keywords) for target in function.objects]
+        finally:
+            self.calls.pop()
         if found:
             value = merge(found)
             if not receiver.sites or isinstance(node.func, ast.Name):
@@ -100,10 +114,14 @@ class Functions(Loops):
             return self.invoke(target, args, keywords, node)
         if target.kind == "method" and target.owner is not None and target.bases:
             names_ = {source.dotted(d) for d in getattr(target.definition, "decorator_list", [])}
-            first = Value(frozenset(target.owner.bases[:1] if "classmethod" in names_ else (target.owner,)))
+            is_of_class = "classmethod" in names_ and target.owner.kind != "class"
+            first = Value(frozenset(target.owner.bases[:1] if is_of_class else (target.owner,)))
             return self.invoke(target.bases[0], [first, *args], keywords, node)
         if target.kind == "class":
             return self.instance(target, node, args, keywords)
+        if target.kind == "partial" and target.arguments is not None:
+            args, keywords = [*target.arguments[0], *args], {**target.arguments[1], **keywords}
+            return merge([self.call_of(o, node, receiver, args, keywords) for o in target.bases])
         if target.kind == "external":
             return self.of_library(target.name, node, args, keywords)
         if target.kind == "instance":
@@ -115,6 +133,11 @@ class Functions(Loops):
         if isinstance(node, ast.Call):
             self.unknown = node
         return mix([self.use(value) for value in (receiver, *args, *keywords.values())])
+
+    def call_method(self, target: Object, name: str, args: list[Value]) -> Value:
+        """Call a method of an object of the script's, if its class has it."""
+        method = self.method(target, name)
+        return NOTHING if method is None else self.run(method, [Value(frozenset((target,))), *args], {})
 
     def invoke(self, function: Object, args: list[Value], keywords: dict[str, Value], node: ast.AST) -> Value:
         """Call a function of the script."""
@@ -183,7 +206,7 @@ class Functions(Loops):
         defaults += [(a.arg, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None]
         for name, default in defaults:
             if name not in bound:
-                bound[name] = self.eval(default)
+                bound[name] = self.defaults.get(id(default)) or self.eval(default)
         for name in (*names_, *(a.arg for a in arguments.kwonlyargs)):
             self.state.put((self.frame, name), bound.get(name, NOTHING), None)
         if arguments.vararg is not None:
@@ -202,7 +225,9 @@ class Functions(Loops):
         made.is_early = self.is_early(made)
         init = self.method(made, "__init__")
         if init is not None:
+            self.begun.append(made)
             self.run(init, [Value(frozenset((made,))), *args], keywords)
+            self.begun.remove(made)
         elif isinstance(of_class.definition, ast.ClassDef):
             fields = [
                 s.target.id
@@ -215,7 +240,28 @@ class Functions(Loops):
             if not self.is_module(made):
                 break
             made.children |= {o for o in value.objects if o.kind in ("module", "instance")}
+        if self.inside and not self.is_module(made):  # a tuple with names, say: it is what it is made of
+            given = mix([self.use(value) for value in (*args, *keywords.values())])
+            return Value(frozenset((made,)), given.flags, given.sites)
         return Value(frozenset((made,)))
+
+    def from_loop(self, site: Site) -> Site:
+        """A change in a method of an object of the script's: as the loop shows it, by its variable and the call."""
+        own = self.state.get((self.frame, "self"))
+        if own is None or self.in_data_set or not site.name.startswith("self.") or site.how not in _OF_OBJECTS:
+            return site
+        for call, frame, called in self.calls[self.num_calls_around :]:
+            changed = [o for o in called if o in own.value.objects and o.kind == "instance"]
+            name, method = source.shown(call.func), "__call__"
+            if isinstance(call.func, ast.Attribute) and any(self.method(o, call.func.attr) for o in changed):
+                name, method = source.shown(call.func.value), call.func.attr
+            if changed and (name == "self" or self.is_module(changed[0])):
+                return site
+            if changed:
+                method = f"{changed[0].name}.{method}"
+                place = frame.path, call.lineno, call.col_offset + 1, name
+                return Site(*place, site.how, site.inside, site.doubtful, id(frame.definition), method)
+        return site
 
     def written(self, value: Value, depth: int = 3) -> Value:
         """What stands in a text for a value: for an object of the script, what its ``__str__`` makes of it."""
@@ -270,6 +316,9 @@ class Functions(Loops):
         for value in (*args, *keywords.values()):
             self.call_back(value)
         given = mix([self.use(value) for value in (*args, *keywords.values())])
+        for child in sorted(target.children, key=lambda o: getattr(o.node, "lineno", 0)):
+            if child.kind == "instance" and self.is_module(child):
+                given = mix([given, self._call_instance(child, node, [Value(frozenset(), given.flags)], {})])
         if (
             target.has_statistics
             and not target.is_prepared
@@ -340,6 +389,11 @@ class Functions(Loops):
     def set_attribute(self, target: ast.Attribute, value: Value, *, own: bool) -> None:
         """See Statements."""
         raise NotImplementedError
+
+
+def without_text(value: Value) -> Value:
+    """What is made of a text by a call is no text, as far as is known."""
+    return value._replace(flags=value.flags & ~TEXT) if value.flags & TEXT else value
 
 
 def _new_frame(definition: ast.AST, parent: Frame | None) -> Frame:

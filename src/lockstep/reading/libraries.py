@@ -16,6 +16,7 @@ from lockstep.reading.values import (
     RANDOM,
     RANKED,
     SIZE,
+    TEXT,
     Object,
     Value,
     merge,
@@ -41,7 +42,9 @@ class Libraries(Teams):
             self.is_seeded = True
             return NOTHING
         if name in names.GENERATORS:
-            return Value(frozenset((self.make(node, "draws", last),)))
+            made = self.make(node, "draws", last)
+            self.state.put((made, CONTENT), mix([self.use(value) for value in given]), None)
+            return Value(frozenset((made,)))
         for keyword in ("generator", "rng"):
             for target in keywords.get(keyword, NOTHING).objects:
                 if target.kind == "draws" and names.RANDOM_CALL.search(name):
@@ -59,6 +62,12 @@ class Libraries(Teams):
             return self._copy(name, node, args)
         if name in names.COUNTERS:
             return Value(frozenset((self.make(node, "iterator", last),)))
+        if name == "functools.partial" and args:
+            made = self.make(node, "partial", last)
+            made.bases, made.arguments = list(args[0].objects), (args[1:], keywords)
+            return Value(frozenset((made,)))
+        if last in ("clip_grad_norm_", "clip_grad_value_"):
+            self.sink(mix([self.use(v) for v in given]), node, "answer")
         if names.MODULES.match(name):
             return self._module(name, node, given)
         if name == "torch.utils.data.get_worker_info":
@@ -68,6 +77,8 @@ class Libraries(Teams):
                 )
             return NOTHING
         used = mix([self.use(value) for value in given])
+        if isinstance(node, ast.Call) and ("out" in keywords or (args and names.CHANGES_ITS_ARGUMENT.match(name))):
+            return self._change_argument(node, args, keywords, used)
         if names.RANDOM_CALL.search(name):
             flags = used.flags | RANDOM
             if names.TENSORS.match(name):
@@ -88,12 +99,15 @@ class Libraries(Teams):
             return self.builtin(last, node, args, keywords)
         if name.startswith(("torch.nn.init.", "torch.cuda.", "os.", "pathlib.", "torch.backends")):
             return Value(frozenset(), used.flags, used.sites)
+        if name == "functools.reduce" and len(args) > 1 and self.shards in args[1].objects:
+            return self._over_all_shards(node, args[0])
         for value in given:
             self.call_back(value)
         if isinstance(node, ast.Call):
             self.unknown = node
             if last[:1].isupper() or (not self.inside and names.MAKES.match(name)):
                 made = self.make(node, "opaque", name)
+                made.bases = [o for value in given for o in self.all_objects(value) if o.kind in ("function", "method")]
                 if not self.inside:
                     made.children |= {
                         o for value in given for o in value.objects if o.kind in ("module", "instance", "opaque")
@@ -101,13 +115,46 @@ class Libraries(Teams):
                 return Value(frozenset((made,)), used.flags, used.sites)
         return Value(frozenset(), used.flags, used.sites)
 
+    def _change_argument(self, node: ast.Call, args: list[Value], keywords: dict[str, Value], used: Value) -> Value:
+        """A call such as ``torch.add(total, loss, out=total)``."""
+        at = next((keyword.value for keyword in node.keywords if keyword.arg == "out"), None)
+        changed = args[0] if at is None else keywords["out"]
+        at = at or node.args[0]
+        own = changed is args[0] or any(ast.dump(argument) == ast.dump(at) for argument in node.args)
+        for target in changed.objects:
+            if own:
+                self.change(target, node, source.shown(at), "change", used)
+            else:
+                self.replace(target, node, source.shown(at), used)
+        if not changed.objects:
+            self.change_root(at, used, own=own)
+        return Value(changed.objects, used.flags, used.sites)
+
     def _loader(self, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
         made = self.make(node, "loader", "DataLoader", fresh=False)
         made.is_prepared = made.is_kept = False
         self.sink(self.use(args[1] if len(args) > 1 else keywords.get("batch_size", NOTHING)), node, "weights")
         data = args[0] if args else keywords.get("dataset", NOTHING)
+        for name, value in (("dataset", data), *keywords.items()):
+            self.state.put((made, name), value, None)
+        self.sink(_of_how(self.use(data), "order"), node, "weights")
         self.read_data_set(data, keywords.get("collate_fn", NOTHING))
         return Value(frozenset((made,)))
+
+    def served(self, loader: Object) -> Value:
+        """That on which it depends what a loader yields next: what its data set and its sampler are by now."""
+        found = []
+        for name in ("dataset", "sampler", "batch_sampler"):
+            for target in (self.field(loader, name) or NOTHING).objects:
+                method = self.method(target, "__getitem__" if name == "dataset" else "__iter__")
+                if method is None:
+                    cells = [cell for (owner, _), cell in self.state.cells.items() if owner is target]
+                    found += [self.use(self.look(cell)) for cell in cells]
+                elif method.definition is not None and not source.is_generator(method.definition):
+                    before = self.state.copy()
+                    found.append(self.use(self.run(method, [Value(frozenset((target,))), NOTHING], {})))
+                    self.state = before
+        return mix(found)
 
     def read_data_set(self, data: Value, collate: Value) -> None:
         """Run what loader workers run: each has objects of its own, as each process has."""
@@ -132,7 +179,7 @@ class Libraries(Teams):
 
         def body() -> None:
             value = self.run(function, args, {})
-            self.sink(self.use(value), definition, "answer")
+            self.sink(self.use(value), definition, "weights")
 
         self.in_data_set = True
         try:
@@ -150,6 +197,8 @@ class Libraries(Teams):
         is_trained = isinstance(node, ast.Call) and any(k.arg in ("weights", "pretrained") for k in node.keywords)
         made.is_early = not self.has_joined and not self.is_seeded and not is_trained
         made.is_evaluating = False
+        used = mix([self.use(v) for v in given])
+        self.state.put((made, CONTENT), Value(frozenset(), 0, used.sites), None)
         return Value(frozenset((made,)))
 
     def all_objects(self, value: Value, depth: int = 3) -> set[Object]:
@@ -177,7 +226,9 @@ class Libraries(Teams):
         argument = node.args[0] if isinstance(node, ast.Call) and node.args else None
         if argument is not None and "state_dict" in ast.unparse(argument):
             used = self.use(original)
-            return Value(frozenset(), used.flags, used.sites)
+            made = self.make(node, "dict")
+            self.state.put((made, CONTENT), Value(frozenset(), used.flags, used.sites), None)
+            return Value(frozenset((made,)), used.flags, used.sites)
         if (
             not kinds
             and not names.AVERAGES.match(name)
@@ -185,7 +236,7 @@ class Libraries(Teams):
         ):
             return original
         self.has_copied_inside = self.has_copied_inside or bool(self.inside)
-        made = self.make(node, "module", "copy", fresh=not self.loops or bool(self.inside))
+        made = self.make(node, "module", "copy")
         made.is_copy = True
         made.has_statistics = any(o.has_statistics for o in original.objects)
         return Value(frozenset((made,)))
@@ -193,6 +244,8 @@ class Libraries(Teams):
     def _container(self, kind: str, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
         made = self.make(node, kind)
         content = NOTHING
+        if args and self.shards in args[0].objects:
+            return args[0]
         if args and isinstance(node, ast.Call) and kind in ("list", "set", "deque"):
             element, over = self.iterate(node.args[0])
             content = element
@@ -207,8 +260,6 @@ class Libraries(Teams):
         for name, value in keywords.items():
             self.state.put((made, f"[{name!r}]"), value, None)
             content = merge((content, value))
-        if kind == "set":
-            self.note_set(made, node)
         self.state.put((made, CONTENT), content, None)
         return Value(frozenset((made,)))
 
@@ -223,11 +274,17 @@ class Libraries(Teams):
         if name in names.CONTAINERS:
             return self._container(names.CONTAINERS[name], node, args, keywords)
         if name == "len":
+            if args and self.shards in args[0].objects:
+                place = self.site(node, "len(shards)", "shard number")._replace(inside=True)
+                return Value(frozenset(), NUMBER, frozenset((place,)))
             flags = SIZE if any(value.flags & DATA for value in args) else 0
             used = mix([self.use(value) for value in args])
             return Value(frozenset(), flags | (used.flags & RANKED), used.sites)
         if name == "next" and args:
-            shown = source.shown(node.args[0]) if isinstance(node, ast.Call) else "next"
+            at = node.args[0] if isinstance(node, ast.Call) else node
+            if isinstance(at, ast.Call) and source.dotted(at.func) == "iter" and at.args:
+                return self.iterate(at.args[0])[0]
+            shown = source.shown(at)
             found = []
             for target in args[0].objects:
                 if target.kind == "iterator":
@@ -236,6 +293,8 @@ class Libraries(Teams):
                     got: list[Value] = []
                     self.run_generator(target, got.append)
                     found += got
+                    if not any(o is self.batch for value in got for o in value.objects):
+                        found.append(self.next(target, node, shown))
             return merge(found)._replace(sites=merge(found).sites | args[0].sites) if found else self.use(args[0])
         if name == "iter" and args:
             return self.iterator(node, args[0])
@@ -252,12 +311,23 @@ class Libraries(Teams):
             return NOTHING
         if name in ("super",):
             return self._super()
+        if name == "map" and len(args) > 1 and self.shards in args[1].objects:
+            return self._over_all_shards(node, args[0])
+        if name in ("sum", "min", "max", "any", "all", "sorted", "tuple") and isinstance(node, ast.Call):
+            args = [
+                self.element(value, node.args[0])[0] if any(o.kind == "stream" for o in value.objects) else value
+                for value in args
+            ]
         used = mix([self.use(value) for value in (*args, *keywords.values())])
+        if name in ("zip", "enumerate", "tuple", "iter"):
+            used = used._replace(sites=used.sites.union(*(self.order_of(value, node) for value in args)))
         for value in (*args, *keywords.values()):
             self.call_back(value)
         if name in ("print", "str", "repr", "format"):
             used = mix([self.written(value) for value in (*args, *keywords.values())])
-        if name in ("print", "input", "open", "exit", "quit", "exec"):
+        if name == "open":
+            return Value(frozenset(), TEXT, used.sites)
+        if name in ("print", "input", "exit", "quit", "exec"):
             if isinstance(node, ast.Call):
                 self.unknown = node
             return used
@@ -271,6 +341,21 @@ class Libraries(Teams):
         if name in ("isinstance", "type", "id", "hasattr", "callable", "range"):
             return Value(frozenset(), used.flags & ~DATA, used.sites if name == "range" else frozenset())
         return used
+
+    def _over_all_shards(self, node: ast.AST, function: Value) -> Value:
+        """``map(function, batch.shards)``: what comes out is of this process's shards."""
+        shard = Value(frozenset(), DATA)
+
+        def body() -> None:
+            for target in function.objects:
+                self.call_of(target, node, NOTHING, [shard, shard], {})
+
+        if self.inside:
+            body()
+            return shard
+        self.over_shards(node, body)
+        site = self.site(node, "the shards' values", "append")._replace(inside=True)
+        return Value(frozenset(), DATA, frozenset((site,)))
 
     def _super(self) -> Value:
         for frame in (self.frame, self.frame.parent):
@@ -300,3 +385,7 @@ class Libraries(Teams):
         if not value.objects or lists:
             return Value(frozenset(), element.flags, element.sites)
         return Value(frozenset((made,)), 0, value.sites)
+
+
+def _of_how(value: Value, how: str) -> Value:
+    return Value(frozenset(), 0, frozenset(site for site in value.sites if site.how == how))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable
 
 from lockstep.reading import names, source
-from lockstep.reading.expressions import Expressions
+from lockstep.reading.expressions import Expressions, unordered
 from lockstep.reading.state import State, join
-from lockstep.reading.values import DATA, NOTHING, NUMBER, Frame, Object, Value, merge
+from lockstep.reading.values import DATA, NOTHING, NUMBER, Frame, Object, Site, Value, merge
 
-_TEXT = re.compile(r"split|text|read|word|char|tok|string|names|label|corpus|vocab", re.IGNORECASE)
 SHARDS, BATCHES, EVALUATION, PLAIN_LOADER = "shards", "batches", "evaluation", "plain loader"
 """What a loop may run over, besides everything else."""
 
@@ -33,6 +31,8 @@ class Loops(Expressions):
         self.with_shards: set[str] = set()
         self.on_yield: list[Callable[[Value], None]] = []
         self.yields_batches = False
+        self.ordered: frozenset[Site] = frozenset()
+        """The sets of texts that are being iterated."""
 
     # -- what is iterated ---------------------------------------------------------------------------------------------------
 
@@ -44,7 +44,7 @@ class Loops(Expressions):
             if last == "enumerate":
                 return self._enumerate(node, target)
             if last in ("zip", "zip_longest"):
-                return self._zip(node)
+                return self._zip(node, target)
             if last in names.WRAPPERS and last != "trange":
                 for argument in (*node.args[1:], *(keyword.value for keyword in node.keywords)):
                     self.eval(argument)
@@ -66,39 +66,47 @@ class Loops(Expressions):
             if target.kind == "evaluation":
                 return Value(frozenset(), DATA), EVALUATION
             if target.kind in ("stream", "instance") and self._generator_of(target) is not None:
-                got: list[Value] = []
-                self.run_generator(target, got.append)
+                got = self._all_yielded(target, node)
                 found += got
                 kind = BATCHES if any(o is self.batch for v in got for o in v.objects) else kind
             elif target.is_prepared and target.kind in ("loader", "opaque", "list", "iterator", "instance", "stream"):
                 found.append(Value(frozenset((self.batch,))))
                 kind = BATCHES
+                if target.kind == "loader" and not self.inside:
+                    self.sink(self.served(target), node, "weights")
             elif target.kind in ("loader", "iterator"):
                 kind = kind or (PLAIN_LOADER if target.kind == "loader" else "")
             elif target.kind == "set":
-                self._in_the_order_of_a_set(target, node)
-                found.append(self.content(target))
+                content = self.content(target)
+                found.append(content._replace(sites=content.sites | self.order_of(value, node)))
             elif target.kind in ("list", "dict", "deque", "queue"):
                 found.append(self.content(target))
             elif target.kind not in ("external", "function", "class", "team"):
                 found.append(Value(frozenset((target,)) | self.content(target).objects, 0, self.content(target).sites))
         return merge(found), kind
 
-    def _in_the_order_of_a_set(self, target: Object, node: ast.AST) -> None:
-        if target.name == "text" and not self.inside:
-            self.find("LS305", node, ast.unparse(node)[:40], certain=False)
+    def _all_yielded(self, target: Object, node: ast.AST) -> list[Value]:
+        got: list[Value] = []
 
-    def note_set(self, made: Object, node: ast.AST) -> None:
-        """A set has been made: of words, perhaps, whose order is another in each process."""
-        made.name = "text" if _TEXT.search(ast.unparse(node)) else ""
+        def on_yield(value: Value) -> None:
+            if self.inside and not outside_of:  # what is made of it is made of this process's shards
+                site = self.site(node, source.shown(node), "append")
+                value = value._replace(sites=value.sites | {site})
+            got.append(value)
+
+        outside_of = self.inside
+        self.run_generator(target, on_yield)
+        return got
 
     def _enumerate(self, node: ast.Call, target: ast.AST | None) -> tuple[Value, str]:
         for argument in node.args[1:]:
             self.eval(argument)
         element, kind = self.iterate(node.args[0])
+        element, order = unordered(element)
         kind = kind or (BATCHES if self.yields_batches else "")
         first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else None
         number = self.number(node, first, kind)
+        number = number._replace(sites=number.sites | order)
         return Value(frozenset(), element.flags, element.sites, (number, element)), kind
 
     def number(self, node: ast.AST, target: ast.AST | None, kind: str) -> Value:
@@ -111,11 +119,20 @@ class Loops(Expressions):
             return Value(frozenset(), NUMBER, frozenset((self.site(place, name, "shard number")._replace(inside=True),)))
         return NOTHING
 
-    def _zip(self, node: ast.Call) -> tuple[Value, str]:
+    def _zip(self, node: ast.Call, target: ast.AST | None) -> tuple[Value, str]:
         found = [self.iterate(argument) for argument in node.args if not isinstance(argument, ast.Starred)]
         kinds = [kind for _, kind in found]
         kind = next((k for k in (SHARDS, BATCHES, EVALUATION) if k in kinds), "")
         items = tuple(element for element, _ in found)
+        if kind == BATCHES and len(found) == len(node.args):
+            counts = [
+                isinstance(a, ast.Call) and source.dotted(a.func).rpartition(".")[2] in ("count", "range") for a in node.args
+            ]
+            bound = target.elts if isinstance(target, ast.Tuple) and len(target.elts) == len(items) else [None] * len(items)
+            items = tuple(
+                self.number(node, at, kind) if counted else item
+                for item, counted, at in zip(items, counts, bound, strict=True)
+            )
         if kind == SHARDS:  # side by side: what an earlier pass has put in a list for each shard
             items = tuple(
                 Value(item.objects, item.flags | DATA, frozenset(s for s in item.sites if not s.inside)) for item in items
@@ -182,13 +199,16 @@ class Loops(Expressions):
             return
         self.yields_batches = not self.in_step and not self.inside and bool(self._batches_of(node))
         element, kind = self.iterate(node.iter, node.target)
+        element, order = unordered(element)
         self.yields_batches = False
         if kind == SHARDS or (not self.inside and source.reads_shards(node.iter)):
             self._over_shards(node, element)
         elif kind == EVALUATION:
             self._over_evaluation(node, element)
         else:
+            ordered, self.ordered = self.ordered, self.ordered | order
             self._over_others(node, element, kind)
+            self.ordered = ordered
 
     def _stream(self, node: ast.AST) -> tuple[Object | None, bool]:
         numbered = False
@@ -326,10 +346,11 @@ class Loops(Expressions):
     def _iterations(
         self, node: ast.For | ast.AsyncFor | ast.While, begin: Callable[[], None], *, is_step: bool, is_epoch: bool
     ) -> None:
-        loops, in_step = self.loops, self.in_step
+        loops, in_step, around = self.loops, self.in_step, self.num_calls_around
         jumps = Jumps()
         number = id(node)
         if is_step or is_epoch:
+            self.num_calls_around = len(self.calls)
             self.loops = (*loops, number)
             self.in_step = is_step
         try:
@@ -339,7 +360,7 @@ class Loops(Expressions):
                 begin()
                 self.one_iteration(node.body, jumps)
         finally:
-            self.loops, self.in_step = loops, in_step
+            self.loops, self.in_step, self.num_calls_around = loops, in_step, around
         self._leave(jumps)
 
     def _leave(self, jumps: Jumps) -> None:
@@ -397,12 +418,19 @@ class Loops(Expressions):
     def _check_plain_loader(self, node: ast.For | ast.AsyncFor, has_shards: bool) -> None:
         calls = [part for s in node.body for part in source.walk(s) if isinstance(part, ast.Call)]
         if has_shards or any(call.args and source.dotted(call.func).endswith("team.backward") for call in calls):
-            self.find("LS303", node.iter, source.shown(node.iter))
+            at = node.iter
+            while isinstance(at, ast.Call) and at.args and source.dotted(at.func) in ("enumerate", *names.WRAPPERS):
+                at = at.args[0]
+            self.find("LS303", node.iter, source.shown(at))
 
     # -- what others define -------------------------------------------------------------------------------------------------
 
     def block(self, body: list[ast.stmt]) -> bool:
         """See Statements."""
+        raise NotImplementedError
+
+    def served(self, loader: Object) -> Value:
+        """See Libraries."""
         raise NotImplementedError
 
     def run(self, function: Object, args: list[Value], keywords: dict[str, Value]) -> Value:

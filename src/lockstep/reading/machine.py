@@ -14,6 +14,7 @@ from lockstep.reading.values import (
     OF_A_SHARD,
     RANKED,
     SIZE,
+    WEIGHTS,
     Cell,
     Frame,
     Object,
@@ -76,7 +77,15 @@ class Machine:
         self.control: frozenset[Site] = frozenset()
         """On what it depends that this statement runs."""
         self.findings: dict[tuple[str, str, int, str], Finding] = {}
+        self.have_readers: set[tuple[str, str, int, str]] = set()
+        """Those that say by whom it is read."""
         self.made: dict[int, Object] = {}
+        self.calls: list[tuple[ast.Call, Frame, frozenset[Object]]] = []
+        """Calls of the script's own functions that are running: where, and of which object's methods."""
+        self.num_calls_around = 0
+        """How many of them are around the innermost loop over shards, steps or epochs."""
+        self.begun: list[Object] = []
+        """Objects whose ``__init__`` is running: what it sets is no change of theirs."""
         self.work = 0
         self.has_joined = False
         self.is_seeded = False
@@ -123,7 +132,7 @@ class Machine:
             if target.has_statistics and not self.inside:
                 statistics = self.state.get((target, "statistics"))
                 sites |= self.look(statistics).sites if statistics is not None else frozenset()
-            if inner.objects and depth and target not in inner.objects:
+            if (inner.objects or inner.items is not None) and depth and target not in inner.objects:
                 inner = self.use(inner, depth - 1)
             flags |= inner.flags
             sites |= inner.sites
@@ -163,10 +172,14 @@ class Machine:
                 return None  # this process's place among all, moved on
             slight = not own and not depends and value.flags & OF_A_SHARD == SIZE
             how = "data set" if self.in_data_set else how
-            return Write(self.site(node, name, how, doubtful=doubtful), self.loops, slight=slight)
+            return Write(self.from_loop(self.site(node, name, how, doubtful=doubtful)), self.loops, slight=slight)
         if not self.loops or (value.objects and all(o.kind in _UNWRITTEN or o.is_kept_iterator() for o in value.objects)):
             return None
-        return Write(self.site(node, name, how, doubtful=doubtful), self.loops)
+        return Write(self.from_loop(self.site(node, name, how, doubtful=doubtful)), self.loops)
+
+    def from_loop(self, site: Site) -> Site:
+        """See Functions."""
+        raise NotImplementedError
 
     def governed(self, value: Value) -> Value:
         """A value as it is where it is written: that it is written at all depends on something, too."""
@@ -190,6 +203,8 @@ class Machine:
         ):
             return
         if target.is_prepared and target.kind not in ("list", "dict", "draws"):
+            if self.inside and target.is_copy:
+                self.find("LS106", node, self.name_of(target) or name)
             return  # weights that are written inside are refused when it runs; outside they are in checkpoints
         if target.is_kept and not self.inside:
             return
@@ -199,7 +214,10 @@ class Machine:
             how = "statistics"
         elif how == "add":
             how = "change"
-        name = self.name_of(target) or name
+        if target.kind != "opaque" or "." not in name:  # sampler.weights, rather than sampler
+            name = self.name_of(target) or name
+        if own and (how == "average" or (value.flags & WEIGHTS and how == "change")):
+            self.sink(self.content(target), node, "answer")  # moved on from where it was
         value = self.governed(value)
         self.state.add((target, CONTENT), value, self.write(node, name, how, value, own=own, doubtful=doubtful))
 
@@ -219,6 +237,12 @@ class Machine:
             others = frozenset(write for write in cell.writes if write.site[:3] != place)
             self.state.cells[target, CONTENT] = Cell(cell.value, others)
         self.change(target, node, name, "change", value, own=False)
+
+    def change_items(self, target: Object, value: Value, write: Write | None) -> None:
+        """Any item of a dict may change, also those that are known by a constant."""
+        for owner, name in list(self.state.cells):
+            if owner is target and name != CONTENT:
+                self.state.add((target, name), value, write)
 
     def name_of(self, target: Object) -> str:
         """The variable that has held an object, or what it is in, for longest."""
@@ -254,17 +278,17 @@ class Machine:
         """
         sites = value.sites if kind == "print" or kind == "picture" else value.sites | self.control
         for site in sites:
-            if site.how == "world" and kind != "weights":
+            if site.how in ("world", "order") and kind != "weights":
                 continue
             if kind == "control" and site.how == "flag":
                 continue  # what ends a loop has its first value where the loop goes on
             if kind == "save" and not site.inside and site not in self.control and site.how != "average":
                 continue  # the script keeps it by itself
             if site.inside:
-                code = _CODES_INSIDE.get(site.how, "LS101")
+                code = "LS103" if site.method else _CODES_INSIDE.get(site.how, "LS101")
                 certain = kind != "picture" and not site.doubtful
             else:
-                code = _CODES_OUTSIDE.get(site.how, "LS201")
+                code = "LS203" if site.method else _CODES_OUTSIDE.get(site.how, "LS201")
                 certain = (
                     kind in ("answer", "weights", "control", "decision", "save") or site.how == "average"
                 ) and not site.doubtful
@@ -280,7 +304,9 @@ class Machine:
 
     def _note(self, code: str, site: Site, node: ast.AST, certain: bool) -> None:
         line = getattr(node, "lineno", site.line)
-        if self.frame.path != site.path:
+        if self.frame.path == site.path and line == site.line and site.how in ("average", "change"):
+            read = ""  # what it was before
+        elif self.frame.path != site.path:
             read = f"in line {line} of {self.frame.path}"
         elif self.inside and site.inside and code != "LS107":
             read = f"by later shards (line {line})"
@@ -296,9 +322,13 @@ class Machine:
         """One finding for each name of a function: where it is written first."""
         key = code, site.path, site.scope, site.name
         known = self.findings.get(key)
-        if known is not None and (known.certain, -known.line) >= (certain, -site.line):
+        if known is not None and (known.certain, -known.line, key in self.have_readers) >= (certain, -site.line, bool(read)):
             return
-        self.findings[key] = make(code, site.path, site.line, site.column, site.name, read=read, certain=certain)
+        if read:
+            self.have_readers.add(key)
+        self.findings[key] = make(
+            code, site.path, site.line, site.column, site.name, method=site.method, read=read, certain=certain
+        )
 
     # -- where it is --------------------------------------------------------------------------------------------------------
 
@@ -316,13 +346,14 @@ class Machine:
         """Run what runs once a shard: twice, so that the second sees what the first has left."""
         number, before, loops = id(node), self.inside, self.loops
         self.loops = (*loops, number)
+        around, self.num_calls_around = self.num_calls_around, len(self.calls)
         try:
             for _ in range(2):
                 self.state.age(number)
                 self.inside = number
                 body()
         finally:
-            self.inside, self.loops = before, loops
+            self.inside, self.loops, self.num_calls_around = before, loops, around
             self.state.age(number)
 
     def key_of(self, name: str) -> Key:

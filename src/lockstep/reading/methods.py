@@ -13,7 +13,9 @@ from lockstep.reading.values import (
     NOTHING,
     RANDOM,
     SIZE,
+    WEIGHTS,
     Object,
+    Site,
     Value,
     merge,
     mix,
@@ -45,6 +47,8 @@ class Methods(Libraries):
             return NOTHING
         if any(o.kind in ("method", "function", "class") for o in function.objects):
             return None
+        if any(o.kind in ("instance", "module") for o in function.objects - receiver.objects):
+            return None  # an object that is kept in an attribute, and called
         if "external" in kinds or "file" in kinds:
             return None
         shown = source.shown(func.value)
@@ -80,11 +84,12 @@ class Methods(Libraries):
             return NOTHING
         if not receiver.objects:
             return self._of_unknown(name, node, func, receiver, given)
-        results = [self._of_object(target, name, node, func, args, keywords) for target in receiver.objects]
+        results = [self._of_object(target, name, node, func, args, keywords, receiver.sites) for target in receiver.objects]
         if any(result is None for result in results):
             return None
         value = merge([result for result in results if result is not None])
-        return value._replace(sites=value.sites | receiver.sites)
+        kept = receiver.flags & WEIGHTS if name in names.ELEMENTWISE or name in names.SAME_OBJECT else 0
+        return value._replace(flags=value.flags | kept, sites=value.sites | receiver.sites)
 
     def _of_unknown(
         self, name: str, node: ast.Call, func: ast.Attribute, receiver: Value, given: list[Value]
@@ -94,12 +99,21 @@ class Methods(Libraries):
             if not (receiver.flags & DATA and names.is_in_place(name)):  # else a result of this shard's own
                 self.change_root(func.value, used, own=name not in names.EMPTYING)
             return Value(frozenset(), receiver.flags | used.flags, receiver.sites | used.sites)
+        if name == "clone":
+            return self._clone(node, receiver.flags, receiver.sites)
         if name in ("size", "numel", "dim", "__len__") and receiver.flags & DATA:
             return Value(frozenset(), SIZE)
         return None
 
     def _of_object(
-        self, target: Object, name: str, node: ast.Call, func: ast.Attribute, args: list[Value], keywords: dict[str, Value]
+        self,
+        target: Object,
+        name: str,
+        node: ast.Call,
+        func: ast.Attribute,
+        args: list[Value],
+        keywords: dict[str, Value],
+        chosen: frozenset[Site],
     ) -> Value | None:
         given = [*args, *keywords.values()]
         used = mix([self.use(value) for value in given])
@@ -114,6 +128,9 @@ class Methods(Libraries):
             return NOTHING
         if target.kind in ("list", "dict", "set", "deque", "queue"):
             return self._of_container(target, name, node, shown, raw, used, content)
+        if target.kind == "opaque" and target.bases and not self.inside:  # such as LambdaLR.step()
+            for function in target.bases:
+                self.sink(self.use(self.call_of(function, node, NOTHING, [NOTHING], {})), node, "weights")
         if target.kind == "iterator" and name in ("next", "__next__"):
             return self.next(target, node, shown)
         if target.kind in ("module", "tensor", "opaque", "instance", "loader"):
@@ -135,14 +152,20 @@ class Methods(Libraries):
                     target.is_early = False
                 if target.is_prepared and not self.inside:
                     self.sink(used, node, "answer")
-                if name in names.EMPTYING:
+                reads_itself = any(shown in source.loaded_names(argument) for argument in node.args)
+                if name in names.EMPTYING and not reads_itself:
                     self.replace(target, node, shown, raw if target.kind != "module" else used)
                 else:
                     self.change(target, node, shown, "change", used)
                 return Value(frozenset((target,)), 0, self.content(target).sites)
+            if name == "requires_grad_" and self.control and not self.inside:
+                self.sink(NOTHING, node, "weights")
             if name in names.SAME_OBJECT:
-                return Value(frozenset((target,)), used.flags, content.sites | used.sites)
-            if name in ("clone", "item", "tolist", "numpy", "mean", "sum", "norm", "float", "long", "int"):
+                flags = WEIGHTS if target.kind in ("module", "instance", "opaque") and name in names.OF_PARAMETERS else 0
+                return Value(frozenset((target,)), used.flags | flags, content.sites | used.sites)
+            if name == "clone":
+                return self._clone(node, content.flags | used.flags, content.sites | used.sites)
+            if name in ("item", "tolist", "numpy", "mean", "sum", "norm", "float", "long", "int"):
                 return Value(frozenset(), content.flags | used.flags, content.sites | used.sites)
             if target.kind in ("opaque",) and not target.is_prepared:
                 return self._of_opaque(target, name, node, shown, used, content)
@@ -155,9 +178,14 @@ class Methods(Libraries):
             for value in given:
                 self.call_back(value)
             if not self.inside:
-                self.sink(used, node, "answer")
+                self.sink(used._replace(sites=used.sites | chosen), node, "answer")
             return NOTHING
         return None
+
+    def _clone(self, node: ast.Call, flags: int, sites: frozenset[Site]) -> Value:
+        made = self.make(node, "tensor")
+        self.state.put((made, CONTENT), Value(frozenset(), flags, sites), None)
+        return Value(frozenset((made,)), flags, sites)
 
     def _of_container(
         self, target: Object, name: str, node: ast.Call, shown: str, raw: Value, used: Value, content: Value
@@ -166,7 +194,12 @@ class Methods(Libraries):
             self.renew(target, node, shown, _stored(raw, used))
             return NOTHING
         if name in names.APPENDING or name in ("add", "update", "setdefault", "subtract"):
-            self.change(target, node, shown, "append" if name in names.APPENDING else "change", _stored(raw, used))
+            if target.kind == "list":
+                used = used._replace(sites=used.sites | self.ordered)
+            if name == "update" and target.kind == "dict":
+                self._update_items(target, node, shown, raw)
+            how = "average" if any(o.is_copy for o in raw.objects) else "append"
+            self.change(target, node, shown, how, _stored(raw, used))
             return Value(content.objects, content.flags, content.sites) if name == "setdefault" else NOTHING
         if name == "clear":
             self.state.put((target, CONTENT), NOTHING, None)
@@ -187,6 +220,8 @@ class Methods(Libraries):
                 if known is not None:
                     return known
             return content
+        if target.kind == "set" and name in ("union", "intersection", "difference", "copy"):
+            return self.set_of(node, (Value(frozenset((target,))), raw), used)
         if name in ("copy", "items", "values", "keys", "most_common", "elements", "index", "count", "__contains__"):
             return Value(
                 frozenset((target,)) if name in ("items", "values", "keys", "copy") else frozenset(),
@@ -197,6 +232,17 @@ class Methods(Libraries):
             self.change(target, node, shown, "change", used)
             return Value(frozenset((target,)))
         return Value(frozenset(), content.flags | used.flags, content.sites | used.sites)
+
+    def _update_items(self, target: Object, node: ast.Call, shown: str, value: Value) -> None:
+        """Items under constants, which ``update`` may have set."""
+        named = {f"[{keyword.arg!r}]" for keyword in node.keywords if keyword.arg is not None}
+        value = self.governed(value)
+        kept = target.is_kept and not self.inside
+        write = None if kept else self.write(node, shown, "change", value, own=True)
+        for name in named:
+            self.state.put((target, name), value, write)
+        if node.args:
+            self.change_items(target, value, write)
 
     def _of_opaque(self, target: Object, name: str, node: ast.Call, shown: str, used: Value, content: Value) -> Value | None:
         library = target.name
@@ -211,7 +257,7 @@ class Methods(Libraries):
     def draw(self, target: Object, name: str, node: ast.Call, shown: str, used: Value) -> Value:
         """A method of a generator of random numbers."""
         if name in ("manual_seed", "seed", "set_state"):
-            self.state.put((target, CONTENT), NOTHING, None)
+            self.state.put((target, CONTENT), used, None)
             return Value(frozenset((target,)))
         if name in ("get_state", "initial_seed", "getstate"):
             return NOTHING

@@ -21,6 +21,11 @@ CHANGING = APPENDING | {
     ),
 }
 """Methods that change what they are called on."""
+CHANGES_ITS_ARGUMENT = re.compile(
+    r"(numpy\.\w+\.at|numpy\.(copyto|put|place|putmask|fill_diagonal)|heapq\.heap(push|pop|pushpop|replace)|bisect\.insort\w*"
+    r"|random\.shuffle|operator\.i\w+)$"
+)
+"""Functions that change the first thing that they are given."""
 EMPTYING = {
     "clear",
     "zero_",
@@ -90,6 +95,9 @@ SAME_OBJECT = {
     ),
 }
 """Methods whose result shares what they are called on."""
+OF_PARAMETERS = {"parameters", "named_parameters", "state_dict", "get_parameter"}
+ELEMENTWISE = {"clone", "float", "numpy", "mul", "add", "lerp", "sub", "div"}
+"""Methods whose result has the form of what they are called on."""
 CONTAINERS = {
     "list": "list",
     "dict": "dict",
@@ -104,6 +112,11 @@ CONTAINERS = {
     "queue.LifoQueue": "queue",
     "bytearray": "list",
 }
+KEEPS_TEXT = {
+    *("list", "set", "frozenset", "tuple", "sorted", "str", "append", "extend", "add", "update", "union"),
+    *("choice", "choices", "sample", "chain"),
+}
+"""Calls whose result is, or holds, the text that they are given."""
 TENSORS = re.compile(
     r"(torch|numpy)\.(zeros|ones|full|empty|arange|tensor|eye|as_tensor|rand|randn|randint|linspace|array|zeros_like|ones_like"
     r"|full_like|empty_like|randn_like|rand_like|from_numpy|asarray|Tensor|FloatTensor|LongTensor)$"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from lockstep.reading import source
 from lockstep.reading.findings import Finding, in_order
@@ -28,7 +28,7 @@ class Reader(Statements):
         self.known: dict[tuple[str, str], tuple[str, str] | None] = {}
         self.parsed: dict[str, ast.Module] = {}
         self.files: dict[str, Object] = {}
-        self.trees: list[ast.Module] = []
+        self.uses_lockstep = False
         self.texts: dict[str, str] = {}
 
     def read(self, path: str, text: str) -> None:
@@ -37,6 +37,8 @@ class Reader(Statements):
         if tree is None:
             return
         self._look_ahead(path, tree)
+        if not self.uses_lockstep:
+            return
         frame = Frame(None, path)
         try:
             self._run_file(frame, tree, text)
@@ -49,27 +51,20 @@ class Reader(Statements):
     def _look_ahead(self, path: str, tree: ast.Module) -> None:
         """Learn which functions run over shards, also in modules that are imported later."""
         waiting, known = [(path, tree)], {path}
+        nodes: list[ast.AST] = []
         while waiting:
             importer, current = waiting.pop()
-            self.trees.append(current)
-            for node in source.walk(current):
-                names = []
-                if isinstance(node, ast.Import):
-                    names = [alias.name for alias in node.names]
-                elif isinstance(node, ast.ImportFrom):
-                    module = "." * node.level + (node.module or "")
-                    names = [
-                        module,
-                        *(f"{module}.{alias.name}" if node.module else module + alias.name for alias in node.names),
-                    ]
-                for name in names:
-                    found = self._load(name, importer)
-                    inner = None if found is None or found[0] in known else _parse(found[1])
-                    if found is not None and inner is not None:
-                        known.add(found[0])
-                        self.parsed[found[0]] = inner
-                        waiting.append((found[0], inner))
-        self.with_shards = source.functions_with_shards(self.trees)
+            own = list(source.walk(current))
+            nodes += own
+            for name in _imported(own):
+                self.uses_lockstep = self.uses_lockstep or name.partition(".")[0] == "lockstep"
+                found = self._load(name, importer)
+                inner = None if found is None or found[0] in known else _parse(found[1])
+                if found is not None and inner is not None:
+                    known.add(found[0])
+                    self.parsed[found[0]] = inner
+                    waiting.append((found[0], inner))
+        self.with_shards = source.functions_with_shards(nodes)
 
     def _load(self, name: str, importer: str) -> tuple[str, str] | None:
         key = name, importer if name.startswith(".") else ""
@@ -135,8 +130,6 @@ class Reader(Statements):
 
     def results(self) -> list[Finding]:
         """What was found, without what a comment accepts."""
-        if not any(_imports_lockstep(tree) for tree in self.trees):
-            return []
         lines = {path: text.splitlines() for path, text in self.texts.items()}
         return [finding for finding in in_order(self.findings.values()) if not _is_accepted(finding, lines)]
 
@@ -149,13 +142,15 @@ def _is_accepted(finding: Finding, lines: Mapping[str, list[str]]) -> bool:
     return found is not None and (not found[1].strip() or finding.code in found[1])
 
 
-def _imports_lockstep(tree: ast.Module) -> bool:
-    for node in source.walk(tree):
-        if isinstance(node, ast.Import) and any(alias.name.partition(".")[0] == "lockstep" for alias in node.names):
-            return True
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "lockstep":
-            return True
-    return False
+def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Names of modules, and of what may be modules, that are imported."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield module
+            yield from (f"{module}.{alias.name}" if node.module else module + alias.name for alias in node.names)
 
 
 def _parse(text: str) -> ast.Module | None:

@@ -16,12 +16,7 @@ def walk(node: ast.AST) -> Iterator[ast.AST]:
     while stack:
         node = stack.pop()
         yield node
-        for name in node._fields:
-            value = getattr(node, name, None)
-            if isinstance(value, ast.AST):
-                stack.append(value)
-            elif isinstance(value, list):
-                stack += [part for part in value if isinstance(part, ast.AST)]
+        _push_children(node, stack)
 
 
 def own_nodes(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
@@ -31,7 +26,16 @@ def own_nodes(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
         node = stack.pop()
         yield node
         if not isinstance(node, _SCOPES):
-            stack.extend(ast.iter_child_nodes(node))
+            _push_children(node, stack)
+
+
+def _push_children(node: ast.AST, stack: list[ast.AST]) -> None:
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, ast.AST):
+            stack.append(value)
+        elif isinstance(value, list):
+            stack += [part for part in value if isinstance(part, ast.AST)]
 
 
 def body_of(function: ast.AST) -> list[ast.stmt]:
@@ -69,13 +73,20 @@ def forget() -> None:
 
 @cache
 def called_names(node: ast.AST) -> frozenset[str]:
-    """The last names of what is called anywhere in it; ``.shards``, if that is read."""
-    names = set()
-    for part in walk(node):
+    """The last names of what is called anywhere in it; ``.shards`` and ``batch.shards``, if that is read."""
+    names = set[str]()
+    stack: list[ast.AST] = []
+    _push_children(node, stack)
+    while stack:
+        part = stack.pop()
+        if isinstance(part, ast.stmt):
+            names |= called_names(part)
+            continue
         if isinstance(part, ast.Attribute) and part.attr == "shards":
-            names.add(".shards")
+            names |= {".shards", f"{dotted(part.value)}.shards"}
         elif isinstance(part, ast.Call):
             names.add(part.func.attr if isinstance(part.func, ast.Attribute) else dotted(part.func))
+        _push_children(part, stack)
     return frozenset(names)
 
 
@@ -118,24 +129,16 @@ def reads_shards(node: ast.AST) -> bool:
 
 def shards_read_of(body: Iterable[ast.AST], names: set[str]) -> set[str]:
     """Those of these names whose ``.shards`` is read."""
-    return {
-        part.value.id
-        for statement in body
-        for part in walk(statement)
-        if isinstance(part, ast.Attribute)
-        and part.attr == "shards"
-        and isinstance(part.value, ast.Name)
-        and part.value.id in names
-    }
+    called = [called_names(statement) for statement in body]
+    return {name for name in names if any(f"{name}.shards" in found for found in called)}
 
 
-def functions_with_shards(trees: Iterable[ast.AST]) -> set[str]:
-    """Names of functions that run over shards, or call, by name, one that does."""
+def functions_with_shards(nodes: Iterable[ast.AST]) -> set[str]:
+    """Names of functions, of all these nodes, that run over shards, or call, by name, one that does."""
     calls: dict[str, set[str]] = {}
-    for tree in trees:
-        for function in walk(tree):
-            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                calls.setdefault(function.name, set()).update(called_names(function))
+    for function in nodes:
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            calls.setdefault(function.name, set()).update(called_names(function))
     found = {name for name, called in calls.items() if ".shards" in called}
     grown = True
     while grown:

@@ -9,7 +9,7 @@ from lockstep.reading import names, source
 from lockstep.reading.expressions import void
 from lockstep.reading.methods import Methods
 from lockstep.reading.state import CONTENT, Key, join
-from lockstep.reading.values import DATA, NOTHING, OF_A_SHARD, RANKED, SIZE, Frame, Value, Write, merge, mix
+from lockstep.reading.values import DATA, NOTHING, OF_A_SHARD, RANDOM, RANKED, SIZE, Frame, Site, Value, Write, merge, mix
 
 _OF_OPTIMIZERS = ("lr", "momentum", "weight_decay", "betas", "initial_lr")
 
@@ -20,6 +20,8 @@ class Statements(Methods):
     def __init__(self) -> None:
         super().__init__()
         self.born: set[Key] = set()
+        self.decided_by: frozenset[Site] = frozenset()
+        """On what the innermost ``if`` depends."""
         self.statements: dict[type[ast.AST], Callable[..., bool | None]] = {
             ast.Expr: self._expression,
             ast.Assign: self._assign,
@@ -38,7 +40,7 @@ class Statements(Methods):
             ast.Return: self._return,
             ast.Break: self._jump,
             ast.Continue: self._jump,
-            ast.Raise: lambda node: False,
+            ast.Raise: self._raise,
             ast.Import: self._import,
             ast.ImportFrom: self._import,
             ast.Delete: self._delete,
@@ -111,6 +113,8 @@ class Statements(Methods):
             self.set_attribute(target, value, own=own)
         elif isinstance(target, ast.Subscript):
             own = source_ is not None and source.shown(target) in source.loaded_names(source_)
+            if self.ordered and isinstance(source_, ast.Call) and source.dotted(source_.func) == "len":
+                value = value._replace(sites=value.sites | self.ordered)
             self.set_item(target, value, own=own)
 
     def put_variable(self, name: str, value: Value, write: Write | None) -> None:
@@ -185,7 +189,7 @@ class Statements(Methods):
                 kept = place.is_kept and not place.is_prepared and not self.inside
                 write = (
                     None
-                    if kept or place.kind == "optimizer"
+                    if kept or place.kind == "optimizer" or place in self.begun
                     else self.write(target, shown, how, self.use_flags(value), own=own)
                 )
                 (self.state.put if single and not grows else self.state.add)((place, name), value, write)
@@ -199,7 +203,7 @@ class Statements(Methods):
         base, index = self.eval(target.value), self.use(self.eval(target.slice))
         shown = source.shown(target)
         used = self.use(value)
-        stored = self.governed(value._replace(flags=value.flags | (index.flags & DATA), sites=value.sites | index.sites))
+        stored = self.governed(value._replace(flags=used.flags | (index.flags & DATA), sites=value.sites | index.sites))
         if not base.objects:
             if not self.inside and isinstance(target.slice, ast.Constant) and target.slice.value in _OF_OPTIMIZERS:
                 self.sink(used, target, "weights")
@@ -212,12 +216,16 @@ class Statements(Methods):
                 elif not self.inside:
                     self.sink(used, target, "weights")
                 continue
-            if self.in_data_set and not used.flags & (DATA | 4) and not own and not any(s.inside for s in used.sites):
+            drawn = (used.flags | index.flags) & (DATA | RANDOM)
+            if self.in_data_set and not drawn and not own and not any(s.inside for s in stored.sites):
                 continue  # a cache by index, of what every process would compute
-            if isinstance(target.slice, ast.Constant) and place.kind == "dict":
-                key = (place, f"[{target.slice.value!r}]")
+            if place.kind == "dict":
                 write = self.write(target, shown, "change", stored, own=own)
-                self.state.put(key, stored, None if place.is_kept and not self.inside else write)
+                write = None if place.is_kept and not self.inside else write
+                if isinstance(target.slice, ast.Constant):
+                    self.state.put((place, f"[{target.slice.value!r}]"), stored, write)
+                else:
+                    self.change_items(place, stored, write)
             if _is_whole(target.slice):
                 self.replace(place, target, shown, stored)
             elif self.inside and not own and not index.flags & OF_A_SHARD and not index.sites:
@@ -301,14 +309,16 @@ class Statements(Methods):
         if source.dotted(node.test).rpartition(".")[2] == "TYPE_CHECKING":
             return True
         test = self.use(self.eval(node.test))
-        sites = test.sites
+        sites, decided_by = test.sites, self.decided_by
         before = self.state
         ends = []
         for body in (node.body, node.orelse):
             self.state = before.copy()
             with self.under(sites):
+                self.decided_by = sites
                 if self.block(body):
                     ends.append(self.state)
+        self.decided_by = decided_by
         joined = join(ends)
         if joined is None:
             return False
@@ -319,6 +329,15 @@ class Statements(Methods):
         if self.jumps:
             jumps = self.jumps[-1]
             (jumps.broken if isinstance(node, ast.Break) else jumps.continued).append(self.state)
+        control = self.control
+        if not self.decided_by:  # such as a dry run's: what numbers steps is for output here
+            self.control = frozenset(site for site in control if site.how != "number")
+        if self.control:
+            self.sink(NOTHING, node, "control")
+        self.control = control
+        return False
+
+    def _raise(self, node: ast.Raise) -> bool:
         if self.control:
             self.sink(NOTHING, node, "control")
         return False
@@ -334,11 +353,19 @@ class Statements(Methods):
         return False
 
     def _with(self, node: ast.With | ast.AsyncWith) -> bool:
+        entered = []
         for item in node.items:
             value = self.eval(item.context_expr)
+            own = [o for o in value.objects if o.kind == "instance" and self.method(o, "__enter__")]
+            if own:
+                entered += own
+                value = merge([self.call_method(o, "__enter__", []) for o in own])
             if item.optional_vars is not None:
                 self.bind(item.optional_vars, value, item.context_expr)
-        return self.block(node.body)
+        alive = self.block(node.body)
+        for target in reversed(entered):
+            self.call_method(target, "__exit__", [NOTHING] * 3)
+        return alive
 
     def _try(self, node: ast.Try) -> bool:
         before = self.state.copy()
@@ -376,7 +403,7 @@ class Statements(Methods):
         for decorator in node.decorator_list:
             self.eval(decorator)
         for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)):
-            self.eval(default)
+            self.defaults[id(default)] = self.eval(default)
         self.state.put(self.key_of(node.name), Value(frozenset((made,))), None)
 
     def _defining_frame(self) -> Frame:

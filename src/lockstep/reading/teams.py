@@ -121,7 +121,7 @@ class Teams(Functions):
 
     def _keep(self, target: Object, depth: int = 3) -> None:
         target.is_kept = True
-        inner = self.state.get((target, CONTENT))
-        for child in inner.value.objects if inner is not None else ():
-            if depth and not child.is_kept:
-                self._keep(child, depth - 1)
+        for (owner, _), cell in list(self.state.cells.items()) if depth else ():
+            for child in cell.value.objects if owner is target else ():
+                if not child.is_kept:
+                    self._keep(child, depth - 1)

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-DATA, SIZE, RANDOM, CLOCK, RANKED, NUMBER, SET_ORDER, WORLD = (1 << bit for bit in range(8))
+DATA, SIZE, RANDOM, CLOCK, RANKED, NUMBER, TEXT, WORLD, WEIGHTS = (1 << bit for bit in range(9))
 """Flags of a value: made of a shard's samples; of how many there are; of random numbers; of the time; of the rank, or of what
-was gathered from all; a number that counts this process's shards; in the order of a set; of the number of processes."""
+was gathered from all; a number that counts this process's shards; text; of the number of processes; a model's parameters, or
+made of them one by one."""
 OF_A_SHARD = DATA | SIZE | RANDOM | NUMBER
 """A value with one of these may be another in each shard."""
 
@@ -30,6 +31,8 @@ class Site(NamedTuple):
     doubtful: bool = False
     scope: int = 0
     """The function in which it is."""
+    method: str = ""
+    """Of a change to an object of a class of the script: what is called in the loop, such as ``Meter.update``."""
 
 
 class Write(NamedTuple):
@@ -124,20 +127,19 @@ NOTHING = Value()
 
 def merge(values: Iterable[Value]) -> Value:
     """One of these values."""
+    known = [value for value in values if value != NOTHING]
+    if len(known) <= 1:
+        return known[0] if known else NOTHING
     objects: frozenset[Object] = frozenset()
     flags, sites = 0, frozenset[Site]()
-    items: tuple[Value, ...] | None = None
-    first = True
-    for value in values:
-        objects |= value.objects
-        flags |= value.flags
-        sites |= value.sites
-        if first:
-            items = value.items
-        elif items is not None:
-            same = value.items is not None and len(value.items) == len(items)
-            items = tuple(merge(pair) for pair in zip(items, value.items or (), strict=True)) if same else None
-        first = False
+    parts = known[0].items
+    same = parts is not None and all(value.items is not None and len(value.items) == len(parts) for value in known)
+    for value in known:
+        one = value if same or value.items is None else merge((value._replace(items=None), *value.items))
+        objects |= one.objects
+        flags |= one.flags
+        sites |= one.sites
+    items = tuple(merge(part) for part in zip(*(value.items or () for value in known), strict=True)) if same else None
     return Value(objects, flags, sites, items)
 
 

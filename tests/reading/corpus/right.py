@@ -982,3 +982,143 @@ def first_order_maml():
             team.backward(sum((p * g).sum() for p, g in zip(model.parameters(), slopes, strict=True)))
         optimizer.step()
         optimizer.zero_grad()
+
+
+class EpochOfData(Dataset):
+    noise = 0.0
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.full((6,), index / 64) * (1 - self.noise), index % 3
+
+
+def data_set_that_follows_the_epoch():
+    team, model, optimizer, _ = start()
+    data = EpochOfData()
+    loader = team.prepare(DataLoader(data, 16))
+    for epoch in team.epochs(3):
+        data.noise = 1 / (1 + epoch)
+        for batch in loader:
+            for x, y in batch.shards:
+                team.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class Shadow:
+    def __init__(self, model):
+        self.shadow = {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+    def update(self, model):
+        for name, value in model.state_dict().items():
+            self.shadow[name] = 0.99 * self.shadow[name] + 0.01 * value.detach()
+
+    def state_dict(self):
+        return self.shadow
+
+    def load_state_dict(self, state):
+        self.shadow = state
+
+
+def shadows_that_are_registered():
+    team, model, optimizer, loader = start()
+    shadow = team.register("shadow", Shadow(model))
+    for batch in loader:
+        train_step(team, model, optimizer, batch)
+        shadow.update(model)
+
+
+def average_of_weights_that_is_prepared():
+    team, model, optimizer, loader = start()
+    average = team.prepare(copy.deepcopy(team.unwrap(model)))
+    for batch in loader:
+        train_step(team, model, optimizer, batch)
+        with torch.no_grad():
+            for a, p in zip(average.parameters(), model.parameters(), strict=True):
+                a.copy_(0.99 * a + 0.01 * p)
+
+
+def weights_that_are_only_compared():
+    team, model, optimizer, loader = start()
+    norms = {}
+    for _ in team.epochs(3):
+        before = [p.detach().clone() for p in model.parameters()]
+        for batch in loader:
+            train_step(team, model, optimizer, batch)
+        for name, p in model.named_parameters():
+            norms[name] = p.norm().item()
+        team.print(norms, sum((b - p).norm() for b, p in zip(before, model.parameters(), strict=True)))
+
+
+def dry_run():
+    team, model, optimizer, loader = start()
+    dry = bool(team.run_dir)
+    for number, batch in enumerate(loader):  # LS202?
+        loss = train_step(team, model, optimizer, batch)
+        if number % 10 == 0:
+            team.print(number, loss)
+            if dry:
+                break
+
+
+def words_numbered_in_order():
+    team, model, optimizer, _ = start()
+    text = ["the", "cat", "sat", "on", "the", "mat"]
+    number = {word: i for i, (word, _) in enumerate(collections.Counter(text).most_common())}
+    lengths = {word: len(word) for word in set(text)}
+    if len(set(text)) < 3:
+        raise ValueError(list(set(text)))
+    rows = [torch.full((6,), float(number[word] * lengths[word])) for word in text]
+    loader = team.prepare(DataLoader(rows, 3))
+    for batch in loader:
+        for x in batch.shards:
+            team.backward(model(x).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def pieces(x, y):
+    for begin in range(0, len(x), 2):
+        yield x[begin : begin + 2], y[begin : begin + 2]
+
+
+def sum_of_pieces_of_one_shard():
+    team, model, optimizer, loader = start()
+    for batch in loader:
+        for x, y, _ in batch.shards:
+            team.backward(sum(F.cross_entropy(model(a), b, reduction="sum") for a, b in pieces(x, y)) / len(x))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x):
+        self.features = torch.tanh(self.layer(x))
+        return self.features
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.head = Encoder(), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.encoder(x))
+
+
+def features_in_a_module_of_a_module():
+    team, _, _, loader = start()
+    model = Classifier()
+    model, optimizer = team.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for batch in loader:
+        for x, y, _ in batch.shards:
+            loss = F.cross_entropy(model(x), y)
+            team.backward(loss + 0.1 * model.encoder.features.abs().mean())
+        optimizer.step()
+        optimizer.zero_grad()

@@ -1,5 +1,6 @@
 """Equal on every number of processes, and not after a resume: something of the script's own is in no checkpoint."""
 
+import collections
 import copy
 import math
 import random
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import lockstep
 
@@ -59,7 +60,7 @@ class EarlyStopping:
 
     def __call__(self, loss):
         if loss < self.best:
-            self.best, self.bad = loss, 0  # LS201
+            self.best, self.bad = loss, 0
         else:
             self.bad += 1
         return self.bad >= self.patience
@@ -71,7 +72,7 @@ def early_stopping_object():
     for _ in team.epochs(20):
         for batch in loader:
             train_step(team, model, optimizer, batch)
-        if stopping(validate(team, model)):
+        if stopping(validate(team, model)):  # LS203
             break
 
 
@@ -125,7 +126,7 @@ class EMA:
 
     def update(self, model):
         for name, p in model.named_parameters():
-            self.shadow[name] = self.decay * self.shadow[name] + (1 - self.decay) * p.detach()  # LS203
+            self.shadow[name] = self.decay * self.shadow[name] + (1 - self.decay) * p.detach()
 
     def copy_to(self, model):
         for name, p in model.named_parameters():
@@ -137,7 +138,7 @@ def ema_class():
     ema = EMA(model)
     for batch in loader:
         train_step(team, model, optimizer, batch)
-        ema.update(model)
+        ema.update(model)  # LS203
     ema.copy_to(model)
 
 
@@ -322,7 +323,7 @@ class WarmUp:
         self.optimizer, self.num = optimizer, 0
 
     def step(self):
-        self.num += 1  # LS201
+        self.num += 1
         for group in self.optimizer.param_groups:
             group["lr"] = 0.1 * min(1.0, self.num / 100)
 
@@ -331,7 +332,7 @@ def schedule_of_its_own_class():
     team, model, optimizer, loader = start()
     warm_up = WarmUp(optimizer)
     for batch in loader:
-        warm_up.step()
+        warm_up.step()  # LS203
         train_step(team, model, optimizer, batch)
 
 
@@ -356,3 +357,104 @@ def plateau_by_the_mean_of_an_epoch():
         for batch in loader:
             losses.append(train_step(team, model, optimizer, batch))  # LS203
         schedule.step(sum(losses) / len(losses))
+
+
+def average_by_zip_that_nothing_reads_yet():
+    team, model, optimizer, loader = start()
+    average = copy.deepcopy(team.unwrap(model))
+    for batch in loader:
+        train_step(team, model, optimizer, batch)
+        with torch.no_grad():
+            for a, p in zip(average.parameters(), model.parameters(), strict=True):
+                a.mul_(0.99).add_(p, alpha=0.01)  # LS204
+
+
+def shadows_by_name():
+    team, model, optimizer, loader = start()
+    shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for batch in loader:
+        train_step(team, model, optimizer, batch)
+        for name, p in model.named_parameters():
+            shadow[name].mul_(0.99).add_(p.detach(), alpha=0.01)  # LS203
+    torch.save(shadow, "average.pt")
+
+
+def shadows_of_a_copied_state():
+    team, model, optimizer, loader = start()
+    average = copy.deepcopy(model.state_dict())
+    for batch in loader:
+        train_step(team, model, optimizer, batch)
+        for name, value in model.state_dict().items():
+            average[name] = 0.99 * average[name] + 0.01 * value  # LS203
+    torch.save(average, "average.pt")
+
+
+def slow_weights():
+    team, model, optimizer, loader = start()
+    slow = [p.detach().clone() for p in model.parameters()]
+    for batch in loader:
+        train_step(team, model, optimizer, batch)
+        if team.step % 5 == 0:
+            with torch.no_grad():
+                for s, p in zip(slow, model.parameters(), strict=True):
+                    s.add_(p - s, alpha=0.5)  # LS203
+                    p.copy_(s)
+
+
+def best_in_a_dict_that_is_updated():
+    team, model, optimizer, loader = start()
+    record = {"loss": float("inf"), "epoch": -1}
+    for epoch in team.epochs(5):
+        for batch in loader:
+            train_step(team, model, optimizer, batch)
+        if loader.averages["loss"] < record["loss"]:
+            record.update(loss=loader.averages["loss"], epoch=epoch)  # LS203
+            if team.is_main:
+                torch.save(model.state_dict(), "best.pt")
+
+
+def stop_by_a_window_of_averages():
+    team, model, optimizer, loader = start()
+    window = collections.deque(maxlen=10)
+    for _ in team.epochs(50):
+        for batch in loader:
+            train_step(team, model, optimizer, batch)
+        window.append(loader.averages["loss"])  # LS203
+        if np.mean(window) < 0.1:
+            break
+
+
+def clip_by_an_average_norm():
+    team, model, optimizer, loader = start()
+    average = None
+    for batch in loader:
+        for x, y, _ in batch.shards:
+            team.backward(F.cross_entropy(model(x), y))
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1e9 if average is None else 2 * average)
+        average = norm.item() if average is None else 0.9 * average + 0.1 * norm.item()  # LS201
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Growing(Dataset):
+    def __init__(self):
+        self.stage = 1
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.full((6,), index / 64) * (torch.arange(6) < 2 * self.stage), index % 3
+
+
+def stage_of_the_data_set():
+    team, model, optimizer, _ = start()
+    data = Growing()
+    loader = team.prepare(DataLoader(data, 16))
+    for _ in team.epochs(3):
+        for batch in loader:
+            for x, y in batch.shards:
+                team.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+        data.stage += 1  # LS201

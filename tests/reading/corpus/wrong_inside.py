@@ -1,6 +1,8 @@
 """Training loops as people write them, in lockstep's form, each wrong in one way: the comment at a line says what is found."""
 
 import collections
+import copy
+import functools
 import random
 import time
 
@@ -70,9 +72,9 @@ class AverageMeter:
 
     def update(self, val, n=1):
         self.val = val
-        self.sum += val * n  # LS104
-        self.count += n  # LS104
-        self.avg = self.sum / self.count  # LS104
+        self.sum += val * n
+        self.count += n
+        self.avg = self.sum / self.count
 
 
 def average_meter():
@@ -82,7 +84,7 @@ def average_meter():
         for x, y, _ in batch.shards:
             loss = F.cross_entropy(model(x), y)
             team.backward(loss)
-            losses.update(loss.item(), x.size(0))
+            losses.update(loss.item(), x.size(0))  # LS103
         optimizer.step()
         optimizer.zero_grad()
     print(f"{losses.avg:.4f}")
@@ -266,7 +268,7 @@ class RunningMeanStd:
     def update(self, x):
         delta = x.mean(0) - self.mean
         total = self.count + x.shape[0]
-        self.mean = self.mean + delta * x.shape[0] / total  # LS104
+        self.mean = self.mean + delta * x.shape[0] / total
         self.count = total
 
     def normalize(self, x):
@@ -278,7 +280,7 @@ def observations_normalised():
     rms = RunningMeanStd((6,))
     for batch in loader:
         for x, y, _ in batch.shards:
-            rms.update(x)
+            rms.update(x)  # LS103
             team.backward(F.cross_entropy(model(rms.normalize(x)), y))
         optimizer.step()
         optimizer.zero_grad()
@@ -685,8 +687,8 @@ class SmoothedValue:
 
     def update(self, value):
         self.window.append(value)
-        self.count += 1  # LS104
-        self.total += value  # LS104
+        self.count += 1
+        self.total += value
 
     def __str__(self):
         return f"{self.total / self.count:.4f}"
@@ -698,7 +700,7 @@ class MetricLogger:
 
     def update(self, **values):
         for name, value in values.items():
-            self.meters[name].update(value.item())
+            self.meters[name].update(value.item())  # LS103
 
     def __str__(self):
         return ", ".join(f"{name}: {meter}" for name, meter in self.meters.items())
@@ -775,6 +777,219 @@ def batch_divided_by_processes():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(torch.randn(64, 6), batch_size=64 // team.world_size, num_workers=8 // team.world_size)  # LS112
     model, optimizer, loader = team.prepare(model, optimizer, loader)
+    for batch in loader:
+        for x in batch.shards:
+            team.backward(model(x).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class AnnealedCodes(nn.Module):
+    def __init__(self, width, codes):
+        super().__init__()
+        self.logits, self.codes = nn.Linear(width, codes), nn.Embedding(codes, width)
+        self.calls = 0
+
+    def forward(self, z):
+        self.calls += 1  # LS104
+        return F.gumbel_softmax(self.logits(z), tau=max(0.5, 0.999**self.calls)) @ self.codes.weight
+
+
+class Autoencoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encode, self.quantize, self.decode = nn.Linear(6, 4), AnnealedCodes(4, 8), nn.Linear(4, 6)
+
+    def forward(self, x):
+        return self.decode(self.quantize(self.encode(x)))
+
+
+def counter_in_a_module_of_a_module():
+    team, _, _, loader = start()
+    model = Autoencoder()
+    model, optimizer = team.prepare(model, torch.optim.Adam(model.parameters()))
+    for batch in loader:
+        for x, _, _ in batch.shards:
+            team.backward(F.mse_loss(model(x), x))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class SeededDropout(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.draws = torch.Generator().manual_seed(0)
+
+    def forward(self, x):
+        return x * (torch.rand(x.shape, generator=self.draws) > 0.5)  # LS105
+
+
+def generator_in_a_module_of_a_sequential():
+    team, _, _, loader = start()
+    model = nn.Sequential(SeededDropout(), nn.Linear(6, 3))
+    model, optimizer = team.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for batch in loader:
+        for x, y, _ in batch.shards:
+            team.backward(F.cross_entropy(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def best_in_a_list_of_one():
+    team, model, optimizer, loader = start()
+    best = [float("inf")]
+    for _ in team.epochs(3):
+        for batch in loader:
+            for x, y, _ in batch.shards:
+                loss = F.cross_entropy(model(x), y)
+                team.backward(loss)
+                best[0] = min(best[0], loss.item())  # LS103
+            optimizer.step()
+            optimizer.zero_grad()
+        if best[0] < 0.1:
+            break
+
+
+def annealed(weight=[0]):  # noqa: B006
+    weight[0] += 1  # LS103
+    return min(1.0, weight[0] / 500)
+
+
+def counter_in_a_default_argument():
+    team, model, optimizer, loader = start()
+    for batch in loader:
+        for x, y, _ in batch.shards:
+            output = model(x)
+            team.backward(F.cross_entropy(output, y) + annealed() * output.square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def confusion_by_a_function_of_numpy():
+    team, model, _, _ = start()
+    confusion = np.zeros((3, 3), dtype=int)
+    test = DataLoader(TensorDataset(torch.randn(64, 6), torch.arange(64) % 3), 16)
+    with team.evaluate(model, test) as evaluation:
+        for batch in evaluation:
+            for x, y in batch.shards:
+                np.add.at(confusion, (y.numpy(), model(x).argmax(1).numpy()), 1)  # LS103
+    team.print(np.diag(confusion).sum() / confusion.sum())
+
+
+def sum_by_an_out_argument():
+    team, model, optimizer, loader = start()
+    total = torch.zeros(())
+    for batch in loader:
+        for x, y, _ in batch.shards:
+            loss = F.cross_entropy(model(x), y)
+            team.backward(loss)
+            torch.add(total, loss.detach(), out=total)  # LS103
+        optimizer.step()
+        optimizer.zero_grad()
+    team.print(total / len(loader))
+
+
+def losses_of(team, model, batch):
+    for x, y, _ in batch.shards:
+        loss = F.cross_entropy(model(x), y)
+        team.backward(loss)
+        yield loss.item()
+
+
+def sum_of_what_a_generator_yields():
+    team, model, optimizer, loader = start()
+    for batch in loader:
+        if sum(losses_of(team, model, batch)) < 100:  # LS103
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+def add_to(totals, name, value):
+    totals[name] = totals[name] + value  # LS103
+
+
+def totals_by_a_partial_function():
+    team, model, optimizer, loader = start()
+    totals = {"loss": 0.0, "samples": 0}
+    add_loss = functools.partial(add_to, totals, "loss")
+    for batch in loader:
+        for x, y, _ in batch.shards:
+            loss = F.cross_entropy(model(x), y)
+            team.backward(loss)
+            add_loss(loss.item())
+            add_to(totals, "samples", len(x))
+        optimizer.step()
+        optimizer.zero_grad()
+    team.print(totals["loss"] / totals["samples"])
+
+
+def weights_of_the_sampler():
+    team, model, optimizer, _ = start()
+    data = TensorDataset(torch.randn(64, 6), torch.arange(64) % 3, torch.arange(64))
+    sampler = torch.utils.data.WeightedRandomSampler(torch.ones(64), 64)
+    loader = team.prepare(DataLoader(data, 16, sampler=sampler))
+    for _ in team.epochs(2):
+        for batch in loader:
+            for x, y, index in batch.shards:
+                losses = F.cross_entropy(model(x), y, reduction="none")
+                sampler.weights[index] = losses.detach().double()  # LS103
+                team.backward(losses.mean())
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class Average:
+    def __init__(self, model):
+        self.module = copy.deepcopy(model).eval()
+
+    @torch.no_grad()
+    def update(self, model):
+        for a, p in zip(self.module.state_dict().values(), model.state_dict().values(), strict=True):
+            a.copy_(0.99 * a + 0.01 * p)
+
+
+def average_that_nothing_reads_yet():
+    team, model, optimizer, loader = start()
+    average = Average(team.unwrap(model))
+    for batch in loader:
+        for x, y, _ in batch.shards:
+            team.backward(F.cross_entropy(model(x), y))
+            average.update(model)  # LS103
+        optimizer.step()
+        optimizer.zero_grad()
+    if team.is_main:
+        torch.save(average.module.state_dict(), "average.pt")
+
+
+class SeededByWorker(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        info = get_worker_info()  # LS107
+        seed = 0 if info is None else info.id
+        draws = torch.Generator().manual_seed(1000 * seed + index)
+        return torch.randn(6, generator=draws), index % 3
+
+
+def data_seeded_by_the_worker():
+    team, model, optimizer, _ = start()
+    loader = team.prepare(DataLoader(SeededByWorker(), 16, num_workers=2))
+    for batch in loader:
+        for x, y in batch.shards:
+            team.backward(F.cross_entropy(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def words_numbered_by_a_set():
+    team, model, optimizer, _ = start()
+    text = ["the", "cat", "sat", "on", "the", "mat"]
+    number = {}
+    words = set(text)
+    for word in words:  # LS305
+        number[word] = len(number)
+    loader = team.prepare(DataLoader([torch.full((6,), float(number[word])) for word in text], 3))
     for batch in loader:
         for x in batch.shards:
             team.backward(model(x).square().mean())
