@@ -272,7 +272,7 @@ class Statements(Methods):
             if places:
                 for place in places:
                     how = "append" if place.kind in ("list", "deque") else "add"
-                    self.change(place, node, target.id, how, self._elements(added, node.value))
+                    self.change(place, node, target.id, how, added)
                 return
             if self.inside and old.flags & RANKED and not added.flags & ~SIZE & DATA:
                 added = added._replace(flags=added.flags | RANKED)
@@ -297,9 +297,6 @@ class Statements(Methods):
         elif isinstance(target, ast.Subscript):
             self.eval(ast.copy_location(ast.Subscript(target.value, target.slice, ast.Load()), target))
             self.set_item(target, added, own=True)
-
-    def _elements(self, value: Value, node: ast.AST) -> Value:
-        return value
 
     # -- ways ---------------------------------------------------------------------------------------------------------------
 
