@@ -161,8 +161,6 @@ class Statements(Methods):
         name, shown = target.attr, source.shown(target)
         value = self.governed(value)
         if not base.objects:
-            if isinstance(target.value, ast.Name) and target.value.id == "ctx":
-                return
             key = (self.frame, source.dotted(target))
             if name == "grad":
                 self.sink(self.use(value), target, "answer")
@@ -248,7 +246,7 @@ class Statements(Methods):
                 if place.kind in ("instance", "class", "file") and at.attr not in place.buffers:
                     self.state.add((place, at.attr), value, self.write(node, shown, "change", value, own=own))
             return
-        if not isinstance(at, ast.Name) or at.id in ("self", "ctx"):
+        if not isinstance(at, ast.Name) or at.id == "self":
             return
         key = self.key_of(at.id)
         frame = self.frame.parent
