@@ -271,10 +271,7 @@ class Expressions(Machine):
     def _if_expression(self, node: ast.IfExp) -> Value:
         test = self.use(self.eval(node.test))
         value = merge((self.eval(node.body), self.eval(node.orelse)))
-        value = value._replace(flags=value.flags | (test.flags & DATA), sites=value.sites | test.sites)
-        if value.items is not None and test.sites:
-            value = value._replace(items=tuple(item._replace(sites=item.sites | test.sites) for item in value.items))
-        return value
+        return value._replace(flags=value.flags | (test.flags & DATA), sites=value.sites | test.sites)
 
     def _tuple(self, node: ast.Tuple) -> Value:
         items: list[Value] = []

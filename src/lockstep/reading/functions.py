@@ -330,9 +330,6 @@ class Functions(Loops):
             write = self.write(node, name, "statistics", Value(frozenset(), DATA), own=True)
             self.state.add((target, "statistics"), NOTHING, write)
         content = self.content(target)
-        statistics = self.state.get((target, "statistics"))
-        if statistics is not None and target.is_evaluating:
-            content = content._replace(sites=content.sites | self.look(statistics).sites)
         if isinstance(node, ast.Call) and not self.inside and target.kind == "opaque":
             self.unknown = node
         return Value(frozenset(), given.flags | (content.flags & DATA), given.sites | content.sites)

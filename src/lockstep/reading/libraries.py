@@ -95,8 +95,6 @@ class Libraries(Teams):
                 if isinstance(argument, ast.Name):
                     self.state.put(self.key_of(argument.id), NOTHING, None)
             return NOTHING
-        if last in ("iter",) or name in names.BUILTINS:
-            return self.builtin(last, node, args, keywords)
         if name.startswith(("torch.nn.init.", "torch.cuda.", "os.", "pathlib.", "torch.backends")):
             return Value(frozenset(), used.flags, used.sites)
         if name == "functools.reduce" and len(args) > 1 and self.shards in args[1].objects:
@@ -247,12 +245,7 @@ class Libraries(Teams):
         if args and self.shards in args[0].objects:
             return args[0]
         if args and isinstance(node, ast.Call) and kind in ("list", "set", "deque"):
-            element, over = self.iterate(node.args[0])
-            content = element
-            if over == SHARDS:
-                content = element._replace(flags=element.flags | DATA)
-            elif over in (BATCHES, EVALUATION):
-                content = element
+            content, _ = self.iterate(node.args[0])
         elif args and isinstance(node, ast.Call) and source.dotted(node.func).endswith("defaultdict"):
             content = self._made_by_default(node.args[0], args[0])
         elif args:

@@ -14,10 +14,8 @@ CHANGING = APPENDING | {
         "store",
         "update_parameters",
         "update_ema",
-        "step_ema",
         "add_batch",
         "track",
-        "log_loss",
     ),
 }
 """Methods that change what they are called on."""
@@ -40,7 +38,7 @@ EMPTYING = {
     "uniform_",
 }
 """Those that leave nothing of what was there."""
-NOT_IN_PLACE = {"requires_grad_", "unscale_", "share_memory_", "clip_grad_norm_", "zero_grad_", "pin_memory_"}
+NOT_IN_PLACE = {"requires_grad_", "unscale_", "share_memory_", "clip_grad_norm_"}
 TAKING = {"popleft", "get", "get_nowait", "popitem"}
 SAME_OBJECT = {
     *(
@@ -78,7 +76,6 @@ SAME_OBJECT = {
         "transpose",
         "permute",
         "detach_",
-        "data_ptr",
         "detach",
         "t",
     ),
@@ -160,7 +157,6 @@ GRADIENT_HOOKS = {
     "register_post_accumulate_grad_hook",
     "register_full_backward_pre_hook",
 }
-GATHERING = re.compile(r"(all_gather|all_reduce|gather|reduce|broadcast|scatter|all_to_all|sum|mean|collect|rows|everyone)")
 
 BUILTINS = {
     *(

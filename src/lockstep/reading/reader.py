@@ -114,9 +114,7 @@ class Reader(Statements):
                     continue
                 method = self.method(target, statement.name)
                 if method is not None and self._is_unused(method):
-                    init = self.method(target, "__init__")
                     made = self.instance(target, target.definition, [], {})
-                    del init
                     self.run(method, [made], {})
 
     def _is_unused(self, function: Object) -> bool:

@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterable, Iterator
 from functools import cache
 
-FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 

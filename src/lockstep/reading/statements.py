@@ -161,8 +161,6 @@ class Statements(Methods):
         name, shown = target.attr, source.shown(target)
         value = self.governed(value)
         if not base.objects:
-            if isinstance(target.value, ast.Name) and target.value.id == "ctx":
-                return
             key = (self.frame, source.dotted(target))
             if name == "grad":
                 self.sink(self.use(value), target, "answer")
@@ -180,6 +178,8 @@ class Statements(Methods):
                     self.sink(self.use(value), target, "weights")
                 continue
             if place.kind == "kept state" and not self.inside:
+                sites = frozenset(site for site in value.sites if site.inside)
+                self.sink(Value(frozenset(), 0, sites), target, "save")
                 continue
             if name in place.buffers and (place.is_prepared or not self.inside):
                 continue
@@ -246,7 +246,7 @@ class Statements(Methods):
                 if place.kind in ("instance", "class", "file") and at.attr not in place.buffers:
                     self.state.add((place, at.attr), value, self.write(node, shown, "change", value, own=own))
             return
-        if not isinstance(at, ast.Name) or at.id in ("self", "ctx"):
+        if not isinstance(at, ast.Name) or at.id == "self":
             return
         key = self.key_of(at.id)
         frame = self.frame.parent
@@ -272,7 +272,7 @@ class Statements(Methods):
             if places:
                 for place in places:
                     how = "append" if place.kind in ("list", "deque") else "add"
-                    self.change(place, node, target.id, how, self._elements(added, node.value))
+                    self.change(place, node, target.id, how, added)
                 return
             if self.inside and old.flags & RANKED and not added.flags & ~SIZE & DATA:
                 added = added._replace(flags=added.flags | RANKED)
@@ -297,9 +297,6 @@ class Statements(Methods):
         elif isinstance(target, ast.Subscript):
             self.eval(ast.copy_location(ast.Subscript(target.value, target.slice, ast.Load()), target))
             self.set_item(target, added, own=True)
-
-    def _elements(self, value: Value, node: ast.AST) -> Value:
-        return value
 
     # -- ways ---------------------------------------------------------------------------------------------------------------
 

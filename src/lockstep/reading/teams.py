@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 
-from lockstep.reading import names
 from lockstep.reading.functions import Functions
 from lockstep.reading.state import CONTENT
 from lockstep.reading.values import (
@@ -65,8 +64,7 @@ class Teams(Functions):
         if name == "clip_grad_norm_":
             self.sink(used, node, "answer")
             return NOTHING
-        flags = RANKED if not names.GATHERING.search(name) or "reduce" not in name else 0
-        return Value(frozenset(), flags)
+        return Value(frozenset(), 0 if "reduce" in name else RANKED)
 
     def of_batch(self, name: str, node: ast.Call, args: list[Value], keywords: dict[str, Value]) -> None:
         """A method of a batch, or of an evaluation."""

@@ -1122,3 +1122,51 @@ def features_in_a_module_of_a_module():
             team.backward(loss + 0.1 * model.encoder.features.abs().mean())
         optimizer.step()
         optimizer.zero_grad()
+
+
+class Positions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.is_ready = nn.Linear(6, 3), False
+
+    def forward(self, x):
+        if not self.is_ready:
+            self.angles = torch.arange(6, device=x.device).float()
+            self.is_ready = True
+        return self.layer(x + self.angles)
+
+
+def constants_made_by_the_first_call():
+    team, _, _, loader = start()
+    model = Positions()
+    model, optimizer = team.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for batch in loader:
+        device = next(iter(model.parameters())).device
+        for x, y, _ in batch.shards:
+            team.backward(F.cross_entropy(model(x.to(device)), y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def dict_of_what_is_saved():
+    team, model, optimizer, loader = start()
+    saved = {"name": "linear"}
+    for epoch in team.epochs(3):
+        for batch in loader:
+            train_step(team, model, optimizer, batch)
+        saved.update(model=model.state_dict(), epoch=epoch)
+        if team.is_main:
+            torch.save(saved, "last.pt")
+
+
+def copy_of_the_weights_each_step():
+    team, model, optimizer, loader = start()
+    for batch in loader:
+        fast = copy.deepcopy(team.unwrap(model))
+        with torch.no_grad():
+            for p in fast.parameters():
+                p.mul_(0.99)
+        for x, y, _ in batch.shards:
+            team.backward(F.cross_entropy(model(x), y) + F.mse_loss(model(x), fast(x).detach()))
+        optimizer.step()
+        optimizer.zero_grad()
