@@ -129,7 +129,14 @@ def test_a_script_that_is_stopped_after_the_loop_goes_on_too(lab, undisturbed, n
 
 def test_a_run_that_comes_to_its_end_first_is_finished(lab, undisturbed):
     fault = {"at": "end", "number": NUM_STEPS, "rank": 0, "what": "SIGTERM", "to": "launcher"}
-    ended = lab.run(PLAIN, nproc=2, fault=fault)
+    # The launcher passes the signal on: all ranks have it by then.
+    wait = "; FAULT and __import__('time').sleep(3)"
+    source = (
+        PLAIN.read_text()
+        .replace("import arm,", "import FAULT, arm,")
+        .replace('strike(team, "end")', f'strike(team, "end"){wait}')
+    )
+    ended = lab.run(source, nproc=2, fault=fault)
     assert (ended.status, ended.words) == (0, undisturbed()), ended
     assert "the run is finished and need not be started again" in ended.err, ended
     assert not preemptions(lab.run_dir)
@@ -164,7 +171,8 @@ def test_a_script_that_handles_ctrl_c_does_so_once_the_run_is_saved_and_all_rank
     head, loop = source.split("  for _epoch in")
     loop, tail = loop.split('strike(team, "end")')
     caught = (
-        "except KeyboardInterrupt:\n    print('caught', team.all_gather_object(team.step), flush=True)\n    sys.exit(5)\n"
+        "except KeyboardInterrupt:\n    print('caught', team.all_gather_object(team.step), flush=True)\n"
+        "    team.barrier()\n    sys.exit(5)\n"  # the first rank that ends takes the others with it
     )
     source = f"{head}  for _epoch in{loop.replace(chr(10), chr(10) + '  ').rstrip()}\n{caught}\n{tail}"
     fault = {"at": "step", "number": 7, "what": "SIGINT", "to": "launcher"}
