@@ -36,7 +36,7 @@ def test_the_first_command_that_it_says_trains_to_nearly_every_sample(on_path, t
     done = subprocess.run(first, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=1250)
     assert done.returncode == 0, done.stderr
     assert "on 2 processes" in done.stdout
-    assert float(done.stdout.splitlines()[-1].partition("accuracy ")[2].rstrip("%")) > 95
+    assert float(done.stdout.splitlines()[-1].partition("best ")[2].rstrip("%")) > 95
     assert verify == "cd 'my training' && lockstep verify train.py"
 
 
