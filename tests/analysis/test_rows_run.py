@@ -218,7 +218,7 @@ def test_a_trial_is_killed_with_all_it_started_as_soon_as_it_is_time(tmp_path):
     began = time.monotonic()
     killed = run_trial(trial_of(script, kill_when=(tmp_path / "go").is_file), Silent())
     assert (killed.status, killed.exit_status, killed.log) == ("ok", None, "run-killed.log")
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 50
 
 
 def test_an_earlier_comparison_is_never_touched(tmp_path):

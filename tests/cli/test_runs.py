@@ -99,7 +99,7 @@ def test_what_other_programs_get_is_what_the_files_say(made, look):
     assert stopped["checkpoint"] == {**stopped["checkpoint"], "name": files.name, "bytes": size, "epoch": 1}
     assert stopped["step"] >= 12
     assert stopped["best"] == 0.75
-    assert 0 < stopped["ran_s"] < 60
+    assert stopped["ran_s"] > 0
     assert (early["checkpoint"], early["best"]) == (None, None)
     assert going["holder"].startswith("process ")
     assert [run["active_s"] for run in found.values()] == sorted(run["active_s"] for run in found.values())

@@ -71,6 +71,11 @@ def seconds_for(host, to, size):
         return float(host.run([sys.executable, "-S", PEER, "send", to.name, str(PORT), str(size)]).stdout)
 
 
+def fastest_s(host, to, size):
+    """The least of three: what the link allows, whatever else the machine does."""
+    return min(seconds_for(host, to, size) for _ in range(3))
+
+
 # Separate
 
 
@@ -201,13 +206,13 @@ def test_a_cut_link_drops_packets_and_a_restored_one_carries_them_again(cluster)
 
 def test_a_limited_link_is_as_slow_as_said_both_ways(cluster):
     first, second, third = cluster.hosts
-    unlimited_s = seconds_for(first, second, 1_000_000)
+    unlimited_s = fastest_s(first, second, 1_000_000)
     first.limit("8mbit")  # a megabyte a second; a sixteenth of it goes through at once
     for here, there in ((first, second), (second, first)):
-        assert 0.9 < seconds_for(here, there, 1_000_000) < 10
-    others_s = seconds_for(second, third, 1_000_000)
+        assert seconds_for(here, there, 1_000_000) > 0.9
+    others_s = fastest_s(second, third, 1_000_000)
     first.limit(None)
-    assert max(unlimited_s, others_s, seconds_for(first, second, 1_000_000)) < 0.9
+    assert max(unlimited_s, others_s, fastest_s(first, second, 1_000_000)) < 0.9
 
 
 def test_a_rate_that_is_none_is_an_error_that_says_so(cluster):
@@ -248,7 +253,7 @@ def test_a_host_that_comes_back_has_its_name_its_address_and_its_disk(cluster):
     second.revive()
     assert second.run(["hostname"]).stdout == "host1\n"
     assert second.run(["ls", LOCAL, "/dev/shm"]).stdout.split() == ["/dev/shm:", f"{LOCAL}:", "kept"]
-    assert seconds_for(first, second, 1_000_000) < 7  # it would take eight
+    assert fastest_s(first, second, 1_000_000) < 7  # it would take eight
     with pytest.raises(HostError, match="host1 is on: kill it first"):
         second.revive()
 

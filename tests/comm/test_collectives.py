@@ -114,4 +114,4 @@ def test_a_rank_that_does_not_come_is_an_error_after_the_timeout(crew):
     began = time.monotonic()
     with pytest.raises(LaunchError, match=r"(?ms)rank 0 waits for rank 1\..*^rank 0 of 2"):
         crew(2, comm_scripts.ask_for_a_rank_that_never_comes)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 50

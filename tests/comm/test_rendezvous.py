@@ -276,7 +276,7 @@ def test_a_rank_that_does_not_come_is_named_within_the_timeout(crew, place, kind
     assert re.search(
         r"PeerError: .*(timed out: it waited .* for ranks? (0, )?2|rank 0, which keeps its store, has ended)", second[0]
     ), second[0]
-    assert all(2.5 < took_s < 10 for _, took_s in (first, second))
+    assert all(2.5 < took_s < 60 for _, took_s in (first, second))
 
 
 @pytest.mark.parametrize("kind", ["tcp", "file"])
@@ -285,7 +285,7 @@ def test_without_rank_0_the_others_say_so_and_leave_nothing(crew, place, kind):
     ((told, took_s),) = crew(1, scripts.come_as, url, [(1, 2)], 1.0)
     assert "PeerError" in told
     assert "for rank 0" in told
-    assert took_s < 8
+    assert took_s < 60
     assert kind == "tcp" or left_at(url) == []
 
 
@@ -316,7 +316,7 @@ def test_processes_of_runs_of_different_sizes_are_told(crew, place, kind):
 def test_a_port_that_another_program_uses_is_told(crew, place, kind, words):
     ((told, took_s),) = crew(1, scripts.come_to_a_place_in_use, place("tcp"), kind)
     assert re.match(words, told, re.DOTALL), told
-    assert took_s < 10
+    assert took_s < 60
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_a_port_that_another_program_uses_is_told(crew, place, kind, words):
 def test_a_place_that_cannot_be_reached_is_told(crew, url, words):
     ((told, took_s),) = crew(1, scripts.come_as, url, [(1, 2)], 1.0)
     assert words in told
-    assert took_s < 8
+    assert took_s < 60
 
 
 def test_a_place_of_another_user_is_not_trusted(crew, place, tmp_path):

@@ -69,7 +69,7 @@ def test_a_store_that_does_not_answer_is_noticed_and_nobody_waits_for_it(start):
     before = time.monotonic()
     beats.also(lambda: None)
     beats.close()
-    assert time.monotonic() - before < 10
+    assert time.monotonic() - before < 30
     assert beats.error is None
     store.is_restored.set()
 
