@@ -252,7 +252,7 @@ def test_a_fail_comes_back_from_its_file_with_the_first_difference_and_its_cause
     made.noting()
     found = read_results(tmp_path)
     assert found == made
-    text = render(verification_page(found, "0"), 0.0)
+    text = render(verification_page(found, {}, "0"), 0.0)
     for words in (
         "FAIL",
         "step 2 (epoch 1), shard 1: loss",
@@ -269,15 +269,15 @@ def test_a_fail_comes_back_from_its_file_with_the_first_difference_and_its_cause
 def test_other_verdicts_are_told_as_the_command_does(tmp_path):
     made = verification(tmp_path, diagnosis=None, experiments=())
     good = dataclasses.replace(made, results=(made.results[0],))
-    assert "PASS" in render(verification_page(good, "0"), 0.0)
+    assert "PASS" in render(verification_page(good, {}, "0"), 0.0)
     sums = dataclasses.replace(good, one_device=OneDevice(status="sum", shards=2, factor=2.0, error=1.0))
-    text = render(verification_page(sums, "0"), 0.0)
+    text = render(verification_page(sums, {}, "0"), 0.0)
     assert "FAIL" in text
     assert "reduction=&#34;sum&#34;" in text
     failed = SettingResult(
         setting=Setting(number=2, world_size=2), status="failed", reason="E: x", error="E: x\n<b>", log="l"
     )
-    text = render(verification_page(dataclasses.replace(good, results=(made.results[0], failed)), "0"), 0.0)
+    text = render(verification_page(dataclasses.replace(good, results=(made.results[0], failed)), {}, "0"), 0.0)
     assert "Settings that failed" in text
     assert "&lt;b&gt;" in text
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from importlib import metadata
 from pathlib import Path
 
 import click
@@ -13,17 +11,12 @@ from lockstep.analysis import compare, methods, plot, table, unfinished
 from lockstep.analysis.comparison import Comparison
 from lockstep.analysis.machine import Machine, find_components
 from lockstep.analysis.study import Task
-from lockstep.atomic import write_atomic
 from lockstep.cli.lists import numbers
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
-from lockstep.cli.report import DEFAULT as REPORT
-from lockstep.cli.report import histories_of
 from lockstep.cli.studies import conduct, options_of_studies
 from lockstep.cli.tables import say
 from lockstep.launch.program import find_script
 from lockstep.machine.sizes import counted
-from lockstep.report.comparison_page import comparison_page
-from lockstep.report.html import render
 
 _EPILOG = """
 \b
@@ -137,8 +130,5 @@ def _report(comparison: Comparison, console: Console) -> None:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         picture = ""
-        say(console, 'no picture, which requires matplotlib: pip install "torch-lockstep[compare]"', style="yellow")
-    page = comparison_page(comparison, dict(histories_of(comparison)), metadata.version("torch-lockstep"))
-    write_atomic(comparison.directory / REPORT, render(page, time.time()))
+        say(console, "no picture, which requires matplotlib: pip install matplotlib", style="yellow")
     say(console, f"{comparison.directory}/: results.json{picture}, runs/")
-    say(console, f"to look at, or to pass on: {(comparison.directory / REPORT).absolute().as_uri()}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from lockstep.analysis import study
 from lockstep.analysis.comparison import Comparison
 from lockstep.analysis.failure import whole_error
 from lockstep.analysis.results import read_results
+from lockstep.analysis.verification import Verification
 from lockstep.atomic import write_atomic
 from lockstep.checkpoint.manifest import Manifest, verify_file
 from lockstep.checkpoint.store import BEST, DAMAGED, Store
@@ -106,10 +107,17 @@ def _read(path: Path, now_s: float) -> Page:
             raise _unknown_kind(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}. Run this as a user who may read it") from error
-    results = read_results(path)
+    return page_of(read_results(path))
+
+
+def page_of(results: Comparison | Verification) -> Page:
+    """The page of a comparison or a verification."""
+    version = metadata.version("torch-lockstep")
     if isinstance(results, Comparison):
-        return comparison_page(results, dict(histories_of(results)), version)
-    return verification_page(results, version)
+        decisive = {result.row.number: result.decisive_run.run_dir for result in results.rows}
+        return comparison_page(results, _histories(results.directory, decisive), version)
+    ran = {result.setting.number: result.run_dir for result in results.results}
+    return verification_page(results, _histories(results.directory, ran), version)
 
 
 def _unknown_kind(path: Path) -> ConfigError:
@@ -190,9 +198,11 @@ def _last_words(run: Run, now_s: float) -> Iterator[tuple[str, str]]:
         yield f"{name_ranks([report.rank for report in reports])} on {hosts}: {says}", text
 
 
-def histories_of(comparison: Comparison) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """The history of the run that decides each row's status, by the row's number; rows without one are left out."""
-    for result in comparison.rows:
-        if result.decisive_run.run_dir is not None:
+def _histories(directory: Path, run_dirs: Mapping[int, str | Path | None]) -> dict[int, list[dict[str, Any]]]:
+    """The history of each run of a study, by its number; those that have none are left out."""
+    histories = {}
+    for number, run_dir in run_dirs.items():
+        if run_dir is not None:
             with contextlib.suppress(OSError):
-                yield result.row.number, read_history(comparison.directory / result.decisive_run.run_dir)
+                histories[number] = read_history(directory / run_dir)
+    return histories

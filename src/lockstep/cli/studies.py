@@ -6,25 +6,33 @@ import dataclasses
 import functools
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from rich.console import Console
 
 from lockstep.analysis import machine
-from lockstep.analysis.study import S, Task
+from lockstep.analysis.comparison import Comparison
+from lockstep.analysis.study import Task
 from lockstep.analysis.trial import Observer
+from lockstep.analysis.verification import Verification
+from lockstep.atomic import write_atomic
 from lockstep.cli.options import args_of_script
 from lockstep.cli.progress import Progress
+from lockstep.cli.report import DEFAULT as REPORT
+from lockstep.cli.report import page_of
 from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.launch.gpus import num_gpus_here
 from lockstep.launch.program import find_script
 from lockstep.machine.cores import num_cores
+from lockstep.report.html import render
 
 Command = Callable[..., None]
+S = TypeVar("S", Comparison, Verification)
 
 
 def options_of_studies(*, run: str, out: str, shards: str, threads: str, timeout: str) -> Callable[[Command], Command]:
@@ -99,13 +107,16 @@ def conduct(study: S, what: str, run: Callable[[S, Observer], S], report: Callab
         study: what was planned, with a directory for its results.
         what: the line to begin with says.
         run: runs it.
-        report: prints what came of it.
+        report: prints what came of it, before the page is written.
     """
     console = open_console()
     say(console, f"{what}, results in {study.directory}")
     with sigterm_interrupts() as stopped_by, Progress(console) as progress:
         study = run(study, progress)
     report(study, console)
+    page = study.directory / REPORT
+    write_atomic(page, render(page_of(study), time.time()))
+    say(console, f"to look at, or to pass on: {page.absolute().as_uri()}")
     if study.is_interrupted:
         sys.exit(128 + (signal.SIGTERM if stopped_by else signal.SIGINT))
     return study

@@ -20,14 +20,12 @@ from lockstep.report import chart, training
 from lockstep.report.chart import Bars, Lines, Series, Table
 from lockstep.report.html import Page, Section
 from lockstep.report.study import completeness, machine_facts
-from lockstep.report.thin import Curve, Point, thin
+from lockstep.report.thin import Curve, Point
 
 Measured = tuple[RowResult, Figures]
 
 _TONES = ("single", "ddp", "exact")
 _NUM_HUES = 8
-_MOST_LINES = 12
-_CURVE_POINTS = 120
 
 
 def comparison_page(comparison: Comparison, histories: Mapping[int, training.Events], version: str) -> Page:
@@ -221,22 +219,8 @@ def _splits(comparison: Comparison, histories: Mapping[int, training.Events]) ->
 
 
 def _curves(comparison: Comparison, histories: Mapping[int, training.Events]) -> list[Lines]:
-    """The losses of all rows: those that are the same to the bit lie on one another."""
-    drawn = []
-    for kind, title in (("step", "loss in training"), ("evaluate", "loss in evaluation"), ("evaluate", "accuracy")):
-        name = "accuracy" if title == "accuracy" else "loss"
-        series: list[Series] = []
-        for result in comparison.rows:
-            pairs = training.values_of(histories.get(result.row.number, ()), kind).get(name)
-            if pairs:
-                tone = f"hue-{len(series) % _NUM_HUES}"
-                curve = thin(pairs, _CURVE_POINTS)
-                series.append(Series(name=result.row.label, curve=curve, tone=tone, has_dots=kind == "evaluate"))
-        left_out = len(series) - _MOST_LINES
-        note = "Rows that are equal to the bit lie on one another."
-        note += f" {left_out} more rows are not drawn." if left_out > 0 else ""
-        drawn.append(chart.lines(title, series[:_MOST_LINES], x_name="step", note=note))
-    return [picture for picture in drawn if picture is not None]
+    rows = [(result.row.label, histories.get(result.row.number, ())) for result in comparison.rows]
+    return training.overlaid(rows, note="Rows that are equal to the bit lie on one another.")
 
 
 def _commands(comparison: Comparison) -> Table:

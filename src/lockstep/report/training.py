@@ -27,6 +27,9 @@ _ALL_POINTS = 6_000
 _FEWEST = 24
 _MOST_RANKS = 16
 _MOST_SLOW = 50
+_MOST_RUNS = 12
+_NUM_HUES = 8
+_RUN_POINTS = 120
 
 
 def values_of(events: Events, kind: str) -> dict[str, Pairs]:
@@ -52,9 +55,7 @@ def curves(events: Events) -> tuple[list[Lines], list[str]]:
     names = list(dict.fromkeys((*trained, *evaluated)))
     drawn, most = names[:_MOST_CURVES], points_each(min(len(names), _MOST_CURVES))
     epochs = [Mark(float(event["step"]), f"end of epoch {_epoch(event)}") for event in passes_of(events)]
-    resumes = [
-        Mark(step, f"{step:,.0f}") for event in events if event["event"] == "resume" and (step := number_in(event, "step"))
-    ]
+    resumes = [Mark(step, f"{step:,.0f}") for event in events if (step := _resumed_after(event))]
     pictures = []
     for name in drawn:
         series = [
@@ -66,6 +67,28 @@ def curves(events: Events) -> tuple[list[Lines], list[str]]:
             pictures.append(picture)
     shown = {picture.title for picture in pictures}
     return pictures, [name for name in names if name not in shown]
+
+
+def overlaid(runs: Sequence[tuple[str, Events]], *, note: str) -> list[Lines]:
+    """The losses and the accuracy of several runs, by label, each in one picture; the note stands below each."""
+    drawn = []
+    resumes = sorted({step for _, events in runs for event in events if (step := _resumed_after(event)) is not None})
+    for kind, title in (("step", "loss in training"), ("evaluate", "loss in evaluation"), ("evaluate", "accuracy")):
+        name = "accuracy" if title == "accuracy" else "loss"
+        series: list[Series] = []
+        for label, events in runs:
+            if pairs := values_of(events, kind).get(name):
+                tone = f"hue-{len(series) % _NUM_HUES}"
+                series.append(Series(name=label, curve=thin(pairs, _RUN_POINTS), tone=tone, has_dots=kind == "evaluate"))
+        left_out = len(series) - _MOST_RUNS
+        more = f" {left_out} more are not drawn." if left_out > 0 else ""
+        marks = [Mark(step, f"{step:,.0f}") for step in resumes]
+        drawn.append(chart.lines(title, series[:_MOST_RUNS], x_name="step", resumes=marks, note=note + more))
+    return [picture for picture in drawn if picture is not None]
+
+
+def _resumed_after(event: Mapping[str, Any]) -> float | None:
+    return number_in(event, "step") if event["event"] == "resume" else None
 
 
 def points_each(num_curves: int) -> int:

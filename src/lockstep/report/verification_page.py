@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from lockstep.analysis import verdict
 from lockstep.analysis.verification import SettingResult, Verification
 from lockstep.machine.sizes import NOTHING, counted
+from lockstep.report import training
 from lockstep.report.chart import Table
 from lockstep.report.html import Page, Section
 from lockstep.report.study import machine_facts
@@ -18,12 +19,13 @@ _DIGITS = 16
 _MOST_SAMPLES = 24
 
 
-def verification_page(verification: Verification, version: str) -> Page:
-    """The page of a verification, with the version of this lockstep."""
+def verification_page(verification: Verification, histories: Mapping[int, training.Events], version: str) -> Page:
+    """The page of a verification, with the histories of its runs by the setting's number, and the version of this lockstep."""
     outcome = verification.verdict
     sections = (
         _difference(verification),
         _settings(verification),
+        _curves(verification, histories),
         Section(
             title="Settings that failed",
             quotes=[
@@ -124,6 +126,12 @@ def _settings(verification: Verification) -> Section:
         else f"{one_device.shards} shards against one device: {verdict.outcome_of_one_device(verification)}."
     )
     return Section(title="Settings", tables=[table], text=text)
+
+
+def _curves(verification: Verification, histories: Mapping[int, training.Events]) -> Section:
+    runs = [(result.setting.label, histories.get(result.setting.number, ())) for result in verification.results]
+    note = "Settings that computed the same lie on one another. A dashed line: a run was killed, and resumed from there."
+    return Section(title="What each setting computed", pictures=training.overlaid(runs, note=note))
 
 
 def _cells(verification: Verification, result: SettingResult) -> tuple[str, ...]:
