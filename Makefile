@@ -4,7 +4,7 @@ PYTHON ?= python3#        any Python >= 3.10: the environments are made with it
 ARGS ?=#                  more options for pytest: make test ARGS="-k loader -x"
 JOBS ?=#                  files of tests that run at a time (2 of make test, 4 of make test-all); 0: one, as pytest does it
 REPEATS ?= 1#            so many times the random draws of tests that kill at random: make test-all test-longest REPEATS=5
-DEMO_ARGS ?= --methods single,exact,ddp,fsdp --nproc 2# options of the comparison in make demo
+DEMO ?= verify examples/digits.py -- --epochs 2# what make demo runs: make demo DEMO="compare examples/digits.py"
 N ?=#                     rounds of make soak and make soak-cluster
 SOAK_ARGS ?=#             its options: make soak N=200 SOAK_ARGS="--seed 7"
 HOSTS ?=#                 hosts of make cluster (2)
@@ -17,9 +17,12 @@ GPU_PYTHON ?=#            an interpreter that has torch and pytest, for make gpu
 
 VENV := .venv
 BENCH_VENV := .venv-bench
+# Needs a third of the packages of .venv, and is made only where that is not there.
+DEMO_VENV := $(if $(wildcard $(VENV)/.installed),$(VENV),.venv-demo)
 # Written after a whole installation, and older than what it was made from when that changes.
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(BENCH_VENV)/.installed
+DEMO_STAMP := .venv-demo/.installed
 # Threads of OpenMP that wait let others compute: there are more processes than cores.
 PYTEST := OMP_WAIT_POLICY=passive $(VENV)/bin/python -m pytest
 BENCHMARKS := $(wildcard benchmarks/$(or $(BENCH:.py=),[!_]*).py)
@@ -31,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # One thing at a time, also under make -j: these commands time what they run.
 .NOTPARALLEL:
-.PHONY: help install horovod demo test long test-all test-longest soak soak-cluster cluster check bench bench-install gpu wheel docs python clean
+.PHONY: help install horovod demo test long test-all test-longest soak soak-cluster cluster check bench bench-install gpu wheel release-check docs python clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -41,8 +44,8 @@ install: $(STAMP) ## make .venv with the pinned requirements and lockstep itself
 horovod: $(STAMP) ## build Horovod against the torch of .venv and install it there (once: some 3 minutes)
 	@tools/horovod.sh $(VENV)/bin/python
 
-demo: $(STAMP) ## train examples/digits.py with four methods in turns: a table, and a page to look at
-	$(VENV)/bin/lockstep compare $(DEMO_ARGS) examples/digits.py
+demo: $(if $(filter $(VENV),$(DEMO_VENV)),,$(DEMO_STAMP)) ## train on 1, 2 and 3 processes, kill and resume: the same bits, and a page to look at (some 2 minutes)
+	$(DEMO_VENV)/bin/lockstep $(DEMO)
 
 test: $(STAMP) ## the tests, without the long ones and those that need a GPU
 	$(PYTEST) -n $(or $(JOBS),2) --dist loadfile --no-loadscope-reorder -m "not long and not cuda" $(ARGS)
@@ -97,6 +100,9 @@ wheel: $(STAMP) ## build dist/*.whl and dist/*.tar.gz
 	@rm -rf dist
 	$(VENV)/bin/python -m build --outdir dist
 
+release-check: wheel ## check dist/ as a release would be, in clean environments, and say what is left to publish it
+	$(VENV)/bin/python tools/release_check.py
+
 docs: $(STAMP) ## build the documentation site into build/site, strictly and without the network
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
@@ -105,7 +111,7 @@ python: ## a small set of tests with Python 3.10 and the oldest torch, and with 
 	tools/pythons.sh $(PYTHONS)
 
 clean: ## remove the environments and all that was built (never runs/)
-	rm -rf $(VENV) $(BENCH_VENV) .venv-3.* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) .venv-demo .venv-3.* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call environment,DIRECTORY): a virtual environment there, or a message that says what is missing.
@@ -121,6 +127,12 @@ $(STAMP): pyproject.toml constraints.txt
 	$(call environment,$(VENV))
 	@echo "installing lockstep and its pinned requirements into $(VENV) (torch is large: this can take minutes) ..."
 	@$(VENV)/bin/python -m pip install -qq -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(DEMO_STAMP): pyproject.toml constraints.txt
+	$(call environment,.venv-demo)
+	@echo "installing lockstep and what its examples need into .venv-demo (torch is large: this can take minutes) ..."
+	@.venv-demo/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[examples]'
 	@touch $@
 
 $(BENCH_STAMP): pyproject.toml constraints.txt benchmarks/requirements.txt

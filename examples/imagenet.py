@@ -4,7 +4,7 @@ python examples/imagenet.py --data imagenet                                     
 lockstep run --nproc-per-node 8 --precision bf16-mixed examples/imagenet.py --data imagenet --batch-size 3200
 
 The recipe is a usual one: 400 images a GPU, SGD, a tenth of the learning rate after 30 epochs each. A ResNet needs
-Pillow only; --arch takes any other name that torchvision knows (pip install 'torch-lockstep[vision]').
+Pillow only; --arch takes any other name that torchvision knows (pip install torchvision).
 """
 
 import argparse
@@ -88,7 +88,7 @@ def make_model(arch, num_classes):
     except (ImportError, RuntimeError) as error:  # RuntimeError: it was built for another torch
         raise SystemExit(
             f"--arch {arch} comes from torchvision, which cannot be imported here ({error}): pip install "
-            f"'torch-lockstep[vision]', or take one of {', '.join(DEPTHS)}"
+            f"torchvision, or take one of {', '.join(DEPTHS)}"
         ) from error
     return get_model(arch, num_classes=num_classes)
 

@@ -18,7 +18,7 @@ from cluster.slurm import missing as slurm_missing
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / "tools"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "clusters.md")
+PAGE = ROOT / "docs" / "clusters.md"
 TOOL = [sys.executable, "-m", "cluster"]
 PROMPT = "cluster> "
 OWNER = """
@@ -162,7 +162,7 @@ def plain(line):
 
 def shown():
     """The talks with the prompt that the documentation shows: what is said, and the lines that come back. Each once."""
-    pages = "".join(page.read_text() for page in PAGES)
+    pages = PAGE.read_text()
     talks = {}
     for kind, block in re.findall(r"^```text cluster( slurm)?\n(.*?)^```", pages, re.M | re.S):
         lines = block.splitlines()

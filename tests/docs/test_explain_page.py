@@ -47,11 +47,6 @@ def run(outlives_tests, request, where):
     return call
 
 
-def test_the_readme_shows_the_same_report():
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    assert SHOWN["lockstep run --nproc 3 faults.py --stuck-rank 1"] in readme
-
-
 def test_what_limits_the_speed(run):
     said, parts = SHOWN["lockstep run --nproc 3 faults.py --slow-data"], SHOWN["lockstep runs runs/faults-1"]
     assert plain(said)[0] in plain(run("lockstep run --nproc 3 faults.py --slow-data"))

@@ -52,7 +52,7 @@ class TensorBoard:
             self._board = False
             if importlib.util.find_spec("tensorboard") is None:
                 if self._must:
-                    say("WARNING: --track tensorboard: it is not installed: pip install 'torch-lockstep[tensorboard]'")
+                    say("WARNING: --track tensorboard: it is not installed: pip install tensorboard")
             else:
                 with contextlib.suppress(ImportError):  # too old, or broken; events.jsonl has all values
                     from torch.utils.tensorboard import SummaryWriter

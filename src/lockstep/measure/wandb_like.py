@@ -87,8 +87,7 @@ class WandbLike:
             self._is_over, self._run = True, None
             why = " ".join(str(error).split()).rstrip(".") or type(error).__name__
             if isinstance(error, ModuleNotFoundError) and error.name == self._package:
-                extra = f"'torch-lockstep[{self._name}]'" if self._name in TRACKERS else self._package
-                why = f"{self._package} is not installed: pip install {extra}"
+                why = f"{self._package} is not installed: pip install {self._package}"
             title = f"the tracker {self._name.removeprefix(OBJECT)}"
             say(f"WARNING: {title} {what}: {why}. Training continues without it, and events.jsonl has all values.")
 
