@@ -20,14 +20,16 @@ def test_shares_are_of_the_time_of_all_ranks():
     ("seconds", "bound", "words"),
     [
         ({"forward": 5, "backward": 4, "data": 1}, "compute", "compute-bound: 90% of the time goes into forward"),
-        ({"forward": 5, "data": 4, "copy": 1}, "data", "data-bound: 40% of the time goes into waiting for the loader; "),
+        ({"forward": 5, "data": 4, "copy": 1}, "compute", "largest wait: the loader, 40% of the time; more loader"),
         ({"forward": 5, "communication": 5}, "communication", "communication-bound: 50% of the time goes into exchanging"),
-        ({"forward": 6, "waiting": 4}, "waiting", "unbalanced: 40% of the time goes into waiting for the slowest rank"),
-        ({"forward": 6, "script": 4}, "script", "script-bound: 40% of the time"),
-        ({"forward": 6, "checkpoint": 4}, "checkpoint", "checkpoint-bound: 40% of the time goes into saving checkpoints; "),
+        ({"forward": 4, "waiting": 6}, "waiting", "unbalanced: 60% of the time goes into waiting for the slowest rank"),
+        ({"forward": 4, "script": 6}, "script", "script-bound: 60% of the time"),
+        ({"forward": 4, "checkpoint": 6}, "checkpoint", "checkpoint-bound: 60% of the time goes into saving checkpoints; "),
+        ({"forward": 4, "data": 2, "script": 4}, None, "largest wait: the script's other code in the loop, 40% of the time"),
+        ({"forward": 84, "data": 16}, "compute", "largest wait: the loader, 16% of the time; more loader workers"),
     ],
 )
-def test_the_largest_part_that_does_not_compute_is_the_bound_if_it_is_notable(seconds, bound, words):
+def test_a_run_is_bound_by_what_takes_half_of_its_time_and_less_is_its_largest_wait(seconds, bound, words):
     shares = shares_of([split(**seconds)])
     assert bound_of(shares) == bound
     assert sentence(shares).startswith(words)
@@ -35,7 +37,7 @@ def test_the_largest_part_that_does_not_compute_is_the_bound_if_it_is_notable(se
 
 def test_the_rank_that_the_others_wait_for_is_named_with_what_it_does_meanwhile():
     splits = [split(forward=6, waiting=4), split(forward=5.9, script=4, waiting=0.1), split(forward=6, waiting=4)]
-    words = "unbalanced: 27% of the time goes into waiting for the slowest rank"
+    words = "largest wait: the slowest rank, 27% of the time"
     assert verdict(splits) == f"{words}, mostly for rank 1 and the script's other code in the loop"
 
 

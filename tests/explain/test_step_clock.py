@@ -49,7 +49,7 @@ def test_a_delay_is_counted_where_it_is_and_all_parts_add_up_to_the_pass(crew, n
     ],
 )
 def test_a_slow_rank_is_named_with_what_it_is_slow_in_and_the_others_time_is_waiting(crew, strategy, delay, activity):
-    seconds = 0.005 if delay == "data_s" else 0.02
+    seconds = 0.02 if delay == "data_s" else 0.08
     events = crew(2, partial(train, 50, slow_rank=1, **{delay: seconds}), strategy=strategy, shards=2)[0]
     (slow,) = [event for event in events if event["event"] == "slow"]
     assert (slow["rank"], slow["activity"]) == (1, activity)
@@ -71,7 +71,7 @@ def test_saving_is_not_waiting_for_data(crew):
 
 
 def test_lockstep_runs_shows_where_the_time_of_one_run_went(crew):
-    crew(2, partial(train, 50, slow_rank=1, forward_s=0.02), shards=2)
+    crew(2, partial(train, 50, slow_rank=1, forward_s=0.08), shards=2)
     shown = CliRunner().invoke(runs.command, ["run"], catch_exceptions=False).output.splitlines()
     assert any(line.startswith("epoch 1, 50 steps: ") for line in shown)
     (row,) = [line for line in shown if line.startswith("the forward pass and the loss")]

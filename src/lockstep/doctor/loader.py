@@ -12,7 +12,7 @@ from lockstep.analysis.trial import Observer, Trial, passable, run_trial
 from lockstep.doctor.finding import Finding, fail, ok, warn
 from lockstep.explain.black_box import read_box
 from lockstep.explain.rank_reports import box_path
-from lockstep.explain.split import PARTS, bound_of, sentence, shares_of
+from lockstep.explain.split import PARTS, notable_wait, sentence, shares_of
 from lockstep.measure.events import read_events
 
 NAME = "loader"
@@ -135,6 +135,6 @@ def judge(*, error: str, joined: bool, num_steps: int, splits: Sequence[Split], 
     step_s = sum(sum(split.values()) for split in splits) / len(splits) / num_steps
     waits = f"waits {1e3 * waits_s:.1f} ms ({shares['data']:.0%}) for the loader"
     found = f"a step of {1e3 * step_s:.1f} ms {waits}, in {num_steps} steps"
-    if bound_of(shares) == "data":
+    if notable_wait(shares) == "data":
         return warn(found, sentence(shares).partition("; ")[2])
     return ok(f"{found}; {sentence(shares).partition(';')[0]}")

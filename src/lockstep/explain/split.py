@@ -36,8 +36,19 @@ _REMEDIES = {
     "logging": "a larger --log-every helps",
     "checkpoint": "a longer --checkpoint-every helps",
 }
+_WAITS = {
+    "data": "the loader",
+    "copy": "copying samples to the device",
+    "communication": "exchanging gradients",
+    "waiting": "the slowest rank",
+    "logging": "logging",
+    "checkpoint": "saving checkpoints",
+    "script": "the script's other code in the loop",
+}
+_BOUND = 0.5
+"""A run is bound by what takes at least this share of the time."""
 _NOTABLE = 0.15
-"""A run is bound by a part other than computing if that takes at least this share of the time."""
+"""The largest wait is worth a word if it takes at least this share of the time."""
 _MOSTLY = 0.5
 """The others wait mostly for one rank if that waits for less than this share of the mean."""
 
@@ -49,21 +60,35 @@ def shares_of(splits: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {part: total / whole if whole else 0.0 for part, total in totals.items()}
 
 
-def bound_of(shares: Mapping[str, float]) -> str:
-    """What limits the speed: the largest part other than computing if it is notable, else ``compute``."""
-    part = max((part for part in PARTS if part not in _COMPUTE), key=lambda part: shares[part])
-    return part if shares[part] >= _NOTABLE else "compute"
+def bound_of(shares: Mapping[str, float]) -> str | None:
+    """What takes half of the time or more: a part, or ``compute`` for all that compute; None: nothing does."""
+    wait = max(_WAITS, key=lambda part: shares[part])
+    if shares[wait] >= _BOUND:
+        return wait
+    return "compute" if _computing(shares) >= _BOUND else None
+
+
+def notable_wait(shares: Mapping[str, float]) -> str | None:
+    """The largest part other than computing, if it takes enough of the time for a remark."""
+    wait = max(_WAITS, key=lambda part: shares[part])
+    return wait if shares[wait] >= _NOTABLE else None
+
+
+def _computing(shares: Mapping[str, float]) -> float:
+    return math.fsum(shares[part] for part in _COMPUTE)
 
 
 def sentence(shares: Mapping[str, float]) -> str:
     """What limits the speed, and a remedy, for the user."""
-    bound = bound_of(shares)
-    if bound == "compute":
-        share = sum(shares[part] for part in _COMPUTE)
-        return f"compute-bound: {share:.0%} of the time goes into forward, backward and the optimizer"
-    remedy = f"; {_REMEDIES[bound]}" if bound in _REMEDIES else ""
-    name = {"waiting": "unbalanced", "script": "script-bound"}.get(bound, f"{bound}-bound")
-    return f"{name}: {shares[bound]:.0%} of the time goes into {PARTS[bound]}{remedy}"
+    wait = notable_wait(shares)
+    if wait is None:
+        bound = "compute-bound: " if bound_of(shares) == "compute" else ""
+        return f"{bound}{_computing(shares):.0%} of the time goes into forward, backward and the optimizer"
+    remedy = f"; {_REMEDIES[wait]}" if wait in _REMEDIES else ""
+    if bound_of(shares) != wait:
+        return f"largest wait: {_WAITS[wait]}, {shares[wait]:.0%} of the time{remedy}"
+    name = {"waiting": "unbalanced"}.get(wait, f"{wait}-bound")
+    return f"{name}: {shares[wait]:.0%} of the time goes into {PARTS[wait]}{remedy}"
 
 
 def verdict(splits: Sequence[Mapping[str, float]]) -> str:
@@ -75,7 +100,7 @@ def verdict(splits: Sequence[Mapping[str, float]]) -> str:
     text = sentence(shares)
     waited = [split.get("waiting", 0.0) for split in splits]
     awaited = min(range(len(splits)), key=waited.__getitem__)
-    if bound_of(shares) != "waiting" or waited[awaited] > _MOSTLY * math.fsum(waited) / len(waited):
+    if notable_wait(shares) != "waiting" or waited[awaited] > _MOSTLY * math.fsum(waited) / len(waited):
         return text
     others = [split for rank, split in enumerate(splits) if rank != awaited]
     excess = {

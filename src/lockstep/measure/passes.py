@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lockstep.comm.collectives import Collectives
-from lockstep.explain.split import bound_of, shares_of, verdict
+from lockstep.explain.split import bound_of, notable_wait, shares_of, verdict
 from lockstep.listener import Listener
 from lockstep.measure.journal import Journal
 from lockstep.measure.usage import Usage, UsageMeter, gpus_in_use
@@ -90,7 +90,7 @@ class Meter(Listener):
         journal: of the run.
         collectives: of all ranks.
         split: returns the seconds of each part of the current pass (``explain.split``).
-        speaks: whether to print what bounds the speed, after the first pass and when that changes.
+        speaks: whether to print what bounds the speed, after the first pass and when that is something new.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Meter(Listener):
         self._collectives = collectives
         self._split = split
         self._speaks = speaks
-        self._bound = ""
+        self._said: set[tuple[str | None, str | None]] = set()
         self._pass: Pass | None = None
         self._is_first = True
         self._over: list[Pass] = []
@@ -127,12 +127,14 @@ class Meter(Listener):
         over, self._over = self._over, []
         for ended in over:
             event = merge_passes(self._collectives.all_gather_plain(ended.result()))
-            event["bound"] = bound_of(shares_of(event["split"]))
+            shares = shares_of(event["split"])
+            event["bound"] = bound_of(shares)
             self._journal.write("epoch", **event)
-            if self._speaks and event["bound"] != self._bound and event["wall_s"] >= _PRINTED_S:
-                self._bound = event["bound"]
+            seen = (event["bound"], notable_wait(shares))
+            if self._speaks and seen not in self._said and event["wall_s"] >= _PRINTED_S:
+                self._said.add(seen)
                 # On standard error: the script's own output may be compared with that of another run.
-                print(f"lockstep: epoch {event['epoch'] + 1} is {verdict(event['split'])}", file=sys.stderr, flush=True)
+                print(f"lockstep: epoch {event['epoch'] + 1}: {verdict(event['split'])}", file=sys.stderr, flush=True)
 
 
 def _wait_for_gpu() -> None:
