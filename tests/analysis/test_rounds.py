@@ -156,7 +156,7 @@ def test_a_difference_that_noise_explains_is_called_noise(make_comparison):
         )
     )
     assert single.startswith("the others are compared with it, measured to ±")
-    assert slower.startswith("slower than single ×1 by noise only: 0.98 times as fast (95 % interval 0.79 to 1.22)")
+    assert slower.startswith("no difference from single ×1 beyond noise: 0.98 times as fast (95 % interval 0.79 to 1.22)")
     assert faster.startswith("2.00 times as fast as single ×1 (95 % interval 1.")
     assert other is None
 
@@ -173,7 +173,7 @@ def test_what_limits_a_row_and_its_slowest_rank_are_said(make_comparison):
     waiting = {**SPLIT, "data": 1.0, "waiting": 0.0}
     comparison = make_comparison(("single", 1, 2.0), ("ddp", 2, 1.0), split=[SPLIT, waiting])
     said = sentences(comparison)[1]
-    assert "; data-bound: " in said
+    assert "; largest wait: the loader, " in said
     assert said.endswith("rank 1 is the slowest, 100 % behind the others")
 
 

@@ -282,7 +282,7 @@ def test_other_verdicts_are_told_as_the_command_does(tmp_path):
     assert "&lt;b&gt;" in text
 
 
-def test_a_comparison_shows_how_it_scales_its_noise_and_what_others_have_published(tmp_path):
+def test_a_comparison_shows_how_it_scales_and_its_noise(tmp_path):
     made, _ = comparison(tmp_path)
 
     def row(number, method, num_processes, *seconds):
@@ -296,10 +296,6 @@ def test_a_comparison_shows_how_it_scales_its_noise_and_what_others_have_publish
     text = render(comparison_page(dataclasses.replace(made, rows=rows, rounds=2), {}, "0"), 0.0)
     assert "Speed-up over single ×1" in text
     assert "the others are compared with it, measured to ±" in text
-    assert "ddp: torch.distributed" in text
-    assert "ResNet-50 on ImageNet" in text
-    assert "7.46×" in text
-    assert "nn.DataParallel" not in text  # not a method of this comparison
 
 
 def test_what_a_later_version_writes_beside_it_does_not_matter(tmp_path):

@@ -46,10 +46,7 @@ def _too_few_cores(comparison: Comparison) -> Iterator[str]:
     most = max(figures.num_processes for figures in measured)
     on_cpu = all(figures.device != "cuda" for figures in measured)
     if most > 1 and cores == 1:
-        yield (
-            f"One core for all {most} processes: no speed-up can be expected, whatever the GPUs. (Measured like this, "
-            "CIFAR-10 on one GPU took 577 s in a published comparison, and DDP on four GPUs 1439 s.)"
-        )
+        yield (f"One core for all {most} processes: no speed-up can be expected, whatever the GPUs.")
     elif on_cpu and most * threads > cores:
         yield (
             f"{most} processes of {counted(threads, 'thread')} share {cores} cores: rows with more processes than "

@@ -14,6 +14,9 @@ _T = (
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
 
+_COARSE = 100
+"""Per cent. What is measured more coarsely than this is not known, and digits would say otherwise."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
@@ -26,6 +29,11 @@ class Interval:
     def half_width(self) -> float:
         """How far it reaches to either side, in per cent of its (geometric) middle."""
         return 100 * (math.sqrt(self.high / self.low) - 1)
+
+    @property
+    def spread(self) -> str:
+        """``half_width`` in words."""
+        return f"{self.half_width:.1f} %" if self.half_width < _COARSE else f"over {_COARSE} %"
 
     def has(self, value: float) -> bool:
         """Whether the interval contains this value."""

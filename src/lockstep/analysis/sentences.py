@@ -27,7 +27,7 @@ def _speed(comparison: Comparison, result: RowResult) -> str:
     if baseline is None or relation is None:
         return "nothing to compare its speed with"
     if result is baseline:
-        spread = "" if result.interval is None else f", measured to ±{result.interval.half_width:.1f} %"
+        spread = "" if result.interval is None else f", measured to ±{result.interval.spread}"
         return f"the others are compared with it{spread}"
     label, interval, speed_up = baseline.row.label, relation.interval, relation.speed_up
     if interval is None:
@@ -35,4 +35,4 @@ def _speed(comparison: Comparison, result: RowResult) -> str:
     reach = f"95 % interval {interval.low:.2f} to {interval.high:.2f}"
     if not relation.is_noise:
         return f"{speed_up:.2f} times as fast as {label} ({reach})"
-    return f"{'slower' if speed_up < 1 else 'faster'} than {label} by noise only: {speed_up:.2f} times as fast ({reach})"
+    return f"no difference from {label} beyond noise: {speed_up:.2f} times as fast ({reach})"

@@ -57,7 +57,7 @@ def line(comparison: Comparison, result: RowResult, chosen: Sequence[Column]) ->
 
 def _spread(result: RowResult) -> str:
     interval = result.interval
-    return NOTHING if interval is None else f"{interval.half_width:.1f} %"
+    return NOTHING if interval is None else interval.spread
 
 
 def _busy(figures: Figures) -> str:

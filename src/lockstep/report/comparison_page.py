@@ -10,12 +10,10 @@ from lockstep.analysis import table
 from lockstep.analysis.comparison import Comparison, RowResult
 from lockstep.analysis.figures import Figures
 from lockstep.analysis.panels import panels
-from lockstep.analysis.published import PUBLISHED
 from lockstep.analysis.scaling import scaling_of
 from lockstep.analysis.sentences import sentence_of
 from lockstep.analysis.splits import splits_of
 from lockstep.explain.split import PARTS
-from lockstep.machine.sizes import NOTHING
 from lockstep.report import chart, training
 from lockstep.report.chart import Bars, Lines, Series, Table
 from lockstep.report.html import Page, Section
@@ -52,12 +50,6 @@ def comparison_page(comparison: Comparison, histories: Mapping[int, training.Eve
                 if result.decisive_run.error
             ],
         ),
-        Section(
-            title="What others have published",
-            text="Figures of two articles, on their hardware. With N GPUs they train with N times the batch, and so get "
-            "another answer; the rows above do not.",
-            tables=_published(comparison),
-        ),
         Section(title="Settings and surroundings", facts=machine_facts(comparison), tables=[_commands(comparison)]),
     )
     return Page(
@@ -84,7 +76,8 @@ def _summary(comparison: Comparison) -> str:
     if fastest is None:
         return "No row has figures."
     best, figures = fastest
-    sentence = f"Fastest: {best.row.label}, with {table.count(figures.samples_per_s)} samples/s"
+    pace = f"{best.row.label}, with {table.count(figures.samples_per_s)} samples/s"
+    sentence = f"Fastest: {pace}"
     if baseline is None:
         return f"{sentence}."
     relations = {
@@ -92,8 +85,10 @@ def _summary(comparison: Comparison) -> str:
         for result, _ in comparison.measured
         if result is not baseline and (relation := comparison.relation(result)) is not None
     }
-    if best is not baseline and best.row.number in relations:
-        sentence += f", {relations[best.row.number].speed_up:.2f} times that of {baseline.row.label}"
+    if relation := relations.get(best.row.number):
+        sentence += f", {relation.speed_up:.2f} times that of {baseline.row.label}"
+        if relation.is_noise:
+            sentence = f"No row is faster than {baseline.row.label} beyond noise; the fastest is {pace}"
     if relations:
         same = sum(relation.loss_difference == 0 for relation in relations.values())
         sentence += f". {same} of {len(relations)} other rows ended with the loss of {baseline.row.label} to the last bit"
@@ -173,38 +168,6 @@ def _scaling(comparison: Comparison) -> list[Lines]:
 def _sentences(comparison: Comparison) -> list[str]:
     sentences = ((result.row.label, sentence_of(comparison, result)) for result in comparison.rows)
     return [f"{label}: {sentence}" for label, sentence in sentences if sentence]
-
-
-def _published(comparison: Comparison) -> list[Table]:
-    """Of each article, the figures of the methods that are in this comparison, beside those of the fastest such row here."""
-    tables = []
-    for task, articles in PUBLISHED.items():
-        rows = []
-        for published in articles:
-            best = _fastest([pair for pair in comparison.measured if pair[0].row.method.name == published.method])
-            relation = None if best is None else comparison.relation(best[0])
-            if best is None or relation is None:
-                continue
-            speed_up = articles[0].seconds / published.seconds
-            cells = {
-                "method": f"{published.method}: {published.called}",
-                "GPUs": str(published.num_gpus),
-                "seconds": table.seconds(published.seconds),
-                "speed-up": f"{speed_up:.2f}×",
-                "efficiency": table.percent(100 * speed_up / published.num_gpus),
-                "GPU busy": table.percent(published.utilisation),
-                "GPU memory": NOTHING if published.memory_gb is None else f"{published.memory_gb:.2f} GB",
-                "speed-up here": f"{relation.speed_up:.2f}× on {best[0].row.num_processes}",
-                "efficiency here": table.percent(relation.efficiency),
-            }
-            rows.append(cells)
-        if rows:
-            headings = tuple(rows[0])
-            numbers = frozenset(range(1, len(headings)))
-            tables.append(
-                Table(headings=headings, rows=[tuple(row.values()) for row in rows], numbers=numbers, caption=task)
-            )
-    return tables
 
 
 def _splits(comparison: Comparison, histories: Mapping[int, training.Events]) -> list[Bars]:
