@@ -58,7 +58,7 @@ def test_run_alone_is_told_its_usage(capsys):
 def test_an_unknown_verb_is_told_the_known_ones(capsys):
     status, _, err = call(capsys, "train.py")
     assert status == 2
-    assert "run, slurm, compare" in err
+    assert "new, run, verify" in err
     assert "lockstep run train.py" in err
 
 

@@ -118,6 +118,16 @@ def test_help_is_grouped_and_shows_examples(capsys):
         assert words in out
 
 
+def test_help_shows_some_twenty_options_and_says_how_to_see_all(capsys):
+    _, some, _ = call(capsys, "--help")
+    _, every, _ = call(capsys, "--help-all")
+    listed = [set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, flags=re.MULTILINE)) for text in (some, every)]
+    assert 18 <= len(listed[0]) <= 24
+    assert listed[0] < listed[1]
+    assert {"--audit", "--rdzv-conf"} <= listed[1] - listed[0]
+    assert re.search(r"\d\d more options: lockstep run --help-all", some)
+
+
 @pytest.mark.timeout(40)
 def test_settings_reach_the_worker_and_the_scripts_status_comes_back(run_script):
     done = run_script(
@@ -143,6 +153,6 @@ def test_settings_reach_the_worker_and_the_scripts_status_comes_back(run_script)
     ],
 )
 def test_the_help_of_an_option_says_what_it_does(capsys, option, words):
-    _, out, _ = call(capsys, "--help")
+    _, out, _ = call(capsys, "--help-all")
     told = re.search(rf"^  (?:-\w, )?{option} .*(?:\n {{10,}}.*)*", out, flags=re.MULTILINE)
     assert words in " ".join(told[0].split())

@@ -9,24 +9,31 @@ import click
 
 from lockstep.cli.options import CONTEXT
 
-VERBS = {
-    "new": "Write a training script to start from, and say what to do next.",
-    "run": "Run a training script on several processes, on one or several machines.",
-    "slurm": "Write a Slurm batch file that runs a script, check it, and submit it.",
-    "compare": "Run a script with several methods, and compare speed and answer.",
-    "verify": "Verify that a script gives the same answer with any number of processes.",
-    "check": "Read a script's loop: what differs on other processes, or starts anew on a resume.",
-    "doctor": "Check whether this machine, or several together, can train.",
-    "tune": "Find the loader settings with which a script waits least for data.",
-    "runs": "List runs, with their states and how to resume them; delete old ones.",
-    "watch": "Show a run live: progress, loss curve, ranks, events.",
-    "report": "Write a report on a run, a comparison or a verification, as one HTML file.",
-    "diff": "Find the first step in which two runs differ, and how their settings differ.",
-    "replay": "Replay any step of a run, to the bit, and show what was computed in it.",
-    "stacks": "Show what every rank of a run is doing now: which wait, and for whom.",
-    "checkpoint": "Inspect or verify a checkpoint, or export a model from it.",
+OVERVIEW = {
+    "Every day": {
+        "new": "Write a training script to start from, and say what to do next.",
+        "run": "Run a training script on several processes, on one or several machines.",
+        "verify": "Verify that a script gives the same answer with any number of processes.",
+        "runs": "List runs, with their states and how to resume them; delete old ones.",
+        "watch": "Show a run live: progress, loss curve, ranks, events.",
+        "report": "Write a report on a run, a comparison or a verification, as one HTML file.",
+    },
+    "When needed": {
+        "compare": "Run a script with several methods, and compare speed and answer.",
+        "tune": "Find the loader settings with which a script waits least for data.",
+        "doctor": "Check whether this machine, or several together, can train.",
+        "slurm": "Write a Slurm batch file that runs a script, check it, and submit it.",
+        "check": "Read a script's loop: what differs on other processes, or starts anew on a resume.",
+    },
+    "Looking into a run": {
+        "diff": "Find the first step in which two runs differ, and how their settings differ.",
+        "replay": "Replay any step of a run, to the bit, and show what was computed in it.",
+        "stacks": "Show what every rank of a run is doing now: which wait, and for whom.",
+        "checkpoint": "Inspect or verify a checkpoint, or export a model from it.",
+    },
 }
 """The commands (each is ``command`` in the module of its name), with their lines in the overview, which imports none."""
+VERBS = [verb for verbs in OVERVIEW.values() for verb in verbs]
 
 
 class LazyGroup(click.Group):
@@ -55,8 +62,10 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the overview from the table."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
+        width = max(map(len, VERBS))  # one column for all groups
+        for title, verbs in OVERVIEW.items():
+            with formatter.section(title):
+                formatter.write_dl([(verb.ljust(width), line) for verb, line in verbs.items()])
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

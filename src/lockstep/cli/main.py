@@ -55,7 +55,7 @@ def _run(args: list[str]) -> int:
 
     early = None
     try:
-        if args[:1] in (["run"], ["replay"], ["doctor"]) and not {"--help", "-h"} & set(args):
+        if args[:1] in (["run"], ["replay"], ["doctor"]) and not {"--help", "--help-all", "-h"} & set(args):
             # Importing torch takes most of a launch's time: start it before anything else is imported.
             early = start_early()
         return _run_group(args)

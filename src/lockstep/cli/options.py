@@ -14,6 +14,7 @@ from lockstep.config import RunConfig
 from lockstep.launch.options import LaunchOptions
 from lockstep.option import MACHINES, Option, options_of
 
+_HELP_ALL = "lockstep.help_all"
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONTEXT = {"max_content_width": 120, "help_option_names": ["-h", "--help"]}
@@ -67,19 +68,29 @@ class GroupedCommand(click.Command):
 
     Args:
         headings: each heading, and the names of its parameters in order; of one with None, all that are under no other.
+        common: names of the parameters that ``--help`` shows, while ``--help-all`` shows all; None: there is only ``--help``.
     """
 
-    def __init__(self, *args: Any, headings: Mapping[str, Sequence[str] | None], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        headings: Mapping[str, Sequence[str] | None],
+        common: Collection[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._headings = headings
+        self._common = common
+        if common is not None:
+            self.params.append(_help_all())
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click."""
-        return super().parse_args(ctx, args if ctx.allow_interspersed_args else self._expand(args))
+        return super().parse_args(ctx, args if ctx.allow_interspersed_args else self._expand(ctx, args))
 
-    def _expand(self, args: Sequence[str]) -> list[str]:
+    def _expand(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
         """The arguments with option names written in full, up to the script."""
-        takes_value = {name: not getattr(param, "is_flag", False) for param in self.params for name in param.opts}
+        takes_value = {name: not getattr(param, "is_flag", False) for param in self.get_params(ctx) for name in param.opts}
         expanded = list(args)
         index = 0
         while index < len(expanded) and expanded[index].startswith("-") and expanded[index] != "--":
@@ -99,9 +110,32 @@ class GroupedCommand(click.Command):
         records = {param.name: record for param in options if (record := param.get_help_record(ctx))}
         listed = {name for names in self._headings.values() for name in names or ()}
         rest = [name for name in records if name not in listed]
+        left_out = 0
         for title, names in self._headings.items():
-            with formatter.section(title):
-                formatter.write_dl([records[name] for name in (rest if names is None else names)])
+            named = rest if names is None else names
+            shown = named if names is None or self._common is None or _HELP_ALL in ctx.meta else self._only_common(named)
+            left_out += len(named) - len(shown)
+            if shown:
+                with formatter.section(title):
+                    formatter.write_dl([records[name] for name in shown])
+        if left_out:
+            formatter.write_paragraph()
+            formatter.write_text(f"{left_out} more options: {ctx.command_path} --help-all")
+
+    def _only_common(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name in (self._common or ())]
+
+
+def _help_all() -> click.Option:
+    def show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+        if wanted and not ctx.resilient_parsing:
+            ctx.meta[_HELP_ALL] = True
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+
+    return click.Option(
+        ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=show, help="Show all options and exit."
+    )
 
 
 def command_of_script(

@@ -51,6 +51,12 @@ Ctrl-C; 143 after a SIGTERM if nothing was saved; else that of the first failure
 the number of the signal that killed it, or 1.
 """
 _OPTIONS = {**options_of(LaunchOptions), **options_of(RunConfig)}
+_COMMON = (
+    *("nproc_per_node", "is_module", "max_restarts", "threads", "device"),
+    *("nnodes", "node_rank", "master_addr", "rdzv_endpoint"),
+    *("strategy", "precision", "shards", "accumulate", "seed", "run_dir", "progress", "track", "workers"),
+    *("checkpoint_every", "fresh", "log_dir"),
+)
 _VALUE_OF_TEE = re.compile(r"\d+(:\d+(,\d+:\d+)*)?")
 
 
@@ -58,6 +64,7 @@ _VALUE_OF_TEE = re.compile(r"\d+(:\d+(,\d+:\d+)*)?")
     "run",
     cls=GroupedCommand,
     headings={group: [name for name in _OPTIONS if _OPTIONS[name].group == group] for group in GROUPS} | {"Other": None},
+    common=_COMMON,
     epilog=_EPILOG,
     context_settings=CONTEXT_OF_SCRIPTS,
     options_metavar="[OPTIONS]",
