@@ -58,6 +58,20 @@ def test_a_file_that_exists_is_left_as_it_is(tmp_path):
     assert (tmp_path / "train.py").read_text() == "mine"
 
 
+def test_a_file_of_any_name_can_be_asked_for(tmp_path):
+    done = new("models/spirals.py", cwd=tmp_path)
+    assert done.stdout.splitlines()[-1].strip() == "cd models && lockstep verify spirals.py"
+    assert "lockstep verify spirals.py" in (tmp_path / "models" / "spirals.py").read_text()
+
+
+def test_what_runs_write_is_left_out_of_git_unless_there_is_a_gitignore(tmp_path):
+    new("fresh", cwd=tmp_path)
+    assert "runs/" in (tmp_path / "fresh" / ".gitignore").read_text().splitlines()
+    (tmp_path / ".gitignore").write_text("mine\n")
+    new(cwd=tmp_path)
+    assert (tmp_path / ".gitignore").read_text() == "mine\n"
+
+
 def test_a_file_in_place_of_the_directory_is_told(tmp_path):
     (tmp_path / "file").touch()
     done = new("file", cwd=tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from importlib import resources
@@ -13,22 +14,34 @@ from lockstep.cli.options import CONTEXT
 from lockstep.errors import UsageError
 
 NAME = "train.py"
+_GITIGNORE = """\
+# what lockstep's commands write
+runs/
+verification*/
+comparison*/
+replays/
+__pycache__/
+"""
 
 
 @click.command("new", context_settings=CONTEXT)
-@click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
-def command(directory: Path) -> None:
-    """Write train.py, a script to start from, into DIR (default: here), and say what to do next.
+@click.argument("place", metavar="[DIR|FILE.py]", default=".", type=click.Path(path_type=Path))
+def command(place: Path) -> None:
+    """Write train.py, a script to start from, into DIR (default: here), or FILE.py, and say what to do next.
 
     It trains a small classifier in seconds, on any number of processes, and needs nothing but PyTorch. Replace its data, model
-    and loss with your own. An existing file is never overwritten.
+    and loss with your own. Where there is no .gitignore, one is written that leaves out what runs write. An existing file is
+    never overwritten.
     """
-    path = directory / NAME
+    path = place if place.suffix == ".py" else place / NAME
+    directory = path.parent
     text = (resources.files("lockstep.cli") / "template" / NAME).read_text(encoding="utf-8")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+            file.write(text.replace(NAME, path.name))
+        with contextlib.suppress(FileExistsError), (directory / ".gitignore").open("x", encoding="utf-8") as file:
+            file.write(_GITIGNORE)
     except FileExistsError:
         raise UsageError(
             f"{path} exists already, so nothing was written. Give another directory: lockstep new my-training"
@@ -39,5 +52,5 @@ def command(directory: Path) -> None:
         ) from None
     go = "" if Path.cwd().samefile(directory) else f"cd {shlex.quote(os.fspath(directory))} && "
     click.echo(f"wrote {path}\nnext:")
-    click.echo(f"  {go}lockstep run --nproc-per-node 2 {NAME}")
-    click.echo(f"  {go}lockstep verify {NAME}")
+    click.echo(f"  {go}lockstep run --nproc-per-node 2 {shlex.quote(path.name)}")
+    click.echo(f"  {go}lockstep verify {shlex.quote(path.name)}")

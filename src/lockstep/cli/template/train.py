@@ -34,6 +34,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=64, help="samples in a step, over all processes")
     parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--patience", type=int, default=5, help="stop after so many epochs without a better accuracy")
     args = parser.parse_args()
 
     team = lockstep.join(shards=8)
@@ -44,7 +45,7 @@ def main():
     criterion = nn.CrossEntropyLoss()
 
     model, optimizer, loader = team.prepare(model, optimizer, loader)
-    state = team.state(best=0.0)  # saved in checkpoints: a plain variable would start anew when the run resumes
+    state = team.state(best=0.0, bad=0)  # saved in checkpoints: plain variables would start anew when the run resumes
     for epoch in team.epochs(args.epochs):
         for batch in loader:  # one iteration is one step, on every process
             for points, labels in batch.shards:  # this process's part of the batch
@@ -58,8 +59,12 @@ def main():
             for batch in evaluation:
                 for points, labels in batch.shards:
                     batch.add(accuracy=model(points).argmax(1) == labels)
-        state.best = max(state.best, evaluation["accuracy"])
-        team.print(f"epoch {epoch + 1}: accuracy {evaluation['accuracy']:.2%}, best {state.best:.2%}")
+        accuracy = evaluation["accuracy"]
+        team.best(accuracy)  # keeps the best weights, in best/ of the run directory
+        state.best, state.bad = (accuracy, 0) if accuracy > state.best else (state.best, state.bad + 1)
+        team.print(f"epoch {epoch + 1}: accuracy {accuracy:.2%}, best {state.best:.2%}")
+        if state.bad == args.patience:
+            break
 
 
 if __name__ == "__main__":
