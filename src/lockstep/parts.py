@@ -189,7 +189,7 @@ class Parts:
         self.log = MetricLog(world.world_size, config.log_every, lambda row: publish(*row))
         watch = NanWatch(config.on_nan, world.rank, config.log_every, lambda: self.phases.position)
         warns = is_main and config.trace == "off" and config.interval != "off"
-        slow_ranks = SlowRanks(may_judge=not self.sync.forward_is_collective, tell=self._say_slow)
+        slow_ranks = SlowRanks(may_judge=self.sync.times_forward, tell=self._say_slow)
         self.clock = StepClock(self.sync, functools.partial(getattr, self.saver, "held_s"), slow_ranks.add, devices[0])
         meter = Meter(self.journal, self.collectives, self.clock.take, display is not None)
         launch = context.token, 0 if checkpoint is None else checkpoint.manifest.step
