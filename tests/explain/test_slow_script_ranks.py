@@ -84,10 +84,8 @@ def test_it_is_named_within_40_steps_or_a_second(step_s):
 
 
 def test_each_cause_is_told_once_and_another_one_of_the_same_rank_when_it_stays():
-    even, late = (
-        [record(rank, **EVEN) for rank in range(3)],
-        [*(record(rank, **EVEN) for rank in range(2)), record(2, **LATE, spent={SAME: (2.0, 2.0)})],
-    )
+    even = [record(rank, **EVEN) for rank in range(3)]
+    late = [*even[:2], record(2, **LATE, spent={SAME: (2.0, 2.0)})]
     other = [*even[:2], record(2, **LATE, spent={ITS_OWN: (0.6, 0.6)})]
     ranks = SlowScriptRanks()
     told = [

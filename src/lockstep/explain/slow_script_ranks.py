@@ -81,6 +81,11 @@ class SlowScriptRanks:
         self._found: list[tuple[int, str, str]] = []
         """The causes at the latest looks."""
 
+    @property
+    def writers(self) -> set[int]:
+        """The ranks that were reported for writing files in nearly every step."""
+        return {rank for rank, activity, _ in self._told if activity == "saving"}
+
     def look(self, records: Sequence[Mapping[str, Any]]) -> SlowScriptRank | None:
         """The slow rank to report, if there is one, from the newest records of all ranks."""
         slow = judge(records)

@@ -158,7 +158,8 @@ class Watching:
 
         self._slow, self._saving = self._slow or SlowScriptRanks(), self._saving or SlowSaving()
         slow = self._slow.look(records)
-        for text in (slow and slow.describe(), self._saving.look(records)):
+        others = [record for record in records if record["rank"] not in self._slow.writers]
+        for text in (slow and slow.describe(), self._saving.look(others)):
             if text and not self._closed.is_set():
                 say(f"WARNING: {text}")
 
