@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import fcntl
+import multiprocessing
 import os
 import pdb
+import queue
 import re
 import signal
 import subprocess
@@ -89,8 +93,137 @@ def leave_at_once() -> None:
     os._exit(3)
 
 
+def read_settings() -> None:
+    """Cleans up with the others, who never come there."""
+    try:
+        {"width": 16}["depth"]
+    finally:
+        dist.barrier()
+
+
+def wait_for_cache() -> None:
+    """A thread of this process keeps the lock."""
+    lock = threading.Lock()
+
+    def fill_cache() -> None:
+        with lock:
+            time.sleep(3600)
+
+    threading.Thread(target=fill_cache, name="fill-cache", daemon=True).start()
+    time.sleep(0.5)
+    lock.acquire()
+
+
 def load_vocabulary() -> None:
     torch.empty(1 << 50, dtype=torch.uint8)
+
+
+# On all ranks in the same step, of which one does something else
+
+
+def count_samples(is_culprit: bool) -> None:
+    """Equally many bytes, of another type."""
+    dist.all_reduce(torch.tensor([16], dtype=torch.int32) if is_culprit else torch.tensor([16.0]))
+
+
+def reduce_by_group(is_culprit: bool) -> None:
+    """In two groups, in another order."""
+    first, second = GROUPS
+    for group in (second, first) if is_culprit else (first, second):
+        dist.all_reduce(torch.zeros(4), group=group)
+
+
+def leave_out_group(is_culprit: bool) -> None:
+    """One rank never comes to a group's collective."""
+    if not is_culprit:
+        dist.all_reduce(torch.zeros(4), group=GROUPS[0])
+
+
+def lock_index(is_culprit: bool) -> None:
+    """The next rank has the file's lock, and keeps it."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    file = LOCKED.open("a")
+    OPEN.append(file)
+    if (rank + world_size - 1) % world_size == int(sys.argv[2]):
+        fcntl.flock(file, fcntl.LOCK_EX)
+    dist.barrier()
+    if is_culprit:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+TOGETHER = {function.__name__: function for function in (count_samples, reduce_by_group, leave_out_group, lock_index)}
+GROUPS: list[dist.ProcessGroup] = []
+OPEN: list[Any] = []
+LOCKED = Path("index.lock")
+
+
+# When the training is over: what keeps the process of one rank from ending
+
+
+def leave_thread() -> None:
+    """Nobody tells it that there is nothing more to upload."""
+    threading.Thread(target=queue.Queue().get, name="upload").start()
+
+
+def leave_exit_handler() -> None:
+    atexit.register(flush_metrics)
+
+
+def flush_metrics() -> None:
+    time.sleep(3600)
+
+
+def leave_child() -> None:
+    multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600,), name="renderer").start()
+
+
+AT_THE_END = {function.__name__: function for function in (leave_thread, leave_exit_handler, leave_child)}
+
+
+# In each step, or in every tenth
+
+
+def load_index() -> None:
+    """Once, before the loop: not what makes the steps slow."""
+    time.sleep(4)
+
+
+def draw_picture() -> None:
+    time.sleep(0.05)
+
+
+def store_on_slow_disk() -> None:
+    """As a disk would do it whose cache is full."""
+    sync = os.fsync
+    os.fsync = lambda file: (time.sleep(3), sync(file))[1]  # type: ignore[assignment]
+    try:
+        with Path(f"state-{dist.get_rank()}.pt").open("wb") as file:
+            torch.save(torch.zeros(100), file)
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        os.fsync = sync
+
+
+class SlowFile:
+    """On an object store, say."""
+
+    def __init__(self, path: str) -> None:
+        self.file = Path(path).open("wb")  # noqa: SIM115
+
+    def write(self, content: bytes) -> int:
+        time.sleep(0.1)
+        return self.file.write(content)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def store_in_slow_file() -> None:
+    torch.save(torch.zeros(100), SlowFile(f"state-{dist.get_rank()}.pt"))
+
+
+SAVES = {function.__name__: function for function in (store_on_slow_disk, store_in_slow_file)}
 
 
 # In the data set, which loader workers read where there are some
@@ -187,6 +320,8 @@ ONCE = {
         call_extension,
         kill_this_process,
         leave_at_once,
+        read_settings,
+        wait_for_cache,
         load_vocabulary,
     )
 }
@@ -233,6 +368,14 @@ class Net(nn.Module):
         return self.head(features) + spare
 
 
+def before_loop(name: str, fault: str | None) -> None:
+    """Called on all ranks, before the loop."""
+    if name in TOGETHER:
+        GROUPS.extend(dist.new_group() for _ in range(2))
+    if fault == "draw_picture":
+        load_index()
+
+
 def in_forward(fault: str | None, step: int) -> None:
     """Called before each forward pass."""
     if fault in ONCE and step == AT_STEP:
@@ -253,9 +396,17 @@ def after_step(name: str, fault: str | None, step: int, model: nn.Module) -> boo
     """Called at the end of each step; False: leave the loop."""
     if fault == "write_images":
         write_images()
+    if fault == "draw_picture":
+        draw_picture()
+    if fault in SAVES and step % 10 == 0:
+        SAVES[fault]()
+    if name in TOGETHER and step == AT_STEP:
+        TOGETHER[name](fault is not None)
+    if fault in AT_THE_END and step == AT_STEP:
+        AT_THE_END[fault]()
     if fault == "nudge_weights" and step == AT_STEP:
         with torch.no_grad():
             next(model.parameters()).add_(1e-3)
     if name == "train_long":
         time.sleep(0.15)
-    return not (fault == "leave_the_loop" and step == AT_STEP)
+    return not (step == AT_STEP and (fault == "leave_the_loop" or name in AT_THE_END))

@@ -15,6 +15,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 workers = 1 if name in faults.IN_LOADER_WORKERS else 0
 loader = torch.utils.data.DataLoader(faults.Samples(fault), batch_size=16, shuffle=True, num_workers=workers)
 model, optimizer, loader = team.prepare(model, optimizer, loader)
+faults.before_loop(name, fault)
 for step, batch in enumerate(loader, 1):
     for x, y in batch.shards:
         faults.in_forward(fault, step)

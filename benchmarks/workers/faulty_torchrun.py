@@ -28,6 +28,7 @@ if sys.argv[3:] == ["traceml"]:
 
     traceml_ai.init(mode="auto")
     traced = traceml_ai.trace_step
+faults.before_loop(name, fault)
 for step, (x, y) in enumerate(loader, 1):
     with traced(model):
         faults.in_forward(fault, step)

@@ -31,6 +31,7 @@ from lockstep.explain.profiler import StepProfiler, profile_path
 from lockstep.explain.rank_reports import box_path
 from lockstep.explain.sampler import Sampler
 from lockstep.explain.slow_ranks import SlowRank, SlowRanks
+from lockstep.explain.slow_saving import OwnSaving
 from lockstep.explain.step_clock import CHECKPOINT, LOGGING, SAVING, AuditTimer, LoaderTimer, PartTimer, StepClock
 from lockstep.explain.stuck import StuckWatch, limit_s
 from lockstep.interval import steps_of
@@ -188,7 +189,7 @@ class Parts:
         self.log = MetricLog(world.world_size, config.log_every, lambda row: publish(*row))
         watch = NanWatch(config.on_nan, world.rank, config.log_every, lambda: self.phases.position)
         warns = is_main and config.trace == "off" and config.interval != "off"
-        slow_ranks = SlowRanks(may_judge=not self.sync.forward_is_collective, tell=self._say_slow)
+        slow_ranks = SlowRanks(may_judge=self.sync.times_forward, tell=self._say_slow)
         self.clock = StepClock(self.sync, functools.partial(getattr, self.saver, "held_s"), slow_ranks.add, devices[0])
         meter = Meter(self.journal, self.collectives, self.clock.take, display is not None)
         launch = context.token, 0 if checkpoint is None else checkpoint.manifest.step
@@ -243,6 +244,8 @@ class Parts:
         self.session = open_session(context.tuning, self.clock, self.collectives, trained)
         self.preparation.is_measured = self.session is not None
         self._announced = False
+        self._told_slow: set[tuple[int, str]] = set()
+        """Ranks that were said to be slow, and in what."""
         self._say_start()
         self.sampler = self._open_black_box()
 
@@ -297,6 +300,7 @@ class Parts:
                     lambda report: say(f"WARNING: {report}"),
                     self._end_stuck,
                 ).look,
+                loses=OwnSaving(self.context.run_dir, world.rank, lambda report: say(f"WARNING: {report}")).look,
             )
         except OSError as error:
             say(f"WARNING: rank {world.rank} has no black box, so `lockstep stacks` cannot tell what it does: {error}")
@@ -350,9 +354,11 @@ class Parts:
 
     def _say_slow(self, slow: SlowRank) -> None:
         if self.world.rank == 0:
-            host = self._hosts[slow.rank]
-            self.journal.write("slow", step=self.phases.step, host=host, **asdict(slow))
-            say(f"WARNING: {slow.describe(host, self.phases.step)}")
+            self.journal.write("slow", step=self.phases.step, host=self._hosts[slow.rank], **asdict(slow))
+            cause = slow.rank, slow.activity
+            if cause not in self._told_slow:
+                self._told_slow.add(cause)
+                say(f"WARNING: {slow.describe(self._hosts, self.phases.step)}")
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
         """See ``Team.prepare``."""

@@ -11,8 +11,8 @@ from lockstep.explain.sampler import Sampler, fail_current, shortened
 from lockstep.explain.script_clock import ScriptClock
 
 TRACEBACK = "line of a traceback\n" * 300
-WINDOWS = tuple([12345 + n, 0.0123, 0.0125, 0.0128, 0.00123, {"forward": 8, "backward": 4}] for n in range(64))
-STEPS = {"num_steps": 640, "newest": [[0.012345, 0.001234]] * 10, "windows": WINDOWS, "places": {}, "on_gpu": False}
+WINDOWS = tuple([12345 + n, 0.0123, 0.0125, 0.0128, 0.00123, {"forward": 8, "backward": 4}, []] for n in range(64))
+STEPS = {"num_steps": 640, "newest": [[0.012345, 0.001234]] * 10, "windows": WINDOWS, "places": [], "on_gpu": False}
 
 
 def frames(length):

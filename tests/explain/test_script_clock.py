@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from lockstep.explain import script_clock
 from lockstep.explain.flight_recorder import Counts
-from lockstep.explain.script_clock import ScriptClock, own_share, where
+from lockstep.explain.places import where
+from lockstep.explain.script_clock import SAMPLES, ScriptClock, own_share
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_steps_are_counted_and_what_comes_between_the_last_gradient_and_the_opti
     assert len(history["newest"]) == 10
     assert all(waited_s >= 0.002 for _, waited_s in history["newest"])
     assert [window[0] for window in history["windows"]] == [1, 2, 3, 4]
-    for _, low_s, median_s, busy_s, waited_s, _ in history["windows"]:
+    for _, low_s, median_s, busy_s, waited_s, *_ in history["windows"]:
         assert 0 < low_s <= median_s
         assert busy_s > 0
         assert waited_s >= 0.002
@@ -80,7 +81,7 @@ def test_all_reduces_of_the_script_between_the_backward_pass_and_the_optimizer_a
 
     train(*make(), 21, reduce)
     assert all(waited_s >= 0.002 for _, waited_s in clock.history()["newest"])
-    assert clock.history()["windows"][-1][-1] == {}, "samples of a rank that waits are not of what it is busy with"
+    assert clock.history()["windows"][-1][SAMPLES] == {}, "samples of a rank that waits are not of what it is busy with"
 
 
 @pytest.mark.parametrize(
@@ -102,8 +103,7 @@ def test_samples_in_a_collective_anywhere_else_are_of_waiting_but_not_those_betw
         train(model, optimizer, 1)
         room[name](clock)
         clock.glance(sys._getframe())
-    (*_, seen), *_ = clock.history()["windows"]
-    assert seen == expected
+    assert clock.history()["windows"][0][SAMPLES] == expected
 
 
 def test_micro_steps_before_the_last_one_count_as_what_they_are(clock):
@@ -124,7 +124,7 @@ def test_micro_steps_before_the_last_one_count_as_what_they_are(clock):
             Seen.apply(model(torch.ones(2, 4))).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert clock.history()["windows"][-1][-1] == {"backward": 30}
+    assert clock.history()["windows"][-1][SAMPLES] == {"backward": 27}
 
 
 def test_steps_of_parameters_that_do_not_tell_of_their_gradients_are_timed_as_a_whole(clock):
@@ -282,11 +282,34 @@ def test_what_a_thread_does_is_told_by_its_stack(monkeypatch):
     assert place.endswith(" in test_what_a_thread_does_is_told_by_its_stack")
 
 
-def test_glances_count_what_it_does_but_not_waiting(clock):
+def test_samples_belong_to_the_steps_in_which_they_are_taken(clock):
+    def before_the_loop():
+        clock.glance(sys._getframe())
+
+    def once():
+        time.sleep(0.2)
+        clock.glance(sys._getframe())
+
+    def in_each_step():
+        clock.glance(sys._getframe())
+
+    for _ in range(100):
+        before_the_loop()
+    model, optimizer = make()
+    for step in range(10):
+        in_each_step()
+        if step == 5:
+            once()
+        train(model, optimizer, 1)
+    history = clock.history()
+    ((*_, spent),) = history["windows"]
+    seconds = {history["places"][index][1].rpartition(" in ")[2]: (usual, whole) for index, usual, whole in spent}
+    assert set(seconds) == {"once", "in_each_step"}
+    assert seconds["once"][0] == 0
+    assert seconds["once"][1] >= 0.2
+
+
+def test_a_glance_tells_what_it_is_doing(clock):
     train(*make(), 3)
     clock.glance(sys._getframe())
     assert clock.activity == "in the script"
-    assert clock._seen == {"script": 1}
-    place = clock.history()["places"]["script"]
-    assert place.startswith(f"{__file__}:")
-    assert place.endswith(" in test_glances_count_what_it_does_but_not_waiting")

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lockstep.explain.slow_ranks import SlowRanks, busy_of, judge
+from lockstep.explain.slow_ranks import SlowRank, SlowRanks, busy_of, judge
 
 
 def phases(count, *rows):
@@ -29,7 +29,15 @@ def test_a_rank_that_is_always_slower_is_named_with_what_it_is_slow_in_within_50
     (found,) = told(phases(50, EVEN, EVEN, late))
     assert (found.rank, found.activity) == (2, activity)
     assert found.cost == pytest.approx(0.5)
-    assert "rank 2 on node7 is slow, up to step 50: " in found.describe("node7", 50)
+    assert "rank 2 on node7 is slow, up to step 50: " in found.describe(["node5", "node6", "node7"], 50)
+
+
+@pytest.mark.parametrize("activity", ["data", "forward", "backward", "script"])
+def test_the_advice_for_a_rank_beside_faster_ones_is_not_about_the_machine(activity):
+    found = SlowRank(1, activity, 2.0, 0.5)
+    beside, alone = (found.describe(hosts, 50) for hosts in (["b", "b", "a"], ["a", "b", "a"]))
+    assert "clock rate" not in beside
+    assert ("clock rate" in alone) is (activity in ("forward", "backward"))
 
 
 @pytest.mark.parametrize("samples", range(1, 50))

@@ -10,19 +10,25 @@ EVEN = {"busy": 0.1, "waited": 0.04}
 LATE = {"busy": 0.14, "waited": 0.001}
 
 
-def record(rank, *, busy, waited, seen=None, numbers=range(1, 9), world_size=3, places=None, on_gpu=False):
-    """``busy`` and ``waited``: seconds, or functions of the window's number."""
-    windows = []
+def record(rank, *, busy, waited, spent=None, numbers=range(1, 9), world_size=3, on_gpu=False, host=None):
+    """``busy`` and ``waited``: seconds, or functions of the window's number. ``spent``: seconds in usual steps and in all, by
+    activity and line."""
+    windows, spent = [], {("forward", "train.py:9 in forward"): (0.8, 0.8)} if spent is None else spent
+    rows = [[index, *seconds] for index, seconds in enumerate(spent.values())]
     for number in numbers:
         busy_s, waited_s = (each(number) if callable(each) else each for each in (busy, waited))
-        windows.append([number, busy_s, busy_s, busy_s, waited_s, seen or {"forward": 8, "script": 2}])
-    steps = {"num_steps": 10 * max(numbers, default=0), "windows": windows, "places": places or {}, "on_gpu": on_gpu}
-    return {"rank": rank, "host": f"node{rank}", "world_size": world_size, "steps": steps}
+        windows.append([number, busy_s, busy_s, busy_s, waited_s, {"forward": 10}, rows])
+    places = [list(place) for place in spent]
+    steps = {"num_steps": 10 * max(numbers, default=0), "windows": windows, "places": places, "on_gpu": on_gpu}
+    return {"rank": rank, "host": host or f"node{rank}", "world_size": world_size, "steps": steps}
+
+
+SAME = ("forward", "train.py:9 in forward")
+ITS_OWN = ("script", "train.py:7 in augment")
 
 
 def test_a_slow_rank_is_named_with_its_host_activity_line_and_cost():
-    seen = {"forward": 8, "script": 6}
-    late = record(2, **LATE, seen=seen, places={"script": "train.py:7 in augment", "forward": "train.py:9 in forward"})
+    late = record(2, **LATE, spent={SAME: (0.8, 0.8), ITS_OWN: (0.6, 0.6)})
     found = judge([record(0, **EVEN), record(1, **EVEN), late])
     assert (found.rank, found.host, found.activity, found.step) == (2, "node2", "script", 80)
     assert found.times == pytest.approx(1.4)
@@ -34,8 +40,37 @@ def test_a_slow_rank_is_named_with_its_host_activity_line_and_cost():
 
 
 def test_a_rank_that_was_never_seen_at_work_is_named_without_an_activity():
-    records = [record(rank, **(LATE if rank == 1 else EVEN), seen={"nothing": 0}) for rank in range(3)]
+    records = [record(rank, **(LATE if rank == 1 else EVEN), spent={}) for rank in range(3)]
     assert judge(records).describe().endswith("of the time.")
+    records = [record(rank, **(LATE if rank == 1 else EVEN)) for rank in range(3)]
+    assert judge(records).activity == "", "where it was seen as often as the others, that does not tell"
+
+
+def test_the_line_is_where_it_spends_more_time_than_the_others_not_where_it_spends_most():
+    both = ("script", "train.py:20 in <module>")
+    rows = [{both: (0.9, 0.9)}, {both: (1.0, 1.0)}, {both: (0.95, 0.95), ITS_OWN: (0.4, 0.4)}]
+    records = [record(rank, **(LATE if rank == 2 else EVEN), spent=spent) for rank, spent in enumerate(rows)]
+    assert judge(records).location == "train.py:7 in augment"
+
+
+def test_the_line_is_in_the_function_that_costs_most_altogether():
+    parts = {("script", f"train.py:{line} in augment"): (0.1, 0.1) for line in range(30, 36)}
+    late = record(2, **LATE, spent={SAME: (0.8, 0.8), ("script", "train.py:50 in draw"): (0.3, 0.3), **parts})
+    assert judge([record(0, **EVEN), record(1, **EVEN), late]).location.endswith(" in augment")
+
+
+def test_the_line_is_of_usual_steps_not_of_what_came_once_in_one_of_them():
+    late = record(2, **LATE, spent={("script", "train.py:3 in load_index"): (0.0, 4.0), ITS_OWN: (0.4, 0.4)})
+    assert judge([record(0, **EVEN), record(1, **EVEN), late]).location == "train.py:7 in augment"
+
+
+def test_the_advice_for_a_rank_beside_faster_ones_is_not_about_the_machine():
+    for hosts, is_about in ((["a", "b", "b"], False), (["b", "b", "a"], True)):
+        records = [
+            record(rank, **(LATE if rank == 2 else EVEN), spent={SAME: (0.8 + rank,) * 2}, host=host)
+            for rank, host in enumerate(hosts)
+        ]
+        assert ("clock rate" in judge(records).describe()) is is_about
 
 
 @pytest.mark.parametrize("step_s", [0.01, 0.1, 3.0])
@@ -48,11 +83,16 @@ def test_it_is_named_within_40_steps_or_a_second(step_s):
     assert num_windows in (max(3, round(0.1 / step_s)), 11)  # a sum of floats
 
 
-def test_each_case_is_told_once_and_again_when_it_comes_back_after_long():
-    even, late = [record(rank, **EVEN) for rank in range(3)], [record(0, **EVEN), record(1, **EVEN), record(2, **LATE)]
+def test_each_cause_is_told_once_and_another_one_of_the_same_rank_when_it_stays():
+    even = [record(rank, **EVEN) for rank in range(3)]
+    late = [*even[:2], record(2, **LATE, spent={SAME: (2.0, 2.0)})]
+    other = [*even[:2], record(2, **LATE, spent={ITS_OWN: (0.6, 0.6)})]
     ranks = SlowScriptRanks()
-    told = [ranks.look(late if look < 50 or 60 < look < 100 or look > 200 else even) for look in range(250)]
-    assert [look for look, found in enumerate(told) if found] == [0, 201]
+    told = [
+        ranks.look(late if look < 50 or 60 < look < 100 else other if look in (110, 130) or look > 200 else even)
+        for look in range(250)
+    ]
+    assert [(look, found.activity) for look, found in enumerate(told) if found] == [(0, "forward"), (210, "script")]
 
 
 NOBODY = {

@@ -46,6 +46,10 @@ def test_a_delay_is_counted_where_it_is_and_all_parts_add_up_to_the_pass(crew, n
         pytest.param("ddp", "backward_s", "backward", marks=pytest.mark.long),
         pytest.param("ddp, in buckets", "forward_s", "forward", marks=pytest.mark.long),
         ("ddp, in buckets", "backward_s", "backward"),
+        pytest.param("fsdp", "forward_s", "forward", marks=pytest.mark.long),
+        pytest.param("fsdp", "data_s", "data", marks=pytest.mark.long),
+        pytest.param("fsdp", "backward_s", "backward", marks=pytest.mark.long),
+        pytest.param("fsdp", "script_s", "script", marks=pytest.mark.long),
     ],
 )
 def test_a_slow_rank_is_named_with_what_it_is_slow_in_and_the_others_time_is_waiting(crew, strategy, delay, activity):
@@ -127,4 +131,4 @@ def test_waiting_for_the_samples_of_an_audited_shard_is_not_being_busy():
 
 
 class Overlapping:
-    waited_s = 0.0
+    waited_s = waited_in_forward_s = 0.0

@@ -22,7 +22,9 @@ def windows(draw, waits, *, num=30, step_s=0.05, in_backward=0.0):
         busy_s = step_s * (1 - in_backward)
         count = int(SAMPLES_A_SECOND * window_s * (1 - in_backward) + draw.random())
         waiting = sum(draw.random() < share for _ in range(count))
-        made.append([number, busy_s, busy_s, busy_s, step_s * in_backward, {WAITING: waiting, "script": count - waiting}])
+        made.append(
+            [number, busy_s, busy_s, busy_s, step_s * in_backward, {WAITING: waiting, "script": count - waiting}, []]
+        )
     return made
 
 
@@ -124,7 +126,7 @@ def test_a_rank_that_is_long_in_collectives_is_not_taken_for_a_busy_one():
     """It waits for rank 2, in the all-reduce of a metric, and so it is late nowhere else."""
     draw = random.Random(6)
     waiting = windows(draw, 0.8, step_s=0.1)
-    late = [[number, 0.05, 0.05, 0.08, 0.02, {"script": 20}] for number, *_ in waiting]
+    late = [[number, 0.05, 0.05, 0.08, 0.02, {"script": 20}, []] for number, *_ in waiting]
     awaited = find_awaited(rows_of(waiting, late, waiting))
     assert awaited.position == 1
 

@@ -139,6 +139,11 @@ SLOW = """
     def augment():
         time.sleep(0.05)
 
+    def load_index():
+        time.sleep(3)
+
+    if dist.get_rank() == 1:
+        load_index()
     for step in range(120):
         if dist.get_rank() == 1 and sys.argv[1:]:
             augment()
@@ -152,7 +157,9 @@ SLOW = """
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", ["slow", ""])
-def test_a_slow_rank_is_named_once_with_its_line_and_a_healthy_run_says_nothing(start_launcher, tmp_path, fault):
+def test_a_slow_rank_is_named_once_with_the_line_of_its_slow_steps_and_a_healthy_run_says_nothing(
+    start_launcher, tmp_path, fault
+):
     (tmp_path / "slow.py").write_text(textwrap.dedent(SLOW))
     launcher = start_launcher("--nproc", "3", "slow.py", *([fault] if fault else []))
     out, err = launcher.communicate(timeout=90)

@@ -40,7 +40,7 @@ def box(directory, rank, *, stack, still_s, windows=()):
             "stack": stack,
             "collective": None,
             "ended": None,
-            "steps": {"num_steps": 100, "windows": [list(window) for window in windows], "places": {}},
+            "steps": {"num_steps": 100, "windows": [list(window) for window in windows], "places": []},
         }
     )
 
@@ -95,7 +95,7 @@ def test_a_slow_rank_of_the_other_machine_is_named(launchers):
     directories, _, look, said = launchers
     for rank in range(2):
         row = (0.2, 0.2, 0.2, 0.0) if rank else (0.1, 0.1, 0.1, 0.1)
-        windows = [(number, *row, {"forward": 5}) for number in range(1, 5)]
+        windows = [(number, *row, {"forward": 5}, []) for number in range(1, 5)]
         box(directories[rank], rank, stack=WORKING, still_s=0.1, windows=windows)
     for _ in range(4):
         look()
@@ -107,7 +107,7 @@ def test_a_slow_rank_of_the_other_machine_is_named(launchers):
 
 def test_of_a_full_history_little_is_sent(launchers):
     directories, watches, look, _ = launchers
-    windows = [(12345 + n, 0.0123, 0.0125, 0.0128, 0.00123, {"forward": 1, "backward": 1}) for n in range(64)]
+    windows = [(12345 + n, 0.0123, 0.0125, 0.0128, 0.00123, {"forward": 1, "backward": 1}, []) for n in range(64)]
     box(directories[1], 1, stack=WORKING, still_s=0.1, windows=windows)
     look()
     assert len(watches[1]._exchange.outgoing) < 1500

@@ -27,8 +27,10 @@ from lockstep.explain.frames import Frame, own_package, stack_of
 from lockstep.explain.handled import handled_by
 from lockstep.explain.loader_workers import is_loading
 from lockstep.explain.process import io_bytes, own_memory
+from lockstep.explain.saving import Lost, Saving
 from lockstep.explain.script_clock import ScriptClock
 from lockstep.explain.stack_request import StackResponder
+from lockstep.explain.writes import write_in
 from lockstep.stopping import say
 
 EVERY_S = 0.5
@@ -81,6 +83,7 @@ class Sampler:
         waits: called with the seconds for which the thread has waited for other ranks or loader workers, twice a second; None:
             that is not watched here, and nothing is ever printed.
         clock: of a script that does not use lockstep.
+        loses: called with the time that the thread loses in saving, twice a second; None: as above.
     """
 
     def __init__(
@@ -90,11 +93,12 @@ class Sampler:
         doing: Callable[[], Mapping[str, Any]],
         waits: Callable[[float], None] | None = None,
         clock: ScriptClock | None = None,
+        loses: Callable[[Lost], None] | None = None,
     ) -> None:
         global _current
         if _current is not None:
             _current.hand_over(path)
-        self._waits = waits
+        self._waits, self._loses = waits, loses
         self._clock = clock
         self._doing = doing
         self._box = BlackBox(path, is_shared=about.get("num_nodes", 1) > 1)
@@ -115,6 +119,7 @@ class Sampler:
         self._recent: Sequence[tuple[int, str]] = ()
         self._recording_s = 0.0
         """When the flight recorder was last read."""
+        self._saving, self._glanced_s = Saving(), time.time()
         self._last: dict[str, Any] = {}
         self._error = ""
         self._has_failed = waits is None
@@ -185,8 +190,12 @@ class Sampler:
             self._try(self._glance)
 
     def _glance(self) -> None:
+        frame, now = self._frame(), time.time()
         if self._clock is not None:
-            self._clock.glance(self._frame())
+            self._clock.glance(frame)
+        step = self._at.get("step"), self._at.get("num_done")
+        self._saving.note(write_in(frame), now, now - self._glanced_s, step)
+        self._glanced_s = now
 
     def _frame(self) -> Any:
         return sys._current_frames().get(self._thread_id)
@@ -203,6 +212,8 @@ class Sampler:
     def _watch(self) -> None:
         if self._waits is not None and (waits_at(self._stack, self._collective) or is_loading(self._stack, self._at)):
             self._waits(time.time() - self._same_since_s)
+        if self._loses is not None and (lost := self._saving.lost()) is not None:
+            self._loses(lost)
 
     def _look(self, ended: str | None = None) -> None:
         now, done_bytes = time.time(), io_bytes()
@@ -236,6 +247,7 @@ class Sampler:
             **({"package": package} if (package := own_package()) else {}),
             "begun": self._begun,
             "recent": self._recent,
+            **({} if (lost := self._saving.lost()) is None else {"saving": asdict(lost)}),
             **({} if self._clock is None else {"steps": self._clock.history()}),
             "ended": ended,
         }

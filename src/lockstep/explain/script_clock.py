@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any
 
 from lockstep.explain.flight_recorder import counts
-from lockstep.explain.frames import owner
+from lockstep.explain.places import Place, Places, where
 
 WINDOW = 10
 """Steps per summary."""
@@ -33,7 +33,8 @@ WAITING = "waiting"
 """What counts samples of a thread in a collective, beside those of ``ACTIVITIES``."""
 _MOST_WINDOWS = 64
 _MOST_STEPS = 10
-_MOST_PLACES = 200
+_MOST_WITH_PLACES = 20
+"""Windows that keep their places: no more are sent to judge by (``slow_script_ranks``)."""
 _MOST_OPTIMIZERS = 8
 _MOST_AFTER, _MANY_AFTER = 200, 100
 _ALL_AFTER = 0.9
@@ -47,12 +48,13 @@ _DOING = {
     "data": "getting a batch from the loader",
     "forward": "in the forward pass",
     "backward": "in the backward pass",
+    "saving": "writing a file",
     "script": "in the script",
 }
 
 
 Window = Sequence[Any]
-NUMBER, BUSY_20, BUSY_50, BUSY, WAITED, SAMPLES = range(6)
+NUMBER, BUSY_20, BUSY_50, BUSY, WAITED, SAMPLES, SPENT = range(7)
 """Columns of a window: see ``ScriptClock.history``."""
 Step = tuple[float, float, float]
 """Seconds busy, waiting within the backward pass, and between that and the optimizer step."""
@@ -83,7 +85,9 @@ class ScriptClock:
         """Of the latest samples between a backward pass and the optimizer step, whether the script's own code ran."""
         self._windows: tuple[list[Any], ...] = ()
         self._seen: Counter[str] = Counter()
-        self._places: deque[tuple[str, str]] = deque(maxlen=_MOST_PLACES)
+        self._places = Places()
+        self._glanced_s = perf_counter()
+        """When the latest sample was taken."""
         self._finders: weakref.WeakKeyDictionary[Any, _LastGradient | None] = weakref.WeakKeyDictionary()
         """By optimizer; None once its last gradient is known."""
         self._hooks: list[Any] = []
@@ -103,30 +107,37 @@ class ScriptClock:
         """For the black box. Called from another thread.
 
         ``num_steps``; ``newest``: seconds busy and waiting of the latest steps; ``windows``: for each its number, the 20th
-        percentile and the median of the busy seconds, the means of the busy and the waiting seconds, and the samples in the
-        busy ones by activity or ``WAITING``; ``places``: by activity, the line of the script at which it was sampled most
-        often; ``on_gpu``: whether this process uses a GPU.
+        percentile and the median of the busy seconds, the means of the busy and the waiting seconds, the samples in the busy
+        ones by activity or ``WAITING``, and rows of ``Spent``, with the place's index in ``places``, of activities and lines;
+        ``on_gpu``: whether this process uses a GPU.
         """
-        places: dict[str, Counter[str]] = {}
-        for activity, place in tuple(self._places):
-            places.setdefault(activity, Counter())[place] += 1
+        places: dict[Place, int] = {}
+        windows = self._windows  # read once: the other thread replaces it
+        shown = [[*window[:SPENT], []] for window in windows]
+        for row, window in zip(shown[-_MOST_WITH_PLACES:], windows[-_MOST_WITH_PLACES:], strict=True):
+            for place, usual_s, whole_s in window[SPENT]:
+                index = places.setdefault(place, len(places))
+                row[SPENT].append([index, round(usual_s, 3), round(whole_s, 3)])
         return {
             "num_steps": self.num_steps,
             "newest": [[round(busy_s, 6), round(waited_s, 6)] for busy_s, waited_s in self._split(tuple(self._newest))],
-            "windows": self._windows,
-            "places": {activity: counts.most_common(1)[0][0] for activity, counts in places.items()},
+            "windows": shown,
+            "places": [list(place) for place in places],
             "on_gpu": _uses_gpu(),
         }
 
     def glance(self, frame: FrameType | None) -> None:
         """Sample what the main thread is doing. Called from another thread."""
-        activity, place = where(frame)
+        now = perf_counter()
+        passed_s, self._glanced_s = now - self._glanced_s, now
+        place = where(frame)
+        activity = place.activity
         self.activity = _DOING[activity]
         if self._ready_s > max(self._left_s, self._began_s):
             if self._returned_s <= self._ready_s:
                 if activity == "backward" or _is_in_collective(frame):
                     return  # that time counts as waiting
-            elif activity == "script":  # not in the next micro-step
+            elif activity in ("script", "saving"):  # not in the next micro-step
                 is_own = not _communicates(frame)
                 self._after.append(is_own)
                 if not is_own:
@@ -135,7 +146,7 @@ class ScriptClock:
             self._seen[WAITING] += 1
             return
         self._seen[activity] += 1
-        self._places.append((activity, place))
+        self._places.note(place, passed_s)
 
     # Hooks within the script's own calls: they must not fail, or take long
 
@@ -156,6 +167,9 @@ class ScriptClock:
         if self._ready_s and self._ready_s <= before_s:
             return
         self.num_steps += 1
+        if not before_s:  # samples of what came before the steps are none of theirs
+            self._seen = Counter()
+            self._places.begin()
         if before_s and self._ready_s > before_s:
             # With a closure the backward pass runs inside the optimizer step, whose own work then counts as waiting.
             waited_s = (self._began_s if self._began_s > self._ready_s else self._left_s) - self._ready_s
@@ -170,6 +184,7 @@ class ScriptClock:
     def _note_step(self, step: Step) -> None:
         self._steps.append(step)
         self._newest.append(step)
+        self._places.end_step()
 
     def note_gradient(self, _: Any) -> None:
         """The last gradient of a backward pass is ready."""
@@ -192,13 +207,14 @@ class ScriptClock:
     def _close_window(self) -> None:
         steps, self._steps = self._split(self._steps), []
         seen, self._seen = self._seen, Counter()
+        spent = self._places.take([busy_s for busy_s, _ in steps])
         if len(steps) < WINDOW // 2:
             return
         busy = sorted(busy_s for busy_s, _ in steps)
         means = (sum(busy) / len(steps), sum(waited_s for _, waited_s in steps) / len(steps))
         # Three digits are enough to judge by, and short: every launcher sends them to the first one.
         numbers = [float(f"{number:.3g}") for number in (busy[len(busy) // 5], busy[len(busy) // 2], *means)]
-        self._windows = (*self._windows[1 - _MOST_WINDOWS :], [self.num_steps // WINDOW, *numbers, dict(seen)])
+        self._windows = (*self._windows[1 - _MOST_WINDOWS :], [self.num_steps // WINDOW, *numbers, dict(seen), spent])
 
     def _find_last_gradient(self, optimizer: Any) -> None:
         """Before an optimizer's first step, hook the gradients of all its parameters; before its second, only the last one."""
@@ -285,30 +301,3 @@ def _is_in_collective(frame: FrameType | None) -> bool:
 def _uses_gpu() -> bool:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)  # never imported for this
     return cuda is not None and bool(cuda.is_initialized())
-
-
-def where(frame: FrameType | None) -> tuple[str, str]:
-    """What a thread is doing, one of ``split.ACTIVITIES``, and at which line of the script, from its innermost frame."""
-    activity = place = ""
-    innermost = frame
-    while frame is not None and not (activity and place):
-        code = frame.f_code
-        activity = activity or _activity(code.co_filename, code.co_name)
-        if not place and owner(code.co_filename) == "user":
-            place = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
-        frame = frame.f_back
-    if not place and innermost is not None:
-        place = f"{innermost.f_code.co_filename}:{innermost.f_lineno} in {innermost.f_code.co_name}"
-    return activity or "script", place
-
-
-def _activity(file: str, name: str) -> str:
-    if "/torch/" not in file:
-        return ""
-    if "/torch/utils/data/" in file:
-        return "data"
-    if name == "_engine_run_backward":
-        return "backward"
-    if "/torch/optim/" in file:
-        return "script"
-    return "forward" if file.endswith("/torch/nn/modules/module.py") and name.endswith("_call_impl") else ""

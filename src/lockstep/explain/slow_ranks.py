@@ -24,12 +24,27 @@ processor now and then, or once for long."""
 LEAST_COST = 0.05
 """A slow rank costs the others at least this share of their time; less is not worth reporting."""
 
-REMEDIES = {
+_REMEDIES = {
     "data": "Look at the disk and the loader workers of that machine",
     "forward": "Look at what else runs on that machine, and at its clock rate and temperature",
     "backward": "Look at what else runs on that machine, and at its clock rate and temperature",
+    "saving": "Look at the disk that it writes to, and at how much and how often it writes",
     "script": "Look at what that rank alone does in the loop (logging, saving), and at what else runs on that machine",
 }
+_LARGER = "Other ranks of that machine are faster, so look at its samples first: are they larger (longer sequences)? Then at"
+_REMEDIES_AMONG_NEIGHBOURS = {
+    **_REMEDIES,
+    "data": f"{_LARGER} its loader workers, and the files that it alone reads",
+    "forward": f"{_LARGER} what that rank alone does there, and whether others use its cores",
+    "backward": f"{_LARGER} what that rank alone does there, and whether others use its cores",
+    "script": "Look at what that rank alone does in the loop (logging, saving)",
+}
+
+
+def remedy(activity: str, has_neighbours: bool) -> str:
+    """What to look at if a rank is slow in this. ``has_neighbours``: whether its machine has other ranks, which are faster."""
+    return (_REMEDIES_AMONG_NEIGHBOURS if has_neighbours else _REMEDIES)[activity]
+
 
 Row = Sequence[float]
 """What a rank was busy with in a phase: its number of samples, the seconds of each of ``ACTIVITIES``, and their sum."""
@@ -49,11 +64,18 @@ class SlowRank:
     cost: float
     """The share of all time that the others spend waiting for it."""
 
-    def describe(self, host: str, step: int) -> str:
-        """What it is slow in, and a remedy, for the user. ``step``: the current one."""
+    def describe(self, hosts: Sequence[str], step: int) -> str:
+        """What it is slow in, and a remedy, for the user.
+
+        Args:
+            hosts: of all ranks.
+            step: the current one.
+        """
+        host = hosts[self.rank]
         return (
             f"rank {self.rank} on {host} is slow, up to step {step}: {ACTIVITIES[self.activity]} takes it {self.times:.1f} "
-            f"times as long as the other ranks, which wait for it for {self.cost:.0%} of the time. {REMEDIES[self.activity]}."
+            f"times as long as the other ranks, which wait for it for {self.cost:.0%} of the time. "
+            f"{remedy(self.activity, hosts.count(host) > 1)}."
         )
 
 
@@ -61,7 +83,7 @@ class SlowRanks:
     """Looks for a slow rank, window by window.
 
     Args:
-        may_judge: whether the times are meaningful: not where all ranks communicate, and wait, in every forward pass.
+        may_judge: whether the times are meaningful: not where ranks wait for each other in forward passes, who knows how long.
         tell: called once for each slow rank.
     """
 
@@ -138,10 +160,10 @@ def judge(window: Sequence[Phase]) -> SlowRank | None:
 def slow_in(seconds_by_rank: Sequence[Mapping[str, float]], rank: int) -> tuple[str, float]:
     """The activity in which a rank loses most time against the median of the others, and how many times as long it takes.
 
-    ``seconds_by_rank``: of each rank, the seconds of each of ``ACTIVITIES``.
+    ``seconds_by_rank``: of each rank, the seconds by activity.
     """
     others = [seconds for peer, seconds in enumerate(seconds_by_rank) if peer != rank]
-    typical = {activity: statistics.median(seconds[activity] for seconds in others) for activity in ACTIVITIES}
     own = seconds_by_rank[rank]
-    activity = max(ACTIVITIES, key=lambda activity: own[activity] - typical[activity])
+    typical = {activity: statistics.median(seconds[activity] for seconds in others) for activity in own}
+    activity = max(own, key=lambda activity: own[activity] - typical[activity])
     return activity, own[activity] / typical[activity] if typical[activity] else float("inf")

@@ -4,6 +4,8 @@ Judged from the black boxes of all ranks (``script_clock``). A rank is slow if i
 every step, and the others wait for it. Each rank measures durations with its own clock, so the machines' clocks may differ.
 Where they wait at another place than between backward pass and optimizer step, samples must tell (``waiting_samples``).
 
+Where it loses that time is what it spends more time at than is typical of the others, in the steps that it was judged by.
+
 On a GPU, the wait after the backward pass may be for the rank's own GPU, which hides how long it is busy: such a rank is slow
 only if it hardly waits at all.
 """
@@ -15,9 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.explain.script_clock import BUSY, BUSY_20, BUSY_50, NUMBER, SAMPLES, WAITED, WINDOW, Window
-from lockstep.explain.slow_ranks import LEAST_COST, NEARLY_ALWAYS, REMEDIES, SLOW, slow_in
-from lockstep.explain.split import ACTIVITIES
+from lockstep.explain.places import Place
+from lockstep.explain.script_clock import BUSY, BUSY_20, BUSY_50, NUMBER, SPENT, WAITED, WINDOW, Window
+from lockstep.explain.slow_ranks import LEAST_COST, NEARLY_ALWAYS, SLOW, remedy, slow_in
+from lockstep.explain.split import SAMPLED
 from lockstep.explain.waiting_samples import Awaited, Row, busy_share, find_awaited, waits_more
 
 _LEAST_WINDOWS = 3
@@ -30,8 +33,8 @@ _BUSY_ON_GPU = 0.8
 """The share of its own time for which a rank with a GPU must be busy to be called slow."""
 _LEAST_SENT, _LEAST_SENT_S, _MOST_SENT = 8, 7.5, 20
 """Windows that a launcher sends: up to 2.5 s older for one rank than for another, and those that both have must suffice."""
-_FORGOTTEN_AFTER = 60
-"""After this many looks in which a reported rank was not slow, it is reported again if it becomes slow again."""
+_CHANGED_AFTER = 10
+"""Looks in a row that must give a reported rank another cause, before that is reported: by a few samples it may change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +50,11 @@ class SlowScriptRank:
     cost: float
     """The share of all time that the others spend waiting for it."""
     activity: str
-    """In which it loses most time, one of ``ACTIVITIES``; empty: it was not sampled often enough."""
+    """In which it loses most time, one of ``SAMPLED``; empty: it was not sampled often enough."""
     location: str
-    """The line of the script at which it was sampled most often in that activity; empty: unknown."""
+    """The line of the script at which it loses most of that; empty: unknown."""
+    has_neighbours: bool = False
+    """Whether its machine has other ranks, which are faster."""
 
     def describe(self) -> str:
         """What it is slow in, and a remedy, for the user."""
@@ -60,25 +65,40 @@ class SlowScriptRank:
         if not self.activity:
             return text
         at = f", mostly at {self.location}" if self.location else ""
-        return f"{text} It loses that in {ACTIVITIES[self.activity]}{at}. {REMEDIES[self.activity]}."
+        return f"{text} It loses that in {SAMPLED[self.activity]}{at}. {remedy(self.activity, self.has_neighbours)}."
+
+    @property
+    def cause(self) -> tuple[int, str, str]:
+        """What makes two reports the same: the rank, and the activity and function in which it loses time."""
+        return self.rank, self.activity, _function(self.location)
 
 
 class SlowScriptRanks:
-    """Looks for slow ranks repeatedly, and reports each once."""
+    """Looks for slow ranks repeatedly. Each is reported once, and again if it has become slow in something else."""
 
     def __init__(self) -> None:
-        self._known: dict[int, int] = {}
-        """By reported rank, the number of looks since it was last slow."""
+        self._told: set[tuple[int, str, str]] = set()
+        self._found: list[tuple[int, str, str]] = []
+        """The causes at the latest looks."""
+
+    @property
+    def writers(self) -> set[int]:
+        """The ranks that were reported for writing files in nearly every step."""
+        return {rank for rank, activity, _ in self._told if activity == "saving"}
 
     def look(self, records: Sequence[Mapping[str, Any]]) -> SlowScriptRank | None:
-        """The slow rank that was not reported yet, if there is one, from the newest records of all ranks."""
+        """The slow rank to report, if there is one, from the newest records of all ranks."""
         slow = judge(records)
-        self._known = {rank: since + 1 for rank, since in self._known.items() if since < _FORGOTTEN_AFTER}
         if slow is None:
+            self._found = []
             return None
-        is_new = slow.rank not in self._known
-        self._known[slow.rank] = 0
-        return slow if is_new else None
+        self._found = [*self._found[1 - _CHANGED_AFTER :], slow.cause]
+        is_known = any(rank == slow.rank for rank, _, _ in self._told)
+        has_changed = len(self._found) == _CHANGED_AFTER and set(self._found) == {slow.cause}
+        if slow.cause in self._told or (is_known and not has_changed):
+            return None
+        self._told.add(slow.cause)
+        return slow
 
 
 def judge(records: Sequence[Mapping[str, Any]]) -> SlowScriptRank | None:
@@ -93,14 +113,18 @@ def judge(records: Sequence[Mapping[str, Any]]) -> SlowScriptRank | None:
     awaited = _awaited(_newest(common, _LEAST_S))
     if awaited is not None and busy_share(common[-awaited.num_rows :], awaited.position) < _MOSTLY:
         awaited = _awaited(_newest(common, _LONGER_S))
+    is_usual = awaited is not None
     awaited = awaited or find_awaited(common)
     if awaited is None:
         return None
     record, rows = records[awaited.position], common[-awaited.num_rows :]
     if record["steps"].get("on_gpu") and busy_share(rows, awaited.position) < _BUSY_ON_GPU:
         return None
-    seconds_by_rank = [_seconds([row[index] for row in rows]) for index in range(len(records))]
-    activity = slow_in(seconds_by_rank, awaited.position)[0] if any(seconds_by_rank[awaited.position].values()) else ""
+    spent = [
+        _spent([row[index] for row in rows], each["steps"].get("places", ()), is_usual=is_usual)
+        for index, each in enumerate(records)
+    ]
+    activity, location = lost_at(spent, awaited.position)
     return SlowScriptRank(
         rank=int(record["rank"]),
         activity=activity,
@@ -108,8 +132,53 @@ def judge(records: Sequence[Mapping[str, Any]]) -> SlowScriptRank | None:
         cost=awaited.cost,
         host=str(record["host"]),
         step=WINDOW * int(rows[-1][awaited.position][NUMBER]),
-        location=str(record["steps"].get("places", {}).get(activity, "")),
+        location=location,
+        has_neighbours=any(each["host"] == record["host"] for each in records if each is not record),
     )
+
+
+def lost_at(spent: Sequence[Mapping[Place, float]], rank: int) -> tuple[str, str]:
+    """The activity and the line in which a rank spends more time than is typical of the others; empty: unknown. Pure.
+
+    Args:
+        spent: the seconds that each rank has spent at each place, in the same steps.
+        rank: the index of the slow one.
+    """
+    seconds = [
+        {activity: sum(each[place] for place in each if place.activity == activity) for activity in SAMPLED}
+        for each in spent
+    ]
+    activity, times = slow_in(seconds, rank)
+    if times <= 1.0 or not seconds[rank][activity]:
+        return "", ""
+    lost: dict[str, float] = {}
+    for place, own_s in spent[rank].items():
+        if place.activity == activity:
+            lost[place.line] = own_s - statistics.median_low(
+                each.get(place, 0.0) for index, each in enumerate(spent) if index != rank
+            )
+    by_function: dict[str, float] = {}
+    for line, lost_s in lost.items():
+        by_function[_function(line)] = by_function.get(_function(line), 0.0) + lost_s
+    if not by_function:
+        return activity, ""
+    function = max(by_function, key=by_function.__getitem__)
+    return activity, max((line for line in lost if _function(line) == function), key=lost.__getitem__)
+
+
+def _function(line: str) -> str:
+    """The file and the function of a place's line."""
+    return line.partition(":")[0] + line.partition(" in ")[2]
+
+
+def _spent(windows: Sequence[Window], places: Sequence[Sequence[str]], *, is_usual: bool) -> dict[Place, float]:
+    """The seconds that windows have spent at each place: in usual steps only, or in all."""
+    spent: dict[Place, float] = {}
+    for window in windows:
+        for index, usual_s, whole_s in window[SPENT]:
+            place = Place(*places[index])
+            spent[place] = spent.get(place, 0.0) + (usual_s if is_usual else whole_s)
+    return spent
 
 
 def _awaited(rows: Sequence[Row]) -> Awaited | None:
@@ -147,7 +216,7 @@ def newest_steps(steps: Mapping[str, Any] | None) -> dict[str, Any]:
         took_s += _duration_s(windows[-count])
     return {
         "windows": windows[len(windows) - count :],
-        "places": steps.get("places", {}),
+        "places": steps.get("places", []),
         "on_gpu": steps.get("on_gpu", False),
     }
 
@@ -176,12 +245,3 @@ def _newest(rows: Sequence[list[Window]], least_s: float) -> list[list[Window]]:
         count += 1
         took_s += max(map(_duration_s, rows[-count]))
     return list(rows[len(rows) - count :]) if count >= _LEAST_WINDOWS and took_s >= least_s else []
-
-
-def _seconds(windows: Sequence[Window]) -> dict[str, float]:
-    """How long a rank was busy with each activity, from the samples of its stack."""
-    counts = {activity: sum(int(window[SAMPLES].get(activity, 0)) for window in windows) for activity in ACTIVITIES}
-    sample_s = sum(float(window[BUSY]) for window in windows) / max(
-        1, sum(sum(window[SAMPLES].values()) for window in windows)
-    )
-    return {activity: count * sample_s for activity, count in counts.items()}

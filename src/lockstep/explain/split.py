@@ -28,6 +28,9 @@ ACTIVITIES = {
 }
 """What a rank does by itself, and so may be slow in. (Copying counts as ``forward``, the optimizer as ``script``.)"""
 
+SAMPLED = {**ACTIVITIES, "saving": "writing files"}
+"""What samples of a rank's stack tell apart. (``StepClock`` counts writing as ``script``.)"""
+
 _COMPUTE = ("forward", "backward", "optimizer")
 _REMEDIES = {
     "data": "more loader workers (lockstep tune finds how many) or cheaper transforms help",

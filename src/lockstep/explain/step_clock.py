@@ -57,6 +57,8 @@ class Overlapping(Protocol):
 
     waited_s: float
     """How long this rank waited for others in the latest backward pass, in seconds."""
+    waited_in_forward_s: float
+    """The same of the forward pass before it."""
 
 
 class StepClock(Listener):
@@ -182,6 +184,9 @@ class StepClock(Listener):
         if waited_s:
             self._transfer(BACKWARD, COMMUNICATION, waited_s)
             self._exposed_s += waited_s
+            if before_s := self._overlapping.waited_in_forward_s:
+                self._transfer(FORWARD, COMMUNICATION, before_s)
+                self._exposed_s += before_s
 
     end_shard = _charges(SCRIPT, "ending a shard")
 

@@ -27,7 +27,7 @@ class Message:
     reports: Sequence[Mapping[str, Any]] = ()
     """Of its ranks, on request: see ``RankReport.as_json``."""
     steps: Sequence[Mapping[str, Any]] = ()
-    """Of its ranks: see ``slow_script_ranks.newest_steps``."""
+    """Of its ranks: see ``slow_script_ranks.newest_steps``, and the time that they lose in saving."""
 
 
 class Exchange:

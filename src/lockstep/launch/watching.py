@@ -23,6 +23,7 @@ from lockstep.stopping import say
 
 if TYPE_CHECKING:
     from lockstep.explain.rank_reports import RankReport
+    from lockstep.explain.slow_saving import SlowSaving
     from lockstep.explain.slow_script_ranks import SlowScriptRanks
 
 _LOOK_S = 1.0
@@ -53,6 +54,7 @@ class Watching:
         """Consecutive looks, up to now, at which the first launcher asked for reports."""
         self._sent: list[dict[str, Any]] = []
         self._slow: SlowScriptRanks | None = None
+        self._saving: SlowSaving | None = None
         self.deadlock: Failure | None = None
         """Why the launch must be ended: its ranks can never go on."""
         self._dead_since: float | None = None
@@ -151,12 +153,15 @@ class Watching:
         self._look_for_slow([*records, *(each for message in messages.values() for each in message.steps)])
 
     def _look_for_slow(self, records: Sequence[Mapping[str, Any]]) -> None:
+        from lockstep.explain.slow_saving import SlowSaving
         from lockstep.explain.slow_script_ranks import SlowScriptRanks
 
-        self._slow = self._slow or SlowScriptRanks()
+        self._slow, self._saving = self._slow or SlowScriptRanks(), self._saving or SlowSaving()
         slow = self._slow.look(records)
-        if slow is not None and not self._closed.is_set():
-            say(f"WARNING: {slow.describe()}")
+        others = [record for record in records if record["rank"] not in self._slow.writers]
+        for text in (slow and slow.describe(), self._saving.look(others)):
+            if text and not self._closed.is_set():
+                say(f"WARNING: {text}")
 
     def _look_for_stuck(self, waited: tuple[int, ...]) -> None:
         before, self._waited = self._waited, waited
@@ -226,10 +231,11 @@ class Watching:
 
 
 def _steps_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that ``slow_script_ranks.judge`` needs, for the first machine's launcher."""
+    """The fields that ``slow_script_ranks`` and ``slow_saving`` need, for the first machine's launcher."""
     from lockstep.explain.slow_script_ranks import newest_steps
 
-    return {**{name: record[name] for name in ("rank", "host", "world_size")}, "steps": newest_steps(record.get("steps"))}
+    about = {name: record[name] for name in ("rank", "host", "world_size", "saving") if name in record}
+    return {**about, "steps": newest_steps(record.get("steps"))}
 
 
 def _waits_too_long(record: Mapping[str, Any], now_s: float) -> bool:

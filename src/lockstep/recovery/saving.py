@@ -29,6 +29,7 @@ from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.listener import Listener
 from lockstep.measure.journal import Journal
+from lockstep.recovery.lateness import Lateness
 from lockstep.recovery.position import Position
 from lockstep.recovery.run_state import RunState
 from lockstep.recovery.software import numerics, version
@@ -105,6 +106,7 @@ class Saver(Listener):
         self._touching: threading.Thread | None = None
         self._last_sound: int | None = None
         self._held_s: dict[int, float] = {}
+        self._lateness = Lateness(config.interval)
         self._best_job: Job | None = None
         """On rank 0: the best weights, until they are written."""
         self._best_retry_at = 0.0
@@ -208,6 +210,9 @@ class Saver(Listener):
         began = time.perf_counter()
         self.settle()
         self.is_due = False
+        warning = self._lateness.begin(step, began, is_late=self._pace.is_late)
+        if warning and self._is_main:
+            say(f"WARNING: {warning}")
         self._pace.begin_save()
         if self._touching is not None:
             self._touching.join()
@@ -270,6 +275,8 @@ class Saver(Listener):
                 self._warn(result)
             elif result.path is not None:
                 self._last_sound = self._last_sound if is_best else step
+                if not is_best:
+                    self._lateness.written(result.wall_s, result.parts_s)
                 self._journal.write(
                     "checkpoint",
                     step=step,

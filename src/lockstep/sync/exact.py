@@ -70,7 +70,8 @@ class ExactSync:
 
     forward_is_collective = False
     is_plain = False
-    waited_s = 0.0
+    waited_s = waited_in_forward_s = 0.0
+    times_forward = True
 
     def __init__(
         self,

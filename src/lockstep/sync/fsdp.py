@@ -20,11 +20,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from lockstep.comm.group import Transport, default_group
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, DataError, LossError, ModelError
-from lockstep.plan.shards import StepPlan
+from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.sync.gradients import is_narrow
 from lockstep.sync.protocol import Sync
 from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
+from lockstep.sync.timed_comms import TimedAllGather, TimedReduceScatter, Waited
 
 
 class FSDPSync(ShardedSync):
@@ -49,6 +50,8 @@ class FSDPSync(ShardedSync):
                 f"number of processes that divides {num_shards}, or another strategy."
             )
         self._device = devices[0]
+        self.times_forward = self._device.type == "cpu"
+        self._waited = Waited()
         self._mesh: DeviceMesh | None = None
 
     def attach(self, model: nn.Module) -> Callable[..., Any]:
@@ -59,7 +62,7 @@ class FSDPSync(ShardedSync):
         if self._mesh is None:
             self._mesh = DeviceMesh.from_group(default_group(), self._device.type)
         for part in (*_blocks(model), model) if before else ():
-            _shard(part, self._mesh)
+            _shard(part, self._mesh, self._waited if self.times_forward else None)
         model.to(self._device)  # its buffers
         model.register_forward_hook(_reshard)
         self.replaced.update({old: model.get_parameter(name) for name, old in before.items()})
@@ -79,8 +82,14 @@ class FSDPSync(ShardedSync):
             )
         super().begin_phase(plan, phase)
 
+    def begin_shard(self, micro: MicroStep) -> None:
+        """See Sync."""
+        super().begin_shard(micro)
+        self._waited.take()  # an evaluation may have come before
+
     def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
         """See Sync."""
+        self.waited_in_forward_s = self._waited.take()
         # The backward pass sums over the ranks, so the weight must already be in the loss.
         if factor == 0 and not math.isfinite(loss.item()):
             raise LossError(
@@ -88,6 +97,7 @@ class FSDPSync(ShardedSync):
                 "processes: make it finite (for example, divide by max(1, number of tokens))"
             )
         super().backward(loss if factor == 1.0 else loss * factor, call, 1.0, options)
+        self.waited_s = self._waited.take()
 
     def close(self) -> None:
         """See Sync."""
@@ -125,7 +135,7 @@ def _reshard(model: nn.Module, *_: object) -> None:
         model.reshard()
 
 
-def _shard(module: nn.Module, mesh: DeviceMesh) -> None:
+def _shard(module: nn.Module, mesh: DeviceMesh, waited: Waited | None) -> None:
     if isinstance(module, FSDPModule):
         return
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if any(map(is_narrow, module.parameters())) else None)
@@ -133,6 +143,9 @@ def _shard(module: nn.Module, mesh: DeviceMesh) -> None:
     assert isinstance(module, FSDPModule)
     module.set_gradient_divide_factor(1.0)  # a sum: the weights are in the losses
     module.set_force_sum_reduction_for_comms(True)
+    if waited is not None:
+        module.set_custom_all_gather(TimedAllGather(waited))  # type: ignore[arg-type]  # whose base class is private
+        module.set_custom_reduce_scatter(TimedReduceScatter(waited))  # type: ignore[arg-type]
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:

@@ -36,6 +36,10 @@ class Sync(Protocol):
     """Whether a step is that of a plain single-device script, with the same ``.grad`` inside ``batch.shards``."""
     waited_s: float
     """For how many seconds of the newest backward pass this rank waited in it for the others, as far as that is known."""
+    waited_in_forward_s: float
+    """The same of the forward pass before it."""
+    times_forward: bool
+    """Whether that is known: 0 where nobody waits in a forward pass."""
     buffers: ShardBuffers
     """Combines the shards' changes of buffers."""
     replaced: dict[nn.Parameter, nn.Parameter]

@@ -21,7 +21,8 @@ class ShardedSync:
 
     forward_is_collective = False
     is_plain = False
-    waited_s = 0.0
+    waited_s = waited_in_forward_s = 0.0
+    times_forward = True
 
     def __init__(self, num_shards: int, world_size: int = 1) -> None:
         self.replaced: dict[Parameter, Parameter] = {}

@@ -1,0 +1,71 @@
+"""Communication of ``fully_shard`` that measures how long this rank waits in it for the others.
+
+On a CPU a rank stands still in these collectives until all have called them. On a GPU they run on a stream, and no time passes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# The names since torch 2.13, and before.
+_GATHER: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Waited:
+    """How long this rank has stood still in collectives, in seconds."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def take(self) -> float:
+        """The seconds since the last call of this."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
+
+    def call(self, collective: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Call a collective, and add the time that it takes."""
+        began_s = time.perf_counter()
+        try:
+            return collective(*args, **options)
+        finally:
+            self.seconds += time.perf_counter() - began_s
+
+
+class _Comm:
+    def __init__(self, waited: Waited) -> None:
+        self._waited = waited
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A buffer, as PyTorch's own would be."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class TimedAllGather(_Comm):
+    """For ``FSDPModule.set_custom_all_gather``."""
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        """Gather the parts of parameters. Every rank must call it."""
+        work: dist.Work | None = self._waited.call(_GATHER, output_tensor, input_tensor, group=group, async_op=async_op)
+        return work
+
+
+class TimedReduceScatter(_Comm):
+    """For ``FSDPModule.set_custom_reduce_scatter``."""
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> dist.Work | None:
+        """Sum gradients, and give each rank its part. Every rank must call it."""
+        work: dist.Work | None = self._waited.call(
+            _REDUCE, output_tensor, input_tensor, op=op, group=group, async_op=async_op
+        )
+        return work
