@@ -15,7 +15,7 @@ from lockstep.cli import stacks
 pytestmark = pytest.mark.timeout(90)
 
 SCRIPT = """
-    import re, time, torch, lockstep
+    import os, re, time, torch, lockstep
     from torch.utils.data import DataLoader, TensorDataset
 
     def hang(team):
@@ -110,6 +110,27 @@ def test_a_run_that_does_not_get_on_says_once_who_waits_for_whom_and_where_that_
     assert re.search(r"train.py:7 in hang\n.* +time.sleep\(100\)\n", text)
     time.sleep(3)
     assert said().count("no progress") == 1
+
+
+@pytest.mark.long
+def test_after_a_warning_an_all_clear_is_said_when_the_ranks_go_on(stuck, tmp_path):
+    os.mkfifo(tmp_path / "go")
+    stuck("open('go').read()")
+    said = (tmp_path / "errors").read_text
+    until(lambda: "no progress" in said())
+    assert "all clear" not in said()
+    (tmp_path / "go").write_text("")
+    until(lambda: "all clear" in said())
+    assert said().count("no progress") == 1
+
+
+@pytest.mark.long
+def test_a_rank_that_computes_at_one_line_is_said_to_be_at_work_without_a_warning(stuck, tmp_path):
+    stuck("while not os.access('go', os.F_OK): pass")
+    until(lambda: "is at work" in (tmp_path / "errors").read_text())
+    assert "no progress" not in (tmp_path / "errors").read_text()
+    assert "it computes" in look()
+    (tmp_path / "go").touch()
 
 
 @pytest.mark.long

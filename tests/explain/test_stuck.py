@@ -1,12 +1,14 @@
 """When a run is said not to get on, and what is said then."""
 
+import re
+import subprocess
 from dataclasses import replace
 
 import pytest
 
 from lockstep.explain.process import ProcessFacts
 from lockstep.explain.rank_reports import RankReport
-from lockstep.explain.stuck import BUSY_S, limit_s, who_waits
+from lockstep.explain.stuck import BUSY_S, limit_s, who_waits, who_works
 
 WAITING = [["/site-packages/torch/distributed/distributed_c10d.py", 10, "all_reduce"], ["/home/me/train.py", 20, "<module>"]]
 
@@ -125,14 +127,45 @@ def test_one_that_polls_outside_of_a_step_is_at_work_and_one_that_sleeps_there_o
     assert "rank 1 waits for rank 0." in who_waits([rank(0, polls, awake_s=49.9, doing=outside), long_ago])
 
 
-def test_a_script_that_knows_no_steps_is_outside_of_one_where_the_others_wait_at_a_barrier():
-    barrier = [["/site-packages/torch/distributed/distributed_c10d.py", 10, "barrier"], *WAITING[1:]]
+def test_one_that_polls_in_a_script_without_lockstep_is_at_work_and_a_loader_that_only_looks_for_its_workers_is_not():
     doing = {"step": 5, "num_done": 9, "activity": "in the script"}
-    working = rank(0, [["/home/me/train.py", 7, "evaluate"]], awake_s=49.9, doing=doing)
+    polls = rank(0, [["/home/me/train.py", 7, "evaluate"]], awake_s=49.9, doing=doing)
     loading = rank(0, [["/torch/utils/data/dataloader.py", 7, "_try_get_data"]], awake_s=49.9, doing=doing)
-    assert who_waits([working, rank(1, barrier)]) is None
-    assert "rank 1 waits for rank 0." in who_waits([working, rank(1, WAITING)])
-    assert "rank 1 waits for rank 0." in who_waits([loading, rank(1, barrier)])
+    assert who_waits([polls, rank(1, WAITING)]) is None
+    assert "polling" in who_works([polls, rank(1, WAITING)]).text
+    assert "rank 1 waits for rank 0." in who_waits([loading, rank(1, WAITING)])
+    assert who_waits([rank(0, loading.record["stack"], worked_s=45.0), rank(1, WAITING)]) is None
+
+
+CHILD = {"how": "computes", "pid": 7, "name": "cc1plus"}
+
+
+def test_one_whose_child_works_is_at_work_and_is_told_in_one_line_without_a_warning():
+    waits_for_child = [[subprocess.__file__, 9, "wait"], ["/home/me/train.py", 7, "build"]]
+    working, waiting = rank(0, waits_for_child, worked_s=45.0, work=CHILD), rank(1, WAITING)
+    assert who_waits([working, waiting]) is None
+    told = who_works([working, waiting, rank(2, WAITING)])
+    assert told.text.startswith("ranks 1 and 2 have waited 20 s for rank 0, which is at work: ")
+    assert re.search(r"process 7, cc1plus, computes.* at /home/me/train.py:7 in build$", told.text)
+    later = rank(0, [["/home/me/train.py", 7, "build"]], worked_s=45.0, work=CHILD)
+    assert who_works([later, waiting]).where == told.where, "it is told once for each place in the script"
+    long_ago = rank(0, waits_for_child, worked_s=38.0, work=CHILD)
+    assert "rank 1 waits for rank 0." in who_waits([long_ago, waiting])
+    assert who_waits([working, rank(1, WAITING, since_s=50.0 - BUSY_S)]) is not None
+
+
+def test_one_that_computes_in_c_code_with_the_interpreter_lock_is_at_work_and_one_that_sleeps_there_is_not():
+    late = replace(rank(0, [["/home/me/train.py", 7, "parse"]], "late", cpu_s=3.0), late_s=20.0)
+    computes, sleeps = (replace(late, facts=ProcessFacts("R", 1 << 30, 0, 0, "", cpu_s)) for cpu_s in (13.0, 3.1))
+    assert who_waits([computes, rank(1, WAITING)]) is None
+    assert "computes" in who_works([computes, rank(1, WAITING)]).text
+    assert "rank 1 waits for rank 0." in who_waits([sleeps, rank(1, WAITING)])
+
+
+def test_nothing_is_told_of_work_where_all_wait_or_one_is_in_a_debugger_or_gone():
+    assert who_works([rank(0, WAITING), rank(1, WAITING)]) is None
+    assert who_works([rank(0, WAITING), rank(1, [["/usr/lib/python3.11/bdb.py", 90, "dispatch_line"]])]) is None
+    assert who_works([rank(0, WAITING), rank(1, [["/home/me/train.py", 7, "loss"]], "gone")]) is None
 
 
 def test_one_in_the_scripts_code_that_has_begun_a_collective_waits_unless_others_are_ahead():

@@ -130,6 +130,26 @@ def test_who_is_waited_for_is_said_once_with_what_its_loader_worker_does(start, 
     assert said().count("no progress") == 1
 
 
+@pytest.mark.long
+def test_after_a_warning_an_all_clear_is_said_when_the_ranks_go_on(start, said, tmp_path):
+    os.mkfifo(tmp_path / "go")
+    process = start("open('go').read()")
+    until(lambda: "no progress" in said(), process)
+    assert "all clear" not in said()
+    (tmp_path / "go").write_text("")
+    until(lambda: "all clear" in said(), process)
+    assert said().count("no progress") == 1
+
+
+@pytest.mark.long
+def test_a_rank_whose_child_computes_is_said_to_be_at_work_without_a_warning(start, said, tmp_path):
+    process = start('os.system("while [ ! -e go ]; do :; done")')
+    until(lambda: "is at work" in said(), process)
+    assert re.match(r"lockstep: rank 0 has waited \d+ s for rank 1, which is at work: in the script, .*computes", said())
+    assert "no progress" not in said()
+    (tmp_path / "go").touch()
+
+
 SLOW = """
     import sys, time, torch, torch.distributed as dist
     dist.init_process_group("gloo")

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
+from types import FrameType
 from typing import Any
 
 from lockstep.explain.frames import Frame
@@ -45,6 +46,18 @@ class LoaderWorker:
 def waits_for_loader(stack: Sequence[Sequence[Any]]) -> bool:
     """Whether a thread with this stack waits for loader workers."""
     return any(str(file).endswith(_LOADER) and name in _WAITING for file, _, name in stack)
+
+
+def batches_received(frame: FrameType | None) -> tuple[int, int] | None:
+    """Which loop over a loader a thread with this innermost frame waits in for a batch, and how many it has received; None: it
+    does not wait for one."""
+    while frame is not None:
+        if frame.f_code.co_name == "_next_data" and frame.f_code.co_filename.endswith(_LOADER):
+            batches = frame.f_locals.get("self")
+            # Private: nothing public tells of a batch that has come while the thread was at one line whenever it was sampled.
+            return id(batches), getattr(batches, "_rcvd_idx", 0)
+        frame = frame.f_back
+    return None
 
 
 def is_loading(stack: Sequence[Sequence[Any]], doing: Mapping[str, Any]) -> bool:

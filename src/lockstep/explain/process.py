@@ -12,6 +12,9 @@ _SWAPS_BYTES = 1 << 26
 """Less than this in swap is not worth reporting."""
 _CLOCK_S = 1.0
 """The kernel knows creation times only to within a clock tick."""
+_OWN, _WITH_CHILDREN = slice(11, 13), slice(11, 15)
+"""Processor time, in user code and in the kernel, among the fields of ``_stat``."""
+_MOST_DESCENDANTS = 200
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class ProcessFacts:
     """Read and written since it started."""
     held_in: str
     """The kernel function in which it is blocked; empty: unknown."""
+    cpu_s: float = 0.0
+    """Processor time of all its threads, in seconds."""
 
     @property
     def swaps(self) -> bool:
@@ -59,7 +64,65 @@ def facts_of(pid: int | str = "self") -> ProcessFacts | None:
         swap_bytes=int(fields.get("VmSwap", 0)) * 1024,
         io_bytes=io_bytes(pid),
         held_in=held_in,
+        cpu_s=_seconds(_stat(pid)[_OWN]),
     )
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process has used since it started."""
+
+    name: str
+    """Of its program."""
+    cpu_s: float
+    """Processor time in seconds, with that of its children that have ended."""
+    io_bytes: int
+    """Read and written."""
+    num_wakes: int
+    """How often its main thread has waited for something."""
+
+
+def usage_of(pid: int) -> Usage | None:
+    """What a process on this machine has used; None: it has exited."""
+    try:
+        status = Path("/proc", str(pid), "status").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = dict(re.findall(r"^(\w+):\s+(.*)", status, flags=re.MULTILINE))
+    return Usage(
+        name=fields.get("Name", ""),
+        cpu_s=_seconds(_stat(pid)[_WITH_CHILDREN]),
+        io_bytes=io_bytes(pid),
+        num_wakes=int(fields.get("voluntary_ctxt_switches", 0)),
+    )
+
+
+def descendants(pid: int | str = "self") -> list[int]:
+    """The ids of a process's children, and of theirs; none if the kernel does not tell. At most ``_MOST_DESCENDANTS``."""
+    found = _children(pid)
+    for child in found:  # which grows meanwhile
+        if len(found) < _MOST_DESCENDANTS:
+            found += _children(child)
+    return found[:_MOST_DESCENDANTS]
+
+
+def _children(pid: int | str) -> list[int]:
+    children: list[int] = []
+    for path in Path("/proc", str(pid), "task").glob("*/children"):
+        with contextlib.suppress(OSError, ValueError):
+            children += map(int, path.read_text().split())
+    return children
+
+
+def _stat(pid: int | str) -> list[str]:
+    """The fields of ``/proc/PID/stat`` from the state on; none: it has exited."""
+    with contextlib.suppress(OSError):
+        return Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2].split()
+    return []
+
+
+def _seconds(ticks: list[str]) -> float:
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def io_bytes(pid: int | str = "self") -> int:

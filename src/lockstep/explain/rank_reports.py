@@ -14,8 +14,9 @@ from lockstep.explain.black_box import read_box
 from lockstep.explain.frames import Frame, claim, shortened
 from lockstep.explain.loader_workers import LoaderWorker, busy_workers, waits_for_loader
 from lockstep.explain.process import ProcessFacts, facts_of, state_of
-from lockstep.explain.sampler import BUSY_BYTES, EVERY_S, waits_at
+from lockstep.explain.sampler import EVERY_S, waits_at
 from lockstep.explain.stack_request import SIGNAL, request_stack
+from lockstep.explain.work import BUSY_BYTES, LEAST_SHARE, Work
 from lockstep.machine.identity import shared_by
 from lockstep.machine.sizes import counted, size
 from lockstep.stopping import catches
@@ -30,6 +31,8 @@ _WAITING_CODE = (f"{_PACKAGE}/", "/torch/", "/multiprocessing/", "/selectors.py"
 ENDING = "in its exit handlers"
 _STILL_S = 2.0
 """A rank that has not moved for this long is examined more closely."""
+_RECENT_S = 10.0
+"""What was done longer ago than this is over."""
 _MOST_LOADERS = 3
 _ALIVE = ("running", "late")
 
@@ -95,12 +98,29 @@ class RankReport:
 
     @property
     def idle_s(self) -> float:
-        """How long its main thread has neither moved nor read or written much: saving a checkpoint may take minutes at one
-        line."""
-        most_bytes = self.record.get("io_bytes", math.inf) + BUSY_BYTES * (1 + self.late_s)
-        if self.facts is not None and self.facts.io_bytes > most_bytes:
-            return 0.0
-        return min(self.still_s, self._since("worked_s"))
+        """How long its main thread has not moved, and nothing else was done (``work``): one line may take minutes."""
+        return 0.0 if self._work_since is not None else min(self.still_s, self._since("worked_s"))
+
+    @property
+    def work(self) -> Work | None:
+        """What is done while its main thread does not move; None: nothing was seen for a while."""
+        if self._work_since is not None:
+            return self._work_since
+        if "work" in self.record and self._since("worked_s") < _RECENT_S:
+            return Work(**self.record["work"])
+        is_awake = self.still_s >= _RECENT_S > self.asleep_s and not self.is_waiting and not waits_for_loader(self.frames)
+        return Work("wakes") if is_awake else None
+
+    @property
+    def _work_since(self) -> Work | None:
+        """What a process does that has stopped reporting, as far as the kernel knows."""
+        if self.facts is None or self.state != "late":
+            return None
+        if self.facts.io_bytes > self.record.get("io_bytes", math.inf) + BUSY_BYTES * (1 + self.late_s):
+            return Work("reads or writes")
+        return (
+            Work("computes") if self.facts.cpu_s > self.record.get("cpu_s", math.inf) + LEAST_SHARE * self.late_s else None
+        )
 
     @property
     def asleep_s(self) -> float:
@@ -128,11 +148,17 @@ class RankReport:
         if self.is_waiting:
             collective = self.record["collective"]
             activity = f"waiting {'for the other ranks' if collective is None else 'in ' + collective['text']}"
+        elif waits_for_loader(self.frames) and self.still_s < _STILL_S:
+            activity = "getting batches from its loader"
         elif waits_for_loader(self.frames):
             pid = f" {self.loaders[0].pid}" if self.loaders else ""
             activity = f"waiting for its loader worker{'s' if len(self.loaders) > 1 else ''}{pid}"
         how_long = f"for {self.still_s:.0f} s" if self.still_s >= 2 else "just now"
-        return f"{activity}{of}, {how_long}{self.handles}{self._why_silent()}"
+        return f"{activity}{of}, {how_long}{self.handles}{self._why_silent()}{self._works()}"
+
+    def _works(self) -> str:
+        is_still = self.still_s >= _STILL_S and not self.is_waiting
+        return f" ({self.work})" if is_still and self.work is not None else ""
 
     @property
     def handles(self) -> str:
@@ -219,18 +245,20 @@ def run_joined(private_dir: Path) -> Path | None:
     return Path(min(joined)) if len(joined) == 1 and joined != {""} else None
 
 
-def read_reports(run_dir: Path, now_s: float, *, asks: bool = True) -> list[RankReport]:
+def read_reports(run_dir: Path, now_s: float, *, asks: bool = True, asks_loaders: bool = True) -> list[RankReport]:
     """What the ranks of a run's latest launch are doing, in rank order.
 
     Args:
         run_dir: of the run, or a launch's private directory.
         now_s: seconds since 1970.
         asks: whether to request the stacks of this machine's processes that have stopped reporting.
+        asks_loaders: whether to request those of loader workers for which a rank waits. That wakes them up, which looks like
+            work: it is for reports that are shown.
     """
-    return [_report(record, now_s, asks=asks) for record in read_records(run_dir)]
+    return [_report(record, now_s, asks=asks, asks_loaders=asks_loaders) for record in read_records(run_dir)]
 
 
-def _report(record: Mapping[str, Any], now_s: float, *, asks: bool) -> RankReport:
+def _report(record: Mapping[str, Any], now_s: float, *, asks: bool, asks_loaders: bool) -> RankReport:
     late_s = max(0.0, now_s - float(record["time_s"]) - EVERY_S)
     is_here = bool(record["machine"]) and record["machine"] == shared_by("pid")
     if record["ended"] is not None:
@@ -248,7 +276,8 @@ def _report(record: Mapping[str, Any], now_s: float, *, asks: bool) -> RankRepor
     report = RankReport(record, state, late_s, is_here)
     if not is_here or state not in _ALIVE or report.still_s < _STILL_S or report.is_waiting:
         return report
-    return replace(report, facts=facts_of(pid), loaders=busy_workers(record) if waits_for_loader(report.frames) else ())
+    loaders = busy_workers(record) if asks_loaders and waits_for_loader(report.frames) else ()
+    return replace(report, facts=facts_of(pid), loaders=loaders)
 
 
 def grouped(reports: Sequence[RankReport]) -> list[list[RankReport]]:

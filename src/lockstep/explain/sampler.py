@@ -25,11 +25,12 @@ from lockstep.explain.black_box import BlackBox, fits
 from lockstep.explain.flight_recorder import counts, read_recording
 from lockstep.explain.frames import Frame, own_package, stack_of
 from lockstep.explain.handled import handled_by
-from lockstep.explain.loader_workers import is_loading
+from lockstep.explain.loader_workers import batches_received, is_loading
 from lockstep.explain.process import io_bytes, own_memory
 from lockstep.explain.saving import Lost, Saving
 from lockstep.explain.script_clock import ScriptClock
-from lockstep.explain.stack_request import StackResponder
+from lockstep.explain.stack_request import StackResponder, can_answer
+from lockstep.explain.work import WorkMeter
 from lockstep.explain.writes import write_in
 from lockstep.stopping import say
 
@@ -47,9 +48,6 @@ _FEWEST_WINDOWS, _FEWEST_FRAMES = 16, 10
 _CLOSE_S = 2.0
 _FORK_S = 0.2
 """How long a fork waits for the sampler's thread to pause."""
-BUSY_BYTES = 1 << 18
-"""A process that reads or writes more than this between two samples is busy, at whatever line: it saves a checkpoint, say."""
-
 _PACKAGE = Path(__file__).parents[1]
 _COMMUNICATING = (*(f"{_PACKAGE}/{room}/" for room in ("comm", "sync", "loop")), "/torch/distributed/")
 """Code that a rank waits for others in."""
@@ -80,8 +78,8 @@ class Sampler:
         about: fields of every record: ``rank``, ``world_size``, ``host``, ``pid``, ...
         doing: what the thread is doing, as far as that is known without its stack. Called from the sampler's thread, as are the
             next two.
-        waits: called with the seconds for which the thread has waited for other ranks or loader workers, twice a second; None:
-            that is not watched here, and nothing is ever printed.
+        waits: called twice a second with the seconds for which the thread has waited for other ranks or loader workers, 0 if it
+            does not; None: that is not watched here, and nothing is ever printed.
         clock: of a script that does not use lockstep.
         loses: called with the time that the thread loses in saving, twice a second; None: as above.
     """
@@ -107,8 +105,10 @@ class Sampler:
         self._about = {**about, "thread": self._thread_id}
         self._stack: list[Frame] = []
         self._at: Mapping[str, Any] = {}
-        self._same_since_s = self._worked_s = time.time()
-        self._io_bytes = 0
+        self._batches: object = None
+        """What it has received from loader workers, while it waits for them."""
+        self._same_since_s = time.time()
+        self._work = WorkMeter(lambda pid: can_answer(self._responder.where(), pid))
         self._clock_id = time.pthread_getcpuclockid(self._thread_id) if hasattr(time, "pthread_getcpuclockid") else None
         self._cpu_s, self._awake_s = 0.0, time.time()
         """The thread's processor time, and when that last increased."""
@@ -210,16 +210,21 @@ class Sampler:
                 say(f"WARNING: what this rank is doing cannot be recorded for `lockstep stacks`: {error}")
 
     def _watch(self) -> None:
-        if self._waits is not None and (waits_at(self._stack, self._collective) or is_loading(self._stack, self._at)):
-            self._waits(time.time() - self._same_since_s)
+        if self._waits is not None:
+            waits = waits_at(self._stack, self._collective) or is_loading(self._stack, self._at)
+            self._waits(time.time() - self._same_since_s if waits else 0.0)
         if self._loses is not None and (lost := self._saving.lost()) is not None:
             self._loses(lost)
 
     def _look(self, ended: str | None = None) -> None:
-        now, done_bytes = time.time(), io_bytes()
-        stack, at = stack_of(self._frame()), self._doing()
-        if stack != self._stack or at != self._at:
-            self._stack, self._at, self._same_since_s, self._collective, self._handled = stack, at, now, None, ""
+        now, frame = time.time(), self._frame()
+        if self._clock is not None:
+            self._clock.see(frame)
+        stack, at, batches = stack_of(frame), self._doing(), batches_received(frame)
+        del frame  # and what it holds
+        if (stack, at, batches) != (self._stack, self._at, self._batches):
+            self._stack, self._at, self._batches = stack, at, batches
+            self._same_since_s, self._collective, self._handled = now, None, ""
         elif now - self._same_since_s >= _WAITS_AFTER_S and now - self._recording_s >= _WAITS_AFTER_S:
             recording, self._recording_s = read_recording(), now
             pending, self._recent = recording.pending, recording.recent
@@ -228,17 +233,17 @@ class Sampler:
         self._begun = counts().begun
         if self._clock_id is not None and (cpu_s := time.clock_gettime(self._clock_id)) > self._cpu_s:
             self._cpu_s, self._awake_s = cpu_s, now
-        if done_bytes - self._io_bytes > BUSY_BYTES:
-            self._worked_s = now
-        self._io_bytes = done_bytes
+        self._work.look(now, is_still=now - self._same_since_s >= _WAITS_AFTER_S and not is_communicating(stack))
         self._last = {
             **self._about,
             **self._responder.where(),
             "time_s": now,
             "since_s": self._same_since_s,
-            "worked_s": self._worked_s,
+            "worked_s": self._work.worked_s,
+            **({} if self._work.newest is None else {"work": asdict(self._work.newest)}),
             "awake_s": self._awake_s,
-            "io_bytes": done_bytes,
+            "io_bytes": io_bytes(),
+            "cpu_s": time.process_time(),
             "memory": own_memory(),
             "doing": at,
             "stack": stack,

@@ -67,7 +67,7 @@ class ScriptClock:
         self.num_steps = 0
         """Optimizer steps so far, not counting those that use the same gradients as the step before."""
         self.activity = _DOING["script"]
-        """What the main thread was doing at the latest sample."""
+        """What the main thread was doing when it was last seen."""
         self._left_s = 0.0
         """When the latest step ended."""
         self._ready_s = 0.0
@@ -126,13 +126,16 @@ class ScriptClock:
             "on_gpu": _uses_gpu(),
         }
 
+    def see(self, frame: FrameType | None) -> None:
+        """Note what the main thread is doing, at a sample for the black box: the two must agree. Called from another thread."""
+        self.activity = _DOING[where(frame).activity]
+
     def glance(self, frame: FrameType | None) -> None:
         """Sample what the main thread is doing. Called from another thread."""
         now = perf_counter()
         passed_s, self._glanced_s = now - self._glanced_s, now
         place = where(frame)
         activity = place.activity
-        self.activity = _DOING[activity]
         if self._ready_s > max(self._left_s, self._began_s):
             if self._returned_s <= self._ready_s:
                 if activity == "backward" or _is_in_collective(frame):

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep.explain.deadlock import CERTAIN_S, deadlocked
 from lockstep.explain.frames import MOST_FRAMES, Frame, owner, users_location
 from lockstep.explain.loader_workers import is_loading, waits_for_loader
 from lockstep.explain.mismatch import SAME_CALLS, first_mismatch
 from lockstep.explain.rank_reports import RankReport, grouped, name_ranks, read_reports
+from lockstep.explain.remarks import Remarks
 from lockstep.explain.sampler import is_communicating
 
 LEAST_S = 10.0
@@ -36,6 +37,8 @@ _TIMED_OUT_S = 1.0
 """Ranks that time out have waited for at least this long."""
 _TO_SET_UP = 5
 """Collectives of DistributedDataParallel's constructor, which compares the ranks' models and broadcasts rank 0's."""
+_PLACES = 2
+"""Outermost calls of the script that tell one place from another."""
 _TRANSFERS = ("recv", "send")
 _DEBUGGERS = ("pdb.py", "bdb.py", "/debugpy/", "/pydevd", "/IPython/")
 
@@ -60,6 +63,15 @@ def limit_of_script_s(record: Mapping[str, Any]) -> float:
     return limit_s(doing.get("usual_s", 0.0), doing.get("num_done", 0) - _TO_SET_UP)
 
 
+class AtWork(NamedTuple):
+    """What ranks do that keep the others waiting with good reason, as far as can be seen."""
+
+    text: str
+    """One line."""
+    where: tuple[object, ...]
+    """The ranks and their place in the script: the same the next time that they do it."""
+
+
 class StuckWatch:
     """What a rank does while it waits: it reports who waits for whom, and ends if it waits for what cannot come.
 
@@ -68,7 +80,8 @@ class StuckWatch:
         rank: of this process.
         limit_s: how long it may wait, in seconds, given whether it was asked to stop.
         asked: whether this process was asked to stop.
-        tell: called with the report, on the lowest of the waiting ranks.
+        progress: how far this process is in its steps.
+        tell: called with what the user is told, on the lowest of the waiting ranks.
         end: called when this rank cannot finish its step, with the report, whether this rank is the one that tells it, and
             whether it is a deadlock; else it was asked to stop. Does not return.
     """
@@ -79,6 +92,7 @@ class StuckWatch:
         rank: int,
         limit_s: Callable[[bool], float],
         asked: Callable[[], bool],
+        progress: Callable[[], object],
         tell: Callable[[str], None],
         end: Callable[[str, bool, bool], object],
     ) -> None:
@@ -86,9 +100,12 @@ class StuckWatch:
         self._rank = rank
         self._limit_s = limit_s
         self._asked = asked
-        self._tell = tell
+        self._progress = progress
         self._end = end
         self._still_s = math.inf
+        self._remarks = Remarks(tell)
+        self._warned_at: object = None
+        """How far this process was when it warned."""
         self._told = ""
         """What was reported; empty: nothing yet."""
         self._is_first = False
@@ -98,12 +115,15 @@ class StuckWatch:
         """For how long this rank had waited when it was first seen in a deadlock, and when it was asked to stop."""
 
     def look(self, still_s: float) -> None:
-        """Called again and again while this rank waits, for other ranks or for loader workers.
+        """Called again and again.
 
-        ``still_s``: for how long it has waited.
+        ``still_s``: for how long this rank has waited, for other ranks or for loader workers; 0: it does not.
         """
-        if still_s < self._still_s:  # it has moved
+        if self._remarks.has_warned and self._progress() != self._warned_at:
+            self._remarks.all_clear()
+        if still_s == 0 or still_s < self._still_s:  # it has moved
             self._told, self._pause_s, self._next_s = "", _LEAST_PAUSE_S, 0.0
+            self._remarks.end_wait()
             self._dead_s = self._asked_s = math.inf
         self._still_s = still_s
         asked = self._asked()
@@ -119,14 +139,21 @@ class StuckWatch:
                 self._end(self._told, self._is_first, False)
 
     def _report(self, still_s: float) -> None:
-        reports = read_reports(self._run_dir, time.time())
-        if (text := who_waits(reports, str(self._run_dir))) is None:
+        reports = read_reports(self._run_dir, time.time(), asks_loaders=False)
+        text = who_waits(reports, str(self._run_dir))
+        self._is_first = self._rank == min(
+            (report.rank for report in reports if report.is_waiting or _loads(report)), default=None
+        )
+        if text is None:
+            if self._is_first and (work := who_works(reports)) is not None:
+                self._remarks.mention(*work)
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             self._next_s, self._dead_s = still_s + self._pause_s, math.inf
             return
-        self._is_first = min(report.rank for report in reports if report.is_waiting or _loads(report)) == self._rank
         if not self._told and self._is_first:
-            self._tell(text)
+            text = who_waits(read_reports(self._run_dir, time.time()), str(self._run_dir)) or text
+            self._warned_at = self._progress()
+            self._remarks.warn(text, still_s)
         self._told = text
         is_dead = self._rank in deadlocked(reports)
         self._dead_s = min(still_s, self._dead_s) if is_dead else math.inf
@@ -144,9 +171,8 @@ def who_waits(
         is_over: whether the ranks have timed out; otherwise missing ones may be working, or in a debugger.
         is_here: whether ``lockstep stacks`` shows only ranks of the machine on which it is called.
     """
-    reports = [replace(report, is_behind=_is_behind(report, reports)) for report in reports]
-    waiting = [report for report in reports if report.is_waiting]
-    missing = [report for report in reports if not report.is_waiting]
+    waiting, missing = _divided(reports)
+    reports = [*waiting, *missing]
     if not is_over and missing and all(map(_loads, reports)):
         waiting, missing = missing, []  # for what their own loaders do not bring
     if not waiting or (not is_over and any(_is_debugged(report) for report in missing)):
@@ -166,12 +192,7 @@ def who_waits(
         lines = _mismatch(waiting, is_certain=bool(deadlocked(waiting)))
         if not lines:
             return None
-    elif (
-        not is_over
-        and still_s < BUSY_S
-        and not any(_is_still(report, waiting) for report in missing)
-        and not deadlocked(reports)
-    ):
+    elif not is_over and still_s < BUSY_S and not any(map(_is_still, missing)) and not deadlocked(reports):
         return None  # the missing ranks are working: rank 0 evaluates, say
     else:
         lines = [f"{_names(waiting)} {verb} for {_names(missing)}.", *_details(missing)]
@@ -179,6 +200,35 @@ def who_waits(
         whose = "the ranks of the machine that it is called on" if is_here else "all ranks"
         lines.append(f"`{f'lockstep stacks {run_dir}'.strip()}` shows {whose}, at any time.")
     return "\n".join([f"no progress for {still_s:.0f} s: {lines[0]}", *lines[1:]])
+
+
+def who_works(reports: Sequence[RankReport]) -> AtWork | None:
+    """What ranks do for which others have waited, where ``who_waits`` sees no reason to warn; None: nothing to tell."""
+    waiting, missing = _divided(reports)
+    missing = [report for report in missing if report.state in ("running", "late")]
+    if not waiting or not missing or any(map(_is_debugged, missing)):
+        return None
+    verb = "has" if len(waiting) == 1 else "have"
+    works = "is at work" if len(missing) == 1 else "are at work"
+    still_s = max(report.still_s for report in waiting)
+    does = [f"{group[0].describe()}{_where(group[0].frames)}" for group in grouped(missing)]
+    if len(does) > 1:
+        does = [f"{_names(group)}: {what}" for group, what in zip(grouped(missing), does, strict=True)]
+    text = f"{_names(waiting)} {verb} waited {still_s:.0f} s for {_names(missing)}, which {works}: {'; '.join(does)}"
+    places = tuple((report.rank, *_outermost(report.frames)) for report in missing)
+    return AtWork(text, places)
+
+
+def _outermost(frames: Sequence[Frame]) -> list[Frame]:
+    """The user's own outermost calls."""
+    return [frame for frame in reversed(frames) if owner(frame[0]) == "user"][:_PLACES]
+
+
+def _divided(reports: Sequence[RankReport]) -> tuple[list[RankReport], list[RankReport]]:
+    """The ranks that wait for others, and those that do not."""
+    reports = [replace(report, is_behind=_is_behind(report, reports)) for report in reports]
+    waiting = [report for report in reports if report.is_waiting]
+    return waiting, [report for report in reports if not report.is_waiting]
 
 
 def _names(reports: Sequence[RankReport]) -> str:
@@ -206,7 +256,7 @@ def _loads(report: RankReport) -> bool:
 def _loader_works(report: RankReport) -> bool:
     """Whether a rank that waits for its next batch does so with good reason, as far as can be seen."""
     if waits_for_loader(report.frames):
-        return report.idle_s < LEAST_S or any(worker.facts.state == "R" for worker in report.loaders)
+        return report.idle_s < LEAST_S
     return min(report.idle_s, report.asleep_s) < LEAST_S
 
 
@@ -269,29 +319,18 @@ def _is_behind(report: RankReport, reports: Sequence[RankReport]) -> bool:
     )
 
 
-def _is_still(report: RankReport, waiting: Sequence[RankReport]) -> bool:
+def _is_still(report: RankReport) -> bool:
     """Whether a rank that others wait for does nothing, as far as can be seen.
 
-    Inside ``batch.shards`` all ranks do the same, so staying at one line for long is not work. Outside, one rank may do what
-    the others do not: poll until a job is done, or compute for long at one line.
+    Inside ``batch.shards`` all ranks do the same, so one that polls there waits for something. Outside, and in a script that
+    does not use lockstep, one rank may do what the others do not: poll until a job is done, or read a file line by line.
     """
     if report.state not in ("running", "late"):
         return True
-    idle_s = min(report.idle_s, report.asleep_s) if _is_apart(report, waiting) else report.idle_s
+    # PyTorch's own loop wakes up now and then.
+    may_poll = report.record["doing"].get("apart", True) and not waits_for_loader(report.frames)
+    idle_s = min(report.idle_s, report.asleep_s) if may_poll else report.idle_s
     return idle_s >= LEAST_S or (report.state == "late" and idle_s > 0)
-
-
-def _is_apart(report: RankReport, waiting: Sequence[RankReport]) -> bool:
-    """Whether a rank that others wait for is outside of ``batch.shards``. For a script that does not use lockstep: whether all
-    others wait at a barrier, since steps have other collectives."""
-    if waits_for_loader(report.frames):  # PyTorch's own loop there wakes up now and then
-        return False
-    apart: bool | None = report.record["doing"].get("apart")
-    return all(_is_at_barrier(peer.frames) for peer in waiting) if apart is None else apart
-
-
-def _is_at_barrier(frames: Sequence[Frame]) -> bool:
-    return any("/torch/distributed/" in file and name in ("barrier", "monitored_barrier") for file, _, name in frames)
 
 
 def _is_debugged(report: RankReport) -> bool:

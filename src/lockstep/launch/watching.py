@@ -23,6 +23,7 @@ from lockstep.stopping import say
 
 if TYPE_CHECKING:
     from lockstep.explain.rank_reports import RankReport
+    from lockstep.explain.remarks import Remarks
     from lockstep.explain.slow_saving import SlowSaving
     from lockstep.explain.slow_script_ranks import SlowScriptRanks
 
@@ -45,7 +46,10 @@ class Watching:
         self._exchange = exchange or Exchange(0, 1)
         self._on_nodes = exchange is not None
         self._told = ""
-        """What was last reported to the user."""
+        """The last warning."""
+        self._remarks: Remarks | None = None
+        self._warned_at: dict[int, int] = {}
+        """How many collectives the ranks of this machine had finished when the user was warned."""
         self._waited: tuple[int, ...] = ()
         """The ranks that had waited for too long at the last look."""
         self._looks = 0
@@ -149,7 +153,7 @@ class Watching:
         if not self._speaks:
             self._told = messages[0].told if 0 in messages else ""
             return
-        self._look_for_stuck(waited)
+        self._look_for_stuck(waited, records)
         self._look_for_slow([*records, *(each for message in messages.values() for each in message.steps)])
 
     def _look_for_slow(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -163,20 +167,46 @@ class Watching:
             if text and not self._closed.is_set():
                 say(f"WARNING: {text}")
 
-    def _look_for_stuck(self, waited: tuple[int, ...]) -> None:
+    def _look_for_stuck(self, waited: tuple[int, ...], records: Sequence[Mapping[str, Any]]) -> None:
+        from lockstep.explain.remarks import Remarks
+
+        self._remarks = self._remarks or Remarks(say)
+        if self._remarks.has_warned and self._has_moved(records):
+            self._remarks.all_clear()
         before, self._waited = self._waited, waited
         self._looks = self._looks + 1 if waited else 0
         if not waited:
             self._told, self._dead_since = "", None
+            self._remarks.end_wait()
         elif not self._told and set(waited) & set(before):
             is_early = not self._exchange.has_all_reports and self._looks < _MOST_LOOKS
-            text = None if is_early else self._who_waits(self._reports(()), is_over=False)
-            if text is not None and not self._closed.is_set():
-                self._told = text
-                say(f"WARNING: {text}")
-                self._look_for_deadlock()
+            if not is_early:
+                self._report(waited, records, self._remarks)
         elif self._told and (self._dead_since is not None or self._looks % _SELDOM == 0):
             self._look_for_deadlock()
+
+    def _report(self, waited: tuple[int, ...], records: Sequence[Mapping[str, Any]], remarks: Remarks) -> None:
+        from lockstep.explain.stuck import who_works
+
+        reports = self._reports((), asks_loaders=False)
+        if self._who_waits(reports, is_over=False) is None:
+            work = who_works(reports)
+            if work is not None and not self._closed.is_set():
+                remarks.mention(*work)
+            return
+        reports = self._reports(())
+        text = self._who_waits(reports, is_over=False)
+        if text is not None and not self._closed.is_set():
+            self._told = text
+            mine = [record for record in records if record["rank"] in waited] or records
+            self._warned_at = {int(record["rank"]): _num_done(record) for record in mine}
+            remarks.warn(text, max((report.still_s for report in reports if report.is_waiting), default=0.0))
+            self._look_for_deadlock()
+
+    def _has_moved(self, records: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the ranks that waited when the user was warned have finished what they waited for."""
+        now = {int(record["rank"]): record for record in records if record["ended"] != "failed"}
+        return all(rank in now and _num_done(now[rank]) > before for rank, before in self._warned_at.items())
 
     def _look_for_deadlock(self) -> None:
         """End the launch if its ranks can never go on, and could not for some time."""
@@ -206,15 +236,17 @@ class Watching:
             self._sent = [report.as_json() for report in self._reports(())]
         return self._sent
 
-    def _reports(self, echoes: Collection[int]) -> list[RankReport]:
+    def _reports(self, echoes: Collection[int], *, asks_loaders: bool = True) -> list[RankReport]:
         """Reports of this machine's ranks, and those received from other launchers.
 
-        ``echoes`` have just failed because they timed out; they are treated as still waiting.
+        Args:
+            echoes: ranks that have just failed because they timed out; they are treated as still waiting.
+            asks_loaders: see ``read_reports``.
         """
         from lockstep.explain.rank_reports import RankReport, read_reports
 
         with self._lock:
-            reports = read_reports(self._where(), time.time())
+            reports = read_reports(self._where(), time.time(), asks_loaders=asks_loaders)
         messages = self._exchange.received if self._speaks else {}
         reports += [RankReport.from_json(each) for message in messages.values() for each in message.reports]
         reports = [replace(report, state="running") if report.rank in echoes else report for report in reports]
@@ -236,6 +268,10 @@ def _steps_of(record: Mapping[str, Any]) -> dict[str, Any]:
 
     about = {name: record[name] for name in ("rank", "host", "world_size", "saving") if name in record}
     return {**about, "steps": newest_steps(record.get("steps"))}
+
+
+def _num_done(record: Mapping[str, Any]) -> int:
+    return int(record["doing"].get("num_done", 0))
 
 
 def _waits_too_long(record: Mapping[str, Any], now_s: float) -> bool:

@@ -1,0 +1,31 @@
+"""What is said once, and what is taken back."""
+
+from lockstep.explain.remarks import Remarks
+
+
+def test_work_is_mentioned_once_for_each_wait_and_each_place():
+    said = []
+    remarks = Remarks(said.append)
+    for _ in range(3):
+        remarks.mention("evaluates", "here")
+        remarks.mention("still evaluates", "at another line")
+        remarks.end_wait()
+    assert said == ["evaluates"]
+    remarks.mention("builds", "there")
+    assert said == ["evaluates", "builds"]
+
+
+def test_after_a_warning_comes_one_all_clear_and_without_one_none():
+    said = []
+    remarks = Remarks(said.append)
+    remarks.all_clear()
+    assert said == []
+    remarks.warn("no progress", 12.0)
+    assert remarks.has_warned
+    remarks.all_clear()
+    remarks.all_clear()
+    assert not remarks.has_warned
+    assert said[0] == "WARNING: no progress"
+    assert len(said) == 2
+    assert "all clear" in said[1]
+    assert "after 1" in said[1], "for how long they had waited"
