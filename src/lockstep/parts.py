@@ -312,12 +312,17 @@ class Parts:
         phases, micro = self.phases, self.phases.micro
         shard = None if micro is None else micro.shard
         progress, activity = self.steps.progress(), self.clock.doing
+        held, saved = self.saver.holds_up, self.saver.in_progress
+        if held:
+            activity = SAVING if saved is None else f"saving the checkpoint of step {saved}"
         return {
             "step": phases.step,
             "in_step": phases.in_step,
             "phase": phases.num_done,
             "shard": shard,
             "activity": activity,
+            "checkpoint": saved,
+            "held": held,
             "apart": not phases.in_phase and activity != LOADING,
             "split": self.clock.so_far,
             "pass": None if progress is None else progress.as_json(),

@@ -153,6 +153,45 @@ def test_nobody_is_alarmed_while_a_rank_polls_between_two_phases(stuck, tmp_path
     assert "no progress" not in (tmp_path / "errors").read_text()
 
 
+SAVES = """
+    import os, time, torch, lockstep
+    from torch.utils.data import DataLoader, TensorDataset
+    fsync = os.fsync
+
+    def slow(file):
+        while not os.path.exists("written"):
+            time.sleep(0.05)
+        fsync(file)
+
+    with lockstep.join(run_dir="run", shards=2, checkpoint_every=4) as team:
+        if team.rank == 1:
+            os.fsync = slow
+        model = torch.nn.Linear(4, 1)
+        data = TensorDataset(torch.randn(48, 4), torch.randn(48, 1))
+        model, loader = team.prepare(model, DataLoader(data, batch_size=4))
+        for step, batch in enumerate(loader, 1):
+            for x, y in batch.shards:
+                team.backward((model(x) - y).square().mean())
+            while step == 6 and not os.path.exists("go"):
+                time.sleep(0.05)
+"""
+
+
+@pytest.mark.long
+def test_a_checkpoint_in_progress_is_part_of_what_a_rank_does(start_launcher, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(textwrap.dedent(SAVES))
+    with (tmp_path / "errors").open("w") as errors:
+        process = start_launcher("--nproc", "2", "train.py", stdout=errors, stderr=errors)
+    until(
+        lambda: ranks() and re.search("in the script's code of step 6, .*, while it writes the checkpoint of step 4", look())
+    )
+    (tmp_path / "go").touch()
+    until(lambda: re.search(r"rank 1 of 2 on \S+ \(pid \d+\): saving the checkpoint of step 4, ", look()))
+    (tmp_path / "written").touch()
+    assert process.wait(60) == 0
+
+
 def test_where_no_rank_has_reported_the_error_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(stacks.command, ["run"])

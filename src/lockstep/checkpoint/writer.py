@@ -89,6 +89,12 @@ class Writer:
         return self._job is not None
 
     @property
+    def step(self) -> int | None:
+        """The step of the job in progress; None: there is none. Any thread may ask."""
+        job = self._job
+        return None if job is None else job.manifest.step
+
+    @property
     def has_results(self) -> bool:
         """Whether a job has ended since the last call of ``results``. Fast, since it is called after every step."""
         return bool(self._results)

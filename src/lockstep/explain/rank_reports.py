@@ -153,10 +153,25 @@ class RankReport:
         elif waits_for_loader(self.frames):
             pid = f" {self.loaders[0].pid}" if self.loaders else ""
             activity = f"waiting for its loader worker{'s' if len(self.loaders) > 1 else ''}{pid}"
+        elif saves(self.frames) and not self._is_saving:
+            activity = "saving a checkpoint"
+        of = "" if self._is_saving else of  # the checkpoint's step has been named
         how_long = f"for {self.still_s:.0f} s" if self.still_s >= 2 else "just now"
-        return f"{activity}{of}, {how_long}{self.handles}{self._why_silent()}{self._works()}"
+        return f"{activity}{of}, {how_long}{self.handles}{self._writes}{self._why_silent()}{self._works}"
 
+    @property
+    def _writes(self) -> str:
+        """Which checkpoint it writes beside what it does, as a clause."""
+        step = self.record["doing"].get("checkpoint")
+        return "" if step is None or self._is_saving else f", while it writes the checkpoint of step {step}"
+
+    @property
+    def _is_saving(self) -> bool:
+        return bool(self.record["doing"].get("held")) and not self.is_waiting
+
+    @property
     def _works(self) -> str:
+        """What is done while its main thread does not move, as far as it is seen."""
         is_still = self.still_s >= _STILL_S and not self.is_waiting
         return f" ({self.work})" if is_still and self.work is not None else ""
 
@@ -191,6 +206,14 @@ class RankReport:
             lines.append(f"its loader worker {worker.pid}, {worker.describe()}")
             lines += [f"  {line}" for line in _shown(worker.frames, short=short)]
         return lines
+
+
+def saves(frames: Sequence[Frame]) -> bool:
+    """Whether a thread with this stack saves a checkpoint with PyTorch."""
+    return any(
+        (file.endswith("/torch/serialization.py") and name == "save") or "/torch/distributed/checkpoint/" in file
+        for file, _, name in frames
+    )
 
 
 def _step_words(record: Mapping[str, Any]) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -87,6 +88,8 @@ class Saver(Listener):
         """Whether the run is stopping because it was asked to."""
         self.held_s = 0.0
         """For how long training has stood still for checkpoints."""
+        self.holds_up = False
+        """Whether training stands still for a checkpoint now."""
         self.num_saved = 0
         """Number of checkpoints that this launch has begun to write. The same on every rank."""
         self._store = store
@@ -105,6 +108,8 @@ class Saver(Listener):
         self._staging, self._staging_of_best = Staging(), Staging()
         self._touching: threading.Thread | None = None
         self._last_sound: int | None = None
+        self._copies: int | None = None
+        """The step of the checkpoint that is being copied."""
         self._held_s: dict[int, float] = {}
         self._lateness = Lateness(config.interval)
         self._best_job: Job | None = None
@@ -205,10 +210,28 @@ class Saver(Listener):
                 time.sleep(2.0**attempt)
         return False
 
+    @property
+    def in_progress(self) -> int | None:
+        """The step of the checkpoint that this rank copies or writes; None: none. Any thread may ask."""
+        return self._copies or self._writer.step
+
     def save(self, position: Position, step: int, epoch: int, *, finished: bool = False) -> None:
         """Copy the run's current state and start writing it. Every rank must call it."""
+        with self._standstill():
+            self._save(position, step, epoch, finished=finished)
+
+    @contextlib.contextmanager
+    def _standstill(self) -> Iterator[None]:
+        was_held, self.holds_up = self.holds_up, True
+        try:
+            yield
+        finally:
+            self.holds_up = was_held
+
+    def _save(self, position: Position, step: int, epoch: int, *, finished: bool) -> None:
         began = time.perf_counter()
         self.settle()
+        self._copies = step
         self.is_due = False
         warning = self._lateness.begin(step, began, is_late=self._pace.is_late)
         if warning and self._is_main:
@@ -230,6 +253,7 @@ class Saver(Listener):
         )
         self.num_saved += 1
         self._writer.submit(self._job(manifest, mine, state, self._staging))
+        self._copies = None
         self._held_s[step] = time.perf_counter() - began
         self.held_s += self._held_s[step]
 
@@ -308,6 +332,10 @@ class Saver(Listener):
 
     def settle(self) -> bool:
         """Wait until nothing is being written; returns whether all ranks succeeded. Every rank must call it."""
+        with self._standstill():
+            return self._settle()
+
+    def _settle(self) -> bool:
         well = True
         while True:
             is_busy = self._writer.is_busy
