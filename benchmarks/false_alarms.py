@@ -4,8 +4,10 @@
 
 Runs of three processes, half of them lockstep's own form and half unchanged scripts of torchrun's users, several at a time on
 the same cores. In each something lets the ranks wait: a slow first step, rank 0 that evaluates or saves for 15 to 20 s,
-somebody at a debugger's prompt, a launch that was suspended for 15 s, cores that others took. A run counts as an alarm if it
-said "no progress" or "is slow", and as failed if it did not end with status 0.
+somebody at a debugger's prompt, a launch that was suspended for 15 s, cores that others took. Or one rank is at work between
+two steps for 16 s, at one line of its own: it waits for another program, for a pool of processes or threads that compute, for
+a loader whose batches arrive or whose first one takes long, computes in one call, downloads, polls. A run counts as an alarm
+if it said "no progress" or "is slow", and as failed if it did not end with status 0.
 
   alarms   of so many runs: 0 is the goal
 """
@@ -28,7 +30,20 @@ from _crew import WORKERS, clean_environ
 
 NPROC = 3
 LIMIT_S = 300.0
-CASES = ("compile_long", "evaluate_long", "save_long", "debug", "suspended", "stolen")
+AT_WORK = (
+    "run_tool",
+    "tokenize_in_pool",
+    "compress_in_threads",
+    "evaluate_batches",
+    "evaluate_here",
+    "wait_for_first_batch",
+    "wait_for_slow_reads",
+    "add_up",
+    "derive_key",
+    "download",
+    "poll_for_job",
+)
+CASES = ("compile_long", "evaluate_long", "save_long", "debug", "suspended", "stolen", *AT_WORK)
 FORMS = ("lockstep", "unchanged")
 _TOOK_S = 15.0
 """For how long a launch is suspended, or its cores are taken."""
@@ -39,7 +54,7 @@ def run(number: int, case: str, form: str) -> tuple[str, str]:
     """``ok``, ``alarm`` or ``failed``; and what was printed."""
     script = WORKERS / ("faulty_lockstep.py" if form == "lockstep" else "faulty_torchrun.py")
     name = case if case not in ("suspended", "stolen") else "train_long"
-    rank = number % NPROC if case == "compile_long" else 0
+    rank = number % NPROC if case in ("compile_long", *AT_WORK) else 0
     command = [
         str(Path(sys.executable).with_name("lockstep")),
         "run",
@@ -91,13 +106,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200, metavar="N", help="how many (default: 200)")
     parser.add_argument("--at-a-time", type=int, default=6, metavar="N", help="so many of them (default: 6)")
+    parser.add_argument("--case", metavar="TEXT", help="only those with this in their name")
     parser.add_argument("--show", action="store_true", help="show what was printed where it was not well")
     parser.add_argument("--quick", action="store_true", help="two runs: see that it runs")
     parser.add_argument("--json", action="store_true", help="print the last line only")
     args = parser.parse_args()
     say, machine = harness.speaker(args), harness.machine()
     num_runs = 2 if args.quick else args.runs
-    cases = list(itertools.islice(itertools.cycle(itertools.product(CASES, FORMS)), num_runs))
+    chosen = [case for case in CASES if args.case is None or args.case in case]
+    cases = list(itertools.islice(itertools.cycle(itertools.product(chosen, FORMS)), num_runs))
     counts = {pair: {"ok": 0, "alarm": 0, "failed": 0} for pair in dict.fromkeys(cases)}
     with concurrent.futures.ThreadPoolExecutor(args.at_a_time) as pool:
         running = {pool.submit(run, number, *pair): pair for number, pair in enumerate(cases)}

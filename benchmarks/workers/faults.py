@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import ctypes
 import fcntl
+import hashlib
 import multiprocessing
 import os
 import pdb
 import queue
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -297,6 +302,126 @@ def debug() -> None:
         pdb.Pdb(stdin=typed, stdout=sys.stdout).set_trace()
 
 
+TOOK_S = 16.0
+"""How long what follows keeps the other ranks waiting, about. It happens on one rank, between two steps."""
+
+
+def compress(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        zlib.compress(os.urandom(1 << 20))
+
+
+def run_tool() -> None:
+    """Another program computes."""
+    code = f"import os, time, zlib; e = time.time() + {TOOK_S}\nwhile time.time() < e: zlib.compress(os.urandom(1 << 20))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def tokenize_in_pool() -> None:
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        pool.map(compress, [TOOK_S / 2] * 4, chunksize=1)
+
+
+def compress_in_threads() -> None:
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(compress, [TOOK_S / 2] * 4))
+
+
+class Pictures(torch.utils.data.Dataset[torch.Tensor]):
+    """Of which each takes a while, to read or to decode."""
+
+    def __init__(self, count: int, read_s: float = 0.0, decode_s: float = 0.0) -> None:
+        self.count, self.read_s, self.decode_s = count, read_s, decode_s
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.read_s)
+        compress(self.decode_s)
+        return torch.full((8,), float(index))
+
+
+def evaluate_batches() -> None:
+    """Batches arrive, and take no time themselves."""
+    for batch in torch.utils.data.DataLoader(Pictures(int(TOOK_S / 0.08), read_s=0.08), 16, num_workers=1):
+        batch.mean()
+
+
+def evaluate_here() -> None:
+    """The same without workers: a loop that sleeps at one line."""
+    for batch in torch.utils.data.DataLoader(Pictures(int(TOOK_S / 0.08), read_s=0.08), 16):
+        batch.mean()
+
+
+def wait_for_first_batch() -> None:
+    next(iter(torch.utils.data.DataLoader(Pictures(16, decode_s=TOOK_S / 16), 16, num_workers=1)))
+
+
+def wait_for_slow_reads() -> None:
+    next(iter(torch.utils.data.DataLoader(Pictures(16, read_s=TOOK_S / 16), 16, num_workers=1)))
+
+
+def _rounds(act: Callable[[int], object], count: int) -> int:
+    """How many of these take ``TOOK_S`` seconds."""
+    began = time.monotonic()
+    act(count)
+    return int(count * TOOK_S / (time.monotonic() - began))
+
+
+def add_up() -> None:
+    """One line, which holds the interpreter lock."""
+    count = _rounds(lambda count: sum(range(count)), 3_000_000)
+    sum(range(count))
+
+
+def derive_key() -> None:
+    """One line, which does not."""
+    count = _rounds(lambda count: hashlib.pbkdf2_hmac("sha256", b"key", b"salt", count), 100_000)
+    hashlib.pbkdf2_hmac("sha256", b"key", b"salt", count)
+
+
+def download() -> None:
+    """Slowly, from this machine."""
+    ours, theirs = socket.socketpair()
+
+    def serve() -> None:
+        with theirs:
+            for _ in range(int(TOOK_S / 0.2)):
+                theirs.sendall(bytes(20_000))
+                time.sleep(0.2)
+
+    threading.Thread(target=serve, daemon=True).start()
+    with ours, tempfile.TemporaryFile() as file:
+        while data := ours.recv(1 << 16):
+            file.write(data)
+
+
+def poll_for_job() -> None:
+    end = time.monotonic() + TOOK_S
+    while time.monotonic() < end:
+        time.sleep(0.5)
+
+
+BETWEEN_STEPS = {
+    function.__name__: function
+    for function in (
+        run_tool,
+        tokenize_in_pool,
+        compress_in_threads,
+        evaluate_batches,
+        evaluate_here,
+        wait_for_first_batch,
+        wait_for_slow_reads,
+        add_up,
+        derive_key,
+        download,
+        poll_for_job,
+    )
+}
+
+
 def train_long() -> None:
     """Nothing special, but for what the benchmark does to the processes meanwhile."""
 
@@ -394,6 +519,8 @@ def after_backward(fault: str | None) -> None:
 
 def after_step(name: str, fault: str | None, step: int, model: nn.Module) -> bool:
     """Called at the end of each step; False: leave the loop."""
+    if fault in BETWEEN_STEPS and step == AT_STEP:
+        BETWEEN_STEPS[fault]()
     if fault == "write_images":
         write_images()
     if fault == "draw_picture":

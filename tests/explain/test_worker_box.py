@@ -150,6 +150,33 @@ def test_a_rank_whose_child_computes_is_said_to_be_at_work_without_a_warning(sta
     (tmp_path / "go").touch()
 
 
+FAST = """
+    import re, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(1000):
+        if dist.get_rank() == 1 and step == 437:
+            re.match("(a+)+$", "a" * 60 + "b")
+        model(torch.ones(8, 4)).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.long
+def test_the_step_of_a_rank_that_holds_the_interpreter_lock_is_that_of_now_and_not_of_its_last_report(
+    start_launcher, tmp_path
+):
+    (tmp_path / "fast.py").write_text(textwrap.dedent(FAST))
+    process = start_launcher("--nproc", "2", "fast.py")
+    try:
+        until(lambda: "C code that holds the GIL" in ask(process), process)
+        assert "in the script, after step 437, " in ask(process)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+
+
 SLOW = """
     import sys, time, torch, torch.distributed as dist
     dist.init_process_group("gloo")

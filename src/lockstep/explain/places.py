@@ -77,7 +77,7 @@ def where(frame: FrameType | None) -> Place:
     innermost = frame
     while frame is not None and not (activity and line):
         code = frame.f_code
-        activity = activity or _activity(code.co_filename, code.co_name)
+        activity = activity or activity_at(code.co_filename, code.co_name)
         if not line and owner(code.co_filename) == "user":
             line = line_of(frame)
         frame = frame.f_back
@@ -91,7 +91,8 @@ def line_of(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
-def _activity(file: str, name: str) -> str:
+def activity_at(file: str, name: str) -> str:
+    """What a thread with this frame in its stack is doing, one of ``split.ACTIVITIES``; empty: the frame does not tell."""
     if "/torch/" not in file:
         return ""
     if "/torch/utils/data/" in file:

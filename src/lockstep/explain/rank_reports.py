@@ -12,9 +12,11 @@ from typing import Any
 
 from lockstep.explain.black_box import read_box
 from lockstep.explain.frames import Frame, claim, shortened
+from lockstep.explain.live_step import read_live_step
 from lockstep.explain.loader_workers import LoaderWorker, busy_workers, waits_for_loader
 from lockstep.explain.process import ProcessFacts, facts_of, state_of
 from lockstep.explain.sampler import EVERY_S, waits_at
+from lockstep.explain.script_clock import doing_at
 from lockstep.explain.stack_request import SIGNAL, request_stack
 from lockstep.explain.work import BUSY_BYTES, LEAST_SHARE, Work
 from lockstep.machine.identity import shared_by
@@ -293,7 +295,7 @@ def _report(record: Mapping[str, Any], now_s: float, *, asks: bool, asks_loaders
     if state == "running" and late_s > _LATE_S:
         state = "late"
         if is_here and asks and (stack := request_stack(record)):
-            record = {**record, "stack": stack, "collective": None}
+            record = {**record, "stack": stack, "collective": None, "doing": _doing_now(record, stack)}
         elif is_here and "stack_fd" in record and not catches(pid, SIGNAL):
             state = "replaced"
     report = RankReport(record, state, late_s, is_here)
@@ -301,6 +303,21 @@ def _report(record: Mapping[str, Any], now_s: float, *, asks: bool, asks_loaders
         return report
     loaders = busy_workers(record) if asks_loaders and waits_for_loader(report.frames) else ()
     return replace(report, facts=facts_of(pid), loaders=loaders)
+
+
+def _doing_now(record: Mapping[str, Any], stack: Sequence[Frame]) -> dict[str, Any]:
+    """What a process does that has stopped reporting, given its present stack: since its record it may have taken steps."""
+    doing = dict(record["doing"])
+    step = read_live_step(int(record["pid"]), int(record.get("live_fd", -1)))
+    if doing.get("held") or doing["activity"] == ENDING:
+        return doing
+    doing["activity"] = doing_at(stack)
+    if step is not None and step != doing.get("step"):
+        doing["step"] = step
+        doing.pop("num_done", None)  # how many collectives that were is not known
+        if "in_step" in doing:
+            doing["in_step"] = True
+    return doing
 
 
 def grouped(reports: Sequence[RankReport]) -> list[list[RankReport]]:

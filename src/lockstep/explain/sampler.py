@@ -25,6 +25,7 @@ from lockstep.explain.black_box import BlackBox, fits
 from lockstep.explain.flight_recorder import counts, read_recording
 from lockstep.explain.frames import Frame, own_package, stack_of
 from lockstep.explain.handled import handled_by
+from lockstep.explain.live_step import live_step
 from lockstep.explain.loader_workers import batches_received, is_loading
 from lockstep.explain.process import io_bytes, own_memory
 from lockstep.explain.saving import Lost, Saving
@@ -102,7 +103,7 @@ class Sampler:
         self._box = BlackBox(path, is_shared=about.get("num_nodes", 1) > 1)
         self._responder = StackResponder(path.with_suffix(".stacks"))
         self._pid, self._thread_id = os.getpid(), threading.get_ident()
-        self._about = {**about, "thread": self._thread_id}
+        self._about = {**about, "thread": self._thread_id, "live_fd": live_step().descriptor}
         self._stack: list[Frame] = []
         self._at: Mapping[str, Any] = {}
         self._batches: object = None

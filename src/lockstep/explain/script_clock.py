@@ -25,7 +25,9 @@ from types import FrameType
 from typing import Any
 
 from lockstep.explain.flight_recorder import counts
-from lockstep.explain.places import Place, Places, where
+from lockstep.explain.frames import Frame
+from lockstep.explain.live_step import live_step
+from lockstep.explain.places import Place, Places, activity_at, where
 
 WINDOW = 10
 """Steps per summary."""
@@ -64,7 +66,8 @@ class ScriptClock:
     """Times the steps of this process until it is closed. Must be created by the main thread."""
 
     def __init__(self) -> None:
-        self.num_steps = 0
+        self._live = live_step()
+        self.num_steps = self._live.memory[0] = 0
         """Optimizer steps so far, not counting those that use the same gradients as the step before."""
         self.activity = _DOING["script"]
         """What the main thread was doing when it was last seen."""
@@ -170,6 +173,7 @@ class ScriptClock:
         if self._ready_s and self._ready_s <= before_s:
             return
         self.num_steps += 1
+        self._live.memory[0] = self.num_steps
         if not before_s:  # samples of what came before the steps are none of theirs
             self._seen = Counter()
             self._places.begin()
@@ -304,3 +308,8 @@ def _is_in_collective(frame: FrameType | None) -> bool:
 def _uses_gpu() -> bool:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)  # never imported for this
     return cuda is not None and bool(cuda.is_initialized())
+
+
+def doing_at(frames: Sequence[Frame]) -> str:
+    """What a thread with this stack, innermost frame first, is doing, in words."""
+    return _DOING[next((activity for file, _, name in frames if (activity := activity_at(file, name))), "script")]

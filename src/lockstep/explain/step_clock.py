@@ -20,6 +20,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lockstep.explain.device_clock import DeviceClock
+from lockstep.explain.live_step import live_step
 from lockstep.explain.loader_workers import LOADING
 from lockstep.explain.slow_ranks import Row, busy_of
 from lockstep.explain.split import PARTS
@@ -95,6 +96,7 @@ class StepClock(Listener):
         self._busy_s = 0.0
         self._last_s = perf_counter()
         """When the last interval ended."""
+        self._live = live_step()
         self.num_steps = 0
         """Steps taken so far."""
         self.step_s = 0.0
@@ -165,6 +167,7 @@ class StepClock(Listener):
     def begin_step(self, step: int) -> None:
         """See Listener."""
         self.charge(DATA)
+        self._live.memory[0] = step
         self.activity = _IN_SCRIPT
         held_s, self._held_s = self._held_s, self._held_so_far_s()
         if self._held_s != held_s:  # checkpoints are saved before a step
