@@ -39,6 +39,15 @@ def test_children_that_copy_or_wake_up_are_at_work_and_idle_ones_are_not():
     assert list(work_between(before, snapshot(10, p7=idle, p8=idle, p9=idle))) == []
 
 
+def test_one_that_is_blocked_while_data_is_written_to_disk_is_at_work():
+    blocked = [
+        Snapshot(time_s, 0.0, {}, True, written) for time_s, written in ((0, 10**9), (10, 10**9 + 10**8), (20, 10**9))
+    ]
+    assert [work.how for work in work_between(*blocked[:2])] == ["waits for a disk, and data is being written"]
+    assert list(work_between(blocked[0], blocked[2])) == [], "nothing is written"
+    assert list(work_between(Snapshot(0, 0.0, {}), blocked[1])) == [], "it was not blocked"
+
+
 @pytest.fixture
 def child():
     """Starts a Python process that runs this code."""

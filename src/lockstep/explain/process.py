@@ -97,6 +97,19 @@ def usage_of(pid: int) -> Usage | None:
     )
 
 
+def is_blocked() -> bool:
+    """Whether the main thread of this process is blocked in the kernel, by a disk for example."""
+    return _stat("self")[:1] == ["D"]
+
+
+def written_bytes() -> int:
+    """What this machine has written to its disks and file servers since it started; 0: unknown."""
+    with contextlib.suppress(OSError):
+        pages = re.search(r"^nr_written (\d+)", Path("/proc/vmstat").read_text(), flags=re.MULTILINE)
+        return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if pages else 0
+    return 0
+
+
 def descendants(pid: int | str = "self") -> list[int]:
     """The ids of a process's children, and of theirs; none if the kernel does not tell. At most ``_MOST_DESCENDANTS``."""
     found = _children(pid)

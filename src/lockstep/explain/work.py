@@ -2,8 +2,8 @@
 
 A rank that computes in one long call, writes a large file or waits for a process that does keeps the others waiting with good
 reason; one that sleeps, or waits for what never comes, uses nothing. Measured are the processor time of the process and of its
-descendants, the bytes that they read and write, and how often its forks wake up: a loader worker that waits for a slow disk
-again and again uses little else.
+descendants, the bytes that they read and write, what is written to disk while it is blocked, and how often its forks wake up: a
+loader worker that waits for a slow disk again and again uses little else.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from lockstep.explain.process import Usage, descendants, io_bytes, usage_of
+from lockstep.explain.process import Usage, descendants, io_bytes, is_blocked, usage_of, written_bytes
 
 BUSY_BYTES = 1 << 18
 """A process that reads or writes more than this between two samples is busy, at whatever line: it saves a checkpoint, say."""
 LEAST_SHARE = 0.03
 """Of one core: less is not work. (Where there are many more processes than cores, each gets little.)"""
 _SPAN_S = 4.0
+_FLUSHED_BYTES = 1 << 22
 _LEAST_WAKES = 2
 """In ``_SPAN_S``. A loader worker without a task wakes once in 5 s."""
 
@@ -29,7 +30,7 @@ class Work:
     """What was done while the main thread stayed where it was, and by whom."""
 
     how: str
-    """``computes``, ``reads or writes``, or ``wakes``: it does a little, again and again."""
+    """``computes``, ``reads or writes``, ...; ``wakes``: it does a little, again and again."""
     pid: int = 0
     """Of the descendant that does it; 0: the process itself."""
     name: str = ""
@@ -50,6 +51,10 @@ class Snapshot:
     """Processor time of the process, in seconds."""
     children: Mapping[int, Usage]
     """Of its descendants, by process id."""
+    is_blocked: bool = False
+    """Whether the main thread is blocked in the kernel: ``fsync`` shows no bytes before its end."""
+    written_bytes: int = 0
+    """By the whole machine."""
 
 
 class WorkMeter:
@@ -93,6 +98,8 @@ def work_between(before: Snapshot, after: Snapshot) -> Iterator[Work]:
     span_s = after.time_s - before.time_s
     if after.own_s - before.own_s >= LEAST_SHARE * span_s:
         yield Work("computes")
+    if before.is_blocked and after.is_blocked and after.written_bytes - before.written_bytes > _FLUSHED_BYTES:
+        yield Work("waits for a disk, and data is being written")
     new = Usage("", 0.0, 0, 0)
     changes = [(pid, usage, before.children.get(pid, new)) for pid, usage in after.children.items()]
     if sum(usage.cpu_s - earlier.cpu_s for _, usage, earlier in changes) >= LEAST_SHARE * span_s:
@@ -109,4 +116,5 @@ def work_between(before: Snapshot, after: Snapshot) -> Iterator[Work]:
 def _measure(now_s: float) -> Snapshot:
     times = os.times()  # with those of children that have ended
     own_s = time.process_time() - time.thread_time() + times.children_user + times.children_system
-    return Snapshot(now_s, own_s, {pid: usage for pid in descendants() if (usage := usage_of(pid)) is not None})
+    children = {pid: usage for pid in descendants() if (usage := usage_of(pid)) is not None}
+    return Snapshot(now_s, own_s, children, is_blocked(), written_bytes())
