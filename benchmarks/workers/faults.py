@@ -59,6 +59,19 @@ def refine_boxes() -> None:
         pass
 
 
+def poll_for_labels() -> None:
+    """Nobody ever makes that file."""
+    while not os.path.lexists("/nowhere/labels"):
+        time.sleep(0.2)
+
+
+def save_weights() -> None:
+    """Into a pipe that nobody reads."""
+    path = Path(tempfile.mkdtemp(), "weights")
+    os.mkfifo(path)
+    torch.save(torch.zeros(7), path)
+
+
 def call_preprocessor() -> None:
     """Another program hangs."""
     subprocess.run(["sleep", "3600"], check=True)
@@ -437,6 +450,8 @@ ONCE = {
         update_cache,
         read_control_file,
         refine_boxes,
+        poll_for_labels,
+        save_weights,
         call_preprocessor,
         receive_weights,
         stop_this_process,

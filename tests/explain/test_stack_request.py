@@ -14,7 +14,7 @@ from lockstep.explain.stack_request import IN_C_SIGNAL, SIGNAL, StackResponder, 
 from lockstep.stopping import catches
 
 BUSY = """
-    import os, re, sys, threading, time
+    import ctypes, os, re, sys, threading, time
     from pathlib import Path
     from lockstep.explain.stack_request import StackResponder
 
@@ -28,6 +28,10 @@ BUSY = """
 
     def in_c():
         sum(range(10**12))
+
+    def in_open():
+        os.mkfifo("pipe")
+        print(ctypes.PyDLL(None).open(b"pipe", os.O_RDONLY) >= 0, flush=True)
 
     answering = StackResponder(Path("stacks"))
     threading.Thread(target=work, daemon=True).start()
@@ -107,3 +111,14 @@ def test_one_in_c_code_that_holds_the_interpreter_lock_answers_as_well(start):
         assert time.monotonic() < deadline, frames
     assert process.poll() is None
     assert "Stack (most recent call first)" in Path(record["stack_file"]).read_text()  # Python cannot have answered
+
+
+@pytest.mark.timeout(120)
+def test_a_system_call_in_c_code_is_not_interrupted_by_the_question(start, tmp_path):
+    process, record = start("in_open")
+    deadline = time.monotonic() + 60
+    while "Stack (most recent call first)" not in Path(record["stack_file"]).read_text():  # it has come to the call
+        assert time.monotonic() < deadline
+        assert request_stack(record), process.stdout.readline()
+    with (tmp_path / "pipe").open("w"):
+        assert process.stdout.readline() == "True\n"

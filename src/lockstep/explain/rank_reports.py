@@ -277,8 +277,8 @@ def read_reports(run_dir: Path, now_s: float, *, asks: bool = True, asks_loaders
         run_dir: of the run, or a launch's private directory.
         now_s: seconds since 1970.
         asks: whether to request the stacks of this machine's processes that have stopped reporting.
-        asks_loaders: whether to request those of loader workers for which a rank waits. That wakes them up, which looks like
-            work: it is for reports that are shown.
+        asks_loaders: whether to request those of loader workers at work, too, for which a rank waits. That wakes them up, which
+            looks like work: it is for a report that somebody has asked for.
     """
     return [_report(record, now_s, asks=asks, asks_loaders=asks_loaders) for record in read_records(run_dir)]
 
@@ -301,8 +301,10 @@ def _report(record: Mapping[str, Any], now_s: float, *, asks: bool, asks_loaders
     report = RankReport(record, state, late_s, is_here)
     if not is_here or state not in _ALIVE or report.still_s < _STILL_S or report.is_waiting:
         return report
-    loaders = busy_workers(record) if asks_loaders and waits_for_loader(report.frames) else ()
-    return replace(report, facts=facts_of(pid), loaders=loaders)
+    report = replace(report, facts=facts_of(pid))
+    if waits_for_loader(report.frames) and (asks_loaders or report.idle_s >= _RECENT_S):
+        report = replace(report, loaders=busy_workers(record))
+    return report
 
 
 def _doing_now(record: Mapping[str, Any], stack: Sequence[Frame]) -> dict[str, Any]:

@@ -48,6 +48,8 @@ class StackResponder:
         self._answers = threading.current_thread() is threading.main_thread()
         if self._answers:
             signal.signal(SIGNAL, self._answer)
+            # C code that waits in a system call may take it for a failure if that is interrupted.
+            signal.siginterrupt(SIGNAL, False)
             if signal.getsignal(IN_C_SIGNAL) is signal.SIG_DFL:
                 signal.signal(IN_C_SIGNAL, signal.SIG_IGN)  # what ``unregister`` restores
             faulthandler.register(IN_C_SIGNAL, file=self._fd, all_threads=False)

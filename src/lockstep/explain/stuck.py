@@ -151,7 +151,6 @@ class StuckWatch:
             self._next_s, self._dead_s = still_s + self._pause_s, math.inf
             return
         if not self._told and self._is_first:
-            text = who_waits(read_reports(self._run_dir, time.time()), str(self._run_dir)) or text
             self._warned_at = self._progress()
             self._remarks.warn(text, still_s)
         self._told = text

@@ -188,20 +188,18 @@ class Watching:
     def _report(self, waited: tuple[int, ...], records: Sequence[Mapping[str, Any]], remarks: Remarks) -> None:
         from lockstep.explain.stuck import who_works
 
-        reports = self._reports((), asks_loaders=False)
-        if self._who_waits(reports, is_over=False) is None:
-            work = who_works(reports)
-            if work is not None and not self._closed.is_set():
-                remarks.mention(*work)
-            return
         reports = self._reports(())
         text = self._who_waits(reports, is_over=False)
-        if text is not None and not self._closed.is_set():
+        if self._closed.is_set():
+            return
+        if text is not None:
             self._told = text
             mine = [record for record in records if record["rank"] in waited] or records
             self._warned_at = {int(record["rank"]): _num_done(record) for record in mine}
             remarks.warn(text, max((report.still_s for report in reports if report.is_waiting), default=0.0))
             self._look_for_deadlock()
+        elif (work := who_works(reports)) is not None:
+            remarks.mention(*work)
 
     def _has_moved(self, records: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the ranks that waited when the user was warned have finished what they waited for."""
@@ -236,17 +234,15 @@ class Watching:
             self._sent = [report.as_json() for report in self._reports(())]
         return self._sent
 
-    def _reports(self, echoes: Collection[int], *, asks_loaders: bool = True) -> list[RankReport]:
+    def _reports(self, echoes: Collection[int]) -> list[RankReport]:
         """Reports of this machine's ranks, and those received from other launchers.
 
-        Args:
-            echoes: ranks that have just failed because they timed out; they are treated as still waiting.
-            asks_loaders: see ``read_reports``.
+        ``echoes`` have just failed because they timed out; they are treated as still waiting.
         """
         from lockstep.explain.rank_reports import RankReport, read_reports
 
         with self._lock:
-            reports = read_reports(self._where(), time.time(), asks_loaders=asks_loaders)
+            reports = read_reports(self._where(), time.time(), asks_loaders=bool(echoes))
         messages = self._exchange.received if self._speaks else {}
         reports += [RankReport.from_json(each) for message in messages.values() for each in message.reports]
         reports = [replace(report, state="running") if report.rank in echoes else report for report in reports]
