@@ -132,7 +132,7 @@ def test_one_that_polls_in_a_script_without_lockstep_is_at_work_and_a_loader_tha
     polls = rank(0, [["/home/me/train.py", 7, "evaluate"]], awake_s=49.9, doing=doing)
     loading = rank(0, [["/torch/utils/data/dataloader.py", 7, "_try_get_data"]], awake_s=49.9, doing=doing)
     assert who_waits([polls, rank(1, WAITING)]) is None
-    assert "polling" in who_works([polls, rank(1, WAITING)]).text
+    assert "polls" in who_works([polls, rank(1, WAITING)]).text
     assert "rank 1 waits for rank 0." in who_waits([loading, rank(1, WAITING)])
     assert who_waits([rank(0, loading.record["stack"], worked_s=45.0), rank(1, WAITING)]) is None
 

@@ -159,7 +159,7 @@ class RankReport:
             activity = "saving a checkpoint"
         of = "" if self._is_saving else of  # the checkpoint's step has been named
         how_long = f"for {self.still_s:.0f} s" if self.still_s >= 2 else "just now"
-        return f"{activity}{of}, {how_long}{self.handles}{self._writes}{self._why_silent()}{self._works}"
+        return f"{activity}{of}, {how_long}{self.handles}{self._writes}{self._works}{self._why_silent()}"
 
     @property
     def _writes(self) -> str:
@@ -173,9 +173,9 @@ class RankReport:
 
     @property
     def _works(self) -> str:
-        """What is done while its main thread does not move, as far as it is seen."""
+        """What is done while its main thread does not move, as far as it is seen, as a clause."""
         is_still = self.still_s >= _STILL_S and not self.is_waiting
-        return f" ({self.work})" if is_still and self.work is not None else ""
+        return f"; {self.work}" if is_still and self.work is not None else ""
 
     @property
     def handles(self) -> str:

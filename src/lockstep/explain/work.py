@@ -38,7 +38,7 @@ class Work:
 
     def __str__(self) -> str:
         if not self.pid:
-            return "sleeping or polling again and again" if self.how == "wakes" else f"it {self.how}"
+            return "it sleeps or polls again and again" if self.how == "wakes" else f"it {self.how}"
         return f"its process {self.pid}, {self.name}, {'is at work' if self.how == 'wakes' else self.how}"
 
 
