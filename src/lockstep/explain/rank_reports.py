@@ -32,6 +32,8 @@ _STILL_S = 2.0
 """A rank that has not moved for this long is examined more closely."""
 _MOST_LOADERS = 3
 _ALIVE = ("running", "late")
+DEFAULT_GROUP = "0"
+"""PyTorch's name of the process group of all ranks."""
 
 
 def box_path(run_dir: Path, rank: int) -> Path:
@@ -272,3 +274,10 @@ def name_ranks(ranks: Sequence[int]) -> str:
     names = [name for span in spans for name in ([f"{span[0]} to {span[-1]}"] if len(span) > 2 else map(str, span))]
     listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
     return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
+
+
+def name_group(name: str, members: Sequence[int]) -> str:
+    """``the default process group``; ``process group 2 (ranks 0 and 1)``. ``members``: empty: unknown."""
+    if name == DEFAULT_GROUP:
+        return "the default process group"
+    return f"process group {name}" + (f" ({name_ranks(members)})" if members else "")
