@@ -185,3 +185,36 @@ def test_collectives_are_what_they_were_for_everyone_else(run_here):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("done") == 2
+
+
+@pytest.mark.long
+def test_a_rank_that_pickles_an_object_for_a_collective_does_not_wait(run_here):
+    done = run_here(
+        """
+        import pickle, sys, threading, time, torch, torch.distributed as dist
+        from lockstep.explain.frames import stack_of
+        from lockstep.explain.sampler import is_communicating
+        dist.init_process_group("gloo")
+        seen, is_over, main = set(), threading.Event(), threading.main_thread().ident
+
+        def look():
+            while not is_over.is_set():
+                stack = stack_of(sys._current_frames()[main])
+                if stack[0][2] in ("_object_to_tensor", "_tensor_to_object"):
+                    seen.add(is_communicating(stack))
+                time.sleep(0.001)
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        deadline = time.monotonic() + 60
+        while not seen and time.monotonic() < deadline:
+            dist.broadcast_object_list([list(range(200_000))], src=0)
+        is_over.set()
+        looking.join()
+        assert seen == {False}, seen
+        print("done")
+        """,
+        "--nproc",
+        "1",
+    )
+    assert done.returncode == 0, done.stderr

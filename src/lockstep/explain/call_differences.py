@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from lockstep.explain.call_log import Call, Line, LoggedCall
 from lockstep.explain.mismatch import SAME_CALLS
-from lockstep.explain.rank_reports import name_ranks
+from lockstep.explain.rank_reports import name_ranks, own_words
 
 _TO_ROOT = ("reduce", "gather", "gather_object")
 _COPYING = ("broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all", "all_to_all_single")
@@ -77,6 +77,5 @@ def report(called: Mapping[int, LoggedCall]) -> str:
     for rank, each in sorted(called.items()):
         together.setdefault((each.call, each.line), []).append(rank)
     for (call, line), ranks in together.items():
-        own = "lockstep's own " if line.is_own else ""
-        lines.append(f"  {name_ranks(ranks)}: {own}{describe(call)}, at {line.at}")
+        lines.append(f"  {name_ranks(ranks)}: {own_words(line.is_own)}{describe(call)}, at {line.at}")
     return "\n".join([*lines, next(filter(None, (difference(calls[0], call) for call in calls)), "")])

@@ -16,10 +16,7 @@ from types import FrameType
 from typing import Any
 
 from lockstep.explain.call_log import Call, CallLog, Group, Line
-from lockstep.explain.frames import OURS, owner
-
-_COLLECTIVES = f"{OURS}comm/"
-"""Where the methods are that users call on a team, too."""
+from lockstep.explain.frames import is_between, owner
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ class _Recorder:
         self._log = log
         self._distributed = distributed
         self._is_compiling = is_compiling
-        self._owners: dict[str, str] = {}
+        self._files: dict[str, tuple[str, bool]] = {}
         self._groups: dict[str, _Known] = {}
         """The latest of each name."""
 
@@ -146,9 +143,10 @@ class _Recorder:
         is_own: bool | None = None
         while frame is not None:
             file = frame.f_code.co_filename
-            if (whose := self._owners.get(file)) is None:
-                whose = self._owners[file] = owner(file)
-            if is_own is None and whose != "plumbing" and not file.startswith(_COLLECTIVES):
+            if (known := self._files.get(file)) is None:
+                known = self._files[file] = owner(file), is_between(file)
+            whose, passes_on = known
+            if is_own is None and not passes_on:
                 is_own = whose == "lockstep"
             if whose == "user":
                 break
