@@ -1,4 +1,4 @@
-"""What is wrong, and with which rank: does it say so? 59 planted faults, under lockstep, under torchrun, and with TraceML.
+"""What is wrong, and with which rank: does it say so? 61 planted faults, under lockstep, under torchrun, and with TraceML.
 
     python benchmarks/diagnosis.py
 
@@ -119,6 +119,8 @@ FAULTS = (
     Fault("wrong", "lockstep", "nudge_weights", "body.weight|weights"),
     Fault("wrong", "unchanged", "count_samples", "(?i)int.*float|float.*int"),
     Fault("wrong", "lockstep", "count_samples", "(?i)int.*float|float.*int", 2),
+    Fault("wrong", "unchanged", "take_maximum", "take_maximum", 2),
+    Fault("wrong", "lockstep", "take_maximum", "take_maximum"),
 )
 
 
