@@ -123,6 +123,8 @@ FAULTS = (
     Fault("wrong", "lockstep", "nudge_weights", "body.weight|weights"),
     Fault("wrong", "unchanged", "count_samples", "(?i)int.*float|float.*int"),
     Fault("wrong", "lockstep", "count_samples", "(?i)int.*float|float.*int", 2),
+    Fault("wrong", "unchanged", "take_maximum", "take_maximum", 2),
+    Fault("wrong", "lockstep", "take_maximum", "take_maximum"),
 )
 
 

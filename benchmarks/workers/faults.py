@@ -144,6 +144,11 @@ def count_samples(is_culprit: bool) -> None:
     dist.all_reduce(torch.tensor([16], dtype=torch.int32) if is_culprit else torch.tensor([16.0]))
 
 
+def take_maximum(is_culprit: bool) -> None:
+    """The others add."""
+    dist.all_reduce(torch.ones(4), op=dist.ReduceOp.MAX if is_culprit else dist.ReduceOp.SUM)
+
+
 def reduce_by_group(is_culprit: bool) -> None:
     """In two groups, in another order."""
     first, second = GROUPS
@@ -169,7 +174,9 @@ def lock_index(is_culprit: bool) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
-TOGETHER = {function.__name__: function for function in (count_samples, reduce_by_group, leave_out_group, lock_index)}
+TOGETHER = {
+    function.__name__: function for function in (count_samples, take_maximum, reduce_by_group, leave_out_group, lock_index)
+}
 GROUPS: list[dist.ProcessGroup] = []
 OPEN: list[Any] = []
 LOCKED = Path("index.lock")

@@ -59,9 +59,17 @@ def test_a_rank_that_waits_for_one_that_has_ended_never_goes_on():
 
 
 def test_ranks_that_have_called_two_collectives_in_the_same_place_never_go_on():
-    one = rank(0, at=("0", 7, "barrier"), begun={"0": 7}, recent=[[7, "barrier"]])
-    other = rank(1, at=("0", 7, "all_reduce"), begun={"0": 7}, recent=[[7, "all_reduce"]])
+    one = rank(0, at=("0", 7, "barrier"), begun={"0": 7}, recent=[[7, "barrier", "0"]])
+    other = rank(1, at=("0", 7, "all_reduce"), begun={"0": 7}, recent=[[7, "all_reduce", "0"]])
     assert deadlocked([one, other]) == {0, 1}
+
+
+def test_so_do_those_that_have_done_so_in_a_group_of_some_ranks():
+    one = rank(0, at=("3", 2, "barrier"), begun={"3": 2}, recent=[[2, "barrier", "3"]])
+    other = rank(1, at=("3", 2, "all_reduce"), begun={"3": 2}, recent=[[2, "all_reduce", "3"]])
+    elsewhere = rank(1, at=("4", 2, "all_reduce"), begun={"3": 2, "4": 2}, recent=[[2, "all_reduce", "4"]])
+    assert deadlocked([one, other]) == {0, 1}
+    assert deadlocked([one, elsewhere]) == set()
 
 
 def test_who_waits_for_a_rank_in_a_deadlock_is_in_one():
@@ -128,7 +136,7 @@ def test_a_run_in_a_deadlock_ends_with_the_report_as_its_error_and_the_checkpoin
 
 
 @pytest.mark.long
-def test_a_script_without_lockstep_in_a_deadlock_ends_too(run_here):
+def test_a_script_without_lockstep_in_different_collectives_ends_at_once(run_here):
     done = run_here(
         """
         import torch, torch.distributed as dist
@@ -143,7 +151,8 @@ def test_a_script_without_lockstep_in_a_deadlock_ends_too(run_here):
         "2",
     )
     assert done.returncode == 1
-    assert "deadlock" in done.stderr
+    assert re.search(r"rank 0: barrier, at .*:7", done.stderr), done.stderr
+    assert re.search(r"rank 1: all_reduce of float32 \[1\].*, at .*:8", done.stderr), done.stderr
 
 
 @pytest.mark.long
@@ -191,3 +200,51 @@ def test_ranks_that_all_wait_for_ever_for_their_own_loaders_are_reported_with_th
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(timeout=25) == 128 + signal.SIGTERM, said()
     assert re.search(r"no progress for \d+ s: ranks 0 and 1 wait for a batch", said()), said()
+
+
+# Three ranks. In the second of two steps something differs, in groups of two of them.
+GROUPS = """
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    rank, x = dist.get_rank(), torch.ones(4)
+    unused, first, second = dist.new_group([0, 2]), dist.new_group([0, 1]), dist.new_group([0, 1])
+    for _ in range(20):
+        dist.all_reduce(x)
+    if rank < 2:
+        {calls}
+    dist.barrier()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        (
+            "for group in (first, second) if rank else (second, first): dist.all_reduce(x, group=group)",
+            [
+                "rank 0: all_reduce number 1 .* of process group 3 .*:9",
+                "rank 1: all_reduce number 1 .* of process group 2 .*:9",
+            ],
+        ),
+        (
+            "rank or dist.all_reduce(x, group=first)",
+            ["rank 0: all_reduce number 1 .* of process group 2 .ranks 0 and 1.*:9", "ranks 1 and 2: .*barrier.*:10"],
+        ),
+        (
+            "(dist.all_reduce if rank else dist.all_gather)(*([x] if rank else [[x, x], x]), group=first)",
+            ["rank 0: all_gather of float32.*:9", "rank 1: all_reduce of float32.*:9", "number 1 of process group 2"],
+        ),
+        (
+            "[dist.all_reduce(x, group=first) for _ in range(2 - rank)]",
+            ["rank 0: all_reduce number 2 .* of process group 2 .*:9", "ranks 1 and 2: .*barrier.*:10"],
+        ),
+    ],
+    ids=["opposite orders", "never entered", "another sequence", "one more"],
+)
+def test_ranks_that_part_in_groups_are_named_with_group_and_line(run_here, calls, said):
+    done = run_here(GROUPS.format(calls=calls), "--nproc", "3")
+    assert done.returncode == 1
+    error = done.stderr[done.stderr.rindex("error:") :]
+    for each in said:
+        assert re.search(each, error), error

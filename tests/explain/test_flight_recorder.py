@@ -69,4 +69,12 @@ def test_those_of_nccl_are_found_beside_them_and_each_once(monkeypatch):
     read_by_nccl = torch._C._distributed_c10d._dump_nccl_trace_json
     monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", read_by_nccl)  # as newer versions have it
     assert flight_recorder.counts() == flight_recorder.Counts(6, {"0": 7})
-    assert flight_recorder.read_recording().recent == ((7, pending.what),)
+    assert flight_recorder.read_recording().recent == ((7, pending.what, "0"),)
+
+
+@pytest.mark.usefixtures("group")
+def test_groups_have_the_same_name_on_all_ranks_whichever_others_a_rank_has():
+    groups = [dist.new_group([0]) for _ in range(2)]
+    dist.all_reduce(torch.zeros(5), group=groups[1])
+    assert flight_recorder.read_recording().recent[-1][2] == groups[1].group_name
+    assert flight_recorder.counts().begun[groups[1].group_name] == 1

@@ -25,7 +25,7 @@ def test_lines_of_the_script_are_said_where_the_library_aborted_a_rank():
 
 def test_tensors_that_differ_are_said_as_the_recorders_know_them():
     records = [
-        {"rank": rank, "recent": [[3, f"broadcast (shape [833] of {dtype})"]]}
+        {"rank": rank, "recent": [[3, f"broadcast (shape [833] of {dtype})", "0"]]}
         for rank, dtype in enumerate(("float", "double"))
     ]
     stacks = {rank: [*BACKWARD, at(27, "step")] for rank in (0, 1)}

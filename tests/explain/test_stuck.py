@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from lockstep.explain.frames import OURS
 from lockstep.explain.process import ProcessFacts
 from lockstep.explain.rank_reports import RankReport
 from lockstep.explain.stuck import BUSY_S, limit_s, who_waits, who_works
@@ -57,6 +58,29 @@ def test_ranks_that_wait_in_different_collectives_are_told_in_which():
         "  rank 1: all_gather number 7, at /home/me/train.py:20 in <module>",
     ]
     assert who_waits([rank(0, WAITING, collective=reduce), rank(1, WAITING, collective=reduce)], "run") is None
+
+
+def test_ranks_that_wait_in_different_groups_are_told_in_which_and_so_does_each_of_them():
+    def waits(number, group, line):
+        collective = {"text": "all_reduce number 1", "number": 1, "group": group, "members": [0, 1]}
+        return rank(number, [WAITING[0], ["/home/me/train.py", line, "average"]], collective=collective)
+
+    both = [waits(0, "1", 20), waits(1, "2", 30)]
+    assert who_waits(both, "run").splitlines()[1:3] == [
+        "  rank 0: all_reduce number 1 of process group 1 (ranks 0 and 1), at /home/me/train.py:20 in average",
+        "  rank 1: all_reduce number 1 of process group 2 (ranks 0 and 1), at /home/me/train.py:30 in average",
+    ]
+    assert "waiting in all_reduce number 1 of process group 1 (ranks 0 and 1)" in both[0].describe()
+
+
+def test_a_collective_that_lockstep_has_called_for_itself_is_marked_and_one_for_the_user_is_not():
+    collective = {"text": "all_reduce number 1", "number": 1, "group": "0", "members": [0, 1]}
+    method = [f"{OURS}comm/collectives.py", 90, "all_reduce"]
+    script = ["/home/me/train.py", 20, "<module>"]
+    asked = rank(0, [WAITING[0], method, script], collective=collective)
+    own = rank(0, [WAITING[0], method, [f"{OURS}loop/loop.py", 90, "step"], script], collective=collective)
+    assert "waiting in all_reduce number 1" in asked.describe()
+    assert "waiting in lockstep's own all_reduce number 1" in own.describe()
 
 
 RECEIVING = [["/site-packages/torch/distributed/distributed_c10d.py", 10, "recv"], ["/home/me/train.py", 30, "fetch"]]
@@ -189,8 +213,8 @@ def test_when_the_run_is_over_for_it_the_one_that_was_waited_for_is_named_howeve
 
 def test_the_first_collective_that_differs_is_named_though_all_wait_in_the_same_now():
     now = {"text": "all_reduce number 9 (shape [5] of float)"}
-    mine = [[7, "all_reduce (shape [5] of float)"], [8, "all_gather (shape [5] of float)"]]
-    other = [[7, "all_reduce (shape [1] of float)"], [8, "all_gather (shape [2] of float)"]]
+    mine = [[7, "all_reduce (shape [5] of float)", "0"], [8, "all_gather (shape [5] of float)", "0"]]
+    other = [[7, "all_reduce (shape [1] of float)", "0"], [8, "all_gather (shape [2] of float)", "0"]]
     text = who_waits([rank(0, WAITING, collective=now, recent=mine), rank(1, WAITING, collective=now, recent=other)])
     assert "number 7 was all_reduce (shape [5] of float) on rank 0, all_reduce (shape [1] of float) on rank 1." in text
     assert who_waits([rank(0, WAITING, collective=now, recent=mine[1:]), rank(1, WAITING, recent=other[1:])]) is None

@@ -96,7 +96,7 @@ def test_a_hang_is_shown_by_stacks_and_at_the_timeout_is_the_error(start, said):
     process = start("time.sleep(600)", timeout=15)  # within which it must be seen
     until(lambda: [rank["waiting"] and rank["still_s"] > 2 for rank in ranks(process)] == [True, False], process)
     waits, missing = ranks(process)
-    assert waits["recent"][-1] == [13, "all_reduce (shape [1, 4] of float)"]
+    assert waits["recent"][-1] == [13, "all_reduce (shape [1, 4] of float)", "0"]
     assert (waits["begun"], missing["begun"]) == ({"0": 13}, {"0": 12})
     assert missing["steps"]["num_steps"] == 0  # it has no optimizer
     shown = ask(process)

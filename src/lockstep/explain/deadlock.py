@@ -20,7 +20,6 @@ LEAST_S = 10.0
 CERTAIN_S = 5.0
 """A deadlock that is still one after this long is certain: ranks do not write their black boxes all at once."""
 _ENDED = ("finished", "failed", "gone")
-_DEFAULT_GROUP = "0"
 _TRANSFERS = ("recv", "send")
 _EXCHANGE = f"{OURS}sync/"
 
@@ -64,11 +63,10 @@ def _is_held(report: RankReport, reports: Sequence[RankReport], stuck: Collectio
 
 def _differs(collective: Mapping[str, Any], peer: RankReport) -> bool:
     """Whether a rank has called another collective in the place of this one, which is then never completed."""
-    if collective.get("group") != _DEFAULT_GROUP:
-        return False  # of other groups the latest collectives are not recorded
     mine = str(collective["text"]).replace(f" number {collective['number']}", "", 1)
     return any(
-        number == collective["number"] and not may_match(mine, what) for number, what in peer.record.get("recent") or ()
+        (number, group) == (collective["number"], collective.get("group")) and not may_match(mine, what)
+        for number, what, group in peer.record.get("recent") or ()
     )
 
 

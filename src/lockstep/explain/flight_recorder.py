@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 _MOST_SHAPES = 3
 _RECENT = 16
-_DEFAULT_GROUP = "default_pg"
 _READERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 _UNKNOWN_FORMAT = (RuntimeError, ValueError, KeyError, TypeError, IndexError)
 """Raised for another version of the recorder."""
@@ -31,7 +30,7 @@ class Collective:
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     group: str
-    """As in ``Counts``."""
+    """Its name, the same on all its ranks."""
     began_s: float
     """Seconds since 1970."""
     members: tuple[int, ...] = ()
@@ -61,7 +60,7 @@ class Counts:
     num_done: int
     """In all groups together."""
     begun: Mapping[str, int]
-    """By group: the number of the latest collective that was begun."""
+    """By the group's name: the number of the latest that was begun. (On Gloo, messages to single ranks have numbers, too.)"""
 
 
 @dataclass(frozen=True)
@@ -70,36 +69,51 @@ class Recording:
 
     pending: Collective | None
     """The oldest collective that has not ended."""
-    recent: tuple[tuple[int, str], ...]
-    """The latest collectives of the default process group, oldest first: number, name and tensors."""
+    recent: tuple[tuple[int, str, str], ...]
+    """The latest collectives, oldest first: number in the group, name and tensors, and the group's name."""
 
 
 def read_recording() -> Recording:
     """What the recorders hold; nothing if there is none."""
     try:
         dumped = [entry for dump in _read(includeCollectives=True, onlyActive=False) for entry in dump.get("entries", ())]
+        _learn_names(dumped)
         by_identity = {(*entry["process_group"], entry["profiling_name"], _number(entry)): entry for entry in dumped}
         entries = sorted(by_identity.values(), key=lambda entry: int(entry["time_created_ns"]))
         pending = next((_collective(entry) for entry in entries if not entry["retired"]), None)
-        default = [entry for entry in entries if not entry["is_p2p"] and entry["process_group"][1] == _DEFAULT_GROUP]
-        recent = [_collective(entry) for entry in default[-_RECENT:]]
-        return Recording(pending, tuple((collective.number, collective.what) for collective in recent))
+        recent = [_collective(entry) for entry in entries if not entry["is_p2p"]][-_RECENT:]
+        return Recording(pending, tuple((collective.number, collective.what, collective.group) for collective in recent))
     except _UNKNOWN_FORMAT:
         return Recording(None, ())
 
 
 def counts() -> Counts:
-    """How many collectives were begun and ended. Takes about 50 µs, however many are recorded."""
+    """How many collectives were begun and ended. Takes about 50 µs, and milliseconds when a group is new."""
     try:
         done: dict[str, int] = {}
         begun: dict[str, int] = {}
         for dump in _read(includeCollectives=False):
-            for name, group in dump.get("pg_status", {}).items():
-                done[name] = max(done.get(name, 0), int(group["last_completed_collective"]))
-                begun[name] = max(begun.get(name, -1), int(group["last_enqueued_collective"]))
-        return Counts(sum(done.values()), begun)
+            for number, group in dump.get("pg_status", {}).items():
+                done[number] = max(done.get(number, 0), int(group["last_completed_collective"]))
+                begun[number] = max(begun.get(number, -1), int(group["last_enqueued_collective"]))
+        if not begun.keys() <= _names.keys():
+            for dump in _read(includeCollectives=True, onlyActive=False):
+                _learn_names(dump.get("entries", ()))
+            _names.update({number: "" for number in begun if number not in _names})
+        return Counts(sum(done.values()), {name: count for number, count in begun.items() if (name := _names[number])})
     except _UNKNOWN_FORMAT:
         return Counts(0, {})
+
+
+_names: dict[str, str] = {}
+"""The names of this process's groups, by the recorders' numbers. Those count its own groups only: other ranks have others.
+Empty: none of the group's collectives is recorded any more."""
+
+
+def _learn_names(entries: Iterable[Mapping[str, Any]]) -> None:
+    for entry in entries:
+        name = str(entry["process_group"][0])
+        _names[str(entry.get("pg_id", name))] = name
 
 
 def _read(**options: bool) -> list[dict[str, Any]]:
@@ -127,7 +141,7 @@ def _collective(entry: dict[str, Any]) -> Collective:
         name=str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
         shapes=tuple(tuple(shape) for shape in entry["input_sizes"][: _MOST_SHAPES + 1]),
         dtypes=tuple(map(str, entry["input_dtypes"][: _MOST_SHAPES + 1])),
-        group=str(entry.get("pg_id", entry["process_group"][0])),
+        group=str(entry["process_group"][0]),
         began_s=int(entry["time_created_ns"]) / 1e9,
         members=_members(entry["process_group"][0]),
     )
@@ -137,6 +151,7 @@ def _members(name: str) -> tuple[int, ...]:
     """The ranks of a process group, of which the recorder of Gloo's collectives knows nothing."""
     try:
         groups: Any = sys.modules["torch.distributed.distributed_c10d"]._world.pg_group_ranks
-        return next((tuple(ranks) for group, ranks in groups.items() if group.group_name == name), ())
+        # Of a group that this process is no member of there is no name.
+        return next((tuple(ranks) for group, ranks in groups.items() if getattr(group, "group_name", None) == name), ())
     except (AttributeError, KeyError, RuntimeError):  # RuntimeError: a group was created meanwhile
         return ()

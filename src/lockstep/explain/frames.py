@@ -12,6 +12,7 @@ from types import FrameType
 
 OURS = str(Path(__file__).parents[1]) + "/"
 """The directory of lockstep itself."""
+_BETWEEN = (f"{OURS}comm/", f"{OURS}explain/recorded_calls.py")
 MOST_FRAMES = 40
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
 _PLUMBING = tuple(f"{library}{name}/" for library in _LIBRARIES for name in ("torch", "numpy"))
@@ -36,6 +37,16 @@ def owner(file: str) -> str:
     """
     kind = _kind(file)
     return "user" if kind == "library" and _package(file) in (*_claimed, own_package()) else kind
+
+
+def is_between(file: str) -> bool:
+    """Whether code in this file only passes on what another called: the methods of a team, say."""
+    return owner(file) == "plumbing" or file.startswith(_BETWEEN)
+
+
+def is_own(frames: Sequence[Frame]) -> bool:
+    """Whether lockstep itself has called what runs, for no call of the user's; ``frames``: innermost first."""
+    return next((owner(file) == "lockstep" for file, _, _ in frames if not is_between(file)), False)
 
 
 def own_package() -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.explain.frames import Frame, users_location
-from lockstep.explain.rank_reports import name_ranks
+from lockstep.explain.rank_reports import DEFAULT_GROUP, name_group, name_ranks
 from lockstep.explain.sampler import is_communicating
 
 SAME_CALLS = (
@@ -22,14 +22,15 @@ def first_mismatch(records: Sequence[Mapping[str, Any]]) -> str | None:
 
     ``records``: of the ranks' black boxes.
     """
-    by_number: dict[int, dict[str, list[int]]] = {}
+    by_place: dict[tuple[str, int], dict[str, list[int]]] = {}
     for record in records:
-        for number, what in record.get("recent") or ():
-            by_number.setdefault(int(number), {}).setdefault(str(what), []).append(int(record["rank"]))
-    for number, called in sorted(by_number.items()):
+        for number, what, group in record.get("recent") or ():
+            by_place.setdefault((str(group), int(number)), {}).setdefault(str(what), []).append(int(record["rank"]))
+    for (group, number), called in sorted(by_place.items()):
         if len(set(map(_must_be_same, called))) > 1:
             which = sorted(called.items(), key=lambda entry: entry[1])
-            return f"number {number} was {', '.join(f'{what} on {name_ranks(ranks)}' for what, ranks in which)}"
+            of = "" if group == DEFAULT_GROUP else f" of {name_group(group, ())}"
+            return f"number {number}{of} was {', '.join(f'{what} on {name_ranks(ranks)}' for what, ranks in which)}"
     return None
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.explain.black_box import read_box
-from lockstep.explain.frames import Frame, claim, shortened
+from lockstep.explain.frames import Frame, claim, is_own, shortened
 from lockstep.explain.live_step import read_live_step
 from lockstep.explain.loader_workers import LoaderWorker, busy_workers, waits_for_loader
 from lockstep.explain.process import ProcessFacts, facts_of, state_of
@@ -37,6 +37,8 @@ _RECENT_S = 10.0
 """What was done longer ago than this is over."""
 _MOST_LOADERS = 3
 _ALIVE = ("running", "late")
+DEFAULT_GROUP = "0"
+"""PyTorch's name of the process group of all ranks."""
 
 
 def box_path(run_dir: Path, rank: int) -> Path:
@@ -94,6 +96,16 @@ class RankReport:
         return self.state in _ALIVE and not self.is_behind and waits_at(self.frames, self.record["collective"])
 
     @property
+    def call(self) -> str:
+        """The collective in which it waits, in words; empty: none is known."""
+        collective = self.record["collective"]
+        if collective is None:
+            return ""
+        name = str(collective.get("group", DEFAULT_GROUP))
+        group = "" if name == DEFAULT_GROUP else f" of {name_group(name, collective.get('members') or ())}"
+        return f"{own_words(is_own(self.frames))}{collective['text']}{group}"
+
+    @property
     def still_s(self) -> float:
         """How long its main thread has not moved."""
         return self._since("since_s")
@@ -148,8 +160,7 @@ class RankReport:
             return f"{self.state} {at}"
         activity = str(self.record["doing"]["activity"])
         if self.is_waiting:
-            collective = self.record["collective"]
-            activity = f"waiting {'for the other ranks' if collective is None else 'in ' + collective['text']}"
+            activity = f"waiting {f'in {self.call}' if self.call else 'for the other ranks'}"
         elif waits_for_loader(self.frames) and self.still_s < _STILL_S:
             activity = "getting batches from its loader"
         elif waits_for_loader(self.frames):
@@ -343,3 +354,15 @@ def name_ranks(ranks: Sequence[int]) -> str:
     names = [name for span in spans for name in ([f"{span[0]} to {span[-1]}"] if len(span) > 2 else map(str, span))]
     listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
     return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
+
+
+def own_words(is_own: bool) -> str:
+    """What stands before a collective that lockstep has called for itself."""
+    return "lockstep's own " if is_own else ""
+
+
+def name_group(name: str, members: Sequence[int]) -> str:
+    """``the default process group``; ``process group 2 (ranks 0 and 1)``. ``members``: empty: unknown."""
+    if name == DEFAULT_GROUP:
+        return "the default process group"
+    return f"process group {name}" + (f" ({name_ranks(members)})" if members else "")

@@ -52,11 +52,13 @@ _FORK_S = 0.2
 _PACKAGE = Path(__file__).parents[1]
 _COMMUNICATING = (*(f"{_PACKAGE}/{room}/" for room in ("comm", "sync", "loop")), "/torch/distributed/")
 """Code that a rank waits for others in."""
+_PICKLING = ("_object_to_tensor", "_tensor_to_object")
+"""Functions of ``torch.distributed`` in which an object collective has not begun, or is over."""
 
 
 def is_communicating(stack: Sequence[Sequence[Any]]) -> bool:
     """Whether a thread with this stack, innermost frame first, runs code in which ranks wait for each other."""
-    return bool(stack) and any(part in str(stack[0][0]) for part in _COMMUNICATING)
+    return bool(stack) and any(part in str(stack[0][0]) for part in _COMMUNICATING) and stack[0][2] not in _PICKLING
 
 
 def waits_at(stack: Sequence[Sequence[Any]], collective: object) -> bool:
@@ -117,7 +119,7 @@ class Sampler:
         self._handled = ""
         """The exception that the thread is handling, once it has not moved for a while."""
         self._begun: Mapping[str, int] = {}
-        self._recent: Sequence[tuple[int, str]] = ()
+        self._recent: Sequence[tuple[int, str, str]] = ()
         self._recording_s = 0.0
         """When the flight recorder was last read."""
         self._saving, self._glanced_s = Saving(), time.time()

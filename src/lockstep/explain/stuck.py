@@ -265,12 +265,8 @@ def _mismatch(reports: Sequence[RankReport], *, is_certain: bool) -> list[str]:
     ``is_certain``: whether they are in a deadlock.
     """
     called: dict[str, list[RankReport]] = {}
-    groups = {collective.get("group") for report in reports if (collective := report.record["collective"]) is not None}
     for report in reports:
-        collective = report.record["collective"]
-        call = _transfer(report.frames) if collective is None else collective["text"]
-        if collective is not None and len(groups) > 1:
-            call = f"{call} of process group {collective.get('group')}"
+        call = report.call or _transfer(report.frames)
         if call is None and is_certain:
             call = "the exchange of gradients"
         if call:

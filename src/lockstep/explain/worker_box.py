@@ -1,4 +1,4 @@
-"""The black box of each worker of ``lockstep run``, from its start, in the launch's private directory.
+"""The black box of each worker of ``lockstep run``, and the log of its collectives, in the launch's private directory.
 
 It serves scripts that never call ``lockstep.join``, and others until they do. Their progress is known from the optimizer steps
 that PyTorch's hooks report (``script_clock``), and from the collectives that they have finished.
@@ -13,8 +13,10 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from lockstep.explain.call_log import CallLog, log_path
 from lockstep.explain.flight_recorder import counts
 from lockstep.explain.rank_reports import ENDING, box_path
+from lockstep.explain.recorded_calls import record_calls
 from lockstep.explain.sampler import Sampler
 from lockstep.explain.script_clock import ScriptClock
 from lockstep.machine.identity import shared_by
@@ -69,7 +71,9 @@ class WorkerBox:
         }
         try:
             Sampler(box_path(Path(private_dir), rank), about, self._doing, clock=self._clock)
-        except OSError:  # the script runs without a black box
+            if world_size > 1:
+                record_calls(CallLog(log_path(Path(private_dir), rank)))
+        except OSError:  # the script runs without a black box, or a log
             self._clock.close()
 
     def ends(self) -> None:

@@ -206,6 +206,18 @@ def from_deadlock(rank: int, report: str, how: str, status: int = 1) -> Failure:
     return Failure(rank=rank, kind="", message=how, is_of_all=True, waited=report, exit_status=status)
 
 
+def from_mismatch(rank: int, where: str, report: str) -> Failure:
+    """Ranks that have called one collective in different ways.
+
+    Args:
+        rank: of one of them.
+        where: which collective it was, in words.
+        report: the ranks' calls.
+    """
+    message = f"collective mismatch: {where} was not the same call on all ranks"
+    return Failure(rank=rank, kind="", message=message, is_of_all=True, waited=report, would_recur=True)
+
+
 def from_standstill(rank: int, pid: int, stopped_s: float) -> Failure:
     """A worker that was stopped for too long, so that the launcher kills it."""
     return Failure(

@@ -113,7 +113,7 @@ class _Watch:
         self._killed_at = math.inf
         self._timeout_s = spec.config.timeout_s
         self._standstill = Standstill(spec.nproc, self._timeout_s)
-        self._watching = Watching(spec.private_dir, spec.world_size, exchange)
+        self._watching = Watching(spec.private_dir, spec.world_size, exchange, spec.ranks)
         self._causes = Causes(spec.environ)
         self._warm_at = time.monotonic() + WARM_AFTER_S if spec.restart < spec.max_restarts else math.inf
         self._selector = selectors.DefaultSelector()
@@ -153,7 +153,7 @@ class _Watch:
     def run(self) -> None:
         self._selector.register(self._server, selectors.EVENT_READ, self._on_server)
         self._selector.register(self._interrupts, selectors.EVENT_READ, self._on_interrupt)
-        self._selector.register(self._watching, selectors.EVENT_READ, self._on_deadlock)
+        self._selector.register(self._watching, selectors.EVENT_READ, self._on_fatal)
         self._start_some()
         while self._asked:
             next_s = self._next_s()
@@ -162,6 +162,8 @@ class _Watch:
             for key, _ in sorted(ready, key=lambda entry: entry[0].fileobj is self._interrupts):
                 key.data()
             self._on_time(time.monotonic())
+        if not self.failures and not self._state.was_cut_short and (failure := self._watching.differing()) is not None:
+            self.failures[failure.rank] = failure  # although all have ended well
 
     def read_all(self) -> None:
         """Read the messages of workers that have exited by now."""
@@ -183,6 +185,8 @@ class _Watch:
     def _reported(self) -> tuple[Failure, ...]:
         """The failures, the cause first."""
         reported = failures.in_order(list(self.failures.values()))
+        if reported and all(map(failures.lacked_peers, reported)) and (differing := self._watching.differing()) is not None:
+            return (differing, *reported)
         ends = {rank: receiver.told.end for rank, receiver in self._receivers.items() if receiver.told.end is not None}
         early = failures.early_end(reported, ends, self._without_failure, self._spec.nproc)
         if early is not None:
@@ -301,9 +305,9 @@ class _Watch:
         last_seen = self._watching.last_seen(rank) if was_killed else ""
         return replace(failure, remark="\n\n".join(filter(None, (failure.remark, last_seen))))
 
-    def _on_deadlock(self) -> None:
+    def _on_fatal(self) -> None:
         self._selector.unregister(self._watching)
-        failure = self._watching.deadlock
+        failure = self._watching.fatal
         if failure is not None and not self.failures and not self._state.was_cut_short:
             self.failures[failure.rank] = failure
             self._on(Event.FAILED)

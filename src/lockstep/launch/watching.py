@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.launch import failures
+from lockstep.launch.compared_calls import ComparedCalls
 from lockstep.launch.exchange import Exchange, Message
 from lockstep.launch.failures import Failure
 from lockstep.stopping import say
@@ -39,10 +40,20 @@ _MOST_LOOKS = 10
 
 
 class Watching:
-    """Looks at regular intervals, in a separate thread, until it is closed. ``exchange``: None: there is one machine."""
+    """Looks at regular intervals, in a separate thread, until it is closed.
 
-    def __init__(self, private_dir: str, world_size: int, exchange: Exchange | None = None) -> None:
+    Args:
+        private_dir: of the launch.
+        world_size: of the launch.
+        exchange: None: there is one machine.
+        ranks: of this machine.
+    """
+
+    def __init__(
+        self, private_dir: str, world_size: int, exchange: Exchange | None = None, ranks: Sequence[int] = ()
+    ) -> None:
         self._dir = Path(private_dir)
+        self._calls = ComparedCalls(self._dir, ranks)
         self._exchange = exchange or Exchange(0, 1)
         self._on_nodes = exchange is not None
         self._told = ""
@@ -59,8 +70,8 @@ class Watching:
         self._sent: list[dict[str, Any]] = []
         self._slow: SlowScriptRanks | None = None
         self._saving: SlowSaving | None = None
-        self.deadlock: Failure | None = None
-        """Why the launch must be ended: its ranks can never go on."""
+        self.fatal: Failure | None = None
+        """Why the launch must be ended: its ranks can never go on, or have computed wrong numbers."""
         self._dead_since: float | None = None
         """When the ranks were first seen in a deadlock, in the time of ``time.monotonic``."""
         self._read_fd, self._write_fd = os.pipe()
@@ -70,7 +81,7 @@ class Watching:
             threading.Thread(target=self._run, name="lockstep-watch", daemon=True).start()
 
     def fileno(self) -> int:
-        """For selectors: readable once ``deadlock`` is known."""
+        """For selectors: readable once ``fatal`` is known."""
         return self._read_fd
 
     def close(self) -> None:
@@ -79,6 +90,12 @@ class Watching:
             self._closed.set()
             os.close(self._read_fd)
             os.close(self._write_fd)
+
+    def differing(self) -> Failure | None:
+        """The failure of ranks that have called one collective in different ways; None: none are known to."""
+        with contextlib.suppress(Exception):
+            return self._calls.look(is_over=True)
+        return None
 
     def explain(self, echoes: Collection[int]) -> str:
         """Who waits for whom now; empty: nobody does, as far as can be seen.
@@ -138,7 +155,11 @@ class Watching:
         ranks that were stopped and have just continued have not updated their black boxes yet."""
         from lockstep.explain.rank_reports import read_records
 
-        if self._where() != self._dir:
+        has_joined = self._where() != self._dir
+        # Ranks that have joined a run end it themselves if they all wait, and say what was saved of it.
+        if (differing := self._calls.look(is_over=not has_joined)) is not None:
+            self._end_with(differing)
+        if has_joined:
             return
         now_s = time.time()
         records = read_records(self._dir)
@@ -220,10 +241,15 @@ class Watching:
             self._dead_since = None
         elif self._dead_since is None:
             self._dead_since = now
-        elif self.deadlock is None:
+        else:
             report = self._who_waits(reports, is_over=False) or self._told
             how = "deadlock: ranks that wait like this never go on, so the run was ended"
-            self.deadlock = failures.from_deadlock(min(ranks), report, how)
+            self._end_with(failures.from_deadlock(min(ranks), report, how))
+
+    def _end_with(self, failure: Failure) -> None:
+        """End the launch."""
+        if self.fatal is None:
+            self.fatal = failure
             with self._lock:
                 if not self._closed.is_set():
                     os.write(self._write_fd, b"!")

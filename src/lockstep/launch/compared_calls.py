@@ -1,0 +1,49 @@
+"""The collectives that this machine's workers have called, compared while they run (``call_comparison``)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.launch import failures
+from lockstep.launch.failures import Failure
+
+if TYPE_CHECKING:
+    from lockstep.explain.call_comparison import CallComparison
+    from lockstep.explain.call_log import CallReader
+
+
+class ComparedCalls:
+    """Follows the logs of these ranks. May be used in any thread.
+
+    Args:
+        private_dir: of the launch.
+        ranks: of this machine.
+    """
+
+    def __init__(self, private_dir: Path, ranks: Sequence[int]) -> None:
+        self._dir, self._ranks = private_dir, ranks
+        self._comparison: CallComparison | None = None
+        self._readers: dict[int, CallReader] = {}
+        self._lock = threading.Lock()
+
+    def look(self, *, is_over: bool) -> Failure | None:
+        """The failure of ranks whose calls of a collective do not match; None: there are none.
+
+        ``is_over``: False: only of those that have gone on since, so that it is certain that they do not wait.
+        """
+        if len(self._ranks) < 2:
+            return None
+        from lockstep.explain.call_comparison import CallComparison
+        from lockstep.explain.call_log import CallReader, log_path
+
+        with self._lock:
+            if self._comparison is None:
+                self._comparison = CallComparison(self._ranks)
+                self._readers = {rank: CallReader(log_path(self._dir, rank)) for rank in self._ranks}
+            for rank, reader in self._readers.items():
+                self._comparison.add(rank, reader.read())
+            found = self._comparison.found(is_over=is_over)
+        return None if found is None else failures.from_mismatch(*found)
