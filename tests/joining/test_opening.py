@@ -58,6 +58,8 @@ def start(*, script="/a/train.py", args=(), number=0, part="", born_with=BORN, w
 def save(run_dir, step, **fields):
     store = Store(Path(run_dir))
     unfinished = store.unfinished(step, "token")
+    contents = read_birth(Path(run_dir))
+    fields = {"birth": BORN.as_json() if contents is None else contents[0].as_json(), **fields}
     return store.commit(unfinished, write_files(unfinished, step, **fields), keep=9)
 
 
@@ -166,7 +168,8 @@ def test_the_older_checkpoint_is_taken_and_named_where_the_newest_was_damaged():
 
 def test_what_a_killed_launch_left_is_cleared_up_before():
     interrupted(20, run_dir="run")
-    write_files(Path("run/checkpoints/.writing-00000030-a"), 30).write(Path("run/checkpoints/.writing-00000030-a"))
+    born = {"birth": BORN.as_json()}
+    write_files(Path("run/checkpoints/.writing-00000030-a"), 30, **born).write(Path("run/checkpoints/.writing-00000030-a"))
     write_files(Path("run/checkpoints/.writing-00000040-a"), 40)
     assert step_of(start(run_dir="run")) == 30
     assert sorted(path.name for path in Path("run/checkpoints").glob("*-*")) == ["step-00000020", "step-00000030"]
