@@ -1,6 +1,7 @@
 """Promises of opening a run: the same command resumes what was interrupted, and nothing is mixed up or thrown away."""
 
 import contextlib
+import json
 import re
 import subprocess
 import sys
@@ -188,6 +189,29 @@ def test_a_launch_that_is_refused_changes_nothing_and_holds_nothing():
         start(run_dir="run")
     assert_no_lock_is_held()
     assert step_of(start(run_dir="run", fresh=True)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("seed", 4), ("shards", 8), ("accumulate", 2), ("threads", 1), ("exact", True), ("device", "cuda")]
+)
+def test_a_birth_that_was_edited_is_refused_with_both_values_and_restored_where_it_is_removed(name, value):
+    born = {**BORN.__dict__, "device": value} if name == "device" else BORN.__dict__
+    file = Path(interrupted(20, run_dir="run")) / "birth.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, name: value}))
+    with pytest.raises(ConfigError, match=rf"{name} is {value!r} in .*birth.json, and {content[name]!r} in the checkpoint"):
+        start(run_dir="run", born_with=Birth(**born))
+    assert_no_lock_is_held()
+    file.unlink()
+    run = start(run_dir="run")
+    assert (run.birth, step_of(run)) == (BORN, 20)
+
+
+def test_what_a_launch_was_allowed_to_change_it_can_change_again_and_others_are_told():
+    save(start(run_dir="run").run_dir, 20, birth={**BORN.as_json(), "threads": 1})
+    assert step_of(start(run_dir="run", allow=["threads"])) == 20
+    with pytest.raises(ConfigError, match=r"threads is 2 in .*--allow threads again"):
+        start(run_dir="run")
 
 
 @pytest.mark.parametrize("text", [None, "", '{"format": 2}', "\0\0\0"])

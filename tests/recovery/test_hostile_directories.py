@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import random
 
@@ -128,6 +129,23 @@ def test_a_manifest_cannot_name_files_elsewhere(interrupted, tmp_path):
     (tmp_path / "victim").write_text("precious")
     set_in_manifest(newest, files={"../../../victim": {"bytes": 8, "sha256": "0"}})
     assert store.newest_sound(said.append)[0] == before
+
+
+SETTINGS = {"seed": 7, "accumulate": 2, "shards": 4, "threads": 3}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "value"), SETTINGS.items())
+def test_a_birth_that_was_edited_is_refused_and_one_that_is_removed_is_restored(lab, interrupted, undisturbed, name, value):
+    interrupted(lab.run_dir)
+    path = lab.run_dir / BIRTH
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    settings = dict.fromkeys(SETTINGS)  # as the birth has them
+    ended = lab.run(PLAIN, **settings)
+    assert ended.status == 1, ended
+    assert f"{name} is {value} in {path}" in ended.err
+    path.unlink()
+    assert lab.run(PLAIN, **settings).words == undisturbed(), ended
 
 
 LINKED = ("lock", "events.jsonl", "blackbox/rank-0.box", "blackbox/rank-0.stacks", "digests/rank-0.jsonl")

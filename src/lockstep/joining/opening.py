@@ -18,7 +18,7 @@ from lockstep.measure.events import read_events
 from lockstep.plan.shards import block
 from lockstep.recovery.resuming import Checkpoint
 from lockstep.regular import own_directory
-from lockstep.rundir.birth import Birth, Command, birth_of, is_damaged, read_birth, reconcile, write_birth
+from lockstep.rundir.birth import Birth, Command, birth_of, check_saved, is_damaged, read_birth, reconcile, write_birth
 from lockstep.rundir.lock import PATIENCE_S, RunLock, holder_of, last_job, last_launch
 from lockstep.rundir.names import default_run_dir, earlier_run_dirs, rename_old_run
 from lockstep.world import World
@@ -297,6 +297,7 @@ def _resume(path: Path, born: Birth, launch: Launch, lock: RunLock, notices: lis
     if sound is None:
         return OpenRun(run_dir=path, birth=birth, checkpoint=None, lock=lock, is_new=False, notices=notices)
     directory, manifest = sound
+    check_saved(path, born, manifest.birth, manifest.step, launch.config.allow)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time_s))
     state = "had finished at" if manifest.finished else "resumes after"
     notices.append(f"run {path} {state} step {manifest.step} (checkpoint of {when}). To start over: --fresh, or fresh=True.")

@@ -175,6 +175,30 @@ def reconcile(path: Path, birth: Birth, explicit: Mapping[str, Any], now: Birth,
     return dataclasses.replace(birth, **changed)
 
 
+def check_saved(path: Path, birth: Birth, saved: Mapping[str, Any], step: int, allow: Collection[str] = ()) -> None:
+    """Compare the birth of a run with the one that its checkpoint holds. (Precisions are compared with the objects they apply
+    to: see ``Restorer.check_objects``.)
+
+    Args:
+        path: the run's directory.
+        birth: in its file, which anybody may have edited.
+        saved: in the checkpoint from which the run resumes.
+        step: of the checkpoint.
+        allow: names of settings that may differ.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    for name, value in birth.as_json().items():
+        if name not in ("precision", *allow) and saved.get(name) != value:
+            raise ConfigError(
+                f"{name} is {value!r} in {path / _FILE_NAME}, and {saved.get(name)!r} in the checkpoint of step {step}, from "
+                "which the run would resume with another answer. Put it back: without a birth.json, the run's is restored from "
+                "the checkpoint. Or start a new run with --fresh (fresh=True)."
+                + (f" If it is a launch that was allowed to change it: --allow {name} again." if name in ALLOWABLE else "")
+            )
+
+
 def _check_promise(path: Path, birth: Birth, wanted: bool, explicit: Mapping[str, Any]) -> None:
     strategy = explicit.get("strategy")
     if wanted != birth.exact and birth.shards > 1 and strategy not in (None, "auto"):
