@@ -17,7 +17,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
 # The run itself, from top to bottom. A layer imports from the rows above it; names in one row are siblings, which never
 # import each other. A name is a file (errors.py) or a package (plan/); inside a package, files may import each other.
 SPINE = (
-    ("errors", "stopping", "digest", "option", "atomic", "reading"),  # reading: a script's loop, from its text
+    ("errors", "stopping", "digest", "option", "atomic", "shapes", "reading"),  # reading: a script's loop, from its text
+    ("regular",),  # how files and directories are opened
     ("machine", "trackers", "interval"),  # cores, threads, addresses; names; and what people write
     ("config", "job"),
     ("plan",),
@@ -42,6 +43,7 @@ ASIDE = {
     "launch": (
         "atomic",
         "errors",
+        "regular",
         "machine",
         "stopping",
         "config",
@@ -52,6 +54,8 @@ ASIDE = {
     "analysis": (
         "atomic",
         "errors",
+        "regular",
+        "shapes",
         "reading",
         "machine.processor",
         "machine.sizes",
@@ -86,7 +90,7 @@ ASIDE = {
         "analysis",
         "inventory",
     ),  # from what was read of a directory to a page
-    "inventory": ("errors", "checkpoint", "measure.events", "rundir"),  # what the files of runs tell of them
+    "inventory": ("errors", "regular", "checkpoint", "measure.events", "rundir"),  # what the files of runs tell of them
     "slurm": ("atomic", "errors", "config", "option", "job.hostlist"),  # writes and submits jobs
     "cli": ("",),
     "__init__": ("",),
@@ -126,6 +130,8 @@ READ_ENVIRONMENT = {
 WITHOUT_TORCH = (
     "atomic",
     "errors",
+    "regular",
+    "shapes",
     "machine.cgroups",
     "machine.cores",
     "machine.threads",

@@ -332,8 +332,9 @@ class RunConfig:
             raise ConfigError(f"workers={self.workers} and tuned={self.tuned!r} both set the loader workers: leave out one")
         if self.trace_until is not None and self.trace == "off":
             raise ConfigError(f"trace_until={self.trace_until} has no effect without a trace: give trace= as well")
-        if (self.seed or 0) >= 2**63:
-            raise ConfigError(f"seed={self.seed}: it must be below 2**63")
+        for field, most in (("shards", 2**20), ("threads", 2**14), ("seed", 2**63 - 1)):
+            if (getattr(self, field) or 0) > most:
+                raise ConfigError(f"{field}={getattr(self, field)}: it must be {most} or less")
         is_number = isinstance(self.timeout_s, (int, float)) and not isinstance(self.timeout_s, bool)
         if not is_number or not math.isfinite(self.timeout_s) or self.timeout_s <= 0:
             raise ConfigError(f"timeout_s={self.timeout_s!r}: it must be a positive number of seconds")

@@ -6,8 +6,7 @@ as remarks on the run concerned.
 
 from __future__ import annotations
 
-import contextlib
-import json
+import os
 import re
 import shlex
 import time
@@ -17,10 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.checkpoint.manifest import Manifest, verify_file
+from lockstep.checkpoint.manifest import Manifest, NewerFormatError, verify_file
 from lockstep.checkpoint.store import BEST, Store
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.measure.events import FILE_NAME as JOURNAL
+from lockstep.measure.events import read_event
+from lockstep.regular import read_lines
 from lockstep.rundir.birth import read_birth
 from lockstep.rundir.lock import holder_of
 
@@ -255,7 +256,7 @@ def _find_checkpoint(path: Path, remarks: list[str]) -> tuple[Saved | None, bool
                 except CheckpointError as error:
                     if checkpoint.exists():  # else an active run has just deleted it
                         damaged.append(str(error))
-                    if "newer lockstep" in str(error):
+                    if isinstance(error, NewerFormatError):
                         break  # it will not resume from an older one
                     continue
                 remarks += damaged
@@ -263,6 +264,9 @@ def _find_checkpoint(path: Path, remarks: list[str]) -> tuple[Saved | None, bool
             if damaged:
                 remarks += damaged
                 return None, False
+    except CheckpointError as error:
+        remarks.append(str(error))
+        return None, False
     except _BAD_FILE as error:
         remarks.append(f"{store.directory} cannot be read: {error or type(error).__name__}")
         return None, False
@@ -311,19 +315,18 @@ def _read_journal(path: Path, remarks: list[str]) -> History:
             history.ran_s += max(0.0, history.last_s - began_s)
 
     try:
-        if not file.is_file():
+        if not os.path.lexists(file):
             return history
-        with file.open("rb") as lines:
-            for line in lines:
-                event = _event(line) if _START.search(line, 0, 40) else {}
-                if event.get("event") == "start":
-                    close_launch()
-                    tail.clear()
-                    began_s = _number(event.get("time_s"))
-                    history.world_sizes.append(_whole(event.get("world_size")))
-                    args = event.get("args")
-                    history.args = tuple(map(str, args)) if isinstance(args, list) else None
-                tail.append(line)
+        for line in read_lines(file):
+            event = _event(line) if _START.search(line, 0, 40) else {}
+            if event.get("event") == "start":
+                close_launch()
+                tail.clear()
+                began_s = _number(event.get("time_s"))
+                history.world_sizes.append(_whole(event.get("world_size")))
+                args = event.get("args")
+                history.args = tuple(map(str, args)) if isinstance(args, list) else None
+            tail.append(line)
         close_launch()
     except OSError as error:
         remarks.append(f"{file} cannot be read: {error}")
@@ -331,15 +334,11 @@ def _read_journal(path: Path, remarks: list[str]) -> History:
 
 
 def _event(line: bytes) -> Mapping[str, Any]:
-    with contextlib.suppress(ValueError, RecursionError):
-        event = json.loads(line)
-        if isinstance(event, dict):
-            return event
-    return {}  # truncated or damaged: other lines remain usable
+    return read_event(line) or {}  # truncated or damaged: other lines remain usable
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e300 else None
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def _whole(value: Any) -> int | None:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    write_files(tmp_path / "step-00000007", 7, world_size=3, objects=[{"name": "modèle"}]).write(tmp_path / "step-00000007")
+    write_files(tmp_path / "step-00000007", 7, world_size=3, registered=["modèle"]).write(tmp_path / "step-00000007")
     return tmp_path / "step-00000007"
 
 
@@ -31,7 +31,9 @@ def test_what_is_written_is_read_back(tmp_path):
         numerics={"cudnn_benchmark": False},
         world_size=4,
         versions={"torch": "2"},
-        objects=[{"kind": "model", "lines": ["weight of shape (2, 3), float32"]}],
+        objects=[
+            {"kind": "model", "name": "model", "type": "Net", "lines": ["0 of shape (2,)"], "options": {}, "file": "a"}
+        ],
         registered=["table", "\ud800"],
         loaders=[["a line"]],
         metric=0.1,

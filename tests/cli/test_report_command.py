@@ -208,7 +208,7 @@ def test_damage_is_passed_over_and_said(place, page, tmp_path):
     newest = run / "checkpoints" / "step-00000012"
     (newest / "model.safetensors").write_bytes(b"short")
     text = Elements(page(run)).all[0].text
-    assert "3 lines of events.jsonl cannot be read" in text
+    assert "6 lines of events.jsonl cannot be read" in text
     assert re.search(r"damaged: .*model.safetensors", text)
     (run / "birth.json").write_text("{")
     (run / "events.jsonl").unlink()

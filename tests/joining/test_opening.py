@@ -1,6 +1,7 @@
 """Promises of opening a run: the same command resumes what was interrupted, and nothing is mixed up or thrown away."""
 
 import contextlib
+import json
 import re
 import subprocess
 import sys
@@ -58,6 +59,8 @@ def start(*, script="/a/train.py", args=(), number=0, part="", born_with=BORN, w
 def save(run_dir, step, **fields):
     store = Store(Path(run_dir))
     unfinished = store.unfinished(step, "token")
+    contents = read_birth(Path(run_dir))
+    fields = {"birth": BORN.as_json() if contents is None else contents[0].as_json(), **fields}
     return store.commit(unfinished, write_files(unfinished, step, **fields), keep=9)
 
 
@@ -166,7 +169,8 @@ def test_the_older_checkpoint_is_taken_and_named_where_the_newest_was_damaged():
 
 def test_what_a_killed_launch_left_is_cleared_up_before():
     interrupted(20, run_dir="run")
-    write_files(Path("run/checkpoints/.writing-00000030-a"), 30).write(Path("run/checkpoints/.writing-00000030-a"))
+    born = {"birth": BORN.as_json()}
+    write_files(Path("run/checkpoints/.writing-00000030-a"), 30, **born).write(Path("run/checkpoints/.writing-00000030-a"))
     write_files(Path("run/checkpoints/.writing-00000040-a"), 40)
     assert step_of(start(run_dir="run")) == 30
     assert sorted(path.name for path in Path("run/checkpoints").glob("*-*")) == ["step-00000020", "step-00000030"]
@@ -185,6 +189,29 @@ def test_a_launch_that_is_refused_changes_nothing_and_holds_nothing():
         start(run_dir="run")
     assert_no_lock_is_held()
     assert step_of(start(run_dir="run", fresh=True)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("seed", 4), ("shards", 8), ("accumulate", 2), ("threads", 1), ("exact", True), ("device", "cuda")]
+)
+def test_a_birth_that_was_edited_is_refused_with_both_values_and_restored_where_it_is_removed(name, value):
+    born = {**BORN.__dict__, "device": value} if name == "device" else BORN.__dict__
+    file = Path(interrupted(20, run_dir="run")) / "birth.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, name: value}))
+    with pytest.raises(ConfigError, match=rf"{name} is {value!r} in .*birth.json, and {content[name]!r} in the checkpoint"):
+        start(run_dir="run", born_with=Birth(**born))
+    assert_no_lock_is_held()
+    file.unlink()
+    run = start(run_dir="run")
+    assert (run.birth, step_of(run)) == (BORN, 20)
+
+
+def test_what_a_launch_was_allowed_to_change_it_can_change_again_and_others_are_told():
+    save(start(run_dir="run").run_dir, 20, birth={**BORN.as_json(), "threads": 1})
+    assert step_of(start(run_dir="run", allow=["threads"])) == 20
+    with pytest.raises(ConfigError, match=r"threads is 2 in .*--allow threads again"):
+        start(run_dir="run")
 
 
 @pytest.mark.parametrize("text", [None, "", '{"format": 2}', "\0\0\0"])

@@ -183,7 +183,7 @@ def interrupted(lab, known_runs):
         key = (args, tuple(sorted(settings.items())))
         if key not in known:
             known[key] = place / str(len(known))
-            fault = {"at": "step", "number": 13, "what": "kill", "first": 3}
+            fault = {"at": "step", "number": 13, "what": "kill", "first": 3, "paced": True}
             settings = {"keep": 3, **settings}
             ended = lab.run(PLAIN, "step_s=0.02", *args, fault=fault, run_dir=str(known[key]), **settings)
             assert ended.status == KILLED, ended

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +18,8 @@ from lockstep.diagnosis.one_device import OneDevice
 from lockstep.diagnosis.setting import Setting
 from lockstep.errors import ConfigError
 from lockstep.reading.findings import Finding
+from lockstep.regular import read_bytes
+from lockstep.shapes import check, parse
 from lockstep.trace.differences import Difference
 
 T = TypeVar("T")
@@ -34,9 +35,9 @@ def read_results(directory: Path) -> Comparison | Verification:
     """
     file = directory / FILE_NAME
     try:
-        content = json.loads(file.read_bytes())
+        content = parse(read_bytes(file))
         read = _verification if "settings" in content else _comparison
-        return read(content, directory)
+        return check(read(content, directory))
     except FileNotFoundError:
         raise ConfigError(f"{file} is missing: {directory} is neither a comparison nor a verification") from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

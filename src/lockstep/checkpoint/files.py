@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.atomic import write_atomic
+from lockstep.errors import CheckpointError
+from lockstep.regular import MOST_BYTES, open_to_read, open_to_write
 
 Bytes = NDArray[np.uint8]
 """A flat array of bytes."""
@@ -21,8 +23,17 @@ _BLOCK_BYTES = 1 << 22
 
 
 def write_json(path: Path, value: Any) -> bytes:
-    """Write a JSON value, atomically and durably. Returns the bytes written."""
+    """Write a JSON value, atomically and durably. Returns the bytes written.
+
+    Raises:
+        CheckpointError: it is larger than what is read again.
+    """
     content = (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
+    if len(content) > MOST_BYTES:
+        raise CheckpointError(
+            f"{path.name} would have {len(content)} bytes, and a resumed run reads {MOST_BYTES} at most: keep large state in "
+            "tensors or arrays, rather than in lists of numbers"
+        )
     write_atomic(path, content, durable=True)
     return content
 
@@ -38,7 +49,7 @@ def write_bytes(path: Path, parts: Iterable[Bytes]) -> tuple[int, str]:
         The number of bytes, and the SHA-256 of what was *to be* written, in hexadecimal digits.
     """
     hasher, size = hashlib.sha256(), 0
-    with path.open("wb") as file:
+    with os.fdopen(open_to_write(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
         for block in _blocks(parts):
             hasher.update(block.data)
             file.write(block.data)
@@ -51,7 +62,7 @@ def write_bytes(path: Path, parts: Iterable[Bytes]) -> tuple[int, str]:
 def holds(path: Path, parts: Iterable[Bytes]) -> bool:
     """Whether a file has exactly this content, read from disk where the kernel drops its cached pages."""
     memory = np.empty(_BLOCK_BYTES, dtype=np.uint8)
-    with path.open("rb", buffering=0) as file:
+    with open_to_read(path) as file:
         _drop_cache(file.fileno())
         for block in _blocks(parts):
             stored = memory[: len(block)]
@@ -81,7 +92,7 @@ def checksum(path: Path, progress: Callable[[int], None] | None = None) -> str:
         progress: called repeatedly with the number of bytes read since the last call.
     """
     hasher = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
+    with open_to_read(path) as file:
         _drop_cache(file.fileno())
         while block := file.read(_BLOCK_BYTES):
             hasher.update(block)
@@ -99,7 +110,7 @@ def copy(source: Path, target: Path, progress: Callable[[int], None] | None = No
         progress: called repeatedly with the number of bytes copied since the last call.
     """
     hasher = hashlib.sha256()
-    with source.open("rb", buffering=0) as reader, target.open("xb") as writer:
+    with open_to_read(source) as reader, target.open("xb") as writer:
         while block := reader.read(_BLOCK_BYTES):
             hasher.update(block)
             writer.write(block)

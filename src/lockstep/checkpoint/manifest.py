@@ -31,13 +31,44 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from lockstep.checkpoint.files import checksum, write_json
 from lockstep.errors import CheckpointError
+from lockstep.regular import check_regular, read_bytes
+from lockstep.shapes import Count, Ranks, Seconds, check, parse
 
 FORMAT = 2
 FILE_NAME = "manifest.json"
+
+
+class NewerFormatError(CheckpointError):
+    """A checkpoint was written by a newer version of lockstep."""
+
+
+FileName = Annotated[str, lambda name: name not in ("", ".", "..") and "/" not in name and "\0" not in name]
+"""Of a file in the checkpoint's directory."""
+
+
+class File(TypedDict):
+    """A file of a checkpoint."""
+
+    bytes: Count
+    sha256: str
+
+
+class _Object(TypedDict):
+    kind: Annotated[str, bool]
+    name: str
+    type: str
+    lines: list[str]
+    options: dict[str, str]
+
+
+class Object(_Object, total=False):
+    """A prepared object."""
+
+    file: FileName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,20 +76,20 @@ class Manifest:
     """See the table above."""
 
     kind: str = "checkpoint"
-    step: int
-    epoch: int
-    time_s: float
+    step: Count
+    epoch: Count
+    time_s: Seconds
     finished: bool = False
-    position: Mapping[str, Any] = field(default_factory=dict)
+    position: Mapping[str, Count | bool] = field(default_factory=dict)
     birth: Mapping[str, Any] = field(default_factory=dict)
     numerics: Mapping[str, Any] = field(default_factory=dict)
-    world_size: int = 1
+    world_size: Ranks = 1
     versions: Mapping[str, str] = field(default_factory=dict)
-    objects: list[dict[str, Any]] = field(default_factory=list)
+    objects: list[Object] = field(default_factory=list)
     registered: list[str] = field(default_factory=list)
     loaders: list[list[str]] = field(default_factory=list)
     metric: float | None = None
-    files: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    files: Mapping[FileName, File] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
@@ -79,24 +110,35 @@ class Manifest:
         """
         path = directory / FILE_NAME
         try:
-            content = json.loads(path.read_bytes())
+            content = parse(read_bytes(path))
+            content = content if isinstance(content, dict) else {}
+            is_whole = content.pop("checksum", None) == _digest(content)
         except FileNotFoundError:
             raise CheckpointError(f"{path} is missing: {directory} is not a checkpoint, or an unfinished one") from None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
-        content = content if isinstance(content, dict) else {}
-        version, fits = content.get("format"), content.pop("checksum", None) == _digest(content)
-        if not fits:
+        version = content.pop("format", None)
+        if not is_whole:
             raise CheckpointError(f"{path} was damaged: its checksum does not match its content")
         if isinstance(version, int) and version > FORMAT:
-            raise CheckpointError(
+            raise NewerFormatError(
                 f"{path} has format {version}, and this lockstep knows formats up to {FORMAT}: it was written by a newer "
                 "lockstep. Use that one (pip install --upgrade torch-lockstep)."
             )
         if version != FORMAT:
             raise CheckpointError(f"{path} has format {version!r}, and this lockstep knows format {FORMAT}")
-        del content["format"]
-        return Manifest(**content)
+        try:
+            return _checked(Manifest(**content))
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{path} was damaged: {error}") from error
+
+
+def _checked(manifest: Manifest) -> Manifest:
+    check(manifest)
+    for record in manifest.objects:
+        if "file" in record and record["file"] not in manifest.files:
+            raise ValueError(f"it does not list {record['file']!r}, the file of {record['name']!r}")
+    return manifest
 
 
 def _digest(content: Mapping[str, Any]) -> str:
@@ -136,7 +178,7 @@ def verify_file(
     """
     path, entry = directory / name, manifest.files[name]
     try:
-        size = path.stat().st_size
+        size = check_regular(path)
         if size != entry["bytes"]:
             raise CheckpointError(f"{path} was damaged: it has {size} bytes, and {entry['bytes']} were written")
         if not sizes_only and checksum(path, progress) != entry["sha256"]:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from lockstep.atomic import UNFINISHED, flush, write_atomic
 from lockstep.checkpoint.manifest import FILE_NAME as MANIFEST
-from lockstep.checkpoint.manifest import Manifest, verify
+from lockstep.checkpoint.manifest import Manifest, NewerFormatError, verify
 from lockstep.errors import CheckpointError
 
 _ALL = "checkpoints"
@@ -50,11 +50,17 @@ class Store:
         self.directory = run_dir / _ALL
 
     def all(self) -> list[Path]:
-        """The checkpoints, newest first. They may be damaged."""
+        """The checkpoints, newest first. They may be damaged.
+
+        Raises:
+            CheckpointError: something else is in the place of their directory.
+        """
         try:
             paths = [path for path in self.directory.iterdir() if _NAME.fullmatch(path.name)]
         except FileNotFoundError:
             return []
+        except NotADirectoryError as error:
+            raise CheckpointError(f"{self.directory} cannot be read: it is not a directory") from error
         return sorted(paths, key=step_of, reverse=True)
 
     def has_unfinished(self) -> bool:
@@ -83,9 +89,9 @@ class Store:
         for path in self.all():
             try:
                 manifest = verify(path)
+            except NewerFormatError:
+                raise  # resuming from an older checkpoint would undo what the newer version has done
             except CheckpointError as error:
-                if "newer lockstep" in str(error):
-                    raise  # resuming from an older checkpoint would undo what the newer version has done
                 damaged.append((path, str(error)))
                 continue
             for damaged_path, reason in damaged:
@@ -161,7 +167,7 @@ class Store:
                 _remove(path)
             else:
                 self._rescue(path)
-        for directory in (self.run_dir, self.directory, *self.all()):
+        for directory in (self.run_dir, self.directory, *(path for path in self.all() if not path.is_symlink())):
             for path in directory.glob(UNFINISHED):
                 path.unlink(missing_ok=True)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 import threading
@@ -23,10 +22,12 @@ import torch
 from torch import Tensor
 
 from lockstep.checkpoint.files import write_json
-from lockstep.checkpoint.manifest import Manifest
+from lockstep.checkpoint.manifest import File, Manifest
 from lockstep.checkpoint.store import Store
 from lockstep.checkpoint.tensorfile import write_tensors
 from lockstep.errors import CheckpointError
+from lockstep.regular import own_directory, read_bytes
+from lockstep.shapes import parse
 
 STATE = "state.json"
 _LOOK_EVERY_S = 0.02
@@ -167,14 +168,14 @@ class Writer:
         wall_s = time.perf_counter() - began
         return Written(manifest=job.manifest, wall_s=wall_s, path=path, parts_s=() if path is None else parts_s, error=error)
 
-    def _finish(self, directory: Path, job: Job, files: dict[str, dict[str, Any]], parts_s: list[float]) -> Path:
+    def _finish(self, directory: Path, job: Job, files: dict[str, File], parts_s: list[float]) -> Path:
         """On rank 0: wait for the other parts, and commit."""
         waiting = set(range(1, job.world_size))
         while waiting:
             for rank in sorted(waiting):
                 note = _note(directory, rank)
                 if note.exists():
-                    part = json.loads(note.read_text(encoding="utf-8"))
+                    part = parse(read_bytes(note))
                     files.update(part["files"])
                     parts_s[rank] = float(part["wall_s"])
                     note.unlink()
@@ -188,10 +189,11 @@ class Writer:
         return self._store.commit(directory, manifest, job.keep, job.keep_every)
 
 
-def _write_part(directory: Path, job: Job, began: float) -> dict[str, dict[str, Any]]:
+def _write_part(directory: Path, job: Job, began: float) -> dict[str, File]:
     """Write this rank's files, flush and verify them; returns their entries for the manifest. ``began``: when it did."""
-    directory.mkdir(parents=True, exist_ok=True)
-    files = {}
+    own_directory(directory.parent, may_be_link=True)
+    own_directory(directory)
+    files: dict[str, File] = {}
     for name, tensors in job.tensors.items():
         size, digest = write_tensors(directory / name, tensors)
         files[name] = {"bytes": size, "sha256": digest}

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from lockstep.errors import ConfigError
 from lockstep.inventory import Run
 from lockstep.measure.events import read_history
 
@@ -45,6 +46,8 @@ def write_values(run_dir: Path, file: TextIO) -> None:
         rows = list(_rows(read_history(run_dir)))
     except FileNotFoundError:  # it has only just begun
         rows = []
+    except OSError as error:
+        raise ConfigError(f"what {run_dir} has logged cannot be read: {error}") from error
     # A script may log a value under the name of one of our columns; its own comes with its kind.
     reserved = {*_LOGGED, *_MEASURED}
     names = dict.fromkeys(name for _, _, values in rows for name in values)

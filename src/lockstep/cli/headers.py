@@ -6,11 +6,11 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
-from lockstep.checkpoint.manifest import Manifest
+from lockstep.checkpoint.manifest import Manifest, Object
 from lockstep.checkpoint.store import find_checkpoint
 from lockstep.errors import CheckpointError
 
@@ -78,7 +78,7 @@ def describe_models(manifest: Manifest, tensors: dict[str, list[TensorInfo]]) ->
     return [_describe(record, tensors.get(record["file"])) for record in manifest.objects if "file" in record]
 
 
-def _describe(record: dict[str, Any], tensors: list[TensorInfo] | None) -> ModelInfo:
+def _describe(record: Object, tensors: list[TensorInfo] | None) -> ModelInfo:
     # The manifest has a line for each parameter, "0.weight of shape (32, 16), float32". Other tensors are buffers.
     parameters = {line.rpartition(" of shape ")[0] for line in record["lines"]}
     in_parameters = [info for info in tensors or () if info.name in parameters]

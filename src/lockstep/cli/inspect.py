@@ -23,6 +23,8 @@ from lockstep.cli.terminal import open_console
 from lockstep.errors import CheckpointError
 from lockstep.machine.sizes import NOTHING, counted, size, span
 from lockstep.recovery.position import Position
+from lockstep.regular import read_bytes
+from lockstep.shapes import parse
 
 _SUFFIX = ".safetensors"
 _STATE = "state.json"
@@ -105,7 +107,7 @@ def inspect_command(path: Path, with_tensors: bool, as_json: bool) -> None:
 def _read_state(directory: Path) -> dict[str, Any]:
     """The contents of ``state.json``; empty if it is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        state = json.loads((directory / _STATE).read_bytes())
+        state = parse(read_bytes(directory / _STATE))
         return state if isinstance(state, dict) else {}
     return {}
 
@@ -133,7 +135,7 @@ def _current_options(manifest: Manifest, state: dict[str, Any]) -> dict[str, dic
 def _current(state: Any, name: str, prepared: str) -> str:
     """The value of an option, named as by ``Content.options``, in the state of its optimizer or schedule."""
     name, _, number = name.partition(" of group ")
-    with contextlib.suppress(KeyError, IndexError, TypeError, ValueError):
+    with contextlib.suppress(KeyError, IndexError, TypeError, ValueError, RecursionError):
         holder = state["param_groups"][int(number or 1) - 1] if "param_groups" in state else state
         return repr(_value(holder[name]))
     return prepared if prepared in _LEFT_OUT else f"{prepared} (when prepared)"

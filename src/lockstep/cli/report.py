@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import time
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,7 @@ from lockstep.explain.rank_reports import RankReport, name_ranks, read_reports
 from lockstep.inventory import FINISHED, RUNNING, Run
 from lockstep.machine.sizes import counted
 from lockstep.measure.events import read_events, read_history
+from lockstep.regular import open_to_read
 from lockstep.report.comparison_page import comparison_page
 from lockstep.report.html import Page, render
 from lockstep.report.run_page import RunRecord, SavedState, run_page
@@ -138,10 +140,9 @@ def _unknown_kind(path: Path) -> ConfigError:
 
 def _read_run(path: Path, version: str, now_s: float) -> RunRecord:
     run, damaged = inventory.read_run(path), list[int]()
-    try:
+    events = []
+    with contextlib.suppress(OSError):  # there is none; or it cannot be read, which is one of the remarks on the run
         events = list(read_events(path, damaged))
-    except FileNotFoundError:
-        events = []
     return RunRecord(
         run=run,
         events=events,
@@ -174,7 +175,7 @@ def _saved(path: Path) -> Iterator[SavedState]:
                 verify_file(directory, manifest, file, sizes_only=True)
             damage = "set aside as damaged, by a launch that could not resume from it" if directory in damaged else ""
             yield SavedState(name=name, manifest=manifest, damage=damage)
-        except (CheckpointError, OSError, ValueError, TypeError, KeyError) as error:
+        except CheckpointError as error:
             if directory.exists():  # an active run may have deleted it meanwhile
                 yield SavedState(name=name, manifest=manifest, damage=f"damaged: {error}")
 
@@ -183,7 +184,7 @@ def _last_words(run: Run, now_s: float) -> Iterator[tuple[str, str]]:
     """Errors in the logs in or beside the run directory, and what its ranks did last: captions and texts."""
     beside = run.path.absolute().with_name(f"{run.name}.log")
     for log in [*([beside] if beside.is_file() else []), *sorted(run.path.glob("*/rank-*.log"))[:_MOST_LISTED]]:
-        text = log.read_bytes()[-_LOG_BYTES:].decode(errors="replace")
+        text = _end_of(log)
         if "Error" in text:
             yield str(log), whole_error(text)
     alike: dict[tuple[str, str], list[RankReport]] = {}
@@ -196,6 +197,18 @@ def _last_words(run: Run, now_s: float) -> Iterator[tuple[str, str]]:
     for (says, text), reports in [*alike.items()][:_MOST_LISTED]:
         hosts = ", ".join(sorted({str(report.record["host"]) for report in reports}))
         yield f"{name_ranks([report.rank for report in reports])} on {hosts}: {says}", text
+
+
+def _end_of(log: Path) -> str:
+    """The end of a log. A link is not followed: what a report quotes is passed on."""
+    try:
+        if log.is_symlink():
+            return ""
+        with open_to_read(log) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
+            return file.read(_LOG_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _histories(directory: Path, run_dirs: Mapping[int, str | Path | None]) -> dict[int, list[dict[str, Any]]]:

@@ -21,9 +21,13 @@ def show_split(run_dir: Path, console: Console) -> None:
     """Print where the time of the newest pass that has ended went, and which rank was slow; nothing if none has."""
     try:
         events = read_history(run_dir)
-    except FileNotFoundError:
+    except OSError:  # none yet; or a remark on the run says why
         return
-    passes = [event for event in events if event["event"] == "epoch" and event.get("split") and event.get("num_steps")]
+    passes = [
+        event
+        for event in events
+        if event["event"] == "epoch" and event.get("split") and event.get("num_steps") and "epoch" in event
+    ]
     if not passes:
         return
     newest = passes[-1]
@@ -32,7 +36,7 @@ def show_split(run_dir: Path, console: Console) -> None:
     tables.show(console, Page(headings=_HEADINGS, rows=rows, numbers=_HEADINGS[1:]))
     for event in events:
         if event["event"] == "slow":
-            who, what = f"rank {event['rank']} on {event['host']}", ACTIVITIES[event["activity"]]
+            who, what = f"rank {event['rank']} on {event['host']}", ACTIVITIES.get(event["activity"], event["activity"])
             say(
                 console,
                 f"{who} was slow up to step {event['step']}: {what} took it {event['times']:.1f} times as long as the others, "

@@ -14,9 +14,12 @@ from lockstep.explain.rank_reports import RankReport, read_reports
 from lockstep.inventory import RUNNING, read_run
 from lockstep.measure.events import FILE_NAME, read_event
 from lockstep.measure.pass_progress import PassProgress
+from lockstep.regular import MOST_BYTES, MOST_LINE_BYTES, open_to_read
 from lockstep.rundir.lock import holder_of
+from lockstep.shapes import check
 
 _MOST_POINTS = 2048
+_BLOCK_BYTES = 1 << 24
 _MOST_EVENTS = 8
 _FRESH_S = 6.0
 """A black box that was written more recently is that of a live process."""
@@ -65,18 +68,21 @@ class Tail:
     def read(self) -> tuple[list[dict[str, Any]], bool]:
         """The new events, and whether these are all, since the file was replaced or truncated."""
         try:
-            with self._path.open("rb") as file:
+            with open_to_read(self._path, MOST_BYTES) as file:
                 status = os.fstat(file.fileno())
                 is_replaced = status.st_ino != self._file or status.st_size < self._at
                 if is_replaced:
                     self._file, self._at, self._rest = status.st_ino, 0, b""
                 file.seek(self._at)
-                data = file.read()
+                events = []
+                while data := file.read(_BLOCK_BYTES):
+                    self._at += len(data)
+                    *lines, self._rest = (self._rest + data).split(b"\n")
+                    events += [event for line in lines if (event := read_event(line)) is not None]
+                    self._rest = self._rest if len(self._rest) < MOST_LINE_BYTES else b""
+                return events, is_replaced
         except OSError:  # it has not begun, or the file server does not answer
             return [], False
-        self._at += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [event for line in lines if (event := read_event(line)) is not None], is_replaced
 
 
 class Watched:
@@ -167,8 +173,8 @@ def _progress_of(reports: Sequence[RankReport]) -> tuple[PassProgress | None, fl
     for report in reports:
         doing = report.record["doing"]
         try:
-            progress = PassProgress(**doing["pass"]) if doing.get("pass") else None
-        except TypeError:  # of another version
+            progress = check(PassProgress(**doing["pass"])) if doing.get("pass") else None
+        except (TypeError, ValueError):  # of another version
             progress = None
         return progress, float(report.record["time_s"]), doing.get("step")
     return None, 0.0, None

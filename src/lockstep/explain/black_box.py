@@ -16,6 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep.regular import open_to_read, open_to_write, own_directory
+from lockstep.shapes import parse
+
 SLOT_BYTES = 1 << 14
 _HEADER = struct.Struct("<8sQII")
 """A magic number, the number of the record, its length in bytes, and its CRC-32."""
@@ -32,7 +35,7 @@ class BlackBox:
     """
 
     def __init__(self, path: Path, *, is_shared: bool = False) -> None:
-        path.parent.mkdir(exist_ok=True)
+        own_directory(path.parent)
         self._path = path.absolute()
         self._is_shared = is_shared
         self._number = 0
@@ -54,7 +57,7 @@ class BlackBox:
             self._put(header + data, self._number % 2 * SLOT_BYTES)
 
     def _put(self, data: bytes, offset: int, flags: int = 0) -> None:
-        fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
+        fd = open_to_write(self._path, os.O_WRONLY | flags, 0o644)
         try:
             os.pwrite(fd, data, offset)
             if self._is_shared:
@@ -71,7 +74,8 @@ def fits(record: Mapping[str, Any]) -> bool:
 def read_box(path: Path) -> dict[str, Any] | None:
     """The newest record of a black box; None: there is none."""
     try:
-        content = path.read_bytes()
+        with open_to_read(path) as file:
+            content = file.read(2 * SLOT_BYTES)
     except OSError:
         return None
     records: dict[int, bytes] = {}
@@ -83,5 +87,7 @@ def read_box(path: Path) -> dict[str, Any] | None:
                 records[number] = data
     if not records:
         return None
-    newest: dict[str, Any] = json.loads(records[max(records)])
-    return newest
+    with contextlib.suppress(ValueError):
+        newest = parse(records[max(records)])
+        return newest if isinstance(newest, dict) else None
+    return None

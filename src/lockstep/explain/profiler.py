@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.listener import Listener
+from lockstep.regular import own_directory
 from lockstep.stopping import say
 
 
@@ -52,7 +53,8 @@ class StepProfiler(Listener):
         if self._profile is None:
             return
         self._profile.stop()
-        self._path.parent.mkdir(exist_ok=True)
+        own_directory(self._path.parent)
+        self._path.unlink(missing_ok=True)  # PyTorch would write through a link
         self._profile.export_chrome_trace(str(self._path))
         self._profile, self._last = None, 0
         if self._is_main:

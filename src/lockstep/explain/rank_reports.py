@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from lockstep.explain.black_box import read_box
 from lockstep.explain.frames import Frame, claim, is_own, shortened
@@ -21,6 +22,8 @@ from lockstep.explain.stack_request import SIGNAL, request_stack
 from lockstep.explain.work import BUSY_BYTES, LEAST_SHARE, Work
 from lockstep.machine.identity import shared_by
 from lockstep.machine.sizes import counted, size
+from lockstep.regular import check_regular
+from lockstep.shapes import MOST_RANKS, Count, Ranks, Seconds, fits
 from lockstep.stopping import catches
 
 DIRECTORY = "blackbox"
@@ -36,9 +39,58 @@ _STILL_S = 2.0
 _RECENT_S = 10.0
 """What was done longer ago than this is over."""
 _MOST_LOADERS = 3
+_MOST_SOURCE_BYTES = 1 << 24
 _ALIVE = ("running", "late")
 DEFAULT_GROUP = "0"
 """PyTorch's name of the process group of all ranks."""
+
+
+class _Collective(TypedDict):
+    text: str
+
+
+class _Doing(TypedDict):
+    activity: str
+
+
+class _DoingMore(_Doing, total=False):
+    step: Count
+    num_done: Count
+    usual_s: Seconds
+
+
+class _Needed(TypedDict):
+    rank: Annotated[int, lambda rank: 0 <= rank < MOST_RANKS]
+    host: str
+    pid: Count
+    machine: str | None
+    time_s: Seconds
+    doing: _DoingMore
+    stack: list[Frame]
+    collective: _Collective | None
+    ended: str | None
+
+
+class _Record(_Needed, total=False):
+    """What readers rely on in a record. (It has more: see ``sampler``.)"""
+
+    world_size: Ranks
+    launch: str
+    began_s: Seconds
+    since_s: Seconds
+    worked_s: Seconds
+    awake_s: Seconds
+    io_bytes: Count
+    memory: dict[str, Count]
+    handled: str
+    package: str
+    error: str
+    joined: str
+    program: str
+    stack_file: str
+    stack_fd: Count
+    begun: dict[str, int]
+    recent: list[tuple[int, str]]
 
 
 def box_path(run_dir: Path, rank: int) -> Path:
@@ -251,7 +303,7 @@ def _shown(frames: Sequence[Frame], *, short: bool) -> list[str]:
             lines.append("...")
             continue
         file, line, name = frame
-        source = linecache.getline(file, line).strip()
+        source = _source(file, line)
         lines += [f"{file}:{line} in {name}", *([f"    {source}"] if source else [])]
     return lines
 
@@ -261,22 +313,34 @@ def read_records(run_dir: Path) -> list[dict[str, Any]]:
 
     ``run_dir`` may also be a launch's private directory: ranks that have joined a run are then looked up in the run's.
     """
-    records = [record for path in (run_dir / DIRECTORY).glob("rank-*.box") if (record := read_box(path)) is not None]
+    records = [record for path in (run_dir / DIRECTORY).glob("rank-*.box") if (record := _read(path)) is not None]
     if any("program" in record for record in records):
-        records = [(read_box(Path(record["joined"])) or record) if "joined" in record else record for record in records]
+        records = [(_read(Path(record["joined"])) or record) if "joined" in record else record for record in records]
     elif records:
-        launch = max(records, key=lambda record: float(record["began_s"]))[
-            "launch"
-        ]  # an earlier one may have had more ranks
-        records = [record for record in records if record["launch"] == launch]
+        newest = max(records, key=lambda record: float(record.get("began_s", 0.0)))  # an earlier one may have had more ranks
+        records = [record for record in records if record.get("launch") == newest.get("launch")]
     for record in records:
         claim(record.get("package", ""))
     return sorted(records, key=lambda record: int(record["rank"]))
 
 
+def _source(file: str, line: int) -> str:
+    """A line of a program; empty: it cannot be read. A record may name any file, whose lines a report would pass on."""
+    with contextlib.suppress(OSError, ValueError):
+        if file.endswith(".py"):
+            check_regular(Path(file), _MOST_SOURCE_BYTES)
+            return linecache.getline(file, line).strip()
+    return ""
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    record = read_box(path)
+    return record if fits(record, _Record) else None
+
+
 def run_joined(private_dir: Path) -> Path | None:
     """The directory of the run that a launch's ranks have joined; None: some have not, or they have joined several."""
-    records = [read_box(path) or {} for path in (private_dir / DIRECTORY).glob("rank-*.box")]
+    records = [_read(path) or {} for path in (private_dir / DIRECTORY).glob("rank-*.box")]
     joined = {str(Path(record["joined"]).parents[1]) if "joined" in record else "" for record in records}
     return Path(min(joined)) if len(joined) == 1 and joined != {""} else None
 

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 from lockstep.explain.frames import Frame, stack_of
+from lockstep.regular import open_to_write, read_bytes
 from lockstep.stopping import catches
 
 SIGNAL = signal.SIGRTMAX - 3
@@ -43,7 +44,7 @@ class StackResponder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = open_to_write(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         self._file = os.fstat(self._fd)
         self._answers = threading.current_thread() is threading.main_thread()
         if self._answers:
@@ -116,7 +117,7 @@ def request_stack(record: Mapping[str, Any], pid: int | None = None) -> list[Fra
             deadline = time.monotonic() + wait_s
             while time.monotonic() < deadline:
                 time.sleep(_POLL_S)
-                before, text = text, path.read_bytes()[begin:].decode(errors="replace")
+                before, text = text, read_bytes(path)[begin:].decode(errors="replace")
                 if text == before and (frames := parse(text)):  # the answer is complete
                     return frames
     return None

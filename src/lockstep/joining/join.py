@@ -201,11 +201,12 @@ def _agree(
             if environment.replay is None and environment.tune is None and environment.trial is None:
                 notices += notices_of_reading(read_main(), resumes=config.checkpoint_every != "off")
         except LockstepError as error:
-            opening = {"error": (type(error).__name__, str(error))}
+            kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in vars(errors))
+            opening = {"error": (kind, str(error))}
     opening = collectives.broadcast_plain(opening)
     if "error" in opening:
         kind, message = opening["error"]
-        raise vars(errors).get(kind, LockstepError)(message)  # on every rank
+        raise vars(errors)[kind](message)  # on every rank
     run_dir, birth = Path(opening["run_dir"]), Birth(**opening["birth"])
     checkpoint = None if opening["checkpoint"] is None else Checkpoint.from_json(opening["checkpoint"])
     token = collectives.broadcast_plain(secrets.token_hex(4))

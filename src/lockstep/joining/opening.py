@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -16,7 +17,8 @@ from lockstep.errors import CheckpointError, ConfigError
 from lockstep.measure.events import read_events
 from lockstep.plan.shards import block
 from lockstep.recovery.resuming import Checkpoint
-from lockstep.rundir.birth import Birth, Command, is_damaged, read_birth, reconcile, write_birth
+from lockstep.regular import own_directory
+from lockstep.rundir.birth import Birth, Command, birth_of, check_saved, is_damaged, read_birth, reconcile, write_birth
 from lockstep.rundir.lock import PATIENCE_S, RunLock, holder_of, last_job, last_launch
 from lockstep.rundir.names import default_run_dir, earlier_run_dirs, rename_old_run
 from lockstep.world import World
@@ -70,7 +72,12 @@ class Launch:
         return self.world.restart > 0 and last_launch(path) == self.world.launch
 
     def lock(self, path: Path, *, leave_no_name: bool = False, patience_s: float | None = None) -> RunLock:
-        """Lock a directory for this launch. The lock records its name, by which a restart finds its run."""
+        """Lock a directory for this launch. The lock records its name, by which a restart finds its run.
+
+        Raises:
+            ConfigError: it is in use, or it is not this user's.
+        """
+        _check_ours(path)
         job = self.world.job
         names = ("", "") if leave_no_name else (self.world.launch, "" if job is None else job.name)
         if patience_s is not None:
@@ -146,7 +153,7 @@ def _open_named(path: Path, launch: Launch) -> OpenRun:
         if birth is None:
             write_birth(path, launch.born_with, launch.command)
             return OpenRun(run_dir=path, birth=launch.born_with, checkpoint=None, lock=lock, is_new=True, notices=notices)
-        run = _resume(path, _reconcile(path, birth, launch), lock, notices)
+        run = _resume(path, birth, launch, lock, notices)
         if run.checkpoint is None:
             notices.append(f"run {path} ended before its first checkpoint, so there is nothing to resume: it begins anew")
         return run
@@ -169,13 +176,33 @@ def _find_birth(path: Path, launch: Launch, notices: list[str]) -> Birth | None:
     store = Store(path)
     newest = store.newest_sound(notices.append) if store.newest() is not None else None
     if newest is not None:
-        birth = Birth(**{each.name: newest[1].birth[each.name] for each in fields(Birth)})
+        birth = _birth_in(newest[0], newest[1])
         write_birth(path, birth, launch.command)
         notices.append(f"the run's birth.json was {'missing' if damage is None else 'damaged'}: restored from {newest[0]}")
         return birth
     if damage is not None:
         raise damage
     return None
+
+
+def _birth_in(checkpoint: Path, manifest: Manifest) -> Birth:
+    try:
+        return birth_of({each.name: manifest.birth[each.name] for each in fields(Birth)})
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"{checkpoint} does not hold the birth of its run ({error}): start a new one with --fresh"
+        ) from error
+
+
+def _check_ours(path: Path) -> None:
+    """Before anything is written: the directories in which it would be.
+
+    Raises:
+        ConfigError: one of them is somebody else's.
+    """
+    checkpoints = Store(path).directory
+    for directory in (path, *([checkpoints] if os.path.lexists(checkpoints) else [])):
+        own_directory(directory, may_be_link=True)
 
 
 def _is_in_use(path: Path) -> bool:
@@ -214,7 +241,7 @@ def _state_of(path: Path, launch: Launch, notices: list[str]) -> str | None:
 
 def _has_ended(path: Path) -> bool:
     """Whether a script has come to its end in this run."""
-    with contextlib.suppress(FileNotFoundError):  # it was killed before it had a journal
+    with contextlib.suppress(OSError):  # it was killed before it had a journal
         return any(event["event"] == "end" for event in read_events(path))
     return False
 
@@ -233,13 +260,13 @@ def _try_resume(path: Path, launch: Launch, notices: list[str]) -> OpenRun | Non
     try:
         contents = read_birth(path)
         assert contents is not None
-        birth = _reconcile(path, contents[0], launch)
+        _reconcile(path, contents[0], launch)
         lock = launch.lock(path, patience_s=0.2)
     except ConfigError as error:
         _note(notices, f"{path} stays as it is: {error}")
         return None
     try:
-        run = _resume(path, birth, lock, [])
+        run = _resume(path, contents[0], launch, lock, [])
     except BaseException:
         lock.release()
         raise
@@ -262,13 +289,15 @@ def _is_finished(checkpoint: Path) -> bool:
         return False  # damaged: the checkpoints before it may be usable
 
 
-def _resume(path: Path, birth: Birth, lock: RunLock, notices: list[str]) -> OpenRun:
+def _resume(path: Path, born: Birth, launch: Launch, lock: RunLock, notices: list[str]) -> OpenRun:
+    birth = _reconcile(path, born, launch)
     store = Store(path)
     store.clean()
     sound = store.newest_sound(notices.append)
     if sound is None:
         return OpenRun(run_dir=path, birth=birth, checkpoint=None, lock=lock, is_new=False, notices=notices)
     directory, manifest = sound
+    check_saved(path, born, manifest.birth, manifest.step, launch.config.allow)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time_s))
     state = "had finished at" if manifest.finished else "resumes after"
     notices.append(f"run {path} {state} step {manifest.step} (checkpoint of {when}). To start over: --fresh, or fresh=True.")

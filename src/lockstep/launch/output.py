@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import re
@@ -18,6 +19,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from lockstep.errors import ConfigError
+from lockstep.regular import open_to_write
 
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 _MAX_LINE_BYTES = 1 << 20
@@ -72,7 +74,8 @@ class Streams:
                 for rank in self._ranks:
                     # Unbuffered: workers without --tee write to the same descriptor.
                     path = log_path(self._plan.log_dir, rank)
-                    self._logs[rank] = path.open("ab" if self._goes_on else "wb", buffering=0)
+                    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if self._goes_on else os.O_TRUNC)
+                    self._logs[rank] = io.FileIO(open_to_write(path, flags), "ab" if self._goes_on else "wb")
                 if self._goes_on:  # what is there may end in the middle of a line
                     self.append(dict.fromkeys(self._logs, f"\n{self._goes_on}\n"))
             except OSError as error:

@@ -49,9 +49,85 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+from lockstep.regular import MOST_BYTES, open_to_write, read_lines
+from lockstep.shapes import Count, Ranks, Seconds, fits, parse
 
 FILE_NAME = "events.jsonl"
+
+
+class _Any(TypedDict, total=False):
+    """Fields that readers rely on, where they are present."""
+
+    time_s: Seconds
+    step: Count
+    epoch: Count
+    rank: Count
+
+
+class _Start(_Any, total=False):
+    script: str
+    args: list[str]
+    module: str | None
+    world_size: Ranks
+    num_nodes: Count
+    hosts: list[str]
+    strategy: str
+    device: str
+    device_name: str | None
+    num_cores: Count
+    shards: Count
+
+
+class _Resume(_Any, total=False):
+    checkpoint: str | None
+
+
+class _Values(_Any, total=False):
+    values: dict[str, float | None]
+
+
+class _Epoch(_Any, total=False):
+    num_steps: Count
+    num_samples: Count
+    wall_s: Seconds
+    steady_steps: Count
+    steady_samples: Count
+    steady_s: Seconds
+    cpu_s: list[float | None] | None
+    peak_rss_bytes: list[Count | None] | None
+    peak_gpu_bytes: list[Count | None] | None
+    gpu_utilisation: list[float | None] | None
+    split: list[dict[str, Seconds]] | None
+    bound: str | None
+
+
+class _Slow(TypedDict):
+    rank: Count
+    host: str
+    step: Count
+    activity: str
+    times: float
+    cost: float
+
+
+class _Checkpoint(_Any, total=False):
+    kind: str
+    name: str
+    held_s: Seconds | None
+    wall_s: Seconds | None
+
+
+_KINDS: Mapping[str, Any] = {
+    "start": _Start,
+    "resume": _Resume,
+    "step": _Values,
+    "evaluate": _Values,
+    "epoch": _Epoch,
+    "slow": _Slow,
+    "checkpoint": _Checkpoint,
+}
 
 
 def _finite(value: Any) -> Any:
@@ -76,7 +152,7 @@ class EventWriter:
 
     def __init__(self, run_dir: Path, name: str = FILE_NAME) -> None:
         self._path = run_dir / name
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = open_to_write(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._waiting = b""
         self._has_warned = False
         size = os.fstat(self._fd).st_size
@@ -120,32 +196,39 @@ def _warn(what: str) -> None:
         print(f"lockstep: WARNING: {what}.", file=sys.stderr, flush=True)
 
 
-def read_events(run_dir: Path, damaged: list[int] | None = None, name: str = FILE_NAME) -> Iterator[dict[str, Any]]:
+def read_events(
+    run_dir: Path, damaged: list[int] | None = None, name: str = FILE_NAME, most_bytes: int = MOST_BYTES
+) -> Iterator[dict[str, Any]]:
     """The events of a run, in order. Lines that are truncated (the launch was killed while writing) or damaged are skipped.
 
     Args:
         run_dir: of the run.
         damaged: a list to which the numbers of such lines, from 1, are appended; not that of a last line still being written.
         name: of the file in it.
+        most_bytes: the size of the largest file that is read.
 
     Raises:
         FileNotFoundError: the directory holds no journal.
+        OSError: it cannot be read, is too large, or is not a regular file.
     """
-    with (run_dir / name).open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
-            if (event := read_event(line)) is not None:
-                yield event
-            elif damaged is not None and line.endswith("\n"):
-                damaged.append(number)
+    for number, line in enumerate(read_lines(run_dir / name, most_bytes), start=1):
+        if (event := read_event(line)) is not None:
+            yield event
+        elif damaged is not None and line.endswith(b"\n"):
+            damaged.append(number)
 
 
 def read_event(line: str | bytes) -> dict[str, Any] | None:
-    """The event in a line; None: it is truncated or damaged."""
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
+    """The event in a line; None: it is truncated or damaged, or a field is not of the type in the table above."""
+    if line[:1] not in ("{", b"{"):  # a gigabyte of zeros, say, which would be decoded first
         return None
-    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
+    try:
+        event = parse(line)
+    except ValueError:
+        return None
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        return None
+    return event if fits(event, _KINDS.get(event["event"], _Any)) else None
 
 
 def read_history(run_dir: Path) -> list[dict[str, Any]]:

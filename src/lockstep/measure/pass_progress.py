@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lockstep.shapes import Count, Seconds
+
 _BAR_WIDTH, _LEAST_BAR = 30, 5
 _GAP = 2
 
@@ -17,28 +19,28 @@ class PassProgress:
     It changes only when a step or a pass ends, so that a hanging run can be recognized.
     """
 
-    epoch: int
-    num_epochs: int | None
+    epoch: Count
+    num_epochs: Count | None
     """As given to ``team.epochs``; None: the script counts them itself."""
-    num_steps: int | None
+    num_steps: Count | None
     """Of the pass; None: unknown."""
-    done: int
+    done: Count
     """Steps of the pass, including those before the run was interrupted."""
-    since_s: float | None
+    since_s: Seconds | None
     """When the first step of this pass ended (which may have included the start of loader workers), in seconds since 1970;
     None: it has not."""
-    until_s: float | None
+    until_s: Seconds | None
     """When the pass ended; None: it has not."""
-    counted: int
+    counted: Count
     """Steps since ``since_s``."""
-    num_samples: int
+    num_samples: Count
     """In these steps."""
-    step_s: float | None
+    step_s: Seconds | None
     """Time of a step in the pass before; None: there was none."""
-    epoch_began_s: float
-    epoch_s: float | None
+    epoch_began_s: Seconds
+    epoch_s: Seconds | None
     """Duration of the latest epoch run as a whole, including evaluations and checkpoints."""
-    passes: int
+    passes: Count
     """Number of passes over training loaders in this epoch so far, including this one."""
 
     def as_json(self) -> dict[str, Any]:

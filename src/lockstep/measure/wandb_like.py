@@ -16,11 +16,13 @@ from typing import Any
 
 from lockstep.atomic import write_atomic
 from lockstep.measure.events import FILE_NAME as JOURNAL
+from lockstep.regular import read_bytes, read_lines
+from lockstep.shapes import fits, parse
 from lockstep.stopping import say
 from lockstep.trackers import OBJECT, TRACKERS, plugins
 
 _FILE_NAME = "trackers.json"
-_WRITTEN = re.compile(rb'^\{"event": "(step|evaluate)"[^\n]*?"step": (\d+)', re.MULTILINE)
+_WRITTEN = re.compile(rb'^\{"event": "(step|evaluate)"[^\n]*?"step": (\d{1,18})\b', re.MULTILINE)
 _GROUPS = {b"step": "training", b"evaluate": "evaluation"}
 
 
@@ -125,10 +127,10 @@ class WandbLike:
 
     def _read(self) -> dict[str, str]:
         try:
-            known = json.loads((self._about.run_dir / _FILE_NAME).read_text())
+            known = parse(read_bytes(self._about.run_dir / _FILE_NAME))
         except (OSError, ValueError):
             return {}
-        return known if isinstance(known, dict) else {}
+        return known if fits(known, dict[str, str]) else {}
 
 
 def _taken(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
@@ -147,11 +149,10 @@ def last_written(journal: Path) -> dict[str, int]:
     """
     last = {"training": 0, "evaluation": 0}
     try:
-        with journal.open("rb") as lines:
-            for line in lines:
-                if match := _WRITTEN.match(line):
-                    group = _GROUPS[match[1]]
-                    last[group] = max(last[group], int(match[2]))
+        for line in read_lines(journal):
+            if match := _WRITTEN.match(line):
+                group = _GROUPS[match[1]]
+                last[group] = max(last[group], int(match[2]))
     except OSError:
         return {}
     if last["training"]:

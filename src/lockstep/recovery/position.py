@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.errors import UsageError
+from lockstep.shapes import Count
 
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
     """A position in a script."""
 
-    section: int = 0
+    section: Count = 0
     """Odd in a loop over ``team.epochs()`` (1 in the first), even before, between and after such loops."""
-    epoch: int = 0
-    passes: int = 0
+    epoch: Count = 0
+    passes: Count = 0
     """Number of earlier passes over training loaders in this epoch (or section)."""
     in_pass: bool = False
     """Whether the position is within a pass, rather than between passes."""
@@ -37,7 +38,7 @@ class Position:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Position:
         """The position for a result of ``as_json``."""
-        return Position(**value)
+        return Position(**{field.name: value[field.name] for field in dataclasses.fields(Position) if field.name in value})
 
     def __str__(self) -> str:
         where = f"epoch {self.epoch + 1}" if self.section % 2 else "the part outside of team.epochs()"

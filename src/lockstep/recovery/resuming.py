@@ -8,11 +8,11 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypedDict
 
 from torch import Tensor
 
-from lockstep.checkpoint.manifest import Manifest
+from lockstep.checkpoint.manifest import FILE_NAME, Manifest
 from lockstep.checkpoint.tree import put_together
 from lockstep.checkpoint.weights import Tensors
 from lockstep.checkpoint.writer import STATE
@@ -22,6 +22,8 @@ from lockstep.prepare.model_precision import fit_state
 from lockstep.recovery.position import Position
 from lockstep.recovery.run_state import RunState
 from lockstep.recovery.software import numerics
+from lockstep.regular import read_bytes
+from lockstep.shapes import fits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,15 @@ class Checkpoint:
     def from_json(value: Mapping[str, Any]) -> Checkpoint:
         """The checkpoint that ``as_json`` described."""
         return Checkpoint(path=Path(value["path"]), manifest=Manifest(**value["manifest"]))
+
+
+class _State(TypedDict):
+    """What ``state.json`` holds, as ``checkpoint.tree`` has taken it apart."""
+
+    objects: list[Any]
+    loaders: list[Any]
+    registered: Any
+    best: Any
 
 
 @dataclass
@@ -174,10 +185,7 @@ class Restorer:
             self._check_all_there()
             self._check_numerics()
         tensors = Tensors([directory / name for name in manifest.files if name.startswith("state-")])
-        try:
-            state = json.loads((directory / STATE).read_bytes())
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{directory / STATE} cannot be read: {error}") from error
+        state = self._read_state()
         records = zip(self._aligned(manifest.objects), self._aligned(state["objects"]), strict=True)
         for number, (content, (record, object_state)) in enumerate(zip(self.state.objects, records, strict=False)):
             if record is None:
@@ -195,6 +203,16 @@ class Restorer:
             if name in registered:
                 content.load_state_dict(registered[name])
         self.state.best = put_together(state["best"], {})
+
+    def _read_state(self) -> _State:
+        file = self.checkpoint.path / STATE
+        try:
+            state: _State = json.loads(read_bytes(file))
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{file} cannot be read: {error}") from error
+        if not fits(state, _State) or len(state["objects"]) != len(self.checkpoint.manifest.objects):
+            raise CheckpointError(f"{file} was damaged: it does not hold the state of what {FILE_NAME} lists")
+        return state
 
     def _check_all_there(self) -> None:
         manifest, state = self.checkpoint.manifest, self.state

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lockstep.checkpoint.manifest import Object
 from lockstep.checkpoint.parts import deal_out
 from lockstep.checkpoint.tree import take_apart
 from lockstep.checkpoint.weights import weights_name
@@ -47,7 +48,7 @@ class RunState:
             "loaders": [loader.describe() for loader in self.loaders],
         }
 
-    def describe_objects(self) -> list[dict[str, Any]]:
+    def describe_objects(self) -> list[Object]:
         """The description of the objects for a manifest."""
         return [_record(content) for content in self.objects]
 
@@ -90,9 +91,14 @@ class RunState:
             yield from ((f"the registered {name!r}", part, value) for part, value in content.compared())
 
 
-def _record(content: Content) -> dict[str, Any]:
-    record = {"kind": content.kind, "name": content.name, "type": type(content.target).__name__}
+def _record(content: Content) -> Object:
+    record: Object = {
+        "kind": content.kind,
+        "name": content.name,
+        "type": type(content.target).__name__,
+        "lines": content.describe(),
+        "options": {key: repr(value) for key, value in content.options_at_birth.items()},
+    }
     if content.kind in ("model", "average"):
         record["file"] = weights_name(content.name)
-    options = {key: repr(value) for key, value in content.options_at_birth.items()}
-    return {**record, "lines": content.describe(), "options": options}
+    return record

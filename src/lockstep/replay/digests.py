@@ -20,19 +20,44 @@ If the run is bit-exact, all of this is the same for every number of processes. 
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from lockstep.errors import UsageError
 from lockstep.measure.events import read_events
+from lockstep.regular import MOST_BYTES
+from lockstep.shapes import Count, fits
 from lockstep.trace.traced_run import ShardKey
 
 DIRECTORY = "digests"
 NOTHING = "-"
+_MOST_BYTES = 16 * MOST_BYTES
 
 Line = Mapping[str, Any]
+
+
+class _Start(TypedDict):
+    launch: str
+    after: Count
+    every: Count
+    shards: Count
+    exact: bool
+
+
+class _Steps(TypedDict):
+    shards: str
+
+
+class _StepsMore(_Steps, total=False):
+    last: Count
+    gradients: list[tuple[str, str]]
+    state: dict[str, str]
+
+
+_LINES: Mapping[str, Any] = {"start": _Start, "steps": _StepsMore}
 
 
 class Shard(NamedTuple):
@@ -123,9 +148,11 @@ def read_digests(run_dir: Path) -> Digests:
         UsageError: there is none, or it cannot be read.
     """
     try:
-        ranks = [list(read_events(run_dir, name=f"{DIRECTORY}/{path.name}")) for path in _files(run_dir)]
+        ranks = [
+            list(read_events(run_dir, name=f"{DIRECTORY}/{path.name}", most_bytes=_MOST_BYTES)) for path in _files(run_dir)
+        ]
         digests = gather(ranks)
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise UsageError(
             f"the digest journal of {run_dir} cannot be read ({error!r}): was it written by another version?"
         ) from error
@@ -145,12 +172,19 @@ def _files(run_dir: Path) -> Iterator[Path]:
 
 
 def gather(ranks: Sequence[Iterable[Line]]) -> Digests:
-    """Merge the lines of all ranks, rank 0 first. Pure."""
+    """Merge the lines of all ranks, rank 0 first. Pure.
+
+    Raises:
+        ValueError: a line has not the fields in the table above.
+        KeyError: a micro-step was damaged.
+    """
     launches: dict[str, list[Line]] = {}
     starts: list[Line] = []
     for rank, lines in enumerate(ranks):
         launch = ""
         for line in lines:
+            if not fits(line, _LINES.get(line["event"], Any)):
+                raise ValueError(f"a line of rank {rank} was damaged: {reprlib.repr(dict(line))}")
             if line["event"] == "start":
                 launch = line["launch"]
                 starts += [line] if rank == 0 else []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.checkpoint.manifest import Manifest, verify
 from lockstep.checkpoint.store import Store, step_of
 from lockstep.errors import CheckpointError, ConfigError
+from lockstep.regular import read_bytes
 from lockstep.replay.request import Request
 
 _NEAR = 1000
@@ -51,7 +51,7 @@ def checkpoint_before(
 def make_directory(directory: Path, request: Request, checkpoint: Path | None) -> None:
     """Fill a new, empty directory; ``checkpoint`` None: without one."""
     run_dir = Path(request.run)
-    shutil.copyfile(run_dir / _BIRTH, directory / _BIRTH)
+    (directory / _BIRTH).write_bytes(read_bytes(run_dir / _BIRTH))
     request.write(directory)
     if checkpoint is not None:
         target = Store(directory).directory / checkpoint.name

@@ -11,6 +11,7 @@ from lockstep.diagnosis.tracing import begin_trace
 from lockstep.listener import Listener
 from lockstep.measure.events import EventWriter
 from lockstep.recovery.fingerprint import Fingerprint
+from lockstep.regular import own_directory
 from lockstep.replay.breakpoint import Breakpoint
 from lockstep.replay.digests import DIRECTORY, file_of
 from lockstep.replay.journal import DigestJournal
@@ -45,7 +46,7 @@ def open_digests(
     if config.journal_every == 0 and request is None:
         return []
     assert config.run_dir is not None
-    (Path(config.run_dir) / DIRECTORY).mkdir(exist_ok=True)
+    own_directory(Path(config.run_dir) / DIRECTORY)
     writer = EventWriter(Path(config.run_dir), file_of(world.rank))
     writer.write(
         "start",

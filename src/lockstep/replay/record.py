@@ -69,6 +69,8 @@ def read_record(run_dir: Path) -> RunRecord:
                 last = max(last, event["step"])
     except FileNotFoundError:
         pass
+    except OSError as error:
+        raise UsageError(f"the journal of {run_dir} cannot be read: {error}") from error
     return RunRecord(path=run_dir, birth=contents[0], command=contents[1], launches=tuple(launches), last_step=last)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from lockstep.atomic import write_atomic
 from lockstep.config import RunConfig
+from lockstep.regular import read_bytes
+from lockstep.shapes import check, parse
 
 _FILE_NAME = "replay.json"
 SHOWN = "shown"
@@ -54,7 +56,7 @@ class Request:
     @staticmethod
     def read(directory: Path) -> Request:
         """The request that ``write`` has saved there."""
-        return Request(**json.loads((directory / _FILE_NAME).read_text()))
+        return check(Request(**parse(read_bytes(directory / _FILE_NAME))))
 
     def settings(self, config: RunConfig, directory: str) -> RunConfig:
         """The settings for a replay: in its own directory, without checkpoints, and not stopped by what it is to show."""

@@ -14,9 +14,12 @@ from typing import Any
 from lockstep.atomic import write_atomic
 from lockstep.config import ALLOWABLE, RunConfig
 from lockstep.errors import ConfigError
+from lockstep.regular import NotRegularError, read_bytes
+from lockstep.shapes import Count, check, parse
 
 _FILE_NAME = "birth.json"
 _FORMAT = 2
+_MOST_BYTES = 1 << 24
 NO_SCRIPT = ("", "-c", "-")
 _OF_LAUNCHERS = ("--local_rank=", "--local-rank=")
 """Arguments that some launchers add to a script's, ignored when commands are compared."""
@@ -48,7 +51,7 @@ class Command:
     script: str
     """Its resolved path; empty: there is none (an interactive session), and such commands are never equal."""
     args: tuple[str, ...]
-    number: int
+    number: Count
     """Number of the run among those that one process joins."""
     part: str = ""
     """Distinguishes further runs of this command: the task of a job array (see ``Job.part``)."""
@@ -101,16 +104,15 @@ def read_birth(path: Path) -> tuple[Birth, Command] | None:
     """
     file = path / _FILE_NAME
     try:
-        content = json.loads(file.read_text())
+        content = parse(read_bytes(file, _MOST_BYTES))
         version = content.pop("format")
         if version == _FORMAT:
             command = content.pop("command")
-            birth = Birth(**content)
-            RunConfig(**{name: value for name, value in content.items() if name != "exact"})  # checks the values
-            return birth, Command(**{**command, "args": tuple(command["args"])})
+            birth = birth_of(content)
+            return birth, check(Command(**{**command, "args": tuple(command["args"])}))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (NotRegularError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{file} cannot be read as a run's birth ({error}): use another run directory") from error
     raise ConfigError(
         f"{file} has format {version}, and this lockstep knows format {_FORMAT}: it was written by another version. "
@@ -118,13 +120,27 @@ def read_birth(path: Path) -> tuple[Birth, Command] | None:
     )
 
 
+def birth_of(content: Mapping[str, Any]) -> Birth:
+    """The birth that ``as_json`` described.
+
+    Raises:
+        ValueError: a setting is missing or unknown, or has no such value.
+    """
+    try:
+        birth = check(Birth(**content))
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    RunConfig(**{name: value for name, value in content.items() if name != "exact"})  # checks the values
+    return birth
+
+
 def is_damaged(path: Path) -> bool:
     """Whether a directory has a birth file that no version of lockstep has written."""
     try:
-        content = json.loads((path / _FILE_NAME).read_bytes())
+        content = parse(read_bytes(path / _FILE_NAME, _MOST_BYTES))
     except FileNotFoundError:
         return False
-    except ValueError:
+    except (NotRegularError, ValueError):
         return True
     return not isinstance(content, dict) or content.get("format") == _FORMAT or not isinstance(content.get("format"), int)
 
@@ -157,6 +173,30 @@ def reconcile(path: Path, birth: Birth, explicit: Mapping[str, Any], now: Birth,
                 + (f" To resume all the same, with another answer: --allow {name}." if name in ALLOWABLE else "")
             )
     return dataclasses.replace(birth, **changed)
+
+
+def check_saved(path: Path, birth: Birth, saved: Mapping[str, Any], step: int, allow: Collection[str] = ()) -> None:
+    """Compare the birth of a run with the one that its checkpoint holds. (Precisions are compared with the objects they apply
+    to: see ``Restorer.check_objects``.)
+
+    Args:
+        path: the run's directory.
+        birth: in its file, which anybody may have edited.
+        saved: in the checkpoint from which the run resumes.
+        step: of the checkpoint.
+        allow: names of settings that may differ.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    for name, value in birth.as_json().items():
+        if name not in ("precision", *allow) and saved.get(name) != value:
+            raise ConfigError(
+                f"{name} is {value!r} in {path / _FILE_NAME}, and {saved.get(name)!r} in the checkpoint of step {step}, from "
+                "which the run would resume with another answer. Put it back: without a birth.json, the run's is restored from "
+                "the checkpoint. Or start a new run with --fresh (fresh=True)."
+                + (f" If it is a launch that was allowed to change it: --allow {name} again." if name in ALLOWABLE else "")
+            )
 
 
 def _check_promise(path: Path, birth: Birth, wanted: bool, explicit: Mapping[str, Any]) -> None:

@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 
 from lockstep.errors import ConfigError
+from lockstep.regular import open_to_read, open_to_write, read_bytes
 
 _FILE_NAME = "lock"
+_MOST_BYTES = 4096
 PATIENCE_S = 1.0
 """Seconds that a launch waits: a process that checks whether a run is active holds the lock briefly."""
 _TELL_AFTER_S = 1.0
@@ -33,7 +35,7 @@ class RunLock:
         far_patience_s: the same, for a holder on another host, which may be lost without the file server having noticed.
 
     Raises:
-        ConfigError: another process holds it; the message names it.
+        ConfigError: another process holds it; the message names it. Or something else than a file is there.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class RunLock:
     ) -> None:
         began, has_printed = time.monotonic(), False
         while True:
-            self._fd = os.open(run_dir / _FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = open_to_write(run_dir / _FILE_NAME, os.O_RDWR | os.O_CREAT, 0o644)
             if _try(self._fd) and _is_at(self._fd, run_dir / _FILE_NAME):
                 break
             holder = _holder(self._fd)
@@ -79,14 +81,11 @@ class RunLock:
 def holder_of(run_dir: Path) -> str | None:
     """A description of the process that holds the lock; None: none does. Must not be called by the holder."""
     try:
-        fd = os.open(run_dir / _FILE_NAME, os.O_RDONLY | os.O_CLOEXEC)
+        with open_to_read(run_dir / _FILE_NAME) as file:
+            # A shared lock needs no write permission, and concurrent checks do not mistake each other for the holder.
+            return None if _try(file.fileno(), fcntl.LOCK_SH) else _holder(file.fileno())
     except OSError:  # there is no lock file, or it is not readable by this user
         return None
-    try:
-        # A shared lock needs no write permission, and concurrent checks do not mistake each other for the holder.
-        return None if _try(fd, fcntl.LOCK_SH) else _holder(fd)
-    finally:
-        os.close(fd)
 
 
 def _try(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
@@ -104,13 +103,13 @@ def _try(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
 def _is_at(fd: int, path: Path) -> bool:
     """Whether an open file is still at this path: its directory may have been renamed meanwhile."""
     try:
-        return os.path.samestat(os.fstat(fd), path.stat())
+        return os.path.samestat(os.fstat(fd), path.lstat())
     except FileNotFoundError:
         return False
 
 
 def _holder(fd: int) -> str:
-    lines = os.pread(fd, 1000, 0).decode(errors="replace").splitlines()
+    lines = os.pread(fd, _MOST_BYTES, 0).decode(errors="replace").splitlines()
     return lines[0] if lines else "another process"
 
 
@@ -132,7 +131,7 @@ def last_job(run_dir: Path) -> str:
 
 def _line(run_dir: Path, number: int) -> str:
     try:
-        lines = (run_dir / _FILE_NAME).read_text(errors="replace").splitlines()
+        lines = read_bytes(run_dir / _FILE_NAME, _MOST_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return ""
     return lines[number] if len(lines) > number else ""

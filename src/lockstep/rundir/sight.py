@@ -7,8 +7,11 @@ on resume, or never.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from pathlib import Path
+
+from lockstep.regular import open_to_write, read_bytes
 
 PATIENCE_S = 5.0
 """Seconds until a new file must be visible: network file systems cache failed lookups briefly."""
@@ -16,7 +19,8 @@ PATIENCE_S = 5.0
 
 def leave_mark(run_dir: Path, token: str) -> None:
     """Write the file, on rank 0. ``token`` is unique to this launch."""
-    (run_dir / _name(token)).write_text(token)
+    with os.fdopen(open_to_write(run_dir / _name(token), os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
+        file.write(token)
 
 
 def sees_mark(run_dir: Path, token: str, patience_s: float = PATIENCE_S) -> bool:
@@ -25,7 +29,7 @@ def sees_mark(run_dir: Path, token: str, patience_s: float = PATIENCE_S) -> bool
     while True:
         with contextlib.suppress(OSError):
             list(run_dir.iterdir())  # refreshes the cache of a network file system
-            return (run_dir / _name(token)).read_text() == token
+            return read_bytes(run_dir / _name(token), 1000) == token.encode()
         if time.monotonic() >= deadline:
             return False
         time.sleep(0.1)

@@ -38,11 +38,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep import regular
+from lockstep.regular import open_to_write, own_directory
+from lockstep.shapes import parse
+
 DIRECTORY = "trace"
+_MOST_BYTES = 16 * regular.MOST_BYTES
 
 
 class TraceWriter:
@@ -55,8 +62,9 @@ class TraceWriter:
 
     def __init__(self, run_dir: Path, name: str) -> None:
         directory = run_dir / DIRECTORY
-        directory.mkdir(parents=True, exist_ok=True)
-        self._file = (directory / f"{name}.jsonl").open("w", encoding="utf-8", buffering=1)
+        own_directory(directory)
+        fd = open_to_write(directory / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        self._file = os.fdopen(fd, "w", encoding="utf-8", buffering=1)
 
     def write(self, **fields: Any) -> None:
         """Write one line."""
@@ -69,10 +77,10 @@ class TraceWriter:
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of one file. Truncated lines are skipped."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            with contextlib.suppress(ValueError):  # the process was killed while it wrote the line
-                yield json.loads(line)
+    for line in regular.read_lines(path, _MOST_BYTES):
+        with contextlib.suppress(ValueError):  # the process was killed while it wrote the line
+            if isinstance(content := parse(line), dict):
+                yield content
 
 
 def read_trace(run_dir: Path) -> list[list[dict[str, Any]]]:
@@ -83,7 +91,7 @@ def read_trace(run_dir: Path) -> list[list[dict[str, Any]]]:
     """
     ranks: list[list[dict[str, Any]]] = []
     while (path := run_dir / DIRECTORY / f"rank-{len(ranks)}.jsonl").is_file():
-        ranks.append(list(read_lines(path)))
+        ranks.append([line for line in read_lines(path) if isinstance(line.get("event"), str)])
     if not ranks:
         raise FileNotFoundError(f"{run_dir} holds no trace")
     return ranks
@@ -101,8 +109,11 @@ def exact(number: float) -> str:
 
 
 def number(text: str) -> float:
-    """The inverse of ``exact``."""
-    return float.fromhex(text)
+    """The inverse of ``exact``; NaN for a text that is none."""
+    try:
+        return float.fromhex(text)
+    except (ValueError, OverflowError):
+        return math.nan
 
 
 def combined(digests: Mapping[str, str]) -> str:

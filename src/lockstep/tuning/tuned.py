@@ -13,6 +13,8 @@ from typing import Any
 from lockstep.atomic import write_atomic
 from lockstep.errors import ConfigError
 from lockstep.plan.loading import Loading
+from lockstep.regular import read_bytes
+from lockstep.shapes import check, parse
 
 _FORMAT = 1
 _KIND = "lockstep tune"
@@ -76,7 +78,7 @@ def read(path: Path) -> Tuned:
         ConfigError: it cannot be read, or is another kind of file.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse(read_bytes(path))
         if not isinstance(content, dict) or content.pop("kind", None) != _KIND:
             raise ConfigError(f"{path} is not a file of lockstep tune: `lockstep tune SCRIPT` writes one")
         if (version := content.pop("format", None)) != _FORMAT:
@@ -84,7 +86,7 @@ def read(path: Path) -> Tuned:
                 f"{path} has format {version}, and this lockstep knows format {_FORMAT}: measure again with lockstep tune"
             )
         situation, loading = Situation(**content.pop("situation")), Loading(**content.pop("loading"))
-        return Tuned(situation=situation, loading=_checked(path, loading), **content)
+        return check(Tuned(situation=situation, loading=_checked(path, loading), **content))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}. `lockstep tune SCRIPT` writes such a file") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
