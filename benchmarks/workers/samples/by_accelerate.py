@@ -1,0 +1,51 @@
+"""accelerate, by huggingface.co/docs/accelerate/usage_guides/checkpoint and its examples/by_feature."""
+
+from __future__ import annotations
+
+import argparse
+
+import task
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch.utils.data import DataLoader
+
+
+def train(args: argparse.Namespace, notes: task.Notes) -> None:
+    """As examples/by_feature/checkpointing.py."""
+    accelerator = Accelerator(cpu=True)
+    set_seed(42)
+    model = task.make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batch_size = args.global_batch // accelerator.num_processes
+    loader = DataLoader(task.Numbered(args.samples), batch_size, shuffle=True, num_workers=args.workers)
+    test_loader = DataLoader(task.Numbered(24), batch_size)
+    model, optimizer, loader, test_loader = accelerator.prepare(model, optimizer, loader, test_loader)
+    overall_step, starting_epoch, resume_step = 0, 0, None
+    if args.launch:
+        newest = max(args.directory.glob("step_*"), key=lambda path: path.stat().st_ctime)
+        accelerator.load_state(newest)
+        overall_step = int(newest.name.removeprefix("step_"))
+        starting_epoch, resume_step = divmod(overall_step, len(loader))
+    for epoch in range(starting_epoch, args.epochs):
+        model.train()
+        is_resumed = epoch == starting_epoch and resume_step is not None
+        for batch in accelerator.skip_first_batches(loader, resume_step) if is_resumed else loader:
+            task.die_before(overall_step + 1, args.stop)
+            notes.trained(overall_step + 1, epoch, batch["number"])
+            accelerator.backward(task.make_loss(model, batch))
+            optimizer.step()
+            optimizer.zero_grad()
+            overall_step += 1
+            if overall_step % args.save_every == 0:
+                accelerator.save_state(args.directory / f"step_{overall_step}")
+        model.eval()
+        for batch in test_loader:
+            with torch.no_grad():
+                task.make_loss(model, batch)
+            numbers = accelerator.gather_for_metrics(batch["number"])
+            notes.evaluated(numbers if accelerator.is_main_process else ())
+
+
+if __name__ == "__main__":
+    task.run({"train": train})
