@@ -16,8 +16,8 @@ from typing import Any
 
 from _crew import WORKERS, clean_environ
 
-LIMIT_S = 120.0
-"""For one launch; most take three to ten seconds."""
+LIMIT_S = 300.0
+"""For one launch; most take three to ten seconds, on a quiet machine."""
 
 
 class RefusedError(Exception):
@@ -32,6 +32,8 @@ class Peer:
     script: str
     distributions: tuple[str, ...]
     """What must be installed."""
+    weights: str
+    """Where its checkpoints are: a pattern."""
     launcher: str = "torchrun"
     """``lockstep``, ``torchrun``, or ``python``: without a launcher on one process."""
 
@@ -47,13 +49,13 @@ class Peer:
 
 
 PEERS = (
-    Peer("accelerate", "by_accelerate.py", ("accelerate",), "python"),
-    Peer("Fabric", "by_fabric.py", ("lightning-fabric",), "python"),
-    Peer("Lightning", "by_lightning.py", ("lightning",), "python"),
-    Peer("Trainer", "by_trainer.py", ("transformers", "accelerate"), "python"),
-    Peer("StatefulDataLoader, DDP", "by_stateful.py", ("torchdata",)),
-    Peer("torchrun, DDP", "by_tutorial.py", ()),
-    Peer("lockstep", "by_lockstep.py", (), "lockstep"),
+    Peer("accelerate", "by_accelerate.py", ("accelerate",), "step_*/model.safetensors", "python"),
+    Peer("Fabric", "by_fabric.py", ("lightning-fabric",), "checkpoint.ckpt", "python"),
+    Peer("Lightning", "by_lightning.py", ("lightning",), "checkpoints/last.ckpt", "python"),
+    Peer("Trainer", "by_trainer.py", ("transformers", "accelerate"), "checkpoints/checkpoint-*/model.safetensors", "python"),
+    Peer("StatefulDataLoader", "by_stateful.py", ("torchdata",), "snapshot.pt"),
+    Peer("DDP", "by_tutorial.py", (), "snapshot.pt"),
+    Peer("lockstep", "by_lockstep.py", (), "run/checkpoints/step-*/model.safetensors", "lockstep"),
 )
 
 
@@ -99,7 +101,7 @@ class Job:
             process = subprocess.Popen(
                 [*self._peer.command(nproc), self._task, *words],
                 cwd=self.directory,
-                env=clean_environ({"PYTHONPATH": ""}),
+                env=clean_environ(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -136,6 +138,28 @@ class Job:
                 first = min(note.values["step"] for note in new)
                 kept = [note for note in kept if note.values["step"] < first] + new
         return kept
+
+    def batches(self, epoch: int) -> list[frozenset[int]]:
+        """The samples of each of that epoch's steps, on all ranks together."""
+        steps: dict[int, set[int]] = {}
+        for note in self.steps():
+            if note.values["epoch"] == epoch:
+                steps.setdefault(note.values["step"], set()).update(note.values["numbers"])
+        return [frozenset(steps[step]) for step in sorted(steps)]
+
+    def evaluated(self, launch: int = 0) -> Counter[int]:
+        """How often that launch's evaluations counted each sample."""
+        return Counter(n for note in self.notes("evaluated") if note.launch == launch for n in note.values["numbers"])
+
+    def cut_newest(self) -> None:
+        """Leave half of the newest checkpoint's weights."""
+        newest = max(self.directory.glob(self._peer.weights), key=lambda path: path.stat().st_mtime_ns)
+        os.truncate(newest, newest.stat().st_size // 2)
+
+    def lost(self) -> int:
+        """Samples of steps that a resumed launch has undone."""
+        all_of_them, kept = (sum(len(n.values["numbers"]) for n in notes) for notes in (self.notes("trained"), self.steps()))
+        return all_of_them - kept
 
     def uses(self, epoch: int = 0) -> Counter[int]:
         """How often the weights at the end have seen each sample in that epoch."""

@@ -5,9 +5,9 @@
 Every column is the shortest script that the library's own documentation shows (``workers/samples/by_*.py``), every row
 something that public reports complain of. Each script notes which samples it computes gradients of; a cell is counted from
 these notes after real runs on one to four processes. Steps that a resumed run repeats because their weights were lost do not
-count twice: a cell says what the weights at the end have seen.
+count twice: a cell says what the weights at the end have seen, and "(20 again)" how much of the work was lost.
 
-  wrong_*    rows in which that column is not right
+  wrong    for each column, in how many rows it is not right: 0 is the goal for lockstep's
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import importlib.metadata
+import math
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import _harness as harness
+import _references as references
 from _samples import PEERS, Job, Peer, RefusedError
+
+BEGIN, END = "<!-- samples: begin -->", "<!-- samples: end -->"
+"""Around the table in a page."""
 
 
 @dataclass(frozen=True)
@@ -36,74 +42,158 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One thing that goes wrong."""
+class Case:
+    """Runs that fill one row or more."""
 
     name: str
-    title: str
-    right: str
-    measure: Callable[[Peer, Path], str]
-    """Runs it in a directory of its own. Raises RefusedError."""
+    rows: tuple[tuple[str, str], ...]
+    """Titles, and what is right."""
+    measure: Callable[[Peer, Path], Sequence[str]]
+    """The cells of a column, run in a directory of its own. Raises RefusedError."""
 
 
 def twice_and_never(job: Job, num_samples: int, epoch: int = 0) -> str:
-    """Of the samples of an epoch."""
+    """Of the samples of an epoch; and how many had been trained on before in steps that are lost."""
     uses = [job.uses(epoch)[number] for number in range(num_samples)]
-    return f"{sum(times > 1 for times in uses)} / {uses.count(0)}"
+    lost = f" ({job.lost()} again)" if job.lost() else ""
+    return f"{sum(times > 1 for times in uses)} / {uses.count(0)}{lost}"
 
 
-def resume(peer: Peer, directory: Path) -> str:
+def resume(peer: Peer, directory: Path) -> Sequence[str]:
     job = Job(peer, "train", directory, samples=64, global_batch=4)
     job.launch(1, stop=5)
     job.launch(1)
-    return twice_and_never(job, 64)
+    return twice_and_never(job, 64), str(sum(job.evaluated(launch=1).values()))
 
 
-def resume_twice(peer: Peer, directory: Path) -> str:
+def resume_twice(peer: Peer, directory: Path) -> Sequence[str]:
     job = Job(peer, "train", directory, samples=64, global_batch=2)
     job.launch(1, stop=15)
     job.launch(1, stop=20)
     job.launch(1)
-    return twice_and_never(job, 64)
+    return [twice_and_never(job, 64)]
 
 
-def resume_at_the_end(peer: Peer, directory: Path) -> str:
+def resume_after_an_epoch(peer: Peer, directory: Path) -> Sequence[str]:
     job = Job(peer, "train", directory, samples=64, global_batch=4, epochs=2)
-    job.launch(1, stop=16)
-    job.launch(1)
-    first, second = twice_and_never(job, 64), twice_and_never(job, 64, epoch=1)
-    return second if first == "0 / 0" else f"{first}, then {second}"
+    job.launch(2, stop=16)
+    job.launch(2)
+    first, second = job.batches(epoch=0), job.batches(epoch=1)
+    return twice_and_never(job, 64, epoch=1), str(sum(one == other for one, other in zip(first, second, strict=False)))
 
 
-def resume_elsewhere(nproc: int) -> Callable[[Peer, Path], str]:
-    def measure(peer: Peer, directory: Path) -> str:
+def resume_elsewhere(nproc: int) -> Callable[[Peer, Path], Sequence[str]]:
+    def measure(peer: Peer, directory: Path) -> Sequence[str]:
         found = []
         for workers in (0, 2):
             job = Job(peer, "train", directory / f"workers-{workers}", samples=40, global_batch=6, workers=workers)
             job.launch(2, stop=3)
             job.launch(nproc)
             found.append(twice_and_never(job, 40))
-        return found[0] if len(set(found)) == 1 else f"{found[0]}; {found[1]} with loader workers"
+        return [found[0] if found[0] == found[1] else f"{found[0]}; with workers {found[1]}"]
 
     return measure
 
 
-ROWS = (
-    Row("resume", "killed after 20 of 64, resumed", "0 / 0", resume),
-    Row("resume-twice", "killed after 30 of 64, and again after 10 more", "0 / 0", resume_twice),
-    Row("epoch-end", "killed at the end of an epoch: the next one", "0 / 0", resume_at_the_end),
-    Row("to-1", "killed after 18 of 40 on 2 processes, resumed on 1", "0 / 0", resume_elsewhere(1)),
-    Row("to-3", "killed after 18 of 40 on 2 processes, resumed on 3", "0 / 0", resume_elsewhere(3)),
+def cut_off(peer: Peer, directory: Path) -> Sequence[str]:
+    job = Job(peer, "train", directory, samples=16, global_batch=4, epochs=3)
+    job.launch(1, stop=4)
+    job.launch(1, stop=8)
+    job.cut_newest()
+    job.launch(1)
+    return [f"step {min(note.values['step'] for note in job.notes('trained') if note.launch == 2) - 1}"]
+
+
+def tokens(peer: Peer, directory: Path) -> Sequence[str]:
+    job = Job(peer, "accumulate", directory, model="sentences")
+    job.launch(2)
+    right = references.gradient_of_sentences()
+    seen = job.notes("gradient")[0].values["values"]
+    return [f"{100 * math.dist(seen, right) / math.hypot(*right):.0f} %"]
+
+
+def window(peer: Peer, directory: Path) -> Sequence[str]:
+    job = Job(peer, "accumulate", directory, model="ones")
+    job.launch(1)
+    norms = [f"{abs(note.values['values'][0]):g}" for note in job.notes("gradient")]
+    return [", ".join([*norms, "–", "–", "–"][:3])]
+
+
+def evaluation(peer: Peer, directory: Path) -> Sequence[str]:
+    few = Job(peer, "evaluate", directory / "few", samples=9)
+    few.launch(2)
+    many = Job(peer, "evaluate", directory / "many", samples=499)
+    many.launch(4)
+    off = abs(references.roc_auc(many.evaluated()) - references.roc_auc(Counter(range(499))))
+    return str(sum(few.evaluated().values())), f"{off:.1g}"
+
+
+def stream(peer: Peer, directory: Path) -> Sequence[str]:
+    job = Job(peer, "stream", directory)
+    job.launch(2)
+    return [twice_and_never(job, 33)]
+
+
+def scale(peer: Peer, directory: Path) -> Sequence[str]:
+    found = []
+    for model in ("mlp", "dropout"):
+        weights = []
+        for nproc in (1, 2):
+            job = Job(peer, "train", directory / f"{model}-{nproc}", samples=400, global_batch=8, model=model)
+            job.launch(nproc)
+            weights.append(job.notes("weights")[0].values["values"])
+        found.append(f"{max(abs(one - other) for one, other in zip(*weights, strict=True)):.0e}".replace("0e+00", "0"))
+    return found
+
+
+CASES = (
+    Case(
+        "resume",
+        (("killed after 20 of 64, resumed: seen twice / never", "0 / 0"), ("the validation after it: samples of 24", "24")),
+        resume,
+    ),
+    Case("resume-twice", (("killed after 30 of 64 and 10 later: seen twice / never", "0 / 0"),), resume_twice),
+    Case(
+        "to-1", (("killed after 18 of 40 on 2 processes, resumed on 1: seen twice / never", "0 / 0"),), resume_elsewhere(1)
+    ),
+    Case(
+        "to-3", (("killed after 18 of 40 on 2 processes, resumed on 3: seen twice / never", "0 / 0"),), resume_elsewhere(3)
+    ),
+    Case(
+        "epoch-end",
+        (
+            ("killed at an epoch's end, resumed: seen twice / never in the next", "0 / 0"),
+            ("its batches that are those of the epoch before, of 16", "0"),
+        ),
+        resume_after_an_epoch,
+    ),
+    Case("cut-off", (("the checkpoint of step 8 is cut off: resumes after", "step 4"),), cut_off),
+    Case("tokens", (("3, 61, 17 and 40 labels on 2 processes x 2 batches: error of the gradient", "0 %"),), tokens),
+    Case("window", (("5 batches, 2 a step: norms of the gradients, each sample's being 1", "1, 1, 1"),), window),
+    Case(
+        "evaluation",
+        (("evaluation on 2 processes: samples counted of 9", "9"), ("ROC-AUC of 499 on 4 processes: wrong by", "0")),
+        evaluation,
+    ),
+    Case("stream", (("6 files of 3 to 8 samples on 2 processes: seen twice / never", "0 / 0"),), stream),
+    Case(
+        "scale",
+        (
+            ("2 processes against 1: largest difference of weights after 50 steps", "0"),
+            ("the same with dropout", "0"),
+        ),
+        scale,
+    ),
 )
 
 
-def measure(row: Row, peer: Peer, directory: Path) -> Cell:
-    """One cell."""
+def measure(case: Case, peer: Peer, directory: Path) -> list[Cell]:
+    """The cells of one column."""
     try:
-        text = row.measure(peer, directory)
+        texts = case.measure(peer, directory)
     except RefusedError as error:
-        return Cell("error", is_right=False, because=str(error))
-    return Cell(text, text == row.right)
+        return [Cell("error", is_right=False, because=str(error))] * len(case.rows)
+    return [Cell(text, text.partition(" (")[0] == right) for text, (_, right) in zip(texts, case.rows, strict=True)]
 
 
 def missing(peer: Peer) -> list[str]:
@@ -127,44 +217,67 @@ def choose(parser: argparse.ArgumentParser, names: str | None, found: tuple[Any,
     return [by_name[name] for name in names.split(",")]
 
 
+def write(page: Path, table: str) -> None:
+    """Replace the table between the page's marks."""
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise SystemExit(f"{page} lacks the marks {BEGIN} and {END}")
+    page.write_text(f"{before}{begin}\n\n{table}\n\n{end}{after}", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", metavar="NAMES", help="only these, with commas between them")
+    parser.add_argument("--cases", metavar="NAMES", help="only these, with commas between them")
     parser.add_argument("--peers", metavar="NAMES", help="only these columns, with commas between them")
-    parser.add_argument("--at-a-time", type=int, default=2, metavar="N", help="cells measured at a time (default: 2)")
+    parser.add_argument("--at-a-time", type=int, default=2, metavar="N", help="cases measured at a time (default: 2)")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page, between its marks")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep what was printed, checkpoints and notes here")
-    parser.add_argument("--quick", action="store_true", help="one row of lockstep: see that it runs")
+    parser.add_argument("--quick", action="store_true", help="one case of lockstep: see that it runs")
     parser.add_argument("--json", action="store_true", help="print the last line only")
     args = parser.parse_args()
     say, machine = harness.speaker(args), harness.machine()
-    rows = choose(parser, "resume" if args.quick else args.rows, ROWS)
+    cases = choose(parser, "resume" if args.quick else args.cases, CASES)
     peers = choose(parser, "lockstep" if args.quick else args.peers, PEERS)
-    cells: dict[tuple[str, str], Cell] = {}
+    cells: dict[tuple[str, str], list[Cell]] = {}
     with tempfile.TemporaryDirectory() as scratch, concurrent.futures.ThreadPoolExecutor(args.at_a_time) as pool:
         root = (args.keep or Path(scratch)).resolve()
         running = {}
-        for row in rows:
+        for case in cases:
             for peer in peers:
                 if lacking := missing(peer):
-                    cells[row.name, peer.name] = Cell("not installed", is_right=False, because=f"no {', '.join(lacking)}")
+                    because = f"{', '.join(lacking)} is not installed"
+                    cells[case.name, peer.name] = [Cell("–", is_right=False, because=because)] * len(case.rows)
                 else:
-                    where = root / row.name / peer.script.removesuffix(".py")
-                    running[pool.submit(measure, row, peer, where)] = (row, peer)
+                    where = root / case.name / peer.script.removesuffix(".py")
+                    running[pool.submit(measure, case, peer, where)] = (case, peer)
         for done, future in enumerate(concurrent.futures.as_completed(running), start=1):
-            row, peer = running[future]
-            cell = cells[row.name, peer.name] = future.result()
-            say(f"[{done}/{len(running)}] {row.name}, {peer.name}: {cell.text} {cell.because}".rstrip())
-    shown = [[row.title, row.right, *(cells[row.name, peer.name].text for peer in peers)] for row in rows]
-    say("\n" + harness.table(["seen twice / never", "right", *(peer.name for peer in peers)], shown))
+            case, peer = running[future]
+            found = cells[case.name, peer.name] = future.result()
+            say(f"[{done}/{len(running)}] {case.name}, {peer.name}: {'; '.join(c.text for c in found)} {found[0].because}")
+    rows = {
+        title: {"right": right, **{peer.name: cells[case.name, peer.name][number].text for peer in peers}}
+        for case in cases
+        for number, (title, right) in enumerate(case.rows)
+    }
+    shown = [[title, *columns.values()] for title, columns in rows.items()]
+    table = harness.table(["", "right", *(peer.name for peer in peers)], shown)
+    say("\n" + table)
+    if args.write:
+        write(args.write, table)
+    errors = {f"{name}, {peer}": found[0].because for (name, peer), found in cells.items() if found[0].because}
+    say("".join(f"\n{where}: {because}" for where, because in errors.items()))
+    wrong = {peer.name: sum(not cell.is_right for case in cases for cell in cells[case.name, peer.name]) for peer in peers}
     harness.finish(
         {
             "benchmark": "samples",
             "quick": args.quick,
             "better": "lower",
             "goal": 0,
-            "goal_met": all(cells[row.name, "lockstep"].is_right for row in rows if ("lockstep" in {p.name for p in peers})),
-            "wrong": {peer.name: sum(not cells[row.name, peer.name].is_right for row in rows) for peer in peers},
-            "cells": {row.name: {peer.name: cells[row.name, peer.name].text for peer in peers} for row in rows},
+            "goal_met": not wrong.get("lockstep", 0),
+            "wrong": wrong,
+            "rows": rows,
+            "errors": errors,
             "versions": harness.versions(sorted({name for peer in peers for name in peer.distributions})),
             "machine": machine,
         }

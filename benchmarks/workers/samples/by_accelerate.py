@@ -15,8 +15,8 @@ def train(args: argparse.Namespace, notes: task.Notes) -> None:
     """As examples/by_feature/checkpointing.py."""
     accelerator = Accelerator(cpu=True)
     set_seed(42)
-    model = task.make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model = task.make_model(args.model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batch_size = args.global_batch // accelerator.num_processes
     loader = DataLoader(task.Numbered(args.samples), batch_size, shuffle=True, num_workers=args.workers)
     test_loader = DataLoader(task.Numbered(24), batch_size)
@@ -45,7 +45,43 @@ def train(args: argparse.Namespace, notes: task.Notes) -> None:
                 task.make_loss(model, batch)
             numbers = accelerator.gather_for_metrics(batch["number"])
             notes.evaluated(numbers if accelerator.is_main_process else ())
+    notes.weights(accelerator.unwrap_model(model))
+
+
+def evaluate(args: argparse.Namespace, notes: task.Notes) -> None:
+    """``gather_for_metrics``."""
+    accelerator = Accelerator(cpu=True)
+    for batch in accelerator.prepare(DataLoader(task.Numbered(args.samples), 2)):
+        numbers = accelerator.gather_for_metrics(batch["number"])
+        notes.evaluated(numbers if accelerator.is_main_process else ())
+
+
+def accumulate(args: argparse.Namespace, notes: task.Notes) -> None:
+    """``accumulate(model)``: its guide on gradient accumulation."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    data, batch_size = task.ACCUMULATED[args.model]
+    model = task.make_model(args.model)
+    model, optimizer, loader = accelerator.prepare(model, task.NotedSGD(model, notes), DataLoader(data(), batch_size))
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(task.make_loss(model, batch))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def stream(args: argparse.Namespace, notes: task.Notes) -> None:
+    """A stream that rank 0 reads for all, by default."""
+    accelerator = Accelerator(cpu=True)
+    model = task.make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batch_size = args.global_batch // accelerator.num_processes
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(task.Files(), batch_size))
+    for step, batch in enumerate(loader, start=1):
+        notes.trained(step, 0, batch["number"])
+        accelerator.backward(task.make_loss(model, batch))
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 if __name__ == "__main__":
-    task.run({"train": train})
+    task.run({"train": train, "evaluate": evaluate, "accumulate": accumulate, "stream": stream})

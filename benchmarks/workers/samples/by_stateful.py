@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+import by_tutorial
 import task
 import torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ def train(args: argparse.Namespace, notes: task.Notes) -> None:
     """Each rank saves its loader's state, which "handles state across workers but not across ranks"."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    model = task.make_model()
+    model = task.make_model(args.model)
     data, test_data = task.Numbered(args.samples), task.Numbered(24)
     batch_size = args.global_batch // dist.get_world_size()
     loader = StatefulDataLoader(data, batch_size, sampler=DistributedSampler(data), num_workers=args.workers)
@@ -28,7 +29,7 @@ def train(args: argparse.Namespace, notes: task.Notes) -> None:
         first_epoch, step = snapshot["epoch"], snapshot["step"]
         loader.load_state_dict(torch.load(args.directory / f"loader-{rank}.pt", weights_only=False))
     model = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for epoch in range(first_epoch, args.epochs):
         loader.sampler.set_epoch(epoch)
         for batch in loader:
@@ -47,8 +48,11 @@ def train(args: argparse.Namespace, notes: task.Notes) -> None:
             with torch.no_grad():
                 task.make_loss(model.module, batch)
             notes.evaluated(batch["number"])
+    notes.weights(model)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    task.run({"train": train})
+    by_tutorial.LOADER = StatefulDataLoader
+    others = {name: getattr(by_tutorial, name) for name in ("evaluate", "accumulate", "stream")}
+    task.run({"train": train, **others})
