@@ -35,7 +35,9 @@ class Peer:
     weights: str
     """Where its checkpoints are: a pattern."""
     launcher: str = "torchrun"
-    """``lockstep``, ``torchrun``, or ``python``: without a launcher on one process."""
+    """Or ``lockstep``, or ``python``: without a launcher on one process."""
+    remedy: str = ""
+    """What its documentation offers against what a case shows."""
 
     def command(self, nproc: int) -> list[str]:
         """All of it but the script's arguments."""
@@ -51,7 +53,7 @@ class Peer:
 PEERS = (
     Peer("accelerate", "by_accelerate.py", ("accelerate",), "step_*/model.safetensors", "python"),
     Peer("Fabric", "by_fabric.py", ("lightning-fabric",), "checkpoint.ckpt", "python"),
-    Peer("Lightning", "by_lightning.py", ("lightning",), "checkpoints/last.ckpt", "python"),
+    Peer("Lightning", "by_lightning.py", ("lightning", "torchdata"), "checkpoints/last.ckpt", "python"),
     Peer("Trainer", "by_trainer.py", ("transformers", "accelerate"), "checkpoints/checkpoint-*/model.safetensors", "python"),
     Peer("StatefulDataLoader", "by_stateful.py", ("torchdata",), "snapshot.pt"),
     Peer("DDP", "by_tutorial.py", (), "snapshot.pt"),
@@ -94,6 +96,7 @@ class Job:
         given = {"directory": self.directory, "launch": self._launches, "save_every": save_every, "stop": stop}
         given = {**given, **self._options, **options}
         words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
+        words += ["--remedy"] if self._peer.remedy else []
         printed = self.directory / f"printed-{self._launches}.txt"
         self._launches += 1
         self.directory.mkdir(parents=True, exist_ok=True)

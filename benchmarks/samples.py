@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import dataclasses
 import importlib.metadata
+import json
 import math
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -187,13 +190,29 @@ CASES = (
 )
 
 
+REMEDIES = (
+    ("accelerate", "resume", "`use_seedable_sampler=True`"),
+    ("accelerate", "tokens", "its recipe for samples of variable size"),
+    ("Lightning", "resume", "a `StatefulDataLoader`"),
+    ("DDP", "stream", "`with model.join():`"),
+)
+"""Column, case, and what that library's documentation offers."""
+
+
 def measure(case: Case, peer: Peer, directory: Path) -> list[Cell]:
-    """The cells of one column."""
+    """The cells of one column; those of an earlier run in the directory, where there are any."""
+    kept = directory / "cells.json"
+    if kept.exists():
+        return [Cell(**fields) for fields in json.loads(kept.read_text(encoding="utf-8"))]
+    shutil.rmtree(directory, ignore_errors=True)  # of a run that was interrupted
     try:
         texts = case.measure(peer, directory)
     except RefusedError as error:
-        return [Cell("error", is_right=False, because=str(error))] * len(case.rows)
-    return [Cell(text, text.partition(" (")[0] == right) for text, (_, right) in zip(texts, case.rows, strict=True)]
+        found = [Cell("error", is_right=False, because=str(error))] * len(case.rows)
+    else:
+        found = [Cell(text, text.partition(" (")[0] == right) for text, (_, right) in zip(texts, case.rows, strict=True)]
+    kept.write_text(json.dumps([dataclasses.asdict(cell) for cell in found]), encoding="utf-8")
+    return found
 
 
 def missing(peer: Peer) -> list[str]:
@@ -217,6 +236,39 @@ def choose(parser: argparse.ArgumentParser, names: str | None, found: tuple[Any,
     return [by_name[name] for name in names.split(",")]
 
 
+def remedied(cases: Sequence[Case], peers: Sequence[Peer]) -> list[tuple[Case, Peer]]:
+    """What is measured again with a remedy."""
+    return [
+        (case, dataclasses.replace(peer, remedy=remedy))
+        for name, about, remedy in REMEDIES
+        for case in cases
+        for peer in peers
+        if (peer.name, case.name) == (name, about)
+    ]
+
+
+def measure_all(
+    planned: Sequence[tuple[Case, Peer]], root: Path, at_a_time: int, say: Callable[[str], None]
+) -> dict[tuple[str, Peer], list[Cell]]:
+    """The cells of each case and column, some at a time."""
+    cells: dict[tuple[str, Peer], list[Cell]] = {}
+    with concurrent.futures.ThreadPoolExecutor(at_a_time) as pool:
+        running = {}
+        for case, peer in planned:
+            if lacking := missing(peer):
+                because = f"{', '.join(lacking)} is not installed"
+                cells[case.name, peer] = [Cell("–", is_right=False, because=because)] * len(case.rows)
+            else:
+                where = root / case.name / (peer.script.removesuffix(".py") + ("-remedied" if peer.remedy else ""))
+                running[pool.submit(measure, case, peer, where)] = (case, peer)
+        for done, future in enumerate(concurrent.futures.as_completed(running), start=1):
+            case, peer = running[future]
+            found = cells[case.name, peer] = future.result()
+            shown = "; ".join(cell.text for cell in found)
+            say(f"[{done}/{len(running)}] {case.name}, {peer.name}: {shown} {found[0].because} {peer.remedy}".rstrip())
+    return cells
+
+
 def write(page: Path, table: str) -> None:
     """Replace the table between the page's marks."""
     before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
@@ -232,31 +284,22 @@ def main() -> None:
     parser.add_argument("--peers", metavar="NAMES", help="only these columns, with commas between them")
     parser.add_argument("--at-a-time", type=int, default=2, metavar="N", help="cases measured at a time (default: 2)")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page, between its marks")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep what was printed, checkpoints and notes here")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep all files here, and measure only what is not here yet"
+    )
     parser.add_argument("--quick", action="store_true", help="one case of lockstep: see that it runs")
     parser.add_argument("--json", action="store_true", help="print the last line only")
     args = parser.parse_args()
     say, machine = harness.speaker(args), harness.machine()
     cases = choose(parser, "resume" if args.quick else args.cases, CASES)
     peers = choose(parser, "lockstep" if args.quick else args.peers, PEERS)
-    cells: dict[tuple[str, str], list[Cell]] = {}
-    with tempfile.TemporaryDirectory() as scratch, concurrent.futures.ThreadPoolExecutor(args.at_a_time) as pool:
+    again = remedied(cases, peers)
+    with tempfile.TemporaryDirectory() as scratch:
         root = (args.keep or Path(scratch)).resolve()
-        running = {}
-        for case in cases:
-            for peer in peers:
-                if lacking := missing(peer):
-                    because = f"{', '.join(lacking)} is not installed"
-                    cells[case.name, peer.name] = [Cell("–", is_right=False, because=because)] * len(case.rows)
-                else:
-                    where = root / case.name / peer.script.removesuffix(".py")
-                    running[pool.submit(measure, case, peer, where)] = (case, peer)
-        for done, future in enumerate(concurrent.futures.as_completed(running), start=1):
-            case, peer = running[future]
-            found = cells[case.name, peer.name] = future.result()
-            say(f"[{done}/{len(running)}] {case.name}, {peer.name}: {'; '.join(c.text for c in found)} {found[0].because}")
+        planned = [*((case, peer) for case in cases for peer in peers), *again]
+        cells = measure_all(planned, root, args.at_a_time, say)
     rows = {
-        title: {"right": right, **{peer.name: cells[case.name, peer.name][number].text for peer in peers}}
+        title: {"right": right, **{peer.name: cells[case.name, peer][number].text for peer in peers}}
         for case in cases
         for number, (title, right) in enumerate(case.rows)
     }
@@ -265,9 +308,12 @@ def main() -> None:
     say("\n" + table)
     if args.write:
         write(args.write, table)
-    errors = {f"{name}, {peer}": found[0].because for (name, peer), found in cells.items() if found[0].because}
+    with_remedies = [[peer.name, peer.remedy, case.rows[0][0], cells[case.name, peer][0].text] for case, peer in again]
+    if again:
+        say("\n" + harness.table(["", "with", "", "seen"], with_remedies))
+    errors = {f"{name}, {peer.name}": found[0].because for (name, peer), found in cells.items() if found[0].because}
     say("".join(f"\n{where}: {because}" for where, because in errors.items()))
-    wrong = {peer.name: sum(not cell.is_right for case in cases for cell in cells[case.name, peer.name]) for peer in peers}
+    wrong = {peer.name: sum(not cell.is_right for case in cases for cell in cells[case.name, peer]) for peer in peers}
     harness.finish(
         {
             "benchmark": "samples",
@@ -277,6 +323,7 @@ def main() -> None:
             "goal_met": not wrong.get("lockstep", 0),
             "wrong": wrong,
             "rows": rows,
+            "remedies": with_remedies,
             "errors": errors,
             "versions": harness.versions(sorted({name for peer in peers for name in peer.distributions})),
             "machine": machine,

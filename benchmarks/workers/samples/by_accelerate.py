@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 
 import task
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import DataLoaderConfiguration, set_seed
 from torch.utils.data import DataLoader
 
 
 def train(args: argparse.Namespace, notes: task.Notes) -> None:
     """As examples/by_feature/checkpointing.py."""
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=args.remedy))
     set_seed(42)
     model = task.make_model(args.model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -57,11 +58,21 @@ def evaluate(args: argparse.Namespace, notes: task.Notes) -> None:
 
 
 def accumulate(args: argparse.Namespace, notes: task.Notes) -> None:
-    """``accumulate(model)``: its guide on gradient accumulation."""
+    """``accumulate(model)``: its guide on gradient accumulation. The remedy: what that says on samples of variable size."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     data, batch_size = task.ACCUMULATED[args.model]
     model = task.make_model(args.model)
     model, optimizer, loader = accelerator.prepare(model, task.NotedSGD(model, notes), DataLoader(data(), batch_size))
+    if args.remedy:
+        batches = list(loader)
+        labels = [(batch["labels"] != -100).sum() for batch in batches]
+        total = accelerator.gather(sum(labels)).sum()
+        for batch, num_labels in zip(batches, labels, strict=True):
+            with model.no_sync() if batch is not batches[-1] else contextlib.nullcontext():
+                loss = task.make_loss(model, batch) * num_labels  # the sum
+                accelerator.backward(loss * 2 * accelerator.num_processes / total)
+        optimizer.step()
+        return
     for batch in loader:
         with accelerator.accumulate(model):
             accelerator.backward(task.make_loss(model, batch))

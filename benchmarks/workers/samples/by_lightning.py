@@ -36,6 +36,13 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+def stateful_loader() -> type[DataLoader[task.Sample]]:
+    """torchdata's, which replaces PyTorch's samplers by its own as soon as it is imported."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader
+
+
 def make_trainer(args: argparse.Namespace, **options: Any) -> lightning.Trainer:
     """On this script's processes."""
     return lightning.Trainer(
@@ -53,7 +60,8 @@ def train(args: argparse.Namespace, notes: task.Notes) -> None:
     """``ModelCheckpoint(every_n_train_steps=...)`` and ``fit(ckpt_path=...)``."""
     lightning.seed_everything(42)
     batch_size = args.global_batch // task.world_size()
-    loader = DataLoader(task.Numbered(args.samples), batch_size, shuffle=True, num_workers=args.workers)
+    loader_type = stateful_loader() if args.remedy else DataLoader
+    loader = loader_type(task.Numbered(args.samples), batch_size, shuffle=True, num_workers=args.workers)
     test_loader = DataLoader(task.Numbered(24), batch_size)
     saving = ModelCheckpoint(args.directory / "checkpoints", every_n_train_steps=args.save_every, save_last=True)
     trainer = make_trainer(args, max_epochs=args.epochs, callbacks=[saving], num_sanity_val_steps=0)

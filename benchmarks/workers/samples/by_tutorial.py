@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 
 import task
 import torch
@@ -80,11 +81,12 @@ def stream(args: argparse.Namespace, notes: task.Notes) -> None:
     model = DistributedDataParallel(task.make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = task.Files(dist.get_rank(), dist.get_world_size())
-    for step, batch in enumerate(LOADER(data, args.global_batch // dist.get_world_size()), start=1):
-        notes.trained(step, 0, batch["number"])
-        optimizer.zero_grad()
-        task.make_loss(model, batch).backward()
-        optimizer.step()
+    with model.join() if args.remedy else contextlib.nullcontext():
+        for step, batch in enumerate(LOADER(data, args.global_batch // dist.get_world_size()), start=1):
+            notes.trained(step, 0, batch["number"])
+            optimizer.zero_grad()
+            task.make_loss(model, batch).backward()
+            optimizer.step()
     dist.destroy_process_group()
 
 
