@@ -70,8 +70,8 @@ def resume(peer: Peer, directory: Path) -> Sequence[str]:
 
 
 def resume_twice(peer: Peer, directory: Path) -> Sequence[str]:
-    job = Job(peer, "train", directory, samples=64, global_batch=2)
-    job.launch(1, stop=15)
+    job = Job(peer, "train", directory, samples=64, global_batch=2, save_every=10)
+    job.launch(1, stop=10)
     job.launch(1, stop=20)
     job.launch(1)
     return [twice_and_never(job, 64)]
@@ -99,7 +99,7 @@ def resume_elsewhere(nproc: int) -> Callable[[Peer, Path], Sequence[str]]:
 
 
 def cut_off(peer: Peer, directory: Path) -> Sequence[str]:
-    job = Job(peer, "train", directory, samples=16, global_batch=4, epochs=3)
+    job = Job(peer, "train", directory, samples=16, global_batch=4, epochs=3, save_every=4)
     job.launch(1, stop=4)
     job.launch(1, stop=8)
     job.cut_newest()
@@ -155,7 +155,7 @@ CASES = (
         (("killed after 20 of 64, resumed: seen twice / never", "0 / 0"), ("the validation after it: samples of 24", "24")),
         resume,
     ),
-    Case("resume-twice", (("killed after 30 of 64 and 10 later: seen twice / never", "0 / 0"),), resume_twice),
+    Case("resume-twice", (("killed after 20 of 64, again 20 later: seen twice / never", "0 / 0"),), resume_twice),
     Case(
         "to-1", (("killed after 18 of 40 on 2 processes, resumed on 1: seen twice / never", "0 / 0"),), resume_elsewhere(1)
     ),
