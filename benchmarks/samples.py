@@ -30,9 +30,6 @@ import _harness as harness
 import _references as references
 from _samples import PEERS, Job, Peer, RefusedError
 
-BEGIN, END = "<!-- samples: begin -->", "<!-- samples: end -->"
-"""Around the table in a page."""
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -269,12 +266,13 @@ def measure_all(
     return cells
 
 
-def write(page: Path, table: str) -> None:
-    """Replace the table between the page's marks."""
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise SystemExit(f"{page} lacks the marks {BEGIN} and {END}")
+def write(page: Path, name: str, table: str) -> None:
+    """Replace the table between the page's marks of that name."""
+    begin, end = (f"<!-- {name}: {mark} -->" for mark in ("begin", "end"))
+    before, found, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, ends, after = rest.partition(end)
+    if not (found and ends):
+        raise SystemExit(f"{page} lacks the marks {begin} and {end}")
     page.write_text(f"{before}{begin}\n\n{table}\n\n{end}{after}", encoding="utf-8")
 
 
@@ -283,7 +281,7 @@ def main() -> None:
     parser.add_argument("--cases", metavar="NAMES", help="only these, with commas between them")
     parser.add_argument("--peers", metavar="NAMES", help="only these columns, with commas between them")
     parser.add_argument("--at-a-time", type=int, default=2, metavar="N", help="cases measured at a time (default: 2)")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into this page, between its marks")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page, between its marks")
     parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="keep all files here, and measure only what is not here yet"
     )
@@ -304,13 +302,14 @@ def main() -> None:
         for number, (title, right) in enumerate(case.rows)
     }
     shown = [[title, *columns.values()] for title, columns in rows.items()]
-    table = harness.table(["", "right", *(peer.name for peer in peers)], shown)
-    say("\n" + table)
-    if args.write:
-        write(args.write, table)
+    tables = {"samples": harness.table(["", "right", *(peer.name for peer in peers)], shown)}
     with_remedies = [[peer.name, peer.remedy, case.rows[0][0], cells[case.name, peer][0].text] for case, peer in again]
     if again:
-        say("\n" + harness.table(["", "with", "", "seen"], with_remedies))
+        tables["remedies"] = harness.table(["", "remedy", "row", "seen"], with_remedies)
+    for name, table in tables.items():
+        say("\n" + table)
+        if args.write:
+            write(args.write, name, table)
     errors = {f"{name}, {peer.name}": found[0].because for (name, peer), found in cells.items() if found[0].because}
     say("".join(f"\n{where}: {because}" for where, because in errors.items()))
     wrong = {peer.name: sum(not cell.is_right for case in cases for cell in cells[case.name, peer]) for peer in peers}

@@ -79,3 +79,14 @@ def test_a_duplicate_changes_the_area_under_the_curve(samples):
     once = Counter(range(99))
     assert 0.5 < _references.roc_auc(once) < 1
     assert _references.roc_auc(once) != _references.roc_auc(once + Counter([0]))
+
+
+def test_tables_are_put_between_the_marks_of_a_page(samples, tmp_path):
+    from samples import write
+
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- samples: begin -->\n\nold\n\n<!-- samples: end -->\nb\n")
+    write(page, "samples", "| new |")
+    assert page.read_text() == "a\n<!-- samples: begin -->\n\n| new |\n\n<!-- samples: end -->\nb\n"
+    with pytest.raises(SystemExit, match="lacks the marks"):
+        write(page, "remedies", "| new |")
