@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -182,6 +183,6 @@ def end_session(process: subprocess.Popen[bytes]) -> None:
 
 def last_error(text: str) -> str:
     """The first exception that was printed, else the last line."""
-    lines = [line.split("]:")[-1].strip() for line in text.splitlines() if line.strip()]
+    lines = [re.sub(r"^\[rank\d+\]:", "", line).strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(\w+\.)*\w+(Error|Exception): ", line)]
-    return (errors or lines[-1:] or ["nothing was printed"])[0]
+    return textwrap.shorten((errors or lines[-1:] or ["nothing was printed"])[0], 120)

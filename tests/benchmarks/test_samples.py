@@ -68,8 +68,8 @@ def test_a_step_that_was_lost_and_repeated_does_not_count_twice(job):
 
 
 def test_an_error_is_the_first_exception_that_was_printed(samples):
-    printed = "[rank0]: Traceback\n[rank0]: ValueError: too short\nfoo.ChildFailedError: \n====\n"
-    assert samples.last_error(printed) == "ValueError: too short"
+    printed = "[rank0]: Traceback\n[rank0]: ValueError: too short [127.0.0.1]: 3\nfoo.ChildFailedError: \n====\n"
+    assert samples.last_error(printed) == "ValueError: too short [127.0.0.1]: 3"
     assert samples.last_error("a\nb\n") == "b"
 
 
