@@ -27,6 +27,8 @@ _AFTER_TRACE = re.compile(r"^ .*\n(?=\S)", re.MULTILINE)
 _NOISE = re.compile(r"\[/\S*/gloo/\S+\] |\s*This is typically caused by [^\n]*GLHF![^\n]*")
 """Additions of Gloo to its errors: a line of its own source, and advice to look into the logs of the other side."""
 
+_MODULES = re.compile(r"^Extension modules: .*\n?", re.MULTILINE)
+
 _SHARED_END = 80
 """A common end of two errors of this many characters, or more, is shown once."""
 
@@ -373,8 +375,9 @@ def traceback_of(error: BaseException) -> str:
 
 
 def _without_ours(fault: str) -> str:
-    """A report of faulthandler, without the thread of the black box, and the frames that started the script."""
-    threads = [thread for thread in fault.split("\n\n") if _SAMPLER not in thread]
+    """A report of faulthandler, without the thread of the black box, the frames that started the script, and its list of
+    extension modules: dozens of names, whatever has crashed."""
+    threads = [thread for thread in _MODULES.sub("", fault).split("\n\n") if _SAMPLER not in thread]
     return "\n\n".join(
         "\n".join(line for line in thread.split("\n") if not ((at := _LINE.match(line)) and _is_ours(at[1])))
         for thread in threads
