@@ -26,9 +26,9 @@ from lockstep.data.assignment import ShardAssignment
 from lockstep.data.evaluated import EvaluatedLoaders
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.streams import Purpose, derive, draw_on, preserve_rng, reseed
+from lockstep.explain.black_box import box_path
 from lockstep.explain.loader_workers import LOADING
 from lockstep.explain.profiler import StepProfiler, profile_path
-from lockstep.explain.rank_reports import box_path
 from lockstep.explain.sampler import Sampler
 from lockstep.explain.slow_ranks import SlowRank, SlowRanks
 from lockstep.explain.slow_saving import OwnSaving

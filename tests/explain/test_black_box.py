@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from lockstep.explain.black_box import BlackBox, read_box
+from lockstep.explain.black_box import BlackBox, box_path, note_status, read_box
 
 
 def test_the_newest_record_is_read(tmp_path):
@@ -51,6 +51,23 @@ def test_a_file_that_is_cut_or_gone_does_no_harm(tmp_path):
     box.write({"number": 1})
     path.unlink()
     box.write({"number": 2})
+
+
+def test_the_status_of_a_process_that_is_gone_is_added_to_its_last_record_also_in_the_box_of_its_run(tmp_path):
+    launch, run = box_path(tmp_path / "launch", 0), box_path(tmp_path / "run", 0)
+    launch.parents[1].mkdir()
+    run.parents[1].mkdir()
+    BlackBox(launch).write({"joined": str(run)})
+    box = BlackBox(run)
+    box.write({"number": 1})
+    box.write({"number": 2})
+    note_status(tmp_path / "launch", 0, -9)
+    assert read_box(run) == {"number": 2, "status": -9}
+    assert read_box(launch) == {"joined": str(run), "status": -9}
+    BlackBox(run).write({"number": 7})  # the next process
+    assert read_box(run) == {"number": 7}
+    note_status(tmp_path / "elsewhere", 0, 1)  # there is none
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_it_survives_sigkill(tmp_path):

@@ -69,6 +69,10 @@ def test_what_cannot_be_kept_goes_in_the_order_of_its_worth():
     short = shortened({"stack": frames(1500), "steps": STEPS})
     assert len(short["stack"]) == 10
     assert "steps" not in short
+    held = [{"kind": "thread", "what": "thread `upload`", "pid": None, "stack": frames(100)} for _ in range(4)]
+    short = shortened({"stack": frames(100), "steps": STEPS, "ending": {"since_s": 0.0, "holders": held}})
+    assert [holder["what"] for holder in short["ending"]["holders"]] == ["thread `upload`"] * 4
+    assert fits(short)
     short = shortened({"stack": frames(400), "steps": STEPS, "error": "ä" * 6000 + ": the end"})
     assert len(short["stack"]) == 10
     assert "steps" not in short

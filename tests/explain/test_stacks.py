@@ -1,5 +1,6 @@
 """``lockstep stacks``: what live, stopped and killed ranks are said to do."""
 
+import fcntl
 import json
 import os
 import re
@@ -95,8 +96,32 @@ def test_a_stopped_and_a_killed_rank_are_told_as_such(stuck):
     until(lambda: "stopped by a signal in step 5" in look())
     assert f"`kill -CONT {pid}`" in look()
     os.kill(pid, signal.SIGKILL)
-    until(lambda: "its process is gone: it was killed in step 5" in look())
+    until(lambda: re.search(r"dead: .*killed.* in step 5", look()))
     assert "train.py:7 in hang" in look()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (
+            "import fcntl; file = open('data.lock', 'w'); fcntl.flock(file, fcntl.LOCK_EX)",
+            "data.lock (flock), which process {pid} ",
+        ),
+        (
+            "import threading; lock = threading.RLock(); wait = threading.Event().wait; held = threading.Event(); "
+            "threading.Thread(target=lambda: (lock.acquire(), held.set(), wait()), name='holder', daemon=True).start(); "
+            "held.wait(); lock.acquire()",
+            "thread `holder` holds",
+        ),
+    ],
+    ids=["file", "thread"],
+)
+def test_who_holds_the_lock_that_a_rank_waits_for_is_told(stuck, tmp_path, how, told):
+    with (tmp_path / "data.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        stuck(how)
+        until(lambda: told.format(pid=os.getpid()) in look())
 
 
 @pytest.mark.long

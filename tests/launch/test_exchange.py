@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import HashStore
 
-from lockstep.explain.black_box import BlackBox
-from lockstep.explain.rank_reports import box_path
+from lockstep.explain.black_box import BlackBox, box_path
 from lockstep.launch import watching
 from lockstep.launch.elastic.round import Machine, Round, Start
 from lockstep.launch.elastic.signed import SignedStore

@@ -14,7 +14,8 @@ from lockstep.cli.options import CONTEXT
 from lockstep.cli.tables import printable, say
 from lockstep.cli.terminal import open_console
 from lockstep.errors import ConfigError
-from lockstep.explain.rank_reports import DIRECTORY, RankReport, grouped, name_ranks, read_reports, run_joined
+from lockstep.explain.black_box import DIRECTORY
+from lockstep.explain.rank_reports import RankReport, grouped, name_ranks, read_reports, run_joined
 from lockstep.launch.private import live_launches
 
 _EPILOG = """
@@ -101,7 +102,8 @@ def _show(reports: Sequence[RankReport], console: Console) -> None:
         pids = f" (pid {group[0].record['pid']})" if len(group) == 1 else ""
         title = f"{name_ranks([report.rank for report in group])} of {world_size} on {', '.join(hosts)}{pids}"
         say(console, printable(f"{title}: {group[0].describe()}"), "" if group[0].is_waiting else "bold")
-        for line in group[0].stack() if group[0].record["ended"] is None else ():
+        has_ended = group[0].state in ("finished", "failed")
+        for line in () if has_ended else group[0].stack():
             say(console, printable(f"  {line}"), "dim")
 
 
@@ -117,7 +119,7 @@ def _as_json(report: RankReport) -> dict[str, object]:
         "still_s": report.still_s,
         **{
             key: record[key]
-            for key in ("doing", "collective", "handled", "stack", "time_s", "begun", "recent", "steps")
+            for key in ("doing", "ending", "status", "collective", "handled", "stack", "time_s", "begun", "recent", "steps")
             if key in record
         },
     }

@@ -10,8 +10,7 @@ from typing import Any
 
 from lockstep.analysis.trial import Observer, Trial, passable, run_trial
 from lockstep.doctor.finding import Finding, fail, ok, warn
-from lockstep.explain.black_box import read_box
-from lockstep.explain.rank_reports import box_path
+from lockstep.explain.black_box import box_path, read_box
 from lockstep.explain.split import PARTS, notable_wait, sentence, shares_of
 from lockstep.measure.events import read_events
 

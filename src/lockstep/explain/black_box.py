@@ -19,27 +19,37 @@ from typing import Any
 from lockstep.regular import open_to_read, open_to_write, own_directory
 from lockstep.shapes import parse
 
+DIRECTORY = "blackbox"
 SLOT_BYTES = 1 << 14
 _HEADER = struct.Struct("<8sQII")
 """A magic number, the number of the record, its length in bytes, and its CRC-32."""
 _MAGIC = b"lckstp1\n"
+_LAST = 1 << 62
+"""No process writes so many records."""
 _MOST_BYTES = SLOT_BYTES - _HEADER.size
 
 
+def box_path(run_dir: Path, rank: int) -> Path:
+    """The path of a rank's black box."""
+    return run_dir / DIRECTORY / f"rank-{rank}.box"
+
+
 class BlackBox:
-    """The black box of one process, its only writer.
+    """The black box of one process, its only writer while it lives.
 
     Args:
         path: of the file.
         is_shared: whether other machines read it: each record is then sent to the file server at once.
+        is_over: whether its process is gone, and the one record that is written now comes after all of its own.
     """
 
-    def __init__(self, path: Path, *, is_shared: bool = False) -> None:
+    def __init__(self, path: Path, *, is_shared: bool = False, is_over: bool = False) -> None:
         own_directory(path.parent)
         self._path = path.absolute()
         self._is_shared = is_shared
-        self._number = 0
-        self._put(bytes(2 * SLOT_BYTES), 0, os.O_CREAT)
+        self._number = _LAST if is_over else 0
+        if not is_over:
+            self._put(bytes(2 * SLOT_BYTES), 0, os.O_CREAT)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write a record of JSON values over the one before the last.
@@ -91,3 +101,21 @@ def read_box(path: Path) -> dict[str, Any] | None:
         newest = parse(records[max(records)])
         return newest if isinstance(newest, dict) else None
     return None
+
+
+def note_status(private_dir: Path, rank: int, status: int) -> None:
+    """Add to the black boxes of a process that is gone how it ended: its exit status, or minus the signal.
+
+    Args:
+        private_dir: of the launch.
+        rank: of the process.
+
+    Raises:
+        OSError: one could not be written.
+    """
+    path = box_path(private_dir, rank)
+    while (record := read_box(path)) is not None:
+        BlackBox(path, is_over=True).write({**record, "status": status})
+        if "joined" not in record:
+            return
+        path = Path(record["joined"])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +19,8 @@ MOST_FRAMES = 40
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
 _PLUMBING = tuple(f"{library}{name}/" for library in _LIBRARIES for name in ("torch", "numpy"))
 _STANDARD = str(Path(os.__file__).parent) + "/"
+_UNNAMED = re.compile(r"Thread-\d+ \((.+)\)")
+"""The name that Python gives to a thread, with that of its function."""
 _OUTERMOST, _INNERMOST, _USERS = 2, 3, 2
 """Frames of a deep stack that a report shows."""
 
@@ -91,6 +95,12 @@ def stack_of(frame: FrameType | None) -> list[Frame]:
         frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return frames
+
+
+def name_of(thread: threading.Thread) -> str:
+    """A thread's name, or that of its function if it was given none."""
+    unnamed = _UNNAMED.fullmatch(thread.name)
+    return thread.name if unnamed is None else unnamed[1]
 
 
 def stack_of_error(error: BaseException) -> list[Frame]:

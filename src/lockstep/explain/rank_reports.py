@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import linecache
 import math
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from lockstep.explain.black_box import read_box
-from lockstep.explain.frames import Frame, claim, is_own, shortened
+from lockstep.explain.black_box import DIRECTORY, read_box
+from lockstep.explain.file_locks import awaited_locks
+from lockstep.explain.frames import Frame, claim, is_own, owner, shortened
+from lockstep.explain.holders import has_no_task, holder_in, without_start
 from lockstep.explain.live_step import read_live_step
 from lockstep.explain.loader_workers import LoaderWorker, busy_workers, waits_for_loader
 from lockstep.explain.process import ProcessFacts, facts_of, state_of
-from lockstep.explain.sampler import EVERY_S, waits_at
+from lockstep.explain.sampler import EVERY_S, is_communicating, waits_at
 from lockstep.explain.script_clock import doing_at
 from lockstep.explain.stack_request import SIGNAL, request_stack
 from lockstep.explain.work import BUSY_BYTES, LEAST_SHARE, Work
@@ -26,14 +29,12 @@ from lockstep.regular import check_regular
 from lockstep.shapes import MOST_RANKS, Count, Ranks, Seconds, fits
 from lockstep.stopping import catches
 
-DIRECTORY = "blackbox"
 _LATE_S = 6 * EVERY_S
 """A process whose record is older than this has stopped reporting."""
 _PACKAGE = Path(__file__).parents[1]
 _LAUNCH = f"{_PACKAGE}/launch/"
 _WAITING_CODE = (f"{_PACKAGE}/", "/torch/", "/multiprocessing/", "/selectors.py", "/threading.py", "/queue.py")
 """Code in which a script waits."""
-ENDING = "in its exit handlers"
 _STILL_S = 2.0
 """A rank that has not moved for this long is examined more closely."""
 _RECENT_S = 10.0
@@ -57,6 +58,19 @@ class _DoingMore(_Doing, total=False):
     step: Count
     num_done: Count
     usual_s: Seconds
+
+
+class _Holder(TypedDict):
+    kind: str
+    what: str
+    pid: Count | None
+    stack: list[Frame]
+
+
+class _Ending(TypedDict):
+    how: str
+    since_s: Seconds
+    holders: list[_Holder]
 
 
 class _Needed(TypedDict):
@@ -83,6 +97,10 @@ class _Record(_Needed, total=False):
     io_bytes: Count
     memory: dict[str, Count]
     handled: str
+    ending: _Ending
+    status: int
+    awaits: list[str]
+    polls: str
     package: str
     error: str
     joined: str
@@ -93,11 +111,6 @@ class _Record(_Needed, total=False):
     recent: list[tuple[int, str]]
 
 
-def box_path(run_dir: Path, rank: int) -> Path:
-    """The path of a rank's black box."""
-    return run_dir / DIRECTORY / f"rank-{rank}.box"
-
-
 @dataclass(frozen=True)
 class RankReport:
     """What one rank was last seen doing."""
@@ -106,7 +119,7 @@ class RankReport:
     """The newest of its black box."""
     state: str
     """``running``; ``late``: it has stopped reporting; ``stopped`` by a signal; ``replaced`` by another program; ``gone``; or
-    how it ended."""
+    how it ended: ``finished``, ``failed``. (A process that is ending is one of the first four: see ``ending``.)"""
     late_s: float
     """How long ago it should have reported."""
     is_here: bool = True
@@ -115,6 +128,8 @@ class RankReport:
     """Known if it is here and does not move."""
     loaders: Sequence[LoaderWorker] = ()
     """Its busy loader workers, if it waits for them."""
+    locks: Sequence[tuple[str, int | None]] = ()
+    """The locks of files that it waits for: who holds each, in a line, and that one's rank, if it is one."""
     is_behind: bool = False
     """Whether it has begun a collective, but has not reached the one that others wait in."""
 
@@ -145,7 +160,20 @@ class RankReport:
     @property
     def is_waiting(self) -> bool:
         """Whether it waits for other ranks."""
-        return self.state in _ALIVE and not self.is_behind and waits_at(self.frames, self.record["collective"])
+        if self.state not in _ALIVE or self.is_behind or (self.ending and not is_communicating(self.frames)):
+            return False
+        return waits_at(self.frames, self.record["collective"])
+
+    @property
+    def ending(self) -> Mapping[str, Any]:
+        """Of a process whose program is over: ``how`` that ended; when, ``since_s``, in seconds since 1970; and the ``holders``
+        of the process. Empty: its program runs, or the process is gone."""
+        return self.record.get("ending", {}) if self.state in _ALIVE else {}
+
+    @property
+    def ending_s(self) -> float:
+        """How long ago its program was over, in seconds; 0: it runs."""
+        return self._since_in(self.ending, "since_s") if self.ending else 0.0
 
     @property
     def call(self) -> str:
@@ -194,22 +222,26 @@ class RankReport:
         return self._since("awake_s")
 
     def _since(self, event: str) -> float:
-        return float(self.record["time_s"]) - float(self.record.get(event, 0.0)) + self.late_s
+        return self._since_in(self.record, event)
+
+    def _since_in(self, record: Mapping[str, Any], event: str) -> float:
+        return float(self.record["time_s"]) - float(record.get(event, 0.0)) + self.late_s
 
     def describe(self) -> str:
         """What it does, in words."""
         at, of = _step_words(self.record)
         if self.state == "gone":
-            return (
-                f"its process is gone: it was killed {at}, by the launcher after another rank had failed, or because memory "
-                "ran out (see dmesg)"
-            )
+            return f"dead: {self._why_gone()} {at}"
         if self.state == "replaced":
             return f"replaced by another program {at} (exec), which does not report"
         if self.state == "stopped":
             return f"stopped by a signal {at}: `kill -CONT {self.record['pid']}` resumes it"
         if self.state not in _ALIVE:
-            return f"{self.state} {at}"
+            status = f", with status {self.record['status']}" if self.record.get("status", -1) >= 0 else ""
+            return f"{self.state}{f' {at}' if at else ''}{status}{self._whether_there()}"
+        if self.ending and not self.is_waiting:
+            silent = self._why_silent()
+            return f"ending, for {self.ending_s:.0f} s: the script is over{of}{self.handles}{silent}"
         activity = str(self.record["doing"]["activity"])
         if self.is_waiting:
             activity = f"waiting {f'in {self.call}' if self.call else 'for the other ranks'}"
@@ -240,6 +272,21 @@ class RankReport:
         is_still = self.still_s >= _STILL_S and not self.is_waiting
         return f"; {self.work}" if is_still and self.work is not None else ""
 
+    def _why_gone(self) -> str:
+        status = self.record.get("status")
+        if status is None:
+            return "killed by its launcher, after another rank had failed, or because memory ran out (see dmesg),"
+        try:
+            return f"killed by {signal.Signals(-status).name} (signal {-status})"
+        except ValueError:
+            return f"killed by signal {-status}"
+
+    def _whether_there(self) -> str:
+        """Whether the process of a run that has ended is still there, as a clause."""
+        if self.facts is None:
+            return ""
+        return "; its process is still there, and `lockstep stacks` without a directory shows what it does"
+
     @property
     def handles(self) -> str:
         """Which exception it is handling, as a clause; empty: none, or it moves."""
@@ -260,7 +307,10 @@ class RankReport:
 
     def stack(self, *, short: bool = False) -> list[str]:
         """The lines of its stack to show, outermost first, from the script's first line on, ``short`` for a report. For a rank
-        that waits: only the script's own frames, and those of the loader workers that it waits for."""
+        that waits: only the script's own frames, and those of the loader workers that it waits for. For one that is ending:
+        what keeps it, with its stack."""
+        if (holders := self.ending.get("holders")) and not self.is_waiting:
+            return [line for holder in holders for line in _held_by(holder, short=short)]
         frames = list(
             takewhile(lambda frame: not frame[0].startswith(_LAUNCH), self.frames)
         )  # behind them: what started the script
@@ -270,7 +320,15 @@ class RankReport:
         for worker in self.loaders[:_MOST_LOADERS]:
             lines.append(f"its loader worker {worker.pid}, {worker.describe()}")
             lines += [f"  {line}" for line in _shown(worker.frames, short=short)]
-        return lines
+        return lines if self.is_waiting else [*lines, *self.record.get("awaits", ()), *(line for line, _ in self.locks)]
+
+
+def _held_by(holder: Mapping[str, Any], *, short: bool) -> list[str]:
+    frames = [(str(file), int(line), str(name)) for file, line, name in holder["stack"]]
+    users = [number for number, frame in enumerate(frames) if owner(frame[0]) == "user"]
+    if users:  # without what has started the thread
+        frames = frames[users[0] : users[0] + 1] if short else frames[: users[-1] + 1]
+    return [f"{holder['what']}{':' if frames else ''}", *(f"  {line}" for line in _shown(frames, short=short))]
 
 
 def saves(frames: Sequence[Frame]) -> bool:
@@ -291,9 +349,11 @@ def _step_words(record: Mapping[str, Any]) -> tuple[str, str]:
     if "num_done" in doing:  # a script that does not use lockstep
         collectives = counted(doing["num_done"], "collective") if doing["num_done"] else ""
         at = f"after {collectives}" if collectives else "before its first collective"
-        if step:
+        if "ending" in record:  # with the process groups, the number of their collectives is gone
+            at = f"after step {step}" if step else ""
+        elif step:
             at = f"after step {step} ({collectives or '0 collectives'})"
-    return at, f", {at}"
+    return at, f", {at}" if at else ""
 
 
 def _shown(frames: Sequence[Frame], *, short: bool) -> list[str]:
@@ -355,28 +415,35 @@ def read_reports(run_dir: Path, now_s: float, *, asks: bool = True, asks_loaders
         asks_loaders: whether to request those of loader workers at work, too, for which a rank waits. That wakes them up, which
             looks like work: it is for a report that somebody has asked for.
     """
-    return [_report(record, now_s, asks=asks, asks_loaders=asks_loaders) for record in read_records(run_dir)]
+    records = read_records(run_dir)
+    ranks = {int(record["pid"]): int(record["rank"]) for record in records if record["machine"] == shared_by("pid")}
+    return [_report(record, now_s, ranks, asks=asks, asks_loaders=asks_loaders) for record in records]
 
 
-def _report(record: Mapping[str, Any], now_s: float, *, asks: bool, asks_loaders: bool) -> RankReport:
+def _report(
+    record: Mapping[str, Any], now_s: float, ranks: Mapping[int, int], *, asks: bool, asks_loaders: bool
+) -> RankReport:
     late_s = max(0.0, now_s - float(record["time_s"]) - EVERY_S)
     is_here = bool(record["machine"]) and record["machine"] == shared_by("pid")
-    if record["ended"] is not None:
-        return RankReport(record, record["ended"], late_s, is_here)
     pid = int(record["pid"])
     state = state_of(pid, float(record["time_s"])) if is_here else "running"
-    if state == "gone" and record["doing"]["activity"] == ENDING:
-        state = "finished"
+    if record["ended"] is not None:
+        facts = facts_of(pid) if is_here and state != "gone" else None
+        return RankReport(record, record["ended"], late_s, is_here, facts)
+    if "status" in record or state == "gone":
+        return RankReport(record, _state_at_end(record), late_s, is_here)
     if state == "running" and late_s > _LATE_S:
         state = "late"
         if is_here and asks and (stack := request_stack(record)):
             record = {**record, "stack": stack, "collective": None, "doing": _doing_now(record, stack)}
+            if "ending" in record and not record["ending"]["holders"]:
+                record["ending"] = {**record["ending"], "holders": [holder_in(stack)]}
         elif is_here and "stack_fd" in record and not catches(pid, SIGNAL):
             state = "replaced"
-    report = RankReport(record, state, late_s, is_here)
+    report = RankReport(_with_children(record) if is_here and asks else record, state, late_s, is_here)
     if not is_here or state not in _ALIVE or report.still_s < _STILL_S or report.is_waiting:
         return report
-    report = replace(report, facts=facts_of(pid))
+    report = replace(report, facts=facts_of(pid), locks=awaited_locks(pid, record.get("polls", ""), ranks))
     if waits_for_loader(report.frames) and (asks_loaders or report.idle_s >= _RECENT_S):
         report = replace(report, loaders=busy_workers(record))
     return report
@@ -386,7 +453,7 @@ def _doing_now(record: Mapping[str, Any], stack: Sequence[Frame]) -> dict[str, A
     """What a process does that has stopped reporting, given its present stack: since its record it may have taken steps."""
     doing = dict(record["doing"])
     step = read_live_step(int(record["pid"]), int(record.get("live_fd", -1)))
-    if doing.get("held") or doing["activity"] == ENDING:
+    if doing.get("held") or "ending" in record:
         return doing
     doing["activity"] = doing_at(stack)
     if step is not None and step != doing.get("step"):
@@ -397,13 +464,33 @@ def _doing_now(record: Mapping[str, Any], stack: Sequence[Frame]) -> dict[str, A
     return doing
 
 
+def _state_at_end(record: Mapping[str, Any]) -> str:
+    """The state of a process that is gone."""
+    status = record.get("status")
+    if status is None:
+        return "finished" if "ending" in record else "gone"
+    return "gone" if status < 0 else "failed" if status else "finished"
+
+
+def _with_children(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A record with the stacks of the children that keep its process from ending, as far as they are forks of it."""
+    if not (holders := record.get("ending", {}).get("holders")):
+        return record
+    stacks = [(request_stack(record, holder["pid"]) or []) if holder["pid"] else holder["stack"] for holder in holders]
+    asked = [{**holder, "stack": without_start(stack)} for holder, stack in zip(holders, stacks, strict=True)]
+    busy = [holder for holder in asked if not has_no_task(holder["stack"])]
+    return {**record, "ending": {**record["ending"], "holders": busy or asked}}
+
+
 def grouped(reports: Sequence[RankReport]) -> list[list[RankReport]]:
     """Reports grouped by state and line of code: ranks that do not wait first, smaller groups before larger ones."""
     groups: dict[Any, list[RankReport]] = {}
     for report in reports:
         collective = report.record["collective"]
         what = collective and collective["text"]
-        groups.setdefault((report.state, tuple(report.frames), what, report.handles), []).append(report)
+        held = tuple(str(holder["stack"]) or holder["what"] for holder in report.ending.get("holders", ()))
+        is_there = report.state == "finished" and report.facts is not None
+        groups.setdefault((report.state, is_there, tuple(report.frames), what, report.handles, held), []).append(report)
     return sorted(groups.values(), key=lambda group: (group[0].is_waiting, len(group), group[0].rank))
 
 

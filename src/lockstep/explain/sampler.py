@@ -3,9 +3,9 @@
 The training thread itself does nothing for it, so sampling costs a step no time. A thread that holds the interpreter lock in C
 code, or is stopped, cannot be sampled: the newest record is then from before (see ``stack_request``).
 
-A process has at most one sampler: that of its run replaces the one that the launcher has given it (``worker_box``). The
-sampler's thread is not one of ``threading``'s, so that a script sees only its own threads, and it pauses while the process
-forks, since Python warns of forking with threads.
+A process has at most one sampler at work: that of its run replaces the one that the launcher has given it (``worker_box``),
+which goes on when the run is closed. The sampler's thread is not one of ``threading``'s, so that a script sees only its own
+threads, and it pauses while the process forks, since Python warns of forking with threads.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.explain.black_box import BlackBox, fits
+from lockstep.explain.file_locks import polled_file
 from lockstep.explain.flight_recorder import counts, read_recording
 from lockstep.explain.frames import Frame, own_package, stack_of
 from lockstep.explain.handled import handled_by
+from lockstep.explain.holders import holders_of
 from lockstep.explain.live_step import live_step
 from lockstep.explain.loader_workers import batches_received, is_loading
 from lockstep.explain.process import io_bytes, own_memory
 from lockstep.explain.saving import Lost, Saving
 from lockstep.explain.script_clock import ScriptClock
 from lockstep.explain.stack_request import StackResponder, can_answer
+from lockstep.explain.thread_locks import awaited_by
 from lockstep.explain.work import WorkMeter
 from lockstep.explain.writes import write_in
 from lockstep.stopping import say
@@ -44,7 +47,7 @@ _SUSPENDED_S = 5.0
 """A longer interval means that the whole launch was stopped for a while, or the machine was suspended."""
 _MOST_OF_ERROR = 6000
 """Characters of a traceback."""
-_FEWEST_WINDOWS, _FEWEST_FRAMES = 16, 10
+_FEWEST_WINDOWS, _FEWEST_FRAMES, _FEWEST_HELD = 16, 10, 2
 """What is kept of a record that does not fit into its box."""
 _CLOSE_S = 2.0
 _FORK_S = 0.2
@@ -97,6 +100,8 @@ class Sampler:
         loses: Callable[[Lost], None] | None = None,
     ) -> None:
         global _current
+        self._before = _current
+        """The sampler that this one replaces."""
         if _current is not None:
             _current.hand_over(path)
         self._waits, self._loses = waits, loses
@@ -118,6 +123,9 @@ class Sampler:
         self._collective: dict[str, Any] | None = None
         self._handled = ""
         """The exception that the thread is handling, once it has not moved for a while."""
+        self._awaits: list[str] = []
+        self._polls = ""
+        """What of another thread it then waits for, and the file whose lock it requests again and again."""
         self._begun: Mapping[str, int] = {}
         self._recent: Sequence[tuple[int, str, str]] = ()
         self._recording_s = 0.0
@@ -141,6 +149,15 @@ class Sampler:
         if self._clock is not None:
             self._clock.close()
 
+    def take_back(self) -> None:
+        """Go on, since the process has no other black box any more."""
+        global _current
+        if os.getpid() == self._pid:
+            self._about.pop("joined", None)
+            self._responder = StackResponder(self._responder.path)
+            self.resume()
+            _current = self
+
     def close(self, how: str) -> None:
         """Stop, and record how the run has ended for this process: ``finished``, or ``failed``. The box of a process that has
         failed keeps what it did before."""
@@ -156,6 +173,14 @@ class Sampler:
             self._responder.close()
         if _current is self:
             _current = None
+            if how == "finished" and self._before is not None:
+                self._before.take_back()
+
+    def look_now(self) -> None:
+        """Record at once what the process does, since it may end before the next look. Called by the main thread."""
+        if self.halt(_FORK_S):
+            self._try(self._look)
+            self.resume()
 
     def note_error(self, error: str) -> None:
         """Keep the end of the traceback with which this process fails for the last record."""
@@ -228,11 +253,13 @@ class Sampler:
         if (stack, at, batches) != (self._stack, self._at, self._batches):
             self._stack, self._at, self._batches = stack, at, batches
             self._same_since_s, self._collective, self._handled = now, None, ""
+            self._awaits, self._polls = [], ""
         elif now - self._same_since_s >= _WAITS_AFTER_S and now - self._recording_s >= _WAITS_AFTER_S:
             recording, self._recording_s = read_recording(), now
             pending, self._recent = recording.pending, recording.recent
             self._collective = None if pending is None else {**asdict(pending), "text": str(pending)}
             self._handled = handled_by(self._thread_id)
+            self._awaits, self._polls = awaited_by(self._thread_id), polled_file(self._thread_id)
         self._begun = counts().begun
         if self._clock_id is not None and (cpu_s := time.clock_gettime(self._clock_id)) > self._cpu_s:
             self._cpu_s, self._awake_s = cpu_s, now
@@ -252,11 +279,14 @@ class Sampler:
             "stack": stack,
             "collective": self._collective,
             **({"handled": self._handled} if self._handled else {}),
+            **({"awaits": self._awaits} if self._awaits else {}),
+            **({"polls": self._polls} if self._polls else {}),
             **({"package": package} if (package := own_package()) else {}),
             "begun": self._begun,
             "recent": self._recent,
             **({} if (lost := self._saving.lost()) is None else {"saving": asdict(lost)}),
             **({} if self._clock is None else {"steps": self._clock.history()}),
+            **({} if _end is None else {"ending": {**_end, "holders": holders_of(self._thread_id)}}),
             "ended": ended,
         }
         self._write(self._last)
@@ -271,7 +301,8 @@ class Sampler:
 def shortened(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record that did not fit into its box, shortened until it does. Pure.
 
-    The least useful parts go first: older windows of steps, outer frames, all steps, and last the beginning of the traceback.
+    The least useful parts go first: older windows of steps, outer frames, all steps, outer frames of what keeps
+    the process, and last the beginning of the traceback.
     """
     short = dict(record)
     if steps := short.get("steps"):
@@ -280,6 +311,9 @@ def shortened(record: Mapping[str, Any]) -> dict[str, Any]:
         short["stack"] = short["stack"][: max(_FEWEST_FRAMES, len(short["stack"]) - 5)]
     if not fits(short):
         short.pop("steps", None)
+    if (ending := short.get("ending")) and not fits(short):
+        holders = [{**holder, "stack": holder["stack"][:_FEWEST_HELD]} for holder in ending["holders"]]
+        short["ending"] = {**ending, "holders": holders}
     while short.get("error") and not fits(short):
         short["error"] = short["error"][len(short["error"]) // 4 + 1 :]
     return short
@@ -287,6 +321,16 @@ def shortened(record: Mapping[str, Any]) -> dict[str, Any]:
 
 _current: Sampler | None = None
 """The sampler of this process."""
+_end: dict[str, Any] | None = None
+"""How and when the program of this process has ended; None: it has not."""
+
+
+def note_end(how: str) -> None:
+    """Record that the program of this process has ended, without a failure: threads, exit handlers and children may follow."""
+    global _end
+    _end = {"how": how, "since_s": time.time()}
+    if _current is not None:
+        _current.look_now()
 
 
 def fail_current(error: str) -> None:
@@ -307,8 +351,8 @@ def _in_parent() -> None:
 
 
 def _in_child() -> None:
-    global _current
-    _current = None
+    global _current, _end
+    _current = _end = None
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -13,9 +13,9 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from lockstep.explain.black_box import box_path
 from lockstep.explain.call_log import CallLog, log_path
 from lockstep.explain.flight_recorder import counts
-from lockstep.explain.rank_reports import ENDING, box_path
 from lockstep.explain.recorded_calls import record_calls
 from lockstep.explain.sampler import Sampler
 from lockstep.explain.script_clock import ScriptClock
@@ -56,7 +56,6 @@ class WorkerBox:
     """
 
     def __init__(self, private_dir: str, rank: int, world_size: int, program: str) -> None:
-        self._is_ending = False
         self._pace = Pace()
         self._clock = ScriptClock()
         about = {
@@ -76,13 +75,13 @@ class WorkerBox:
         except OSError:  # the script runs without a black box, or a log
             self._clock.close()
 
-    def ends(self) -> None:
-        """The program has ended; exit handlers follow."""
-        self._is_ending = True
-
     def _doing(self) -> dict[str, Any]:
         """Called from another thread."""
         done = counts().num_done
         self._pace.note(done, time.time())
-        activity = ENDING if self._is_ending else self._clock.activity
-        return {"activity": activity, "num_done": done, "usual_s": self._pace.usual_s, "step": self._clock.num_steps}
+        return {
+            "activity": self._clock.activity,
+            "num_done": done,
+            "usual_s": self._pace.usual_s,
+            "step": self._clock.num_steps,
+        }

@@ -35,6 +35,11 @@ class Told:
     end: End | None = None
     """The successful end of its program. Its exit handlers have not run yet, and may wait for other ranks."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its program has ended without a failure, so that only threads, exit handlers and children are left."""
+        return self.end is not None or self.stopped_with is not None
+
 
 class Sender:
     """A worker's end of its pipe. Processes that the worker starts send nothing.

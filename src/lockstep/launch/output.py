@@ -19,7 +19,10 @@ from types import TracebackType
 from typing import BinaryIO
 
 from lockstep.errors import ConfigError
+from lockstep.launch.lingering import LINGERS_S
+from lockstep.launch.processes import holders_of_pipes
 from lockstep.regular import open_to_write
+from lockstep.stopping import say
 
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 _MAX_LINE_BYTES = 1 << 20
@@ -105,12 +108,27 @@ class Streams:
             self._pump.start()
 
     def drain(self, give_up: Callable[[], bool]) -> None:
-        """Wait until all output is written, however slow the terminal; at most a second once ``give_up()`` is true."""
-        deadline = math.inf
+        """Wait until all output is written, however slow the terminal; at most a second once ``give_up()`` is true.
+
+        If processes that the workers have left keep the pipes open, that is said.
+        """
+        deadline, say_at = math.inf, time.monotonic() + LINGERS_S
         while self._pump.is_alive() and time.monotonic() < deadline:
             self._pump.join(0.05)
+            if time.monotonic() >= say_at:
+                say_at = math.inf
+                self._say_who_holds()
             if deadline == math.inf and give_up():
                 deadline = time.monotonic() + 1.0
+
+    def _say_who_holds(self) -> None:
+        for rank, fds in self._pump.open_by_rank().items():
+            for pid, command in holders_of_pipes(fds):
+                say(
+                    f"WARNING: all ranks have ended, but process {pid} (`{command}`), which rank {rank} has started, still has "
+                    "its output open, so that lockstep run waits for more of it. Start such a process with "
+                    "stdout=subprocess.DEVNULL, and stderr; Ctrl-C or SIGTERM ends lockstep run without it."
+                )
 
     def append(self, texts: Mapping[int, str]) -> None:
         """Append texts to the logs of these ranks, if there are logs."""
@@ -140,6 +158,7 @@ class Streams:
             sink(rank, is_error, line)
 
         self._pump.takers[read_end] = take
+        self._pump.ranks[read_end] = rank
         self._given.append(write_end)
         return write_end
 
@@ -151,7 +170,18 @@ class _Pump(threading.Thread):
         super().__init__(name="lockstep-output", daemon=True)
         self.takers: dict[int, Callable[[bytes], None]] = {}
         """What to call with each line, by descriptor of the pipe. Complete before the start."""
+        self.ranks: dict[int, int] = {}
+        """The rank that writes, likewise."""
+        self._pending: dict[int, bytes] = {}
+        """By open descriptor, the beginning of a line."""
         self._is_over = False
+
+    def open_by_rank(self) -> dict[int, list[int]]:
+        """The descriptors of the pipes that have not ended."""
+        found: dict[int, list[int]] = {}
+        for fd in tuple(self._pending):
+            found.setdefault(self.ranks[fd], []).append(fd)
+        return found
 
     def stop(self) -> None:
         """End the thread without waiting for further output."""
@@ -164,7 +194,7 @@ class _Pump(threading.Thread):
 
     def run(self) -> None:
         """See Thread."""
-        pending = dict.fromkeys(self.takers, b"")
+        pending = self._pending = dict.fromkeys(self.takers, b"")
         with selectors.DefaultSelector() as selector:
             for fd in self.takers:
                 selector.register(fd, selectors.EVENT_READ)

@@ -17,6 +17,7 @@ from lockstep.launch import ending, failures, restarts
 from lockstep.launch.causes import Causes
 from lockstep.launch.exchange import Exchange
 from lockstep.launch.failures import Failure
+from lockstep.launch.lingering import LINGERS_S, Lingering
 from lockstep.launch.messages import Receiver
 from lockstep.launch.output import Streams
 from lockstep.launch.processes import is_held, kill_worker, replaced_by, sweep
@@ -114,6 +115,12 @@ class _Watch:
         self._timeout_s = spec.config.timeout_s
         self._standstill = Standstill(spec.nproc, self._timeout_s)
         self._watching = Watching(spec.private_dir, spec.world_size, exchange, spec.ranks)
+        self._lingering = Lingering(spec.private_dir)
+        self._released_at: float | None = None
+        """When it was first seen that the programs of all workers are over, once the launch was to end; or one was interrupted
+        since."""
+        self._released = set[int]()
+        """The ranks that were."""
         self._causes = Causes(spec.environ)
         self._warm_at = time.monotonic() + WARM_AFTER_S if spec.restart < spec.max_restarts else math.inf
         self._selector = selectors.DefaultSelector()
@@ -146,7 +153,7 @@ class _Watch:
             failures=reported,
             stopped_by=stopped_by,
             stopped_with=None if reported else self.stopped_with,
-            was_cut_short=is_saving and was_cut_short,
+            was_cut_short=is_saving and was_cut_short and self._released_at is None,  # else nothing was left to be saved
             spec=self._spec,
         )
 
@@ -199,7 +206,7 @@ class _Watch:
         """When to act next if no message arrives, in the time of ``time.monotonic``."""
         if self._state.was_cut_short:
             return self._state.until
-        return min(self._state.until, self._standstill.next_look, self._warm_at)
+        return min(self._state.until, self._standstill.next_look, self._lingering.next_look, self._warm_at)
 
     def _on_time(self, now: float) -> None:
         if now >= self._state.until:
@@ -208,9 +215,29 @@ class _Watch:
             return
         if now >= self._standstill.next_look:
             self._look_for_standstill(self._standstill.limit_s)
+        if now >= self._lingering.next_look:
+            self._lingering.look(now)
+        if self._state.stage is Stage.SAVING:
+            self._release(now)
         if now >= self._warm_at:
             self._warm_at = math.inf
             self._server.warm()
+
+    def _release(self, now: float) -> None:
+        """Once nothing is left to be saved, interrupt what keeps workers from ending for no good reason. They get as long as in
+        an end at once, or until they have closed their run."""
+        if not all(self._receivers[rank].told.is_over for rank in self._asked.values()):
+            return
+        if self._released_at is None:
+            self._released_at = now
+        if now - self._released_at >= GRACE_S and not self._lingering.is_worth_waiting(now):
+            self._on(Event.TIMED_OUT)
+            return
+        pids = self._pids
+        if held := (self._lingering.held(now) & pids.keys()) - self._released:
+            self._released_at, self._released = now, self._released | held
+            ending.mark(self._spec.private_dir, is_stopped=True)
+            self._send(signal.SIGINT, [pids[rank] for rank in held])
 
     def _start_some(self) -> None:
         """Request workers, a few at a time: with the queues of both sockets full, both sides would wait."""
@@ -241,6 +268,9 @@ class _Watch:
             elif self._state.stage is Stage.ENDING:
                 self._interrupt(rank, told.pid)
             self._start_some()
+        if told.is_over and not before.is_over and told.pid is not None:
+            patience_s = LINGERS_S if told.stopped_with is None else SAVING_GRACE_S
+            self._lingering.begin(rank, told.pid, time.monotonic(), patience_s=patience_s)
         if before.failure is None and told.failure is not None:  # its exit handlers may take long
             self._note_failure(rank, 1)
 
@@ -264,8 +294,11 @@ class _Watch:
 
     def _on_end(self, rank: int, status: int) -> None:
         told = self._receivers[rank].told
-        if told.stopped_with is not None and status == told.stopped_with:
-            self.stopped_with = status  # as it was asked to: now all workers end, whatever they are doing
+        self._lingering.end(rank)
+        self._watching.ended(rank, status)
+        was_held = self._released_at is not None and status == -signal.SIGKILL
+        if told.stopped_with is not None and (status == told.stopped_with or was_held):
+            self.stopped_with = told.stopped_with  # as it was asked to: now all workers end, whatever they are doing
             self._on(Event.SAVED)
         elif status != 0 or told.failure is not None:
             self._note_failure(rank, status)
@@ -371,7 +404,8 @@ class _Watch:
             self._state, event, time.monotonic(), end_s=self._grace_s(), save_s=save_s, saved_s=SAVING_GRACE_S
         )
         if action is Action.SAVE:
-            self._send(self._interrupts.received[0], self._pids.values())
+            saving = [pid for rank, pid in self._pids.items() if not self._receivers[rank].told.is_over]
+            self._send(self._interrupts.received[0], saving)
         elif action is Action.END:
             self._end()
         elif action is Action.KILL:
@@ -401,7 +435,8 @@ class _Watch:
 
     def _grace_s(self) -> float:
         """Seconds that workers get to end when asked to."""
-        if any(self._stop_signal(rank, pid) != signal.SIGINT for rank, pid in self._pids.items()):
+        working = {rank: pid for rank, pid in self._pids.items() if not self._receivers[rank].told.is_over}
+        if any(self._stop_signal(rank, pid) != signal.SIGINT for rank, pid in working.items()):
             return SAVING_GRACE_S
         reported = self._reported()
         restart_follows = reported and not self._interrupts.received and restarts.follows(self._spec, reported[0])

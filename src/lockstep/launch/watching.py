@@ -128,6 +128,13 @@ class Watching:
             return last_seen(self._where(), rank)
         return ""
 
+    def ended(self, rank: int, status: int) -> None:
+        """Note in a worker's black box with which status it has ended, or minus the signal."""
+        with contextlib.suppress(Exception):  # no error here may affect the launch
+            from lockstep.explain.black_box import note_status
+
+            note_status(self._dir, rank, status)
+
     def _where(self) -> Path:
         from lockstep.explain.rank_reports import run_joined
 

@@ -20,7 +20,7 @@ from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 from lockstep.errors import LaunchError
-from lockstep.explain.sampler import fail_current
+from lockstep.explain.sampler import fail_current, note_end
 from lockstep.explain.worker_box import WorkerBox
 from lockstep.launch import ending, failures
 from lockstep.launch.fresh import HiddenPackage, forget_shadowed
@@ -66,7 +66,6 @@ class _LauncherAbove:
 def run_worker(request: Request) -> int:
     """Run the program in this process, and return its exit status. ``SystemExit`` of the program is raised again."""
     spec: LaunchSpec | None = None
-    box: WorkerBox | None = None
     sender = request.sender
     try:
         spec = _settle(request)
@@ -75,7 +74,7 @@ def run_worker(request: Request) -> int:
         program, local_rank = spec.program, spec.local_rank(request.rank)
         if isinstance(program, Script) and program.is_executable:
             _become_program(program, local_rank)
-        box = _open_box(spec, request.rank)
+        _open_box(spec, request.rank)
         if isinstance(program, Script):
             _run_script(program, local_rank, spec)
         else:
@@ -84,9 +83,10 @@ def run_worker(request: Request) -> int:
         if spec is None:
             raise
         if failures.is_success(error.code):
-            _tell_end(failures.end_of(error), box, sender)
+            _tell_end(failures.end_of(error), sender)
             raise
         if isinstance(error, Stopped):
+            note_end(f"the run was stopped, with status {error.status}")
             sender.send(stopped_with=error.status)
             raise
         try:
@@ -98,21 +98,20 @@ def run_worker(request: Request) -> int:
             return _fail(error, spec, request)
         except KeyboardInterrupt:  # Ctrl-C arrived meanwhile; it is ignored from now on
             return _fail(error, spec, request)
-    _tell_end(failures.end_of(), box, sender)
+    _tell_end(failures.end_of(), sender)
     return 0
 
 
-def _open_box(spec: LaunchSpec, rank: int) -> WorkerBox | None:
-    """Open the black box, which shows others what this process does. None for a script that starts its ranks itself."""
+def _open_box(spec: LaunchSpec, rank: int) -> None:
+    """Open the black box, which shows others what this process does. Not for a script that starts its ranks itself."""
     if isinstance(spec.program, Script) and spec.program.starter is not None:
-        return None
+        return
     program = spec.program.target if isinstance(spec.program, Script) else "a function call"
-    return WorkerBox(spec.private_dir, rank, spec.world_size, program)
+    WorkerBox(spec.private_dir, rank, spec.world_size, program)
 
 
-def _tell_end(end: failures.End, box: WorkerBox | None, sender: Sender) -> None:
-    if box is not None:
-        box.ends()
+def _tell_end(end: failures.End, sender: Sender) -> None:
+    note_end(end.how)
     sender.send(end=end)
 
 
