@@ -46,8 +46,34 @@ DEFAULT_GROUP = "0"
 """PyTorch's name of the process group of all ranks."""
 
 
-class _Collective(TypedDict):
+class _CollectiveNeeded(TypedDict):
     text: str
+
+
+class _Collective(_CollectiveNeeded, total=False):
+    members: list[int]
+
+
+class _Holder(TypedDict):
+    kind: str
+    what: str
+    stack: list[Frame]
+    pid: Count | None
+
+
+class _Ending(TypedDict):
+    how: str
+    since_s: Seconds
+    holders: list[_Holder]
+
+
+class _WorkNeeded(TypedDict):
+    how: str
+
+
+class _Work(_WorkNeeded, total=False):
+    pid: Count
+    name: str
 
 
 class _Doing(TypedDict):
@@ -58,19 +84,6 @@ class _DoingMore(_Doing, total=False):
     step: Count
     num_done: Count
     usual_s: Seconds
-
-
-class _Holder(TypedDict):
-    kind: str
-    what: str
-    pid: Count | None
-    stack: list[Frame]
-
-
-class _Ending(TypedDict):
-    how: str
-    since_s: Seconds
-    holders: list[_Holder]
 
 
 class _Needed(TypedDict):
@@ -96,11 +109,14 @@ class _Record(_Needed, total=False):
     awake_s: Seconds
     io_bytes: Count
     memory: dict[str, Count]
-    handled: str
+    cpu_s: Seconds
+    live_fd: int
+    work: _Work
     ending: _Ending
     status: int
     awaits: list[str]
     polls: str
+    handled: str
     package: str
     error: str
     joined: str
@@ -201,7 +217,8 @@ class RankReport:
         if self._work_since is not None:
             return self._work_since
         if "work" in self.record and self._since("worked_s") < _RECENT_S:
-            return Work(**self.record["work"])
+            work = self.record["work"]
+            return Work(work["how"], work.get("pid", 0), work.get("name", ""))
         is_awake = self.still_s >= _RECENT_S > self.asleep_s and not self.is_waiting and not waits_for_loader(self.frames)
         return Work("wakes") if is_awake else None
 
