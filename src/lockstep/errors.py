@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from lockstep.visible import visible
+
 
 class LockstepError(Exception):
     """The base class of all errors that lockstep raises deliberately."""
+
+    def __str__(self) -> str:
+        return visible(super().__str__(), has_lines=True)  # the values in it may come from anybody's file
 
 
 class ConfigError(LockstepError, ValueError):

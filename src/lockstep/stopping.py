@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from lockstep.visible import visible
+
 REQUEUE_STATUS = 75
 """The exit status of a run that was preempted and saved, and should be started again. It is EX_TEMPFAIL of ``sysexits.h``,
 "try again later", and not otherwise used by Python, shells, or lockstep (1, 2, 128 + a signal).
@@ -290,7 +292,7 @@ class _EarlySignals:
 def say(words: str) -> None:
     """Write a line to standard error, bypassing Python's streams, which may be in use when a signal arrives."""
     with contextlib.suppress(OSError):
-        os.write(2, f"lockstep: {words}\n".encode())
+        os.write(2, f"lockstep: {visible(words, has_lines=True)}\n".encode())
 
 
 def _kill_children() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -69,12 +70,15 @@ def _run(args: list[str]) -> int:
 def _run_group(args: list[str]) -> int:
     import click
 
+    from lockstep.cli.echo import echo
     from lockstep.cli.group import group
 
     try:
         return group.main(args=args, prog_name="lockstep", standalone_mode=False) or 0
     except click.ClickException as error:
-        error.show()
+        said = io.StringIO()
+        error.show(said)
+        echo(said.getvalue().rstrip("\n"), err=True, has_lines=True)
         return error.exit_code
     except click.Abort:
         return _INTERRUPTED
@@ -82,9 +86,9 @@ def _run_group(args: list[str]) -> int:
 
 def show_error(error: LockstepError) -> int:
     """Print an error without a traceback; returns the exit status."""
-    import click
+    from lockstep.cli.echo import Styled, echo
 
-    click.echo(click.style("error:", fg="red", bold=True) + f" {error}", err=True)
+    echo(Styled("error:", "red", bold=True), f" {error}", err=True, has_lines=True)
     if isinstance(error, (ConfigError, UsageError)):
         return 2
     return error.exit_status if isinstance(error, LaunchError) else 1

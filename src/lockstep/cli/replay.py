@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 import click
 
 from lockstep.analysis.study import new_directory
+from lockstep.cli.echo import echo, echo_json
 from lockstep.cli.options import CONTEXT
 from lockstep.errors import ConfigError, LaunchError, UsageError
 from lockstep.launch.gpus import num_gpus_here
@@ -128,7 +128,7 @@ def command(run: Path, against: Path | None, **values: Any) -> int:
     record = dataclasses.replace(record, last_step=known)
     _check(record, first, last, options)
     program = _program(record, first, options.script)
-    say = _ignore if options.as_json else click.echo
+    say = _ignore if options.as_json else echo
     if remark:
         say(remark)
     checkpoint = checkpoint_before(run, first, say, from_start=options.from_start)
@@ -162,14 +162,14 @@ def command(run: Path, against: Path | None, **values: Any) -> int:
         say(line)
     samples = _blame(replayer, request, recorded, say) if options.blames else []
     if options.as_json:
-        click.echo(json.dumps(_as_json(directory, request, recorded, verdict, samples), indent=1))
+        echo_json(_as_json(directory, request, recorded, verdict, samples))
     if failure is not None:
         raise failure
     return _STATUS[verdict.status]
 
 
 def _ignore(line: str) -> None:
-    """In place of ``click.echo``, where a program reads the output."""
+    """In place of ``echo``, where a program reads the output."""
 
 
 def _digests_of(run: Path) -> Digests | None:
@@ -288,7 +288,7 @@ class _Replayer:
         except LaunchError as error:
             return directory, error
         if isinstance(stopped, Interruption):
-            click.echo(stopped.message, err=True)
+            echo(stopped.message, err=True)
             sys.exit(stopped.status)
         return directory, None
 

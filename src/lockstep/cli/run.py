@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, args_of_script, given, options_from
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
@@ -88,7 +89,7 @@ def command(script: str, args: tuple[str, ...], **values: Any) -> int:
     interruption = run_script(script, args, options, given(RunConfig, values))
     if interruption is None:
         return 0
-    click.echo(interruption.message, err=True)
+    echo(interruption.message, err=True)
     return interruption.status
 
 

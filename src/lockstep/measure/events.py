@@ -53,6 +53,7 @@ from typing import Any, TypedDict
 
 from lockstep.regular import MOST_BYTES, open_to_write, read_lines
 from lockstep.shapes import Count, Ranks, Seconds, fits, parse
+from lockstep.visible import visible
 
 FILE_NAME = "events.jsonl"
 
@@ -193,7 +194,7 @@ class EventWriter:
 def _warn(what: str) -> None:
     # Not a Python warning: it could be turned into an error, and a full disk must not end the training.
     with contextlib.suppress(OSError):  # standard error may be a file on that disk
-        print(f"lockstep: WARNING: {what}.", file=sys.stderr, flush=True)
+        print(visible(f"lockstep: WARNING: {what}."), file=sys.stderr, flush=True)
 
 
 def read_events(

@@ -45,6 +45,7 @@ from lockstep.stopping import (
     is_launched,
     say,
 )
+from lockstep.visible import visible
 
 _OF_ALL_RANKS = "Give a value that is the same on all ranks: a result of team.evaluate(), batch[name] or loader.averages"
 _FINAL_TRIES = 3
@@ -428,4 +429,4 @@ class Saver(Listener):
 
 def _print(warning: str) -> None:
     with contextlib.suppress(OSError):  # the output may go to the full disk, too
-        print(f"lockstep: WARNING: {warning}", file=sys.stderr, flush=True)
+        print(visible(f"lockstep: WARNING: {warning}"), file=sys.stderr, flush=True)
