@@ -350,7 +350,7 @@ class Parts:
         alone = world.num_nodes == 1
         self._hosts = [world.host] * world.world_size if alone else self.collectives.all_gather_plain(world.host)
         self._started = start_event(self.config, world, self.devices[0], self.transport, self._hosts)
-        self.journal.write("start", **self._started)
+        self.journal.write("start", **self._started, inode=self.context.run_dir.stat().st_ino)
         if world.rank == 0:
             for notice in self.context.notices:
                 print(visible(f"lockstep: {notice}", has_lines=True), flush=True)

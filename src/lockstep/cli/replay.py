@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from lockstep.replay.directory import checkpoint_before, make_directory
 from lockstep.replay.record import RunRecord, read_record
 from lockstep.replay.request import Request
 from lockstep.replay.shown import Recorded, lines_of_steps, read_recorded
+from lockstep.replay.trust import why_doubtful
 from lockstep.replay.verdict import Verdict, judge
 from lockstep.trace.lines import number
 
@@ -49,6 +51,9 @@ Examples:
 
 The run is only read; the replay's own files go to replays/RUN-step-N. With --json, the script's output goes there too.
 
+The files of the run say which program to run. Where these are not this user's own, were copied, or the script has changed
+since, the command names it and asks first.
+
 Exit status: 0 if the replay's digests equal the run's (with strategy ddp: losses up to rounding), 1 if not, 2 if the step
 cannot be replayed, 3 if the run has no digests to compare with; that of the script if it fails.
 """
@@ -69,6 +74,7 @@ class _Options:
     script: Path | None
     from_start: bool
     as_json: bool
+    is_agreed: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +120,9 @@ class _Program:
 )
 @click.option("--from-start", is_flag=True, help="Start from the beginning of the run instead of a checkpoint.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@click.option(
+    "--yes", "is_agreed", is_flag=True, help="Run the program that the run names, also where that may be somebody else's."
+)
 def command(run: Path, against: Path | None, **values: Any) -> int:
     """Replay a step of the run in the directory RUN, on one process, and show what was computed in it.
 
@@ -131,6 +140,7 @@ def command(run: Path, against: Path | None, **values: Any) -> int:
     say = _ignore if options.as_json else echo
     if remark:
         say(remark)
+    _agree(program, why_doubtful(record, record.launch_of(first).start, runs_recorded=options.script is None), options)
     checkpoint = checkpoint_before(run, first, say, from_start=options.from_start)
     request = Request(
         run=str(run.resolve()),
@@ -241,6 +251,28 @@ def _program(record: RunRecord, step: int, script: Path | None) -> _Program:
         )
     module = start.get("module")
     return _Program(target=module or record.command.script, is_module=module is not None, args=args, cwd=cwd)
+
+
+def _agree(program: _Program, doubt: str, options: _Options) -> None:
+    """Name a program that may be somebody else's, and ask whether to run it.
+
+    Raises:
+        UsageError: it is not to run, or there is no terminal to ask.
+    """
+    if not doubt:
+        return
+    words = shlex.join([*(["-m"] if program.is_module else []), program.target, *program.args])
+    echo(f"the run names what is to run, with your rights: python {words}", err=True)
+    echo(f"  in {program.cwd}; and {doubt}", err=True)
+    if options.is_agreed:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "there is no terminal to ask whether to run it: nothing was run. --yes runs it; --script FILE runs a script of "
+            "yours instead, with these arguments"
+        )
+    if not click.confirm("Run it?", default=False, err=True):
+        raise UsageError("nothing was run")
 
 
 class _Replayer:
