@@ -47,9 +47,9 @@ SIGTERM or SIGUSR1 to this command preempts a training run: it finishes its step
 status 75, "start me again" (74: the checkpoint could not be saved). Ctrl-C does the same, with status 130. A second signal
 ends it at once.
 
-Exit status: 0 on success; 2 if nothing was started; 74 or 75 as above; 76 if --audit found a wrong result; 130 after
-Ctrl-C; 143 after a SIGTERM if nothing was saved; else that of the first failure: the exit status of the script, 128 plus
-the number of the signal that killed it, or 1.
+Exit status: 0 on success; 2 if nothing was started; 73 if the end of the training could not be saved; 74 or 75 as above;
+76 if --audit found a wrong result; 130 after Ctrl-C; 143 after a SIGTERM if nothing was saved; else that of the first
+failure: the exit status of the script, 128 plus the number of the signal that killed it, or 1.
 """
 _OPTIONS = {**options_of(LaunchOptions), **options_of(RunConfig)}
 _COMMON = (

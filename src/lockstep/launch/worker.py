@@ -62,6 +62,10 @@ class _LauncherAbove:
         failure = failures.from_deadlock(self._rank, report, how, status)
         return self._sender.send(failure=failure)
 
+    def unsaved(self) -> bool:
+        """See Launcher."""
+        return self._sender.send(is_unsaved=True)
+
 
 def run_worker(request: Request) -> int:
     """Run the program in this process, and return its exit status. ``SystemExit`` of the program is raised again."""
