@@ -54,6 +54,10 @@ class PeerError(LockstepError, RuntimeError):
     """Another rank failed or is missing, and this one cannot continue without it. Look at that rank's error first."""
 
 
+class StrangerError(PeerError):
+    """What has connected in the place of a rank does not belong to this run. It is no consequence of another rank's error."""
+
+
 class LaunchError(LockstepError, RuntimeError):
     """Worker processes could not be started, or one of them failed.
 

@@ -164,6 +164,6 @@ ROWS = (
         r"gloo/transport.*Connection (?:closed|reset) by peer|Connection closed by peer \[|Connection closed by remote peer",
         "The process of another rank has ended, or left the group, while this one waited for it: this error is an echo. The "
         "other rank's own error is the cause: look for it on every host. If no other rank failed, a connection broke: see the "
-        "network.",
+        "network, and whether somebody else reaches the ports of this run (SECURITY.md).",
     ),
 )
