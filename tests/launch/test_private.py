@@ -64,6 +64,24 @@ def test_the_next_launch_removes_what_a_killed_launcher_left(start_cold, tmp_pat
     assert list(parent.iterdir()) == []
 
 
+EVERYTHING = """
+import os, stat, torch.distributed as dist
+from multiprocessing import util
+from pathlib import Path
+place = Path(os.environ["LOCKSTEP_PRIVATE_DIR"])
+kept = [os.environ["LOCKSTEP_STORE"], util.get_temp_dir(), *map(str, place.rglob("*.box"))]
+print(stat.S_IMODE(place.stat().st_mode), stat.S_IMODE(place.parent.stat().st_mode), place, *kept)
+"""
+
+
+def test_only_its_user_can_enter_it_and_the_launch_keeps_everything_there(run_here):
+    done = run_here(EVERYTHING)
+    first, second, place, *kept = done.stdout.split()
+    assert (first, second) == (str(0o700), str(0o700)), done
+    assert len(kept) >= 3, done
+    assert all(Path(path).is_relative_to(place) for path in kept), done
+
+
 def test_one_that_is_in_use_stays(parent):
     with private_directory() as path:
         source = f"from lockstep.launch.private import remove_abandoned; remove_abandoned({str(parent)!r})"

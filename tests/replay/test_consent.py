@@ -55,6 +55,23 @@ def test_a_directory_that_was_unpacked_here_runs_nothing_unasked_and_what_it_nam
     assert (bench.directory / "mark").read_text() == "--erase everything"
 
 
+def test_commands_that_read_a_run_run_nothing_that_it_names(bench, healthy):
+    hostile(bench, healthy)
+    commands = (
+        ("runs", healthy),
+        ("watch", healthy, "--once"),
+        ("report", healthy, "--output", bench.directory / "page.html"),
+        ("diff", healthy, healthy),
+        ("stacks", healthy),
+        ("checkpoint", "inspect", healthy),
+        ("checkpoint", "verify", healthy),
+        ("checkpoint", "export", healthy, bench.directory / "weights.safetensors", "--force"),
+    )
+    for verb, *words in commands:
+        assert bench.say(verb, *words).status == 0, verb
+    assert not (bench.directory / "mark").exists()
+
+
 def test_a_copy_of_the_users_own_run_is_replayed_when_that_is_said(bench, healthy, tmp_path):
     run = shutil.copytree(healthy, tmp_path / "healthy")
     assert bench.replay(run, "--step", 4).status == 2
