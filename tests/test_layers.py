@@ -17,6 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
 # The run itself, from top to bottom. A layer imports from the rows above it; names in one row are siblings, which never
 # import each other. A name is a file (errors.py) or a package (plan/); inside a package, files may import each other.
 SPINE = (
+    ("visible",),  # what is safe to print
     ("errors", "stopping", "digest", "option", "atomic", "shapes", "reading"),  # reading: a script's loop, from its text
     ("regular",),  # how files and directories are opened
     ("machine", "trackers", "interval"),  # cores, threads, addresses; names; and what people write
@@ -52,6 +53,7 @@ ASIDE = {
         "explain",
     ),  # starts a run, and knows nothing of what it computes: it can only look who waits
     "analysis": (
+        "visible",
         "atomic",
         "errors",
         "regular",
@@ -83,6 +85,7 @@ ASIDE = {
         "analysis.trial",
     ),  # looks at machines before they train
     "report": (
+        "visible",
         "machine.sizes",
         "checkpoint.manifest",
         "explain.split",
@@ -125,9 +128,13 @@ READ_ENVIRONMENT = {
     "comm.interface": "the same variable, and NCCL's, as the user may have set them",
 }
 
+# The commands' only ways to standard output and standard error.
+PRINT = ("cli.echo", "cli.terminal")
+
 # Must be there at once: the command line, and what reads results. (The launch files named run inside
 # the fork server, or are imported where there are several machines.)
 WITHOUT_TORCH = (
+    "visible",
     "atomic",
     "errors",
     "regular",
@@ -316,7 +323,28 @@ def export_violations(tree: dict[str, ast.Module]) -> list[str]:
     return found
 
 
-RULES = (layer_violations, torch_distributed_violations, environment_violations, export_violations)
+def printing_violations(tree: dict[str, ast.Module]) -> list[str]:
+    """What commands print may come from anybody's files: the two places that print write out control characters."""
+    found = []
+    for module, code in tree.items():
+        if not within(module, ("cli",)) or module in PRINT:
+            continue
+        for node in ast.walk(code):
+            if not isinstance(node, ast.Call):
+                continue
+            is_constant = dotted(node.func) == "print" and all(isinstance(part, ast.Constant) for part in node.args)
+            if dotted(node.func) in ("print", "click.echo", "click.secho", "Console") and not is_constant:
+                found.append(f"{module} prints past cli.echo and cli.terminal (line {node.lineno})")
+    return found
+
+
+RULES = (
+    layer_violations,
+    torch_distributed_violations,
+    environment_violations,
+    export_violations,
+    printing_violations,
+)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -382,6 +410,10 @@ WRONG = {
     ),
     "a subscript": ({"analysis/a.py": "import os\nx = os.environ['X']"}, "analysis.a reads the environment (line 2)"),
     "membership": ({"analysis/a.py": "import os\n'X' in os.environ"}, "analysis.a reads the environment (line 2)"),
+    "printing": (
+        {"cli/runs.py": "import click\nclick.echo(name)\nprint('stopped')"},
+        "cli.runs prints past cli.echo and cli.terminal (line 2)",
+    ),
     "work at import": ({"__init__.py": "print('hello')"}, "__init__ does more than list names (line 1)"),
     "public helper": ({"__init__.py": "def helper(): pass"}, "__init__ does more than list names (line 1)"),
 }

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from lockstep.visible import visible
+
 
 class LockstepError(Exception):
     """The base class of all errors that lockstep raises deliberately."""
+
+    def __str__(self) -> str:
+        return visible(super().__str__(), has_lines=True)  # the values in it may come from anybody's file
 
 
 class ConfigError(LockstepError, ValueError):
@@ -47,6 +52,10 @@ class CheckpointError(LockstepError, RuntimeError):
 
 class PeerError(LockstepError, RuntimeError):
     """Another rank failed or is missing, and this one cannot continue without it. Look at that rank's error first."""
+
+
+class StrangerError(PeerError):
+    """What has connected in the place of a rank does not belong to this run. It is no consequence of another rank's error."""
 
 
 class LaunchError(LockstepError, RuntimeError):

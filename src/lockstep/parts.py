@@ -79,6 +79,7 @@ from lockstep.sync.table import make_sync, promises_bits
 from lockstep.tuning.probe import measure
 from lockstep.tuning.session import Trained, open_session
 from lockstep.tuning.tuned import Situation, Tuned
+from lockstep.visible import visible
 from lockstep.world import World
 
 
@@ -349,10 +350,10 @@ class Parts:
         alone = world.num_nodes == 1
         self._hosts = [world.host] * world.world_size if alone else self.collectives.all_gather_plain(world.host)
         self._started = start_event(self.config, world, self.devices[0], self.transport, self._hosts)
-        self.journal.write("start", **self._started)
+        self.journal.write("start", **self._started, inode=self.context.run_dir.stat().st_ino)
         if world.rank == 0:
             for notice in self.context.notices:
-                print(f"lockstep: {notice}", flush=True)
+                print(visible(f"lockstep: {notice}", has_lines=True), flush=True)
         if checkpoint is not None:
             self.journal.write("resume", step=checkpoint.manifest.step, checkpoint=checkpoint.path.name)
         elif not self.context.is_new:
@@ -396,7 +397,7 @@ class Parts:
         line = first_line(loader, self.config, self.world, len(self.devices))
         context = self.context
         clause = f" ({chosen_shards(self.world.world_size)})" if context.is_new and not context.shards_given else ""
-        print(f"{line}, {self.transport}, run {context.run_dir}{clause}", flush=True)
+        print(visible(f"{line}, {self.transport}, run {context.run_dir}{clause}"), flush=True)
         on_gpu = self.devices[0].type == "cuda"
         for misfit in misfits(
             self.world,

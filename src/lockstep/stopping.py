@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from lockstep.visible import visible
+
 REQUEUE_STATUS = 75
 """The exit status of a run that was preempted and saved, and should be started again. It is EX_TEMPFAIL of ``sysexits.h``,
 "try again later", and not otherwise used by Python, shells, or lockstep (1, 2, 128 + a signal).
@@ -36,6 +38,10 @@ UNSAVED_STATUS = 74
 """The exit status of a run that was asked to stop, and whose checkpoint could not be written (EX_IOERR): it resumes from the
 one before."""
 
+UNSAVED_END_STATUS = 73
+"""The exit status of a run that came to its end, and whose last checkpoint or best weights could not be written (EX_CANTCREAT
+of ``sysexits.h``): the same command resumes it from the checkpoint before."""
+
 AUDIT_STATUS = 76
 """The exit status of a run in which an audit has found a wrong result (EX_PROTOCOL of ``sysexits.h``: a machine gave what is
 not possible). Nothing was saved after it, and nothing starts it again."""
@@ -46,6 +52,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 SAME_S = 2.0
 """Seconds within which further signals count as the first one: Slurm may send it to every process of a job, launchers
 forward it, and some clusters send both kinds. Only a later one is a second signal."""
+
+_LAST = -1000
+"""The priority of an exit handler that multiprocessing calls after all others."""
 
 _SAME_PRESS_S = 0.1
 """The same for Ctrl-C, which a user may press twice in a second. (``timeout -s INT`` sends it twice in a row.)"""
@@ -126,6 +135,10 @@ class Launcher(Protocol):
 
     def stuck(self, report: str, how: str, status: int) -> bool:
         """This process ends, with this status, since its step cannot be finished. Returns whether the launcher reports it."""
+
+    def unsaved(self) -> bool:
+        """The end of this process's run could not be saved. Returns whether the launcher reports it, and ends with
+        ``UNSAVED_END_STATUS``."""
 
 
 class StopWatch:
@@ -290,7 +303,7 @@ class _EarlySignals:
 def say(words: str) -> None:
     """Write a line to standard error, bypassing Python's streams, which may be in use when a signal arrives."""
     with contextlib.suppress(OSError):
-        os.write(2, f"lockstep: {words}\n".encode())
+        os.write(2, f"lockstep: {visible(words, has_lines=True)}\n".encode())
 
 
 def _kill_children() -> None:
@@ -321,6 +334,36 @@ def end_stuck(report: str, how: str, status: int, *, speaks: bool) -> None:
     os._exit(status)
 
 
+def end_unsaved(words: str) -> None:
+    """This process is to exit with ``UNSAVED_END_STATUS`` when its script, which has trained to its end, is over.
+
+    Args:
+        words: said last, unless the launcher does; empty: another rank says it.
+    """
+    global _last_words
+    if _launcher is None or not _launcher.unsaved():
+        # Only here: its exit handler is to be registered in a worker, and not before that in the server which forks it.
+        from multiprocessing.util import Finalize
+
+        _last_words = words
+        # At the end of the exit handler of multiprocessing: PyTorch has imported that before the script registers its own
+        # handlers, and those that are registered first are called last.
+        Finalize(None, _leave_unsaved, exitpriority=_LAST)
+
+
+def _leave_unsaved() -> None:
+    """An exit handler. Python has no way to set the status there, except to end at once."""
+    if _last_words is None or getattr(sys, "last_value", None) is not None:  # a script that fails has its own status
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    if _last_words:
+        say(_last_words)
+    os._exit(UNSAVED_END_STATUS)
+
+
+_last_words: str | None = None
 _active: StopWatch | None = None
 _launcher: Launcher | None = None
 
@@ -337,8 +380,8 @@ def is_launched() -> bool:
 
 
 def _in_forked_process() -> None:
-    global _launcher
-    _launcher = None
+    global _launcher, _last_words
+    _launcher = _last_words = None
     if _active is not None:
         _active.end()
 

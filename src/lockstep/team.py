@@ -23,7 +23,7 @@ from lockstep.prepare.model import unwrap
 from lockstep.prepare.per_shard import PerShard
 from lockstep.prepare.script_state import SavedValue, ScriptState
 from lockstep.prepare.watched import idle_in_replay
-from lockstep.stopping import say
+from lockstep.stopping import UNSAVED_END_STATUS, end_unsaved, say
 from lockstep.world import World
 
 
@@ -368,11 +368,18 @@ class Team(Collectives):
         # After a failure the other ranks may be gone, or never arrive.
         failed = self._loop.script_failed() or not went_well or self._parts.saver.has_stopped
         try:
-            self._loop.close(failed=failed)
+            is_saved = self._loop.close(failed=failed)
             if not failed:
                 self._parts.journal.write("end", step=self.step)
-                if self._parts.stop_watch.received is not None and self.is_main:
+                if self._parts.stop_watch.received is not None and self.is_main and is_saved:
                     say("the run is finished and need not be started again.")
+            if not is_saved:
+                end_unsaved(
+                    f"error: not all of the end of run {self.run_dir} could be saved, and this process ends with status "
+                    f"{UNSAVED_END_STATUS}: the warnings above say why. The same command resumes from the newest checkpoint."
+                    if self.is_main
+                    else ""
+                )
         except BaseException as error:
             failed = True
             # At once: a launcher ends the other ranks as soon as the first one has ended.

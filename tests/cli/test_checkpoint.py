@@ -1,5 +1,6 @@
 """Promises of ``lockstep checkpoint``."""
 
+import hashlib
 import json
 import os
 import resource
@@ -383,6 +384,18 @@ def test_damaged_weights_are_not_exported(mine, call, tmp_path, wreck):
     assert out.read_text() == "precious"
     assert {path.name for path in tmp_path.iterdir()} == {"runs", "weights.safetensors"}
     assert call("export", mine, tmp_path / "other.safetensors", "--model", "model-2").status == 0
+
+
+def test_a_file_that_holds_no_weights_is_not_exported_though_its_checksum_is_right(mine, call, tmp_path):
+    directory = saved(mine)
+    manifest = manifests.Manifest.read(directory)
+    content = b"no tensors".ljust(manifest.files["model.safetensors"]["bytes"])
+    (directory / "model.safetensors").write_bytes(content)
+    manifest.files["model.safetensors"]["sha256"] = hashlib.sha256(content).hexdigest()
+    manifest.write(directory)
+    done = call("export", mine, "weights.safetensors")
+    assert (done.status, "cannot be read as safetensors" in done.err) == (1, True), done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
 def test_a_full_disk_leaves_no_half_file(made, tmp_path):

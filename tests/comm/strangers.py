@@ -6,7 +6,7 @@ import pickle
 from pathlib import Path
 
 import lockstep
-from lockstep.comm import plain
+from lockstep.comm import group, plain
 
 NOBODY = 65534
 
@@ -33,6 +33,17 @@ def join_as_another_user(port):
         return type(error).__name__, str(error)
     finally:
         os.seteuid(0)  # the result is written with the rights of before
+    return "joined", ""
+
+
+def leave_before_the_proof():
+    """Rank 1 closes its connections when the group has opened."""
+    if os.environ["RANK"] == "1":
+        group.recognise = lambda *_: group.close_group()
+    try:
+        lockstep.join()
+    except Exception as error:
+        return type(error).__name__, str(error)
     return "joined", ""
 
 

@@ -6,6 +6,9 @@ import socket
 import pytest
 import strangers
 
+from lockstep.errors import PeerError, StrangerError
+from lockstep.launch import failures
+
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -18,14 +21,27 @@ def free_port():
 def test_another_user_of_this_machine_is_not_taken_for_a_rank(crew, free_port, require):
     require("users", None if os.geteuid() == 0 else "only root can act as two users")
     (kind, message), _ = crew(2, strangers.join_as_another_user, free_port)
-    assert kind == "PeerError"
+    assert kind == "StrangerError"
     assert str(strangers.NOBODY) in message
 
 
 def test_a_rank_without_the_runs_secret_is_not_let_in(crew):
     for kind, message in crew(2, strangers.join_with_another_secret):
-        assert kind == "PeerError"
+        assert kind == "StrangerError"
         assert "LOCKSTEP_SECRET" in message
+
+
+def test_a_rank_that_goes_away_meanwhile_is_not_called_a_stranger(crew):
+    (kind, message), _ = crew(2, strangers.leave_before_the_proof)
+    assert kind == "PeerError"
+    assert "belong to this run" in message
+
+
+def test_what_is_said_of_a_stranger_is_not_taken_for_an_echo_of_a_lost_connection():
+    lost, stranger = (
+        failures.from_exception(rank, error(f"of {rank}")) for rank, error in enumerate((PeerError, StrangerError))
+    )
+    assert failures.in_order([lost, stranger])[0].rank == stranger.rank
 
 
 def test_a_pickle_that_a_rank_sends_in_join_is_not_run(crew, tmp_path):

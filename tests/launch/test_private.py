@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch import private
+from lockstep.launch import private, sockets
 from lockstep.launch.private import private_directory, remove_abandoned
 
 pytestmark = pytest.mark.timeout(40)
@@ -62,6 +62,24 @@ def test_the_next_launch_removes_what_a_killed_launcher_left(start_cold, tmp_pat
     assert (later.returncode, err) == (0, "")
     assert out
     assert list(parent.iterdir()) == []
+
+
+EVERYTHING = """
+import os, stat, torch.distributed as dist
+from multiprocessing import util
+from pathlib import Path
+place = Path(os.environ["LOCKSTEP_PRIVATE_DIR"])
+kept = [os.environ["LOCKSTEP_STORE"], util.get_temp_dir(), *map(str, place.rglob("*.box"))]
+print(stat.S_IMODE(place.stat().st_mode), stat.S_IMODE(place.parent.stat().st_mode), place, *kept)
+"""
+
+
+def test_only_its_user_can_enter_it_and_the_launch_keeps_everything_there(run_here):
+    done = run_here(EVERYTHING)
+    first, second, place, *kept = done.stdout.split()
+    assert (first, second) == (str(0o700), str(0o700)), done
+    assert len(kept) >= 3, done
+    assert all(Path(path).is_relative_to(place) for path in kept), done
 
 
 def test_one_that_is_in_use_stays(parent):
@@ -144,3 +162,37 @@ def test_launches_that_begin_and_end_and_are_killed_at_once_never_take_each_othe
     with contextlib.suppress(StopIteration):
         left = next(path for path in parent.iterdir() if (path / private._LOCK).exists())
         pytest.fail(f"seed {seed}: {left} was left")
+
+
+SOCKETS = """
+import multiprocessing, os, sys
+from multiprocessing import util
+from multiprocessing.connection import Listener
+
+def listen(pipe):
+    listener = Listener(family="AF_UNIX")
+    pipe.send((listener.address, util.get_temp_dir()))
+    pipe.recv()
+
+if __name__ == "__main__":
+    here, there = multiprocessing.Pipe()
+    multiprocessing.get_context(sys.argv[1]).Process(target=listen, args=(there,), daemon=True).start()
+    print(*here.recv(), util.get_temp_dir(), flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
+def test_sockets_of_multiprocessing_are_gone_after_their_processes_were_killed(run_here, method):
+    done = run_here(SOCKETS, args=(method,))
+    address, *directories = map(Path, done.stdout.split())
+    assert (done.returncode, address.parent, len(set(directories))) == (137, directories[0], 1), done
+    assert not directories[0].exists()
+    assert any(parent.name.startswith("lockstep-") for parent in address.parents)
+
+
+def test_where_the_path_of_a_socket_would_be_too_long_multiprocessing_finds_its_own_place(tmp_path):
+    long = tmp_path / ("d" * 70)
+    long.mkdir()
+    sockets.keep_sockets_in(str(long))
+    assert not list(long.glob("mp"))

@@ -193,6 +193,16 @@ def test_a_handler_of_ctrl_c_of_the_scripts_own_is_left_alone(lab):
     assert not preemptions(lab.run_dir)
 
 
+@pytest.mark.long
+def test_a_hangup_ends_the_run_at_once_and_the_same_command_resumes_it(lab, undisturbed):
+    fault = {"at": "step", "number": 9, "rank": 0, "what": "SIGHUP", "to": "launcher", "first": 1}
+    source = PLAIN.read_text().replace("strike(team)", "strike(team); team.step == 9 and time.sleep(30)")
+    ended = lab.run(source, nproc=2, fault=fault)
+    assert ended.status == 128 + signal.SIGHUP, ended
+    assert not preemptions(lab.run_dir)
+    assert lab.run(PLAIN, nproc=2).words == undisturbed()
+
+
 def test_a_run_that_cannot_be_saved_says_so_with_another_status(lab, undisturbed):
     fault = {"at": "save", "number": 1, "rank": 0, "what": "fail", "times": 3}
     source = PLAIN.read_text().replace(

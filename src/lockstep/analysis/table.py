@@ -14,6 +14,7 @@ from lockstep.analysis.comparison import Comparison, RowResult
 from lockstep.analysis.figures import Figures, Relation
 from lockstep.analysis.sentences import sentence_of
 from lockstep.machine.sizes import NOTHING, counted
+from lockstep.visible import visible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ def show(comparison: Comparison, console: Console) -> None:
     for result in comparison.rows:
         said = sentence_of(comparison, result)
         if said is not None:
-            console.print(Text(f"{result.row.label}: {said}"), soft_wrap=False)
+            console.print(Text(visible(f"{result.row.label}: {said}")), soft_wrap=False)
     alike: dict[tuple[str, str], list[RowResult]] = {}
     for result in comparison.rows:
         if result.reason is not None:
@@ -86,10 +87,10 @@ def show(comparison: Comparison, console: Console) -> None:
     for (status, reason), results in alike.items():
         which, log = ", ".join(result.row.label for result in results), results[0].decisive_run.log
         where = f" ({comparison.directory / log})" if log else ""
-        console.print(Text(f"{which} {status}: {reason}{where}", style="red"), soft_wrap=True)
+        console.print(Text(visible(f"{which} {status}: {reason}{where}"), style="red"), soft_wrap=True)
     console.print(Text(legend(comparison)), soft_wrap=False)
     for note in comparison.notes:
-        console.print(Text(f"Note: {note}", style="yellow"))
+        console.print(Text(visible(f"Note: {note}"), style="yellow"))
 
 
 def legend(comparison: Comparison) -> str:

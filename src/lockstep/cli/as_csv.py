@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from lockstep.errors import ConfigError
 from lockstep.inventory import Run
 from lockstep.measure.events import read_history
+from lockstep.visible import visible
 
 _RUN = (
     *("directory", "state", "step", "saved_step", "saved_epoch", "saved_time_s", "saved_bytes", "best", "ran_s", "active_s"),
@@ -34,7 +35,7 @@ def write_runs(runs: Sequence[Run], file: TextIO) -> None:
         row.update(
             world_size=(fields["world_sizes"] or [None])[-1], args=shlex.join(run.args), remarks=" ".join(run.remarks)
         )
-        writer.writerow(row)
+        writer.writerow({name: _shown(cell) for name, cell in row.items()})
 
 
 def write_values(run_dir: Path, file: TextIO) -> None:
@@ -54,9 +55,14 @@ def write_values(run_dir: Path, file: TextIO) -> None:
     columns = {name: f"value_{name}" if name in reserved else name for name in names}
     has_passes = any(measured for _, measured, _ in rows)
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*_LOGGED, *columns.values(), *(_MEASURED if has_passes else ())])
+    writer.writerow([*_LOGGED, *map(_shown, columns.values()), *(_MEASURED if has_passes else ())])
     for logged, measured, values in rows:
-        writer.writerow([*logged, *map(values.get, columns), *(map(measured.get, _MEASURED) if has_passes else ())])
+        cells = [*logged, *map(values.get, columns), *(map(measured.get, _MEASURED) if has_passes else ())]
+        writer.writerow(map(_shown, cells))
+
+
+def _shown(cell: Any) -> Any:
+    return visible(cell) if isinstance(cell, str) else cell
 
 
 def _rows(events: Iterable[Mapping[str, Any]]) -> Iterable[tuple[list[Any], Mapping[str, Any], Mapping[str, Any]]]:

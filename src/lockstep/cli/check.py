@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from lockstep.cli.echo import Styled, echo, echo_json
 from lockstep.cli.options import CONTEXT
 from lockstep.errors import UsageError
 from lockstep.machine.sizes import counted
@@ -60,7 +60,7 @@ def command(scripts: tuple[Path, ...], as_json: bool, code: str | None) -> None:
         _check_readable(script)
     findings = [finding for script in scripts for finding in read_script(script)]
     if as_json:
-        click.echo(json.dumps({"findings": [finding.as_dict() for finding in findings]}, indent=1))
+        echo_json({"findings": [finding.as_dict() for finding in findings]})
     else:
         _show(findings, scripts)
     sys.exit(1 if any(finding.certain for finding in findings) else 0)
@@ -69,7 +69,7 @@ def command(scripts: tuple[Path, ...], as_json: bool, code: str | None) -> None:
 def _explain(code: str) -> None:
     if code not in EXPLANATIONS:
         raise UsageError(f"there is no code {code!r}: choose one of {', '.join(RULES)}")
-    click.echo(f"{code}: {RULES[code].title}\n\n{explain(code)}", nl=False)
+    echo(f"{code}: {RULES[code].title}\n\n{explain(code)}".removesuffix("\n"), has_lines=True)
 
 
 def _check_readable(script: Path) -> None:
@@ -83,11 +83,9 @@ def _show(findings: Sequence[Finding], scripts: Sequence[Path]) -> None:
     for finding in findings:
         where = f"{finding.path}:{finding.line}:{finding.column}"
         doubt = "" if finding.certain else "perhaps: "
-        click.echo(
-            f"{click.style(where, bold=True)}: {click.style(finding.code, fg='red' if finding.certain else 'yellow')} "
-            f"{doubt}{finding.message}"
-        )
-        click.echo(f"    write: {finding.remedy}")
+        code = Styled(finding.code, "red" if finding.certain else "yellow")
+        echo(Styled(where, bold=True), ": ", code, f" {doubt}{finding.message}")
+        echo(f"    write: {finding.remedy}")
     counts = [
         (sum(f.certain and f.differs for f in findings), "of another answer on another number of processes"),
         (sum(f.certain and f.starts_anew for f in findings), "of what starts anew on a resume"),
@@ -96,6 +94,6 @@ def _show(findings: Sequence[Finding], scripts: Sequence[Path]) -> None:
     ]
     said = [f"{number} {what}" for number, what in counts if number]
     if not said:
-        click.echo(f"nothing found in {counted(len(scripts), 'script')}")
+        echo(f"nothing found in {counted(len(scripts), 'script')}")
         return
-    click.echo(f"{counted(len(findings), 'finding')}: {', '.join(said)}. Why: lockstep check --explain {findings[0].code}")
+    echo(f"{counted(len(findings), 'finding')}: {', '.join(said)}. Why: lockstep check --explain {findings[0].code}")

@@ -205,13 +205,13 @@ def export_command(path: Path, out: Path, model: str, force: bool) -> None:
     _check_target(out, force)
     console = open_console()
 
-    def export(directory: Path, manifest: Manifest) -> tuple[Manifest, str]:
+    def export(directory: Path, manifest: Manifest) -> tuple[Manifest, str, list[headers.TensorInfo]]:
         file = _file_of(manifest, directory, model)
+        tensors = headers.read_header(directory / file)  # before anything is written
         _copy(directory, manifest, file, out, force, console)
-        return manifest, file
+        return manifest, file, tensors
 
-    manifest, file = read_checkpoint(path, export)
-    tensors = headers.read_header(out)
+    manifest, file, tensors = read_checkpoint(path, export)
     (info,) = [m for m in headers.describe_models(manifest, {file: tensors}) if m.name == model]
     total = f"{counted(info.num_parameters or 0, 'parameter')} in {counted(len(tensors), 'tensor')}"
     say(console, f"{out}: {model} ({info.type}) of step {manifest.step}, {total}, {size(manifest.files[file]['bytes'])}")

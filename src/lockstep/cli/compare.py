@@ -11,6 +11,7 @@ from lockstep.analysis import compare, methods, plot, table, unfinished
 from lockstep.analysis.comparison import Comparison
 from lockstep.analysis.machine import Machine, find_components
 from lockstep.analysis.study import Task
+from lockstep.cli.echo import echo
 from lockstep.cli.lists import numbers
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.studies import conduct, options_of_studies
@@ -103,14 +104,14 @@ def command(
     )
     emulated = [name for name in ("float16", "bfloat16") if name not in components]
     if method_names is None and emulated:
-        click.echo(
+        echo(
             f"left out: {', '.join(methods.needing(*emulated))}. This processor has no instructions for "
             f"{' and '.join(emulated)} and emulates them, often (not always) several times slower than float32; "
             "--methods runs them."
         )
     resumed, why_not = (None, "") if fresh else unfinished.resumable(planned, out)
     if why_not:
-        click.echo(f"{why_not}: a new one is begun")
+        echo(f"{why_not}: a new one is begun")
     if resumed is not None:
         done_before = sum(len(result.measured) for result in resumed.rows)
         what = f"resuming an interrupted comparison, {counted(done_before, 'run')} of which are measured: {what}"

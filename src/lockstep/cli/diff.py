@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from lockstep.cli.echo import echo_json
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console
@@ -48,7 +48,7 @@ def command(first: Path, second: Path, as_json: bool) -> None:
     step = comparison.steps[-1] if comparison.difference is None else comparison.difference.step
     unlike = list(differences(*records, step))
     if as_json:
-        click.echo(json.dumps(_as_json(records, comparison, unlike), indent=1))
+        echo_json(_as_json(records, comparison, unlike))
     else:
         console = open_console()
         for line in _lines(records, comparison, unlike):

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
+from lockstep.cli.echo import echo, echo_json
 from lockstep.cli.findings import show, situation_of
 from lockstep.cli.options import command_of_script, given
 from lockstep.cli.progress import Progress
@@ -76,7 +76,7 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: f
     values found and a remedy.
     """
     options, settings = LaunchOptions(**given(LaunchOptions, values)), given(RunConfig, values)
-    began_s, console = time.monotonic(), Console(quiet=True) if as_json else open_console()
+    began_s, console = time.monotonic(), open_console(quiet=as_json)
     situation = situation_of(options, RunConfig.merge(settings, {}))
     if script is not None:
         find_script(script, is_module=options.is_module, is_executable=options.is_executable)
@@ -102,7 +102,7 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: f
             finding = loader.judge(**measured)
             findings.append(dataclasses.replace(finding, check=loader.NAME, values=measured))
     if prints and as_json:
-        click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
+        echo_json([dataclasses.asdict(finding) for finding in findings])
     elif prints:
         show(findings, time.monotonic() - began_s, console)
     return int(any(finding.state == FAIL for finding in findings))
@@ -130,7 +130,7 @@ def _with_other_launchers(
         except LockstepError as error:
             return [*here, _rendezvous_failed(error)], True
         if interruption is not None:
-            click.echo(interruption.message, err=True)
+            echo(interruption.message, err=True)
             sys.exit(interruption.status)
         report = json.loads(path.read_text())
     return [Finding(**fields) for fields in report["findings"]], report["rank"] == 0

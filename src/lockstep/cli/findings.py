@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
 from lockstep.cli import tables
-from lockstep.cli.tables import Page, printable, say
+from lockstep.cli.echo import echo
+from lockstep.cli.tables import Page, say
 from lockstep.config import RunConfig
 from lockstep.doctor import processes
 from lockstep.doctor.finding import FAIL, OK, STATES, WARN, Finding, Situation
@@ -47,7 +47,7 @@ def preflight(options: LaunchOptions, settings: Mapping[str, Any]) -> None:
     for finding in findings:
         if finding.state != OK:
             line = f"lockstep: preflight: {finding.state}: {finding.check}: {finding.found}. Remedy: {finding.remedy}"
-            print(printable(line), file=sys.stderr, flush=True)
+            echo(line, err=True)
     failed = [finding.check for finding in findings if finding.state == FAIL]
     if failed:
         raise ConfigError(
@@ -73,6 +73,6 @@ def show(findings: Sequence[Finding], took_s: float, console: Console) -> None:
         (finding.state, finding.check, finding.remedy) for finding in findings if finding.state != OK and finding.remedy
     )
     for state, check, remedy in sorted(remedies, key=lambda row: STATES.index(row[0]), reverse=True):
-        say(console, printable(f"{state}: {check}: {remedy}"), _STYLES[state])
+        say(console, f"{state}: {check}: {remedy}", _STYLES[state])
     counts = ", ".join(f"{sum(line[1] == state for line in lines)} {state}" for state in STATES)
     say(console, f"{counts}, in {took_s:.1f} s{f' on {num_hosts} hosts' if num_hosts > 1 else ''}")

@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.text import Text
 
-from lockstep.cli.tables import printable
 from lockstep.cli.watched import Point, Snapshot
 from lockstep.explain.loader_workers import waits_for_loader
 from lockstep.explain.rank_reports import RankReport, name_ranks
 from lockstep.machine.sizes import counted, span
 from lockstep.measure.pass_progress import bar_line, time_left
+from lockstep.visible import visible
 
 _CURVE_HEIGHT = 5
 _LEAST_RANKS, _LEAST_EVENTS = 2, 3
@@ -43,12 +43,12 @@ def _head(snapshot: Snapshot, width: int) -> list[Text]:
     start = snapshot.start
     script = f" · {Path(str(start['script'])).name}" if start.get("script") else ""
     style = {"running": "green", "failed": "red", "unreadable": "red", "interrupted": "yellow"}.get(snapshot.state, "")
-    lines = [Text.assemble((printable(snapshot.name), "bold"), " · ", (snapshot.state, style), printable(script))]
+    lines = [Text.assemble((visible(snapshot.name), "bold"), " · ", (snapshot.state, style), visible(script))]
     progress = snapshot.progress
     if progress is not None:
         title = f"epoch {progress.epoch + 1}" + (f"/{progress.num_epochs}" if progress.num_epochs else "")
         times = time_left(progress, snapshot.now_s) if snapshot.state == "running" else []
-        values = [printable(f"{name} {value:.4g}") for name, value in snapshot.values.items() if name != snapshot.curve_name]
+        values = [visible(f"{name} {value:.4g}") for name, value in snapshot.values.items() if name != snapshot.curve_name]
         lines.append(Text.assemble(*bar_line(title, progress.done, progress.num_steps, times, values, width)))
     facts = [] if snapshot.step is None else [f"step {snapshot.step:,}"]
     if snapshot.samples_per_s is not None:
@@ -71,7 +71,7 @@ def _curve(snapshot: Snapshot, width: int) -> list[Text]:
     if len(snapshot.curve) < 2:
         return []
     last_step, last = snapshot.curve[-1]
-    title = printable(f"{snapshot.curve_name} {last:.4g} in step {last_step:,}")
+    title = visible(f"{snapshot.curve_name} {last:.4g} in step {last_step:,}")
     rows = draw_curve(snapshot.curve, max(10, width - _LABEL - 1), _CURVE_HEIGHT)
     values = [value for _, value in snapshot.curve]
     labels = [f"{max(values):.3g}", *[""] * (_CURVE_HEIGHT - 2), f"{min(values):.3g}"]
@@ -112,7 +112,7 @@ def _ranks(snapshot: Snapshot) -> list[Text]:
     )
     lines = [Text(f"{name_ranks(silent)}: has not reported yet", "yellow")] if silent else []
     for (urgency, words), group in sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1][0].rank)):
-        lines.append(Text(printable(_line(group, words)), ("red", "", "dim")[urgency]))
+        lines.append(Text(visible(_line(group, words)), ("red", "", "dim")[urgency]))
     return lines
 
 
@@ -155,7 +155,7 @@ def _events(snapshot: Snapshot) -> list[Text]:
         words, style = _words(event)
         if words:
             age = f"{span(snapshot.now_s - event['time_s']):>7} ago  " if isinstance(event.get("time_s"), float) else ""
-            lines.append(Text.assemble((age, "dim"), (printable(words), style)))
+            lines.append(Text.assemble((age, "dim"), (visible(words), style)))
     return lines
 
 

@@ -7,6 +7,7 @@ import importlib
 
 import click
 
+from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT
 
 OVERVIEW = {
@@ -72,7 +73,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     if wanted and not ctx.resilient_parsing:
         from importlib import metadata  # slow to import
 
-        click.echo(f"lockstep {metadata.version('torch-lockstep')}")
+        echo(f"lockstep {metadata.version('torch-lockstep')}")
         ctx.exit()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import click
 from lockstep.checkpoint.manifest import FORMAT, Manifest, verify_file
 from lockstep.checkpoint.store import Store
 from lockstep.cli import headers, tables
+from lockstep.cli.echo import echo_json
 from lockstep.cli.headers import ModelInfo, TensorInfo, read_checkpoint
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.tables import Page, say
@@ -81,7 +81,7 @@ def inspect_command(path: Path, with_tensors: bool, as_json: bool) -> None:
         }
         if with_tensors:
             record["tensors"] = {name: [info._asdict() for info in infos] for name, infos in tensors.items()}
-        click.echo(json.dumps(record, indent=1, allow_nan=False))
+        echo_json(record)
         return
     console = open_console()
     say(console, str(directory), "bold")

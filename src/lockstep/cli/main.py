@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 import signal
 import sys
@@ -61,20 +63,39 @@ def _run(args: list[str]) -> int:
         return _run_group(args)
     except LockstepError as error:
         return show_error(error)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        return show_error(_too_many_files())
     finally:
         if early is not None:
             early.close()
 
 
+def _too_many_files() -> LockstepError:
+    import resource
+
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    remedy = f"ulimit -n {most if most > limit else 65536}"
+    return LaunchError(
+        f"this command may have {limit} files open at a time, and needs more: some for each process that it starts. Nothing "
+        f"that it started is left. Raise the limit first: {remedy}"
+        + ("" if most > limit else " (as root, or in limits.conf)")
+    )
+
+
 def _run_group(args: list[str]) -> int:
     import click
 
+    from lockstep.cli.echo import echo
     from lockstep.cli.group import group
 
     try:
         return group.main(args=args, prog_name="lockstep", standalone_mode=False) or 0
     except click.ClickException as error:
-        error.show()
+        said = io.StringIO()
+        error.show(said)
+        echo(said.getvalue().rstrip("\n"), err=True, has_lines=True)
         return error.exit_code
     except click.Abort:
         return _INTERRUPTED
@@ -82,9 +103,9 @@ def _run_group(args: list[str]) -> int:
 
 def show_error(error: LockstepError) -> int:
     """Print an error without a traceback; returns the exit status."""
-    import click
+    from lockstep.cli.echo import Styled, echo
 
-    click.echo(click.style("error:", fg="red", bold=True) + f" {error}", err=True)
+    echo(Styled("error:", "red", bold=True), f" {error}", err=True, has_lines=True)
     if isinstance(error, (ConfigError, UsageError)):
         return 2
     return error.exit_status if isinstance(error, LaunchError) else 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT
 from lockstep.errors import UsageError
 
@@ -51,6 +52,7 @@ def command(place: Path) -> None:
             f"{path} cannot be written: {error.strerror}. Give a directory that you may write to: lockstep new my-training"
         ) from None
     go = "" if Path.cwd().samefile(directory) else f"cd {shlex.quote(os.fspath(directory))} && "
-    click.echo(f"wrote {path}\nnext:")
-    click.echo(f"  {go}lockstep run --nproc-per-node 2 {shlex.quote(path.name)}")
-    click.echo(f"  {go}lockstep verify {shlex.quote(path.name)}")
+    echo(f"wrote {path}")
+    echo("next:")
+    echo(f"  {go}lockstep run --nproc-per-node 2 {shlex.quote(path.name)}")
+    echo(f"  {go}lockstep verify {shlex.quote(path.name)}")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from lockstep.cli.echo import echo
 from lockstep.config import RunConfig
 from lockstep.launch.options import LaunchOptions
 from lockstep.option import MACHINES, Option, options_of
@@ -130,7 +131,7 @@ def _help_all() -> click.Option:
     def show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted and not ctx.resilient_parsing:
             ctx.meta[_HELP_ALL] = True
-            click.echo(ctx.get_help(), color=ctx.color)
+            echo(ctx.get_help(), has_lines=True)
             ctx.exit()
 
     return click.Option(

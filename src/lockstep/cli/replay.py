@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from lockstep.analysis.study import new_directory
+from lockstep.cli.echo import echo, echo_json
 from lockstep.cli.options import CONTEXT
 from lockstep.errors import ConfigError, LaunchError, UsageError
 from lockstep.launch.gpus import num_gpus_here
@@ -28,6 +29,7 @@ from lockstep.replay.directory import checkpoint_before, make_directory
 from lockstep.replay.record import RunRecord, read_record
 from lockstep.replay.request import Request
 from lockstep.replay.shown import Recorded, lines_of_steps, read_recorded
+from lockstep.replay.trust import why_doubtful
 from lockstep.replay.verdict import Verdict, judge
 from lockstep.trace.lines import number
 
@@ -49,6 +51,9 @@ Examples:
 
 The run is only read; the replay's own files go to replays/RUN-step-N. With --json, the script's output goes there too.
 
+The files of the run say which program to run. Where these are not this user's own, were copied, or the script has changed
+since, the command names it and asks first.
+
 Exit status: 0 if the replay's digests equal the run's (with strategy ddp: losses up to rounding), 1 if not, 2 if the step
 cannot be replayed, 3 if the run has no digests to compare with; that of the script if it fails.
 """
@@ -69,6 +74,7 @@ class _Options:
     script: Path | None
     from_start: bool
     as_json: bool
+    is_agreed: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +120,9 @@ class _Program:
 )
 @click.option("--from-start", is_flag=True, help="Start from the beginning of the run instead of a checkpoint.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@click.option(
+    "--yes", "is_agreed", is_flag=True, help="Run the program that the run names, also where that may be somebody else's."
+)
 def command(run: Path, against: Path | None, **values: Any) -> int:
     """Replay a step of the run in the directory RUN, on one process, and show what was computed in it.
 
@@ -128,9 +137,10 @@ def command(run: Path, against: Path | None, **values: Any) -> int:
     record = dataclasses.replace(record, last_step=known)
     _check(record, first, last, options)
     program = _program(record, first, options.script)
-    say = _ignore if options.as_json else click.echo
+    say = _ignore if options.as_json else echo
     if remark:
         say(remark)
+    _agree(program, why_doubtful(record, record.launch_of(first).start, runs_recorded=options.script is None), options)
     checkpoint = checkpoint_before(run, first, say, from_start=options.from_start)
     request = Request(
         run=str(run.resolve()),
@@ -162,14 +172,14 @@ def command(run: Path, against: Path | None, **values: Any) -> int:
         say(line)
     samples = _blame(replayer, request, recorded, say) if options.blames else []
     if options.as_json:
-        click.echo(json.dumps(_as_json(directory, request, recorded, verdict, samples), indent=1))
+        echo_json(_as_json(directory, request, recorded, verdict, samples))
     if failure is not None:
         raise failure
     return _STATUS[verdict.status]
 
 
 def _ignore(line: str) -> None:
-    """In place of ``click.echo``, where a program reads the output."""
+    """In place of ``echo``, where a program reads the output."""
 
 
 def _digests_of(run: Path) -> Digests | None:
@@ -243,6 +253,28 @@ def _program(record: RunRecord, step: int, script: Path | None) -> _Program:
     return _Program(target=module or record.command.script, is_module=module is not None, args=args, cwd=cwd)
 
 
+def _agree(program: _Program, doubt: str, options: _Options) -> None:
+    """Name a program that may be somebody else's, and ask whether to run it.
+
+    Raises:
+        UsageError: it is not to run, or there is no terminal to ask.
+    """
+    if not doubt:
+        return
+    words = shlex.join([*(["-m"] if program.is_module else []), program.target, *program.args])
+    echo(f"the run names what is to run, with your rights: python {words}", err=True)
+    echo(f"  in {program.cwd}; and {doubt}", err=True)
+    if options.is_agreed:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "there is no terminal to ask whether to run it: nothing was run. --yes runs it; --script FILE runs a script of "
+            "yours instead, with these arguments"
+        )
+    if not click.confirm("Run it?", default=False, err=True):
+        raise UsageError("nothing was run")
+
+
 class _Replayer:
     """Repeats steps of a run, in directories of its own.
 
@@ -288,7 +320,7 @@ class _Replayer:
         except LaunchError as error:
             return directory, error
         if isinstance(stopped, Interruption):
-            click.echo(stopped.message, err=True)
+            echo(stopped.message, err=True)
             sys.exit(stopped.status)
         return directory, None
 

@@ -22,6 +22,7 @@ from lockstep.analysis.verification import Verification
 from lockstep.atomic import write_atomic
 from lockstep.checkpoint.manifest import Manifest, verify_file
 from lockstep.checkpoint.store import BEST, DAMAGED, Store
+from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT, RUNS
 from lockstep.cli.watch import find_run
 from lockstep.errors import CheckpointError, ConfigError
@@ -89,7 +90,7 @@ def command(path: Path | None, output: Path | None) -> None:
         write_atomic(file, text)
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error}. --output FILE writes the report elsewhere") from error
-    click.echo(f"{file}: {len(text.encode()) / 1e3:.0f} kB")
+    echo(f"{file}: {len(text.encode()) / 1e3:.0f} kB")
 
 
 def _read(path: Path, now_s: float) -> Page:

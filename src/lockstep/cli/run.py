@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, args_of_script, given, options_from
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
@@ -46,9 +47,9 @@ SIGTERM or SIGUSR1 to this command preempts a training run: it finishes its step
 status 75, "start me again" (74: the checkpoint could not be saved). Ctrl-C does the same, with status 130. A second signal
 ends it at once.
 
-Exit status: 0 on success; 2 if nothing was started; 74 or 75 as above; 76 if --audit found a wrong result; 130 after
-Ctrl-C; 143 after a SIGTERM if nothing was saved; else that of the first failure: the exit status of the script, 128 plus
-the number of the signal that killed it, or 1.
+Exit status: 0 on success; 2 if nothing was started; 73 if the end of the training could not be saved; 74 or 75 as above;
+76 if --audit found a wrong result; 130 after Ctrl-C; 143 after a SIGTERM if nothing was saved; else that of the first
+failure: the exit status of the script, 128 plus the number of the signal that killed it, or 1.
 """
 _OPTIONS = {**options_of(LaunchOptions), **options_of(RunConfig)}
 _COMMON = (
@@ -88,7 +89,7 @@ def command(script: str, args: tuple[str, ...], **values: Any) -> int:
     interruption = run_script(script, args, options, given(RunConfig, values))
     if interruption is None:
         return 0
-    click.echo(interruption.message, err=True)
+    echo(interruption.message, err=True)
     return interruption.status
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shlex
 import sys
 import time
@@ -18,9 +17,10 @@ from lockstep import inventory
 from lockstep.cli import prune as pruning
 from lockstep.cli import tables
 from lockstep.cli.as_csv import write_runs, write_values
+from lockstep.cli.echo import echo_json
 from lockstep.cli.options import CONTEXT, RUNS
 from lockstep.cli.prune import Results
-from lockstep.cli.tables import Page, fits, printable, say
+from lockstep.cli.tables import Page, fits, say
 from lockstep.cli.terminal import open_console
 from lockstep.cli.time_split import show_split
 from lockstep.errors import ConfigError, LockstepError
@@ -117,7 +117,7 @@ def command(
     runs = [run for run in runs if least_age_s is None or time.time() - run.active_s >= least_age_s]
     is_run = bool(runs) and inventory.is_run(runs_dir)
     if as_json:
-        click.echo(json.dumps([run.as_json() for run in runs], indent=1, allow_nan=False))
+        echo_json([run.as_json() for run in runs])
         return
     if as_csv:
         if is_run:
@@ -181,7 +181,7 @@ def _delete(plan: pruning.Plan, console: Console, *, ask: bool) -> None:
         return
     sizes = [pruning.num_bytes(entry.path) for entry in plan.deleted]
     rows = [
-        (printable(str(entry.path)), pruning.describe(entry), span(now_s - entry.active_s), size(num_bytes))
+        (str(entry.path), pruning.describe(entry), span(now_s - entry.active_s), size(num_bytes))
         for entry, num_bytes in zip(plan.deleted, sizes, strict=True)
     ]
     tables.show(console, Page(("directory", "state", "idle", "size"), rows, ("idle", "size")))
@@ -215,7 +215,7 @@ def _show_results(results: Sequence[Results], console: Console) -> None:
         now_s = time.time()
         listed = ", ".join(f"{r.path.name} ({pruning.describe(r)}, {span(now_s - r.active_s)} old)" for r in results)
         newest = results[-1].path.name
-        say(console, f"beside it: {printable(listed)}. Their runs: lockstep runs {shlex.quote(newest)}/runs", "dim")
+        say(console, f"beside it: {listed}. Their runs: lockstep runs {shlex.quote(newest)}/runs", "dim")
 
 
 def show(runs: Sequence[Run], console: Console) -> None:
@@ -225,7 +225,7 @@ def show(runs: Sequence[Run], console: Console) -> None:
         tables.show(console, _page(runs, columns, now))
     for run in runs:
         for remark in run.remarks:
-            say(console, printable(f"{run.name}: {remark}"), "red")
+            say(console, f"{run.name}: {remark}", "red")
     interrupted = [run for run in runs if run.state == INTERRUPTED]
     if interrupted:
         say(console, _how_to_resume(interrupted))

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT, GroupedCommand, given, options_from
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, LaunchError
@@ -92,18 +93,18 @@ def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool,
     notices = _check(request, needed=submit)
     backup = files.write(file, batch_text(request, file=str(file), command=["lockstep", *words]))
     processes = counted(request.nodes * request.tasks, "process", "processes")
-    click.echo(f"{file}: {processes} on {counted(request.nodes, 'node')}, output in {output_of(request)}")
+    echo(f"{file}: {processes} on {counted(request.nodes, 'node')}, output in {output_of(request)}")
     if backup is not None:
         notices.insert(0, f"{file} had other content before, which is now in {backup}")
     if container is not None and "://" not in container and not Path(container).exists():
         notices.append(f"{container}: no such file or directory here. It must exist, with that path, on the nodes")
     for notice in notices:
-        click.echo(f"lockstep: {notice}", err=True)
+        echo(f"lockstep: {notice}", err=True)
     if submit:
         commands.try_out(file)
         _show_job(request, commands.submit(file))
     else:
-        click.echo(f"submit it:  sbatch {file}")
+        echo(f"submit it:  sbatch {file}")
 
 
 def _check(request: Request, *, needed: bool) -> list[str]:
@@ -124,7 +125,7 @@ def _check(request: Request, *, needed: bool) -> list[str]:
 
 
 def _show_job(request: Request, job: str) -> None:
-    click.echo(f"submitted as job {job}")
+    echo(f"submitted as job {job}")
     output = output_of(request).replace("%A", job).replace("%j", job)
-    click.echo(f"watch it:   squeue --job {job};  tail -F {output.replace('%a', '*')}")
-    click.echo(f"stop it:    scancel {job}  (it is saved first)")
+    echo(f"watch it:   squeue --job {job};  tail -F {output.replace('%a', '*')}")
+    echo(f"stop it:    scancel {job}  (it is saved first)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +9,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from lockstep.cli.echo import echo_json
 from lockstep.cli.options import CONTEXT
-from lockstep.cli.tables import printable, say
+from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console
 from lockstep.errors import ConfigError
 from lockstep.explain.black_box import DIRECTORY
@@ -57,7 +57,7 @@ def command(run_dir: Path | None, pid: int | None, as_json: bool) -> None:
         why = "no rank of it has reported" if run_dir.is_dir() else "there is no such directory"
         raise ConfigError(f"{run_dir / DIRECTORY}: {why}. `lockstep runs` lists the runs of a directory")
     if as_json:
-        click.echo(json.dumps([_as_json(report) for reports in launches.values() for report in reports], indent=1))
+        echo_json([_as_json(report) for reports in launches.values() for report in reports])
         return
     console = open_console()
     for title, reports in launches.items():
@@ -101,10 +101,10 @@ def _show(reports: Sequence[RankReport], console: Console) -> None:
         hosts = sorted({str(report.record["host"]) for report in group})
         pids = f" (pid {group[0].record['pid']})" if len(group) == 1 else ""
         title = f"{name_ranks([report.rank for report in group])} of {world_size} on {', '.join(hosts)}{pids}"
-        say(console, printable(f"{title}: {group[0].describe()}"), "" if group[0].is_waiting else "bold")
+        say(console, f"{title}: {group[0].describe()}", "" if group[0].is_waiting else "bold")
         has_ended = group[0].state in ("finished", "failed")
         for line in () if has_ended else group[0].stack():
-            say(console, printable(f"  {line}"), "dim")
+            say(console, f"  {line}", "dim")
 
 
 def _as_json(report: RankReport) -> dict[str, object]:

@@ -5,17 +5,29 @@ from __future__ import annotations
 import contextlib
 import signal
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from lockstep.visible import visible
 
 _PLAIN_WIDTH = 140  # columns, where the output is not a terminal
 
 
-def open_console() -> Console:
+class _PlainConsole(Console):
+    """Prints what strings say, and leaves what a terminal is told to styles and layouts."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            is_ours = segment.control is not None or segment.text.isprintable()
+            yield segment if is_ours else segment._replace(text=visible(segment.text, has_lines=True))
+
+
+def open_console(*, quiet: bool = False) -> Console:
     """A console on standard output, wide if that is not a terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
+    console = _PlainConsole(quiet=quiet)
+    return console if console.is_terminal else _PlainConsole(quiet=quiet, width=_PLAIN_WIDTH)
 
 
 @contextlib.contextmanager

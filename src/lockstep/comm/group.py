@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from lockstep.comm.forking import guard_forks
 from lockstep.comm.interface import GLOO_INTERFACE, choose_interface, nccl_interface
-from lockstep.comm.peers import NewConnections, prove, ranks_key
+from lockstep.comm.peers import NewConnections, ranks_key, recognise
 from lockstep.comm.store import OpenStore, leave_store
 from lockstep.config import STRATEGIES, RunConfig
 from lockstep.errors import ConfigError, UsageError
@@ -137,7 +137,8 @@ def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.
     A single process opens one too, over a store in its memory, so that code with collectives runs unchanged.
 
     Raises:
-        PeerError: what has connected in the place of a rank does not belong to the run.
+        StrangerError: what has connected in the place of a rank does not belong to the run.
+        PeerError: a rank has ended meanwhile.
     """
     check_not_open()
     guard_forks()
@@ -160,8 +161,7 @@ def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.
             timeout=datetime.timedelta(seconds=transport.timeout_s),
             device_id=device_id,
         )
-    prove(_key, default_group())
-    connections.check_users()
+    recognise(_key, default_group(), connections)
 
 
 def open_sub_group(ranks: Sequence[int], transport: Transport, backend: str | None = None) -> dist.ProcessGroup:
@@ -180,8 +180,7 @@ def open_sub_group(ranks: Sequence[int], transport: Transport, backend: str | No
         timeout = datetime.timedelta(seconds=transport.timeout_s)
         group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timeout, backend=backend)
     if dist.get_rank() in ranks and transport.backend != "mpi":
-        prove(_key, group)
-        connections.check_users()
+        recognise(_key, group, connections)
     return group
 
 

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from lockstep.errors import PeerError
+from lockstep.errors import LockstepError, PeerError, StrangerError
 from lockstep.world import read_secret
 
 _BYTES = hashlib.sha256().digest_size
@@ -66,7 +66,7 @@ class NewConnections:
         tell.
 
         Raises:
-            PeerError: one belongs to somebody else.
+            StrangerError: one belongs to somebody else.
         """
         new = _own_sockets() - self._before
         established = list(_connections())
@@ -75,26 +75,48 @@ class NewConnections:
             peer = ends.get((row.remote, row.local))
             # (A connection that its listener has not accepted yet has no inode, and no user.)
             if row.inode in new and peer is not None and peer.inode and peer.user != os.geteuid():
-                raise PeerError(
+                raise StrangerError(
                     f"a process of another user of this machine (user id {peer.user}) has connected to this run in the place "
                     "of one of its ranks. Nothing that it sent was used, and the run ends. Tell who runs this machine; then "
                     "start again"
                 )
 
 
-def prove(key: bytes, group: dist.ProcessGroup) -> None:
-    """Prove to the other ranks of a group that this one holds the run's secret, and check that they do. Every rank of the group
-    must call it; it blocks until all have.
+def recognise(key: bytes, group: dist.ProcessGroup, connections: NewConnections) -> None:
+    """Check that the other members of a new group belong to the run. Every rank of the group must call it; it blocks until all
+    have.
 
     Raises:
-        PeerError: a rank does not hold the secret.
+        StrangerError: one does not.
+        PeerError: a connection ended meanwhile.
+    """
+    connections.check_users()  # of those that are accepted by now: somebody who sends nonsense is named as what he is
+    try:
+        _prove(key, group)
+    except RuntimeError as error:
+        if isinstance(error, LockstepError):
+            raise
+        connections.check_users()
+        raise PeerError(
+            f"the ranks could not prove to each other that they belong to this run ({str(error).partition(chr(10))[0]}): "
+            "another rank has ended meanwhile, and its error is the cause; or a program of somebody else was connected in the "
+            "place of a rank, and nothing that it sent was used"
+        ) from error
+    connections.check_users()
+
+
+def _prove(key: bytes, group: dist.ProcessGroup) -> None:
+    """Prove to the other ranks of a group that this one holds the run's secret, and check that they do.
+
+    Raises:
+        StrangerError: a rank does not hold the secret.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     numbers = _gather(secrets.token_bytes(_BYTES), size, group)
     codes = _gather(_code(key, rank, numbers), size, group)
     strangers = [str(peer) for peer, code in enumerate(codes) if not hmac.compare_digest(code, _code(key, peer, numbers))]
     if strangers:
-        raise PeerError(
+        raise StrangerError(
             f"what has answered in the place of rank {' and '.join(strangers)} does not hold the secret of this run: a program "
             "of somebody else, or a rank with another LOCKSTEP_SECRET. Nothing that it sent was used. Give all ranks the same "
             "LOCKSTEP_SECRET, or none; if they have, somebody else reaches the ports of this run"

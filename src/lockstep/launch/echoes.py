@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 
-from lockstep.errors import AbandonedError
+from lockstep.errors import AbandonedError, StrangerError
 from lockstep.explain.frames import owner
 from lockstep.stopping import Stopped
 
@@ -69,6 +69,8 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _is_echo(error: BaseException) -> bool:
+    if isinstance(error, StrangerError):
+        return False
     if {kind.__name__ for kind in type(error).__mro__} & _TYPES:
         return True
     return isinstance(error, RuntimeError) and any(text in message_of(error) for text in _TEXTS)

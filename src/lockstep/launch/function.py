@@ -21,7 +21,7 @@ from lockstep.launch.private import private_directory
 from lockstep.launch.server import keep_server, take_server
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import Call, LaunchSpec
-from lockstep.stopping import INTERRUPTED_STATUS, SIGNALS, Stopped, is_left_alone
+from lockstep.stopping import INTERRUPTED_STATUS, SIGNALS, Stopped, end_unsaved, is_left_alone
 
 T = TypeVar("T")
 
@@ -96,6 +96,8 @@ def launch(
         if outcome.stopped_with is not None and outcome.stopped_with != INTERRUPTED_STATUS:
             raise Stopped(outcome.stopped_with)
         if outcome.stopped_by is None and outcome.stopped_with is None:
+            if outcome.is_unsaved:
+                end_unsaved("launch: the training came to its end, and NOT all of it could be saved: see the warnings above")
             return [_result(outcome.spec.private_dir, rank) for rank in range(count)]
     if outcome.stopped_by not in (None, signal.SIGINT):
         signal.raise_signal(outcome.stopped_by)  # with its usual effect on this process

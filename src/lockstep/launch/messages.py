@@ -32,6 +32,8 @@ class Told:
     """The failure of its program. Its exit handlers have not run yet, and may hang."""
     stopped_with: int | None = None
     """The exit status of its run, which was asked to stop, and saved itself or could not: see ``lockstep.stopping``."""
+    is_unsaved: bool = False
+    """Whether its run came to its end, and that could not be saved."""
     end: End | None = None
     """The successful end of its program. Its exit handlers have not run yet, and may wait for other ranks."""
 

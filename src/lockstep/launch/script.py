@@ -31,13 +31,13 @@ from lockstep.launch.source import Source
 from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome
 from lockstep.launch.surroundings import check_surroundings
-from lockstep.stopping import UNSAVED_STATUS, say
+from lockstep.stopping import UNSAVED_END_STATUS, UNSAVED_STATUS, say
 from lockstep.world import read_secret
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interruption:
-    """The end of a launch that was stopped by a signal."""
+    """The end of a launch without failures that was stopped by a signal, or whose run could not be saved."""
 
     status: int
     """The exit status for the command."""
@@ -48,7 +48,7 @@ class Interruption:
 def run_script(
     target: str, args: Sequence[str], options: LaunchOptions, settings: Mapping[str, Any], replay: str = ""
 ) -> Interruption | None:
-    """Run a script in several processes to its end; returns how it was stopped, or None if it was not.
+    """Run a script in several processes to its end; returns what kept it from a full success, or None if nothing did.
 
     A script that starts its processes itself runs once. With several machines, this runs the processes of one.
 
@@ -131,11 +131,19 @@ def _meet(endpoint: Endpoint) -> Callable[[LaunchSpec, ForkServer, OutputPlan, I
     return functools.partial(run_on_nodes, endpoint)
 
 
+def unsaved_end() -> str:
+    """The last words on a run that came to its end, and that could not be saved."""
+    return (
+        "the training came to its end, and NOT all of it could be saved: the warnings above say what and why. Status "
+        f"{UNSAVED_END_STATUS}; the same command resumes from the newest checkpoint: {shlex.join(['lockstep', *sys.argv[1:]])}"
+    )
+
+
 def interruption(outcome: Outcome) -> Interruption | None:
-    """How a launch without failures was stopped; None: it was not."""
+    """What a launch without failures ended with, other than success; None: nothing."""
     by, status = outcome.stopped_by, outcome.stopped_with
     if by is None and status is None:
-        return None
+        return Interruption(status=UNSAVED_END_STATUS, message=unsaved_end()) if outcome.is_unsaved else None
     who = "Ctrl-C" if by is signal.SIGINT else "a signal" if by is None else by.name
     message = f"stopped by {who}: all that lockstep run (process {os.getpid()}) had started has ended"
     if status is None:

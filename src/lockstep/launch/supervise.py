@@ -59,6 +59,8 @@ class Outcome:
     """The signal that stopped the launcher; None: none did, or the run finished all the same."""
     stopped_with: int | None = None
     """The exit status of a run that was asked to stop, and saved itself or could not: see ``lockstep.stopping``."""
+    is_unsaved: bool = False
+    """Whether the run came to its end, and that could not be saved."""
     was_cut_short: bool = False
     """Whether the launcher stopped waiting for a run to save itself: after a second signal, or a timeout."""
     spec: LaunchSpec
@@ -153,6 +155,7 @@ class _Watch:
             failures=reported,
             stopped_by=stopped_by,
             stopped_with=None if reported else self.stopped_with,
+            is_unsaved=not reported and any(receiver.told.is_unsaved for receiver in self._receivers.values()),
             was_cut_short=is_saving and was_cut_short and self._released_at is None,  # else nothing was left to be saved
             spec=self._spec,
         )

@@ -25,6 +25,7 @@ from lockstep.explain.worker_box import WorkerBox
 from lockstep.launch import ending, failures
 from lockstep.launch.fresh import HiddenPackage, forget_shadowed
 from lockstep.launch.messages import Sender
+from lockstep.launch.sockets import keep_sockets_in
 from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
 from lockstep.launch.variables import TorchVariables, apply_to_torch
 from lockstep.machine.cores import num_cores
@@ -61,6 +62,10 @@ class _LauncherAbove:
         """See Launcher."""
         failure = failures.from_deadlock(self._rank, report, how, status)
         return self._sender.send(failure=failure)
+
+    def unsaved(self) -> bool:
+        """See Launcher."""
+        return self._sender.send(is_unsaved=True)
 
 
 def run_worker(request: Request) -> int:
@@ -204,6 +209,7 @@ def _settle(request: Request) -> LaunchSpec:
     os.chdir(spec.cwd)
     _reopen_streams()
     _install_hooks(spec.private_dir)
+    keep_sockets_in(spec.private_dir)
     if not faulthandler.is_enabled():
         # Stays open for the life of the process.
         file = failures.fault_path(spec.private_dir, request.rank).open("w", encoding="utf-8")

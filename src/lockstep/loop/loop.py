@@ -203,8 +203,9 @@ class Loop:
             return False
         return getattr(sys, "last_value", None) is not self._error_before
 
-    def close(self, *, failed: bool) -> None:
-        """End the run. Unless the script failed or was stopped, every rank must call it."""
+    def close(self, *, failed: bool) -> bool:
+        """End the run; returns whether all that was to be saved is. Unless the script failed or was stopped, every rank must
+        call it."""
         if self._leader is not None:  # the script still holds an iterator
             self.leave(self._leader, exhausted=False, failed=failed)
         if self.phases.was_left and not failed:
@@ -215,4 +216,4 @@ class Loop:
             )
         if not failed:
             self.report()
-        self._journey.close(self.step, failed=failed)
+        return self._journey.close(self.step, failed=failed)

@@ -4,11 +4,11 @@ Rank 0 writes ``<run directory>/events.jsonl``. Each line is one JSON object wit
 (seconds since 1970) and the fields of the kind:
 
 =====================  =================================================================================================
-``start``              ``script``, ``args``, ``module`` (null: not a module), ``cwd``, ``script_sha256``, ``launcher``,
-                       ``world_size``, ``num_nodes``, ``hosts``, ``strategy``, ``precision``, ``shards``,
-                       ``accumulate``, ``seed``, ``threads``, ``device``, ``device_name``, ``backend``,
-                       ``num_cores`` (available to the run on this machine), ``torch``, ``python``, ``lockstep``
-                       (versions)
+``start``              ``script``, ``args``, ``module`` (null: not a module), ``cwd``, ``script_sha256``, ``inode`` (of the
+                       run directory: a copy has another), ``launcher``, ``world_size``, ``num_nodes``, ``hosts``,
+                       ``strategy``, ``precision``, ``shards``, ``accumulate``, ``seed``, ``threads``, ``device``,
+                       ``device_name``, ``backend``, ``num_cores`` (available to the run on this machine), ``torch``,
+                       ``python``, ``lockstep`` (versions)
 ``resume``             ``step``, ``checkpoint`` (its name, or null): the run resumes after that step, and the events of
                        later steps will be written again
 ``step``               ``epoch``, ``step``, ``values``: the values logged in that step, averaged over all shards
@@ -53,6 +53,7 @@ from typing import Any, TypedDict
 
 from lockstep.regular import MOST_BYTES, open_to_write, read_lines
 from lockstep.shapes import Count, Ranks, Seconds, fits, parse
+from lockstep.visible import visible
 
 FILE_NAME = "events.jsonl"
 
@@ -193,7 +194,7 @@ class EventWriter:
 def _warn(what: str) -> None:
     # Not a Python warning: it could be turned into an error, and a full disk must not end the training.
     with contextlib.suppress(OSError):  # standard error may be a file on that disk
-        print(f"lockstep: WARNING: {what}.", file=sys.stderr, flush=True)
+        print(visible(f"lockstep: WARNING: {what}."), file=sys.stderr, flush=True)
 
 
 def read_events(

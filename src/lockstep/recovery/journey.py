@@ -140,8 +140,8 @@ class Journey:
             self._parted.before_save(step)
             self._saver.save_due(self._cursor.here(), step, self._epoch)
 
-    def close(self, step: int, *, failed: bool) -> None:
-        """End the run. Unless the script failed, every rank must call it."""
+    def close(self, step: int, *, failed: bool) -> bool:
+        """End the run; returns whether all that was to be saved is. Unless the script failed, every rank must call it."""
         if self._cursor.target is not None and not failed and self._is_main:
             say(
                 f"WARNING: the run was interrupted at {self._cursor.target}, and the script did not reach that point: it has "
@@ -149,7 +149,7 @@ class Journey:
             )
         failed = failed or self._parted.have_parted
         if self.is_replaying:  # nothing was trained
-            return
+            return True
         is_saved = False
         try:
             if not failed and step > 0:
@@ -160,7 +160,7 @@ class Journey:
         except MismatchError:
             self._saver.close(self._cursor.end(), step, self._epoch, failed=True)
             raise
-        self._saver.close(self._cursor.end(), step, self._epoch, failed=failed, is_saved=is_saved)
+        return self._saver.close(self._cursor.end(), step, self._epoch, failed=failed, is_saved=is_saved)
 
     def keep_best(self, metric: float, mode: str, step: int, epoch: int) -> bool:
         """See ``Team.best``. Every rank must call it."""

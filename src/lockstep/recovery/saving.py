@@ -27,7 +27,7 @@ from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.dtensors import is_dtensor
 from lockstep.config import RunConfig
-from lockstep.errors import ConfigError
+from lockstep.errors import CheckpointError, ConfigError
 from lockstep.listener import Listener
 from lockstep.measure.journal import Journal
 from lockstep.recovery.lateness import Lateness
@@ -45,6 +45,7 @@ from lockstep.stopping import (
     is_launched,
     say,
 )
+from lockstep.visible import visible
 
 _OF_ALL_RANKS = "Give a value that is the same on all ranks: a result of team.evaluate(), batch[name] or loader.averages"
 _FINAL_TRIES = 3
@@ -183,6 +184,7 @@ class Saver(Listener):
         signaled_rank, name = self._collectives.size - ranks_above, signal.Signals(number)
         self._stop_watch.say(name, signaled_rank)
         self.has_stopped = True
+        self._retry_best()
         saved = step == 0 or self._save_for_good(position, step, epoch)  # at step 0 there is nothing to lose
         self._journal.write("preempted", step=step, signal=name.name, rank=signaled_rank, saved=saved)
         if self._is_main and saved:
@@ -201,7 +203,6 @@ class Saver(Listener):
 
     def _save_for_good(self, position: Position, step: int, epoch: int, *, finished: bool = False) -> bool:
         """Save the last checkpoint of this launch and wait for it; returns whether it was written. Every rank must call it."""
-        self._retry_best()
         for attempt in range(_FINAL_TRIES):
             self.save(position, step, epoch, finished=finished)
             if self.settle():
@@ -315,10 +316,13 @@ class Saver(Listener):
         label, retry_s = "the checkpoint", self._pace.retry_s
         if result.manifest.kind == "weights":
             label, retry_s = "the best weights,", _BEST_RETRY_S
-        newest = f"the one of step {self._last_sound} stays the newest"
+        sound = None
+        with contextlib.suppress(OSError):  # what keeps it from being written may keep it from being looked for
+            sound = self._store.newest()  # written by any launch, whatever rank this is
+        newest = "there is none before it" if sound is None else f"the one of step {step_of(sound)} stays the newest"
         _print(
             f"rank {self._collectives.rank} could not write {label} of step {result.manifest.step} in {self._store.run_dir}: "
-            f"{result.error}. Training continues without it ({newest if self._last_sound else 'there is none before it'}); the "
+            f"{result.error}. Training continues without it ({newest}); the "
             f"next try is in {retry_s:.0f} s."
         )
         self._journal.write("checkpoint_failed", step=result.manifest.step, error=result.error)
@@ -358,8 +362,10 @@ class Saver(Listener):
         self._stop_watch.end_interrupts()
         return is_saved
 
-    def close(self, position: Position, step: int, epoch: int, *, failed: bool, is_saved: bool = False) -> None:
+    def close(self, position: Position, step: int, epoch: int, *, failed: bool, is_saved: bool = False) -> bool:
         """At the end of the script, save the last checkpoint. Unless the script failed, every rank must call it.
+
+        Returns whether all that was to be saved is; True if the script failed.
 
         Args:
             position: the current position.
@@ -369,27 +375,38 @@ class Saver(Listener):
             is_saved: whether nothing has changed since ``save_end``.
         """
         try:
-            if is_saved and not failed and self.settle():
-                if self._is_main:
-                    self._store.mark_finished(step)
-            elif failed:
+            if failed:
                 self._writer.wait(_LAST_WORDS_S)  # a checkpoint from before the failure is valid
                 self._read_results()
-            else:
-                self._save_last(position, step, epoch)
+                return True
+            has_end = (is_saved and self.settle() and self._mark_finished(step)) or self._save_last(position, step, epoch)
+            return self._write_best(step) and has_end
         finally:
             self._writer.close()
 
-    def _save_last(self, position: Position, step: int, epoch: int) -> None:
-        if self._pace.is_off or step == 0:  # only the best weights, which rank 0 writes alone, can be pending
-            self._writer.wait()
-            self._read_results()
-            return
-        if not self._save_for_good(position, step, epoch, finished=True) and self._is_main:
+    def _mark_finished(self, step: int) -> bool:
+        """Record that the script ended with the checkpoint of this step; returns whether that is on disk. Every rank must call
+        it."""
+        well = True
+        if self._is_main:
+            try:
+                self._store.mark_finished(step)
+            except (OSError, CheckpointError) as error:
+                well = False
+                _print(f"the checkpoint of step {step} in {self._store.run_dir} could not be marked as the last: {error}")
+        (some_failed,) = self._exchange([not well])
+        return not some_failed
+
+    def _save_last(self, position: Position, step: int, epoch: int) -> bool:
+        if self._pace.is_off or step == 0:
+            return True
+        well = self._save_for_good(position, step, epoch, finished=True)
+        if not well and self._is_main:
             _print(
                 f"the end of the run could not be saved in {self._store.directory}. The same command resumes from the newest "
                 "checkpoint when there is room."
             )
+        return well
 
     # Best weights
 
@@ -421,6 +438,23 @@ class Saver(Listener):
             self._best_job = replace(job, world_size=1)
             self._writer.submit(self._best_job)
 
+    def _write_best(self, step: int) -> bool:
+        """At the end, write the best weights if they are still to be written, in a few tries; returns whether they are. Every
+        rank must call it, if a step was taken."""
+        for attempt in range(_FINAL_TRIES):
+            self._writer.wait()
+            self._read_results()
+            if self._best_job is None:
+                break
+            time.sleep(attempt)
+            self._writer.submit(self._best_job)
+        self._writer.wait()
+        self._read_results()
+        is_lost = self._best_job is not None
+        if is_lost:
+            _print(f"the best weights of the run could not be saved in {self._store.run_dir}.")
+        return not any(self._exchange([is_lost])) if step > 0 else not is_lost
+
     def _retry_best(self) -> None:
         if self._best_job is not None and not self._writer.is_busy and time.monotonic() >= self._best_retry_at:
             self._writer.submit(self._best_job)
@@ -428,4 +462,4 @@ class Saver(Listener):
 
 def _print(warning: str) -> None:
     with contextlib.suppress(OSError):  # the output may go to the full disk, too
-        print(f"lockstep: WARNING: {warning}", file=sys.stderr, flush=True)
+        print(visible(f"lockstep: WARNING: {warning}"), file=sys.stderr, flush=True)

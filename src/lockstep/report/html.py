@@ -10,11 +10,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
 
 from lockstep.report.chart import Bars, Lines, Table
+from lockstep.visible import visible
 
 _TEMPLATES = "templates"
 _CODE = re.compile(r"`([^`\n]+)`|(?<![\w-])(--[a-z][a-z-]*[a-z])")
@@ -112,7 +114,14 @@ def with_code(text: str) -> Markup:
     def element(match: re.Match[str]) -> str:
         return f"<code>{match[1]}</code>" if match[1] else f'<code class="option">{match[2]}</code>'
 
-    return Markup(_CODE.sub(element, str(escape(text))))
+    return Markup(_CODE.sub(element, str(escape(visible(text, has_lines=True)))))
+
+
+def _shown(value: Any) -> Any:
+    """What a template shows of a value: the direction of writing can be turned on a page, too."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return visible(value, has_lines=True)
+    return value
 
 
 @functools.cache
@@ -123,6 +132,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        finalize=_shown,
     )
     environment.filters.update(sort_key=sort_key, with_code=with_code)
     environment.tests["lines"] = lambda picture: isinstance(picture, Lines)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lockstep.errors import ConfigError
 from lockstep.regular import open_to_read, open_to_write, read_bytes
+from lockstep.visible import visible
 
 _FILE_NAME = "lock"
 _MOST_BYTES = 4096
@@ -66,7 +67,7 @@ class RunLock:
             if waited_s > _TELL_AFTER_S and not has_printed:
                 has_printed = True
                 waiting = f"lockstep: waits for the run directory {run_dir}, in use by {holder}, for {limit_s:.0f} s at most"
-                print(f"{waiting}. {lost}" if host else waiting, file=sys.stderr, flush=True)
+                print(visible(f"{waiting}. {lost}" if host else waiting), file=sys.stderr, flush=True)
             time.sleep(0.05)
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}\n{launch}\n{job}\n".encode(), 0)

@@ -434,3 +434,8 @@ def test_models_that_take_their_time_are_not_waited_for(monkeypatch):
 def test_every_family_is_in_the_documentation():
     page = (Path(__file__).parents[3] / "docs" / "explain.md").read_text()
     assert {row.family for row in ROWS if f"| {row.family} |" not in page} == set()
+
+
+def test_too_many_open_files_in_whatever_the_script_does():
+    for kind, text in ((OSError, "[Errno 24] Too many open files: 'a.png'"), (RuntimeError, "received 0 items of ancdata")):
+        assert "ulimit -n" in recorded(text, kind)

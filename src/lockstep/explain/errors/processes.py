@@ -121,8 +121,9 @@ def _end_of(workers: Any) -> tuple[str | None, str | None]:
 def _too_many_files(match: re.Match[str], scene: Scene) -> str:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
-        f"This process may have {soft} files open at a time, and has. Each tensor that a loader worker hands over is one "
-        f"until it is deleted. Raise the limit (ulimit -n {hard if hard > soft else 65536}), keep no batches in lists, or call "
+        f"This process may have {soft} files open at a time, and has. Each loader worker takes some, each connection to "
+        "another rank one, and each tensor that a worker hands over one until it is deleted. Raise the limit "
+        f"(ulimit -n {hard if hard > soft else 65536}), keep no batches in lists, or call "
         "torch.multiprocessing.set_sharing_strategy('file_system')."
     )
 
@@ -149,8 +150,9 @@ ROWS = (
     ),
     row(
         "open files",
-        r"received 0 items of ancdata|torch_\S+: Too many open files|Too many open files.*ulimit -n",
+        r"received 0 items of ancdata|Too many open files",
         _too_many_files,
+        ("RuntimeError", "OSError"),
     ),
     row(
         "shared memory",
@@ -162,6 +164,6 @@ ROWS = (
         r"gloo/transport.*Connection (?:closed|reset) by peer|Connection closed by peer \[|Connection closed by remote peer",
         "The process of another rank has ended, or left the group, while this one waited for it: this error is an echo. The "
         "other rank's own error is the cause: look for it on every host. If no other rank failed, a connection broke: see the "
-        "network.",
+        "network, and whether somebody else reaches the ports of this run (SECURITY.md).",
     ),
 )

@@ -104,6 +104,11 @@ class NodeAgent:
         return self._workers is not None and self._workers.outcome.was_cut_short
 
     @property
+    def is_unsaved(self) -> bool:
+        """Whether the run came to its end, and that could not be saved."""
+        return self._workers is not None and self._workers.outcome.is_unsaved
+
+    @property
     def is_settling(self) -> bool:
         """Whether the workers here have saved the run, and this node waits for the others."""
         settles = self.stopped_with is not None and self.verdict is None

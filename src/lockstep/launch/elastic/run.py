@@ -66,7 +66,7 @@ def run_on_nodes(
         raise LaunchError(f"{nodes.endpoint} does not answer any more: {without_store(nodes.host)}") from error
     if error is not None:
         raise error
-    return Outcome(failures=(), stopped_by=None, spec=spec)
+    return Outcome(failures=(), stopped_by=None, is_unsaved=agent is not None and agent.is_unsaved, spec=spec)
 
 
 class _Launch:
