@@ -220,3 +220,25 @@ def test_links_of_the_documentation_lead_somewhere(page):
         there = page.parent / target if target else page
         assert there.exists(), f"{page.name} links to {target}"
         assert not anchor or anchor in anchors(there), f"{page.name} links to {target}#{anchor}"
+
+
+def rows_of(page):
+    """The tables of a page by the first cell of each row, every cell by the heading of its column."""
+    headings, rows = [], {}
+    for line in page.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if not cells:
+            headings = []
+        elif not headings:
+            headings = cells
+        elif not set(line) <= set("|-: "):
+            rows[cells[0]] = dict(zip(headings, cells, strict=True))
+    return rows
+
+
+def test_the_readme_shows_what_was_measured_of_samples():
+    shown = {name: row for name, row in rows_of(ROOT / "README.md").items() if "lockstep" in row}
+    measured = rows_of(ROOT / "docs" / "why.md")
+    assert len(shown) > 3
+    for name, row in shown.items():
+        assert row.items() <= {**measured[name], "": name}.items(), name
