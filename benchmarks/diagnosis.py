@@ -1,4 +1,4 @@
-"""What is wrong, and with which rank: does it say so? 63 planted faults, under lockstep, under torchrun, and with TraceML.
+"""What is wrong, and with which rank: does it say so? 65 planted faults, under lockstep, under torchrun, and with TraceML.
 
     python benchmarks/diagnosis.py
 
