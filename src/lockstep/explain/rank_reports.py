@@ -124,7 +124,7 @@ class _Record(_Needed, total=False):
     stack_file: str
     stack_fd: Count
     begun: dict[str, int]
-    recent: list[tuple[int, str]]
+    recent: list[tuple[int, str, str]]
 
 
 @dataclass(frozen=True)

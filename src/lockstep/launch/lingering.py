@@ -102,7 +102,7 @@ class Lingering:
         close their run, wait for other ranks, or do something in an exit handler, say."""
         with contextlib.suppress(Exception):
             reports = [report for report in self._reports(asks=False) if report.rank in self._over_at]
-            held = {report.rank for report in reports if report.state != "running" or _kinds(report) - {"closing"}}
+            held = {report.rank for report in reports if report.state in ("late", "stopped") or _kinds(report) - {"closing"}}
             return {
                 rank for rank in held if not (self._is_at_work(rank) and now - self._over_at[rank] < self._patience_s[rank])
             }
