@@ -158,7 +158,7 @@ def test_a_script_can_say_which_rank_it_is():
         (World(), None, 2, "rank is missing"),
         (World(), 2, 2, "rank=2 with world_size=2: ranks go from 0 to 1"),
         (World(), 0, 0, "world_size=0: a number of processes is 1 or more"),
-        (world(**TORCHRUN), 4, 8, "torchrun started this process as rank 5 of 8: neither may win silently"),
+        (world(**TORCHRUN), 4, 8, "torchrun started this process as rank 5 of 8: these conflict"),
     ],
 )
 def test_a_rank_that_cannot_be_is_refused(found, rank, world_size, words):

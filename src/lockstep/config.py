@@ -359,7 +359,7 @@ class RunConfig:
             if _plain(name, command[name]) != _plain(name, script[name]):
                 raise ConfigError(
                     f"{name} is {script[name]!r} in the script's join() and {command[name]!r} on the command line: "
-                    "neither may win silently. Leave one of them out."
+                    "these conflict. Set it in one place."
                 )
         return cls(**{**script, **command})
 

@@ -110,7 +110,7 @@ class World:
         if (rank, world_size) != (self.rank, self.world_size):
             raise ConfigError(
                 f"join(rank={rank}, world_size={world_size}), and {self.launcher} started this process as rank {self.rank} of "
-                f"{self.world_size}: neither may win silently. Leave out one of the two."
+                f"{self.world_size}: these conflict. Set it in one place."
             )
         return self
 

@@ -149,7 +149,7 @@ def test_a_port_that_another_program_has():
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         nodes = plan_nodes(LaunchOptions(nnodes="2", node_rank=0, master_addr=socket.gethostname(), master_port=port))
-        assert find("ports", nodes=nodes).found == f"port {port} cannot be had: Address already in use"
+        assert find("ports", nodes=nodes).found == f"port {port} is not available: Address already in use"
         assert find("ports", nodes=nodes).state == FAIL
         assert find("ports", master_port=port).state == FAIL
         assert find("ports").state == OK

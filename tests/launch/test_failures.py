@@ -308,9 +308,10 @@ def test_ranks_in_different_collectives_are_said_to_be_where_gloo_aborts_one(run
         meet=True,
     )
     text = failures.report(ended.outcome.failures, 3)
-    assert text.startswith("communication failed, since the ranks have called different collectives."), text
-    assert re.search(r"(?m)^  rank 1: at .*script.py:\d+ in evaluate$", text), text
-    assert re.search(r"(?m)^  ranks? .*: at .*script.py:\d+ in step$", text), text
+    # Gloo's error, or what is compared of the calls: whichever comes first.
+    assert "different" in text.splitlines()[0], text
+    assert re.search(r"(?m)^  rank 1: .*script.py:\d+ in evaluate$", text), text
+    assert re.search(r"(?m)^  ranks? .*: .*script.py:\d+ in step$", text), text
 
 
 def test_a_rank_that_does_not_come_to_open_the_group_is_named_when_the_others_time_out(run_warm):
@@ -496,7 +497,7 @@ def test_of_errors_that_differ_by_their_numbers_the_rest_is_said_once():
     rest = ": " + "what it means, and what to do about it. " * 3
     told = failures.report([failure(0, "shard 0" + rest), failure(1, "shard 1" + rest), failure(2, "shard 0" + rest)], 3)
     assert told.count(rest.strip()) == 2  # in the headline and in the traceback of the first
-    assert "ValueError: shard 1 (and on as above)" in told
+    assert "ValueError: shard 1 (same as above)" in told
     assert told.endswith("the same error")
     assert "ValueError: b, otherwise" in failures.report([failure(0, "a, otherwise"), failure(1, "b, otherwise")], 2)
 

@@ -281,7 +281,7 @@ def test_two_nodes_with_one_number_and_other_terms_are_sent_away_and_the_run_goe
     other = numbered(held, 1, nnodes=3)
     assert other.wait() == 2
     assert "differ: --nnodes 3 here, 2 there" in other.err
-    until(lambda: "came with --nnodes 3, and was sent away" in first.err)
+    until(lambda: "was rejected: it came with --nnodes 3" in first.err)
     two = [numbered(held, 1) for _ in range(2)]
     until(lambda: any(each.process.poll() is not None for each in two))
     hurry()
@@ -420,7 +420,7 @@ def test_no_step_is_done_twice_for_a_node_that_comes(coming, alone, hurry, tmp_p
     until(lambda: read_steps(tmp_path)[-1][1] == 2)
     hurry()
     both(first, second)
-    assert "another node has come: all join a new rendezvous" in first.err
+    assert "a node joined: restarting all workers" in first.err
     assert len(read_steps(tmp_path)) == 8 * 8 * 2
     assert read_weights(first.out, second.out) == alone(8, shards=2)
 
@@ -625,10 +625,10 @@ def test_who_has_left_again_is_not_counted_and_who_was_sent_away_and_has_come_ri
     until(lambda: "more nodes: 1 of 3 to 4 is here" in first.err)
     wrong = coming(TALK, nnodes="3:5")
     assert wrong.wait() == 2
-    until(lambda: "came with --nnodes 3:5, and was sent away" in first.err)
+    until(lambda: "was rejected: it came with --nnodes 3:5" in first.err)
     second = coming(TALK, nnodes="3:4")
     until(lambda: "more nodes: 2 of 3 to 4 are here" in second.err)
-    assert "was sent away" not in second.err
+    assert "was rejected" not in second.err
     second.process.send_signal(signal.SIGINT)
     assert second.wait() == 130
     third = coming(TALK, nnodes="3:4")

@@ -77,7 +77,7 @@ def notes(verification: Verification) -> Iterator[str]:
 def verdict(verification: Verification) -> list[str]:
     """The last lines: PASS, or FAIL with what differs first and why."""
     if verification.verdict == "interrupted":
-        return ["stopped: nothing can be said"]
+        return ["interrupted: no verdict"]
     if verification.passed:
         return [*_passed(verification), *_not_verified(verification)]
     lines = [*_failed_settings(verification), *_difference(verification), *_one_device(verification)]
@@ -184,7 +184,7 @@ def _diagnosis(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Iterator[st
     yield f"  remedy: {diagnosis.remedy}"
     yield from _indented(2, _findings("found in the script's text", findings))
     if diagnosis.also_seen:
-        yield "  also seen, and perhaps innocent:"
+        yield "  other observations (may be unrelated):"
         yield from _indented(4, diagnosis.also_seen)
     if diagnosis.ruled_out and diagnosis.cause in ("unknown", "timing"):
         yield "  ruled out:"

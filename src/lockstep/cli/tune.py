@@ -142,7 +142,10 @@ def command(
         _report(result, console)
         took = f"in {time.monotonic() - began_s:.0f} s"
         if _save(result, out).loading == Loading():
-            say(console, f"{out} says so ({took}): with it, lockstep run leaves the loader as it is")
+            say(
+                console,
+                f"no better settings found ({took}); wrote {out}, with which lockstep run leaves the loader as it is",
+            )
         else:
             words = f"lockstep run {nproc}--tuned {out} {shlex.join(program)}"
             say(console, f"to apply it, with the same answer to the bit ({took}): {words}")

@@ -121,7 +121,7 @@ def judge_ports(
     """Whether there are free ports for the rendezvous and for connections."""
     if error:
         return (fail if is_ours else warn)(
-            f"port {port} cannot be had: {error}", f"end what has it (ss -ltnp | grep {port}), or give another port"
+            f"port {port} is not available: {error}", f"end what has it (ss -ltnp | grep {port}), or give another port"
         )
     found = f"{num_free:,} of ports {first} to {last} are free"
     wider = 'sysctl -w net.ipv4.ip_local_port_range="32768 60999", or end what holds so many connections'

@@ -37,11 +37,11 @@ _RECURRING = (CheckpointError, ConfigError, LossError, UsageError, MismatchError
 _SIGNAL_WORDS: dict[int, str] = {
     signal.SIGKILL: "killed from outside: perhaps out of memory (the kernel's log, dmesg, would say so)",
     signal.SIGSEGV: "a crash in native code",
-    signal.SIGABRT: "native code gave up: its last words, if any, are in the output",
+    signal.SIGABRT: "aborted in native code: see the output",
     signal.SIGBUS: "memory that could not be had: perhaps /dev/shm is full",
     signal.SIGILL: "an instruction that this processor lacks: a library was built for another",
     signal.SIGFPE: "a division by zero in native code",
-    signal.SIGTERM: "somebody asked it to end",
+    signal.SIGTERM: "terminated from outside",
 }
 
 
@@ -338,7 +338,7 @@ def _beside(first: str, later: str) -> str:
         return "the same error"
     pairs = zip(reversed(first), reversed(later), strict=False)
     shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return f"{later[:-shared]} (and on as above)" if shared >= _SHARED_END else later
+    return f"{later[:-shared]} (same as above)" if shared >= _SHARED_END else later
 
 
 def headline(first: Failure, nproc: int) -> str:

@@ -111,7 +111,7 @@ def reserved_port(asked: int = 0) -> Iterator[int]:
             holder.bind(("", asked))
         except OSError as error:
             raise ConfigError(
-                f"port {asked} of this machine cannot be had ({error.strerror}): leave it out, and a free one is taken"
+                f"port {asked} of this machine is not available ({error.strerror}): leave it out, and a free one is taken"
             ) from error
         yield holder.getsockname()[1]
 

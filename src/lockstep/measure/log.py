@@ -238,8 +238,8 @@ def _compare(known: dict[str, float], theirs: dict[str, float], rank: int, step:
         if expected != value and not (math.isnan(expected) and math.isnan(value)):
             raise UsageError(
                 f"team.log({name}=...) in step {step}, outside of batch.shards: it is {expected:.9g} on rank 0 and {value:.9g} "
-                f"on rank {rank}. There values must be the same on all ranks. Of a shard's value take the mean over the global "
-                f"batch: batch.add({name}=...) inside, and team.log({name}=batch[{name!r}]); or call team.log() inside."
+                f"on rank {rank}. There, values must be the same on all ranks. Of a shard's value take the mean over the "
+                f"global batch: batch.add({name}=...) inside, and team.log({name}=batch[{name!r}]); or call team.log() inside."
             )
 
 

@@ -258,7 +258,7 @@ def _surroundings(record: RunRecord, begin: Mapping[str, Any]) -> Section:
     facts = [(name.replace("_", " "), _text(value)) for name, value in shown.items() if value is not None]
     return Section(
         title="Settings and surroundings",
-        text="What the run was born with, where it ran, and with which versions.",
+        text="Its initial settings, where it ran, and with which versions.",
         facts=facts,
         tables=_files_of(newest),
     )

@@ -53,7 +53,7 @@ def _summary(verification: Verification) -> str:
     if verification.passed:
         return f"In {num} the script computed the same, to the last bit of every weight, in every step."
     if verification.is_interrupted:
-        return "The verification was stopped from outside: nothing can be said."
+        return "The verification was interrupted: no verdict."
     worst = verification.worst
     if worst is not None and worst.difference is not None:
         against = "" if worst.difference.among is not None else f" than under {verification.reference.setting.label}"
@@ -102,7 +102,7 @@ def _story(verification: Verification) -> Iterator[tuple[str, str]]:
             "likely cause": diagnosis.sentence,
             "in the code": "\n".join(diagnosis.locations),
             "remedy": diagnosis.remedy,
-            "also seen, and perhaps innocent": "\n".join(diagnosis.also_seen),
+            "other observations (may be unrelated)": "\n".join(diagnosis.also_seen),
             "ruled out": "\n".join(diagnosis.ruled_out),
         }
         yield from ((name, text) for name, text in facts.items() if text)

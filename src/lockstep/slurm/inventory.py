@@ -141,7 +141,7 @@ def _needs(request: Request) -> Iterator[_Need]:
 def _members(request: Request, nodes: Sequence[Node]) -> list[Node]:
     names = sorted({node.partition for node in nodes})
     if not nodes:
-        raise ConfigError("sinfo knows no node at all: ask those who run this cluster")
+        raise ConfigError("sinfo lists no nodes: ask your cluster's administrators")
     if request.partition is None:
         default = [node for node in nodes if node.is_default]
         if not default:

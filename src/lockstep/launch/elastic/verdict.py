@@ -70,7 +70,7 @@ def judge(
         stay = len(reports) - len(stopped) >= least and not any(machines[node].keeps_store for node in stopped)
         text, continues = f"stopped on {hosts or 'no machine, but by a signal to a process'}: all end", False
         if joins and not stopped:
-            text, continues = "another node has come: all join a new rendezvous", True
+            text, continues = "a node joined: restarting all workers", True
         elif is_elastic and stopped and stay and set(statuses) <= {REQUEUE_STATUS, INTERRUPTED_STATUS}:
             text, continues = f"the run is saved, and {hosts} leaves: the others join a new rendezvous", True
         status = min(statuses)
@@ -86,7 +86,7 @@ def judge(
             return end(f"stopped by signal {number} on {host}: {without_store(host)}", 128 + number)
         return again(f"{host} was stopped, and leaves: the others join a new rendezvous")
     if joins and not has_cause:
-        return again("another node has come: all join a new rendezvous")
+        return again("a node joined: restarting all workers")
     whole = brief = _lost_words(lost) or "a node was silent for too long, and has come back"
     if reported and (has_cause or not lost):
         first = reported[0]
@@ -117,7 +117,7 @@ def _lost_words(lost: Sequence[Machine]) -> str:
     if not lost:
         return ""
     hosts = ", ".join(f"{machine.host} ({machine.ranks})" for machine in lost)
-    return f"nothing is heard any more from {hosts}: the machine, its link or its launcher is lost"
+    return f"lost contact with {hosts}: the machine, its link or its launcher is lost"
 
 
 def without_store(host: str) -> str:
