@@ -169,6 +169,8 @@ class Sampler:
                 record.pop("steps", None)  # no longer needed, and the traceback needs the room
                 self._try(lambda: self._write({**record, "error": self._error}))
             else:
+                if self._waits is not None:
+                    self._waits(0.0)  # it waits no more, and the next look might have been too late to say so
                 self._try(lambda: self._look(ended=how))
             self._responder.close()
         if _current is self:
