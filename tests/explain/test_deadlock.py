@@ -138,7 +138,7 @@ def test_a_run_in_a_deadlock_ends_with_the_report_as_its_error_and_the_checkpoin
 
 
 @pytest.mark.long
-def test_a_script_without_lockstep_in_different_collectives_ends_at_once(run_here):
+def test_a_script_without_lockstep_in_different_collectives_ends_with_both_lines(run_here):
     done = run_here(
         """
         import torch, torch.distributed as dist
@@ -153,8 +153,8 @@ def test_a_script_without_lockstep_in_different_collectives_ends_at_once(run_her
         "2",
     )
     assert done.returncode == 1
-    assert re.search(r"rank 0: barrier, at .*:7", done.stderr), done.stderr
-    assert re.search(r"rank 1: all_reduce of float32 \[1\].*, at .*:8", done.stderr), done.stderr
+    assert re.search(r"rank 0: barrier.*, at .*:7", done.stderr), done.stderr
+    assert re.search(r"rank 1: all_reduce.*, at .*:8", done.stderr), done.stderr
 
 
 @pytest.mark.long
@@ -235,7 +235,7 @@ GROUPS = """
         ),
         (
             "(dist.all_reduce if rank else dist.all_gather)(*([x] if rank else [[x, x], x]), group=first)",
-            ["rank 0: all_gather of float32.*:9", "rank 1: all_reduce of float32.*:9", "number 1 of process group 2"],
+            ["rank 0: all_gather .*:9", "rank 1: all_reduce .*:9", "number 1 of process group 2"],
         ),
         (
             "[dist.all_reduce(x, group=first) for _ in range(2 - rank)]",

@@ -45,7 +45,7 @@ FAULTS = {
         "int32",
         "ranks 0 and 1",
     ),
-    "kind": ("(dist.all_reduce if rank else dist.barrier)(*[torch.ones(1)][:rank])", "all_reduce of float32", "barrier"),
+    "kind": ("(dist.all_reduce if rank else dist.barrier)(*[torch.ones(1)][:rank])", "all_reduce", "barrier"),
     "object collectives": ("box = [1]; dist.broadcast_object_list(box, src=rank)", "from rank 1", "from rank 0"),
     "of an imported name": (
         "from torch.distributed import all_reduce; all_reduce(tensor=mine)",

@@ -50,14 +50,20 @@ class CallComparison:
             if len(called) > 1 and _has_difference(called.values()):
                 self._differing[group, place] = called
 
-    def found(self, *, is_over: bool) -> tuple[int, str, str] | None:
+    def found(self, *, is_over: bool, alike_suffice: bool = False) -> tuple[int, str, str] | None:
         """The first collective in which the ranks' calls do not match: one of the ranks, which collective it is, and a report.
 
-        ``is_over``: False: only if one of them has called another since in that group: otherwise they may all wait in it.
+        Args:
+            is_over: whether the ranks have ended; else only if one of them has called another since in that group: otherwise
+                they may all wait in it, and the reason why may be elsewhere.
+            alike_suffice: whether calls of one kind count without that.
         """
         for (group, place), called in tuple(self._differing.items()):
             have_gone_on = [self._newest[group, rank] > place for rank in called]
-            if (is_over or any(have_gone_on)) and (certain := self._certain(group, place, called)):
+            are_alike = len({each.call.kind for each in called.values()}) == 1
+            if (is_over or any(have_gone_on) or (alike_suffice and are_alike)) and (
+                certain := self._certain(group, place, called)
+            ):
                 number = certain[min(certain)].number
                 return min(certain), f"number {number} of {name_group(group.name, group.members)}", report(certain)
             if all(have_gone_on):

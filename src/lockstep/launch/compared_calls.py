@@ -29,10 +29,13 @@ class ComparedCalls:
         self._readers: dict[int, CallReader] = {}
         self._lock = threading.Lock()
 
-    def look(self, *, is_over: bool) -> Failure | None:
+    def look(self, *, is_over: bool, alike_suffice: bool = False) -> Failure | None:
         """The failure of ranks whose calls of a collective do not match; None: there are none.
 
-        ``is_over``: False: only of those that have gone on since, so that it is certain that they do not wait.
+        Args:
+            is_over: whether the ranks have ended; else only of those that have gone on since, so that it is certain that they
+                do not wait.
+            alike_suffice: whether it is also certain of calls of one kind.
         """
         if len(self._ranks) < 2:
             return None
@@ -45,5 +48,5 @@ class ComparedCalls:
                 self._readers = {rank: CallReader(log_path(self._dir, rank)) for rank in self._ranks}
             for rank, reader in self._readers.items():
                 self._comparison.add(rank, reader.read())
-            found = self._comparison.found(is_over=is_over)
+            found = self._comparison.found(is_over=is_over, alike_suffice=alike_suffice)
         return None if found is None else failures.from_mismatch(*found)

@@ -44,11 +44,16 @@ def what_followed(error: BaseException) -> str:
         frames = traceback.extract_tb(link.__traceback__)
         users = [number for number, frame in enumerate(frames) if owner(frame.filename) == "user"]
         if users:
-            inner = [frame.name for frame in frames[users[-1] + 1 :] if frame.name != "wrapper"]  # PyTorch's logger of calls
+            # Without what only passes calls on: lockstep's log of them, and PyTorch's.
+            inner = [frame.name for frame in frames[users[-1] + 1 :] if not _passes_on(frame)]
             at = f"{frames[users[-1]].filename}:{frames[users[-1]].lineno}"
             verb = "called" if isinstance(link, AbandonedError) else "waited in"
             return f"{verb} {inner[0]}, at {at}" if inner else f"failed at {at}"
     return "waited"
+
+
+def _passes_on(frame: traceback.FrameSummary) -> bool:
+    return frame.name == "wrapper" or frame.filename.endswith("/explain/recorded_calls.py")
 
 
 def message_of(error: object) -> str:

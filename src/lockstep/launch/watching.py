@@ -91,10 +91,13 @@ class Watching:
             os.close(self._read_fd)
             os.close(self._write_fd)
 
-    def differing(self) -> Failure | None:
-        """The failure of ranks that have called one collective in different ways; None: none are known to."""
+    def differing(self, *, alike: bool = False) -> Failure | None:
+        """The failure of ranks that have called one collective in different ways; None: none are known to.
+
+        ``alike``: only with calls of one kind, or where one of them has gone on: it did not wait for another rank.
+        """
         with contextlib.suppress(Exception):
-            return self._calls.look(is_over=True)
+            return self._calls.look(is_over=not alike, alike_suffice=alike)
         return None
 
     def explain(self, echoes: Collection[int]) -> str:
@@ -164,7 +167,7 @@ class Watching:
 
         has_joined = self._where() != self._dir
         # Ranks that have joined a run end it themselves if they all wait, and say what was saved of it.
-        if (differing := self._calls.look(is_over=not has_joined)) is not None:
+        if (differing := self._calls.look(is_over=False, alike_suffice=not has_joined)) is not None:
             self._end_with(differing)
         if has_joined:
             return

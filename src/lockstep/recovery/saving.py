@@ -317,7 +317,9 @@ class Saver(Listener):
         if result.manifest.kind == "weights":
             label, retry_s = "the best weights,", _BEST_RETRY_S
         sound = None
-        with contextlib.suppress(OSError):  # what keeps it from being written may keep it from being looked for
+        with contextlib.suppress(
+            OSError, CheckpointError
+        ):  # what keeps it from being written may keep it from being looked for
             sound = self._store.newest()  # written by any launch, whatever rank this is
         newest = "there is none before it" if sound is None else f"the one of step {step_of(sound)} stays the newest"
         _print(
