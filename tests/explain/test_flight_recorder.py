@@ -17,13 +17,13 @@ NCCL_ENTRY = {
     "p2p_seq_id": 0,
     "collective_seq_id": 7,
     "profiling_name": "nccl:all_reduce",
-    "process_group": ["0", "default_pg"],
+    "process_group": ["mine", "of this test"],  # no other test of this process has opened one of that name
     "input_sizes": [[3, 4]],
     "input_dtypes": ["Float"],
     "time_created_ns": 1700000000_000000000,
     "retired": False,
 }
-NCCL_STATUS = {"0": {"last_enqueued_collective": 7, "last_started_collective": 7, "last_completed_collective": 6}}
+NCCL_STATUS = {"mine": {"last_enqueued_collective": 7, "last_started_collective": 7, "last_completed_collective": 6}}
 
 
 @pytest.fixture
@@ -65,11 +65,11 @@ def test_collectives_of_gloo_are_found():
 def test_those_of_nccl_are_found_beside_them_and_each_once(monkeypatch):
     pending = flight_recorder.read_recording().pending
     assert str(pending) == "all_reduce number 7 (shape [3, 4] of float)"
-    assert flight_recorder.counts().begun["0"] == 7
+    assert flight_recorder.counts().begun["mine"] == 7
     read_by_nccl = torch._C._distributed_c10d._dump_nccl_trace_json
     monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", read_by_nccl)  # as newer versions have it
-    assert flight_recorder.counts() == flight_recorder.Counts(6, {"0": 7})
-    assert flight_recorder.read_recording().recent == ((7, pending.what, "0"),)
+    assert flight_recorder.counts() == flight_recorder.Counts(6, {"mine": 7})
+    assert flight_recorder.read_recording().recent == ((7, pending.what, "mine"),)
 
 
 @pytest.mark.usefixtures("group")
