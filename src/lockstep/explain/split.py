@@ -103,7 +103,7 @@ def verdict(splits: Sequence[Mapping[str, float]]) -> str:
     text = sentence(shares)
     waited = [split.get("waiting", 0.0) for split in splits]
     awaited = min(range(len(splits)), key=waited.__getitem__)
-    if notable_wait(shares) != "waiting" or waited[awaited] > _MOSTLY * math.fsum(waited) / len(waited):
+    if len(splits) < 2 or notable_wait(shares) != "waiting" or waited[awaited] > _MOSTLY * math.fsum(waited) / len(waited):
         return text
     others = [split for rank, split in enumerate(splits) if rank != awaited]
     excess = {
