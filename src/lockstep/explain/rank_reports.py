@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Any
 
 from lockstep.explain.black_box import DIRECTORY, read_box
 from lockstep.explain.file_locks import awaited_locks
@@ -19,6 +19,7 @@ from lockstep.explain.holders import has_no_task, holder_in, without_start
 from lockstep.explain.live_step import read_live_step
 from lockstep.explain.loader_workers import LoaderWorker, busy_workers, waits_for_loader
 from lockstep.explain.process import ProcessFacts, facts_of, state_of
+from lockstep.explain.record import Record
 from lockstep.explain.sampler import EVERY_S, is_communicating, waits_at
 from lockstep.explain.script_clock import doing_at
 from lockstep.explain.stack_request import SIGNAL, request_stack
@@ -26,7 +27,7 @@ from lockstep.explain.work import BUSY_BYTES, LEAST_SHARE, Work
 from lockstep.machine.identity import shared_by
 from lockstep.machine.sizes import counted, size
 from lockstep.regular import check_regular
-from lockstep.shapes import MOST_RANKS, Count, Ranks, Seconds, fits
+from lockstep.shapes import fits
 from lockstep.stopping import catches
 
 _LATE_S = 6 * EVERY_S
@@ -44,87 +45,6 @@ _MOST_SOURCE_BYTES = 1 << 24
 _ALIVE = ("running", "late")
 DEFAULT_GROUP = "0"
 """PyTorch's name of the process group of all ranks."""
-
-
-class _CollectiveNeeded(TypedDict):
-    text: str
-
-
-class _Collective(_CollectiveNeeded, total=False):
-    members: list[int]
-
-
-class _Holder(TypedDict):
-    kind: str
-    what: str
-    stack: list[Frame]
-    pid: Count | None
-
-
-class _Ending(TypedDict):
-    how: str
-    since_s: Seconds
-    holders: list[_Holder]
-
-
-class _WorkNeeded(TypedDict):
-    how: str
-
-
-class _Work(_WorkNeeded, total=False):
-    pid: Count
-    name: str
-
-
-class _Doing(TypedDict):
-    activity: str
-
-
-class _DoingMore(_Doing, total=False):
-    step: Count
-    num_done: Count
-    usual_s: Seconds
-
-
-class _Needed(TypedDict):
-    rank: Annotated[int, lambda rank: 0 <= rank < MOST_RANKS]
-    host: str
-    pid: Count
-    machine: str | None
-    time_s: Seconds
-    doing: _DoingMore
-    stack: list[Frame]
-    collective: _Collective | None
-    ended: str | None
-
-
-class _Record(_Needed, total=False):
-    """What readers rely on in a record. (It has more: see ``sampler``.)"""
-
-    world_size: Ranks
-    launch: str
-    began_s: Seconds
-    since_s: Seconds
-    worked_s: Seconds
-    awake_s: Seconds
-    io_bytes: Count
-    memory: dict[str, Count]
-    cpu_s: Seconds
-    live_fd: int
-    work: _Work
-    ending: _Ending
-    status: int
-    awaits: list[str]
-    polls: str
-    handled: str
-    package: str
-    error: str
-    joined: str
-    program: str
-    stack_file: str
-    stack_fd: Count
-    begun: dict[str, int]
-    recent: list[tuple[int, str, str]]
 
 
 @dataclass(frozen=True)
@@ -412,7 +332,7 @@ def _source(file: str, line: int) -> str:
 
 def _read(path: Path) -> dict[str, Any] | None:
     record = read_box(path)
-    return record if fits(record, _Record) else None
+    return record if fits(record, Record) else None
 
 
 def run_joined(private_dir: Path) -> Path | None:
