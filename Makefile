@@ -53,9 +53,10 @@ test: $(STAMP) ## the tests, without the long ones and those that need a GPU
 long: $(STAMP) ## the same, and note those that take over a second in tests/long.txt: make test leaves them out from then on
 	$(MAKE) test ARGS="--note-long $(ARGS)"
 
-# Four at a time, also on two cores: tests of several machines mostly wait, for Slurm or for a time limit.
+# Four at a time, also on two cores: tests of several machines mostly wait, for Slurm or for a time limit. A test that hangs in C
+# code is deaf to its own time limit, which comes by a signal: after the longest of all it ends with its process, and is named.
 test-all: $(STAMP) ## the tests, with the long ones: what CI runs
-	LOCKSTEP_REPEATS=$(REPEATS) $(PYTEST) -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder -m "not longest and not cuda" $(ARGS)
+	LOCKSTEP_REPEATS=$(REPEATS) $(PYTEST) -o faulthandler_timeout=1500 -o faulthandler_exit_on_timeout=true -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder -m "not longest and not cuda" $(ARGS)
 
 test-longest: $(STAMP) ## those that CI leaves out: whole benchmarks, large scripts, kills at random (REPEATS=5: more of them)
 	LOCKSTEP_REPEATS=$(REPEATS) $(PYTEST) -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder -m "longest and not cuda" $(ARGS)

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from lockstep.checkpoint.manifest import Manifest, Object
 from lockstep.checkpoint.store import find_checkpoint
 from lockstep.errors import CheckpointError
+from lockstep.regular import check_regular
 
 T = TypeVar("T")
 
@@ -53,10 +54,11 @@ def read_header(file: Path) -> list[TensorInfo]:
     """The tensors of a file, sorted by name with ``2.weight`` before ``10.weight``.
 
     Raises:
-        CheckpointError: the file is missing or damaged.
+        CheckpointError: the file is missing, damaged, or no regular file.
     """
     tensors = []
     try:
+        check_regular(file)  # safetensors would wait for a writer to a FIFO, for ever and deaf to signals
         with safe_open(file, framework="numpy") as opened:  # PyTorch's would import torch
             for name in opened.keys():  # noqa: SIM118 - no mapping
                 part = opened.get_slice(name)
