@@ -78,12 +78,12 @@ def read(reader, run_dir, place):
     assert ended.value.code in (None, 0, 1, 2), told.getvalue()
 
 
-CASES = [
-    pytest.param(name, kind, marks=() if kind in CHEAP else pytest.mark.long)
-    for name in READ_BY
-    for kind in KINDS
-    if kind in CHEAP or name != LOCK
-]
+def cost(kind):
+    """The mark of a kind: to read a gigabyte takes half a minute."""
+    return () if kind in CHEAP else pytest.mark.longest if "gigabyte" in kind else pytest.mark.long
+
+
+CASES = [pytest.param(name, kind, marks=cost(kind)) for name in READ_BY for kind in KINDS if kind in CHEAP or name != LOCK]
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
