@@ -196,14 +196,14 @@ class _Watch:
         """The failures, the cause first."""
         reported = failures.in_order(list(self.failures.values()))
         lacked_peers = bool(reported) and all(map(failures.lacked_peers, reported))
-        has_own = any(failure.waited or failure.then for failure in reported)
-        if lacked_peers and not has_own and (differing := self._watching.differing(alike=True)) is not None:
+        is_consequence = lacked_peers and not any(failure.then for failure in reported)
+        if is_consequence and (differing := self._watching.differing(alike=True)) is not None:
             return (differing, *reported)
         ends = {rank: receiver.told.end for rank, receiver in self._receivers.items() if receiver.told.end is not None}
         early = failures.early_end(reported, ends, self._without_failure, self._spec.nproc)
         if early is not None:
             return (early, *reported)
-        if lacked_peers and not has_own:
+        if is_consequence and not any(failure.waited for failure in reported):
             if (differing := self._watching.differing()) is not None:
                 return (differing, *reported)
             reported[:1] = [replace(failure, waited=self._watching.mismatch(reported)) for failure in reported[:1]]
