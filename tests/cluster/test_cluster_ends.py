@@ -138,7 +138,7 @@ def test_what_a_machine_lacks_is_said(spoil, reason):
 
 
 def tool(told, *options, cwd=None):
-    return subprocess.run([*TOOL, *options], input=told, capture_output=True, text=True, timeout=100, cwd=cwd)
+    return subprocess.run([*TOOL, *options], input=told, capture_output=True, text=True, timeout=400, cwd=cwd)
 
 
 def test_the_prompt_does_what_it_is_told_and_survives_what_it_does_not_understand():

@@ -23,7 +23,7 @@ def test_one_and_two_processes_paint_the_same(told_on_one_and_two, tmp_path):
     assert np.array_equal(paintings(tmp_path / "on-1" / "gan.png"), paintings(run_dir / "gan.png"))
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_what_is_painted_looks_like_digits_of_many_kinds(run_here, examples, tmp_path):
     from sklearn.datasets import load_digits  # a second, which whoever only collects tests need not wait for
     from sklearn.neighbors import KNeighborsClassifier

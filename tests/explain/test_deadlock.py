@@ -9,6 +9,7 @@ import pytest
 
 from lockstep.explain.deadlock import deadlocked
 from lockstep.explain.rank_reports import RankReport
+from lockstep.explain.stuck import who_waits
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -99,6 +100,15 @@ def test_ranks_on_their_way_through_one_collective_after_the_other_are_in_no_dea
 def test_nothing_is_concluded_of_ranks_that_have_just_moved_nor_where_one_is_unknown():
     assert deadlocked([in_group(0, "1", 3, {"1": 3, "2": 2}), in_group(1, "2", 3, {"1": 2, "2": 3}, since_s=45.0)]) == set()
     assert deadlocked([in_group(0, "1", 3, {"1": 3, "2": 2}, size=3), in_group(1, "2", 3, {"1": 2}, size=3)]) == set()
+
+
+def test_a_rank_whose_program_is_over_is_named_as_such_even_in_a_collective_of_its_own():
+    others, same = (in_group(number, "0", 7, {"0": 7}) for number in range(2))
+    over = rank(1, [[C10D, 10, "all_gather"]], at=("0", 7, "all_gather"), begun={"0": 7})
+    for report in (over, same):
+        report.record.update(ending={"how": "ended", "since_s": 20.0, "holders": []}, host="here", pid=1)
+    assert "rank 0 waits for rank 1" in who_waits([others, over])
+    assert who_waits([others, same]) is None, "the same call, at the end of one's program and in the other's"
 
 
 def test_all_in_recv_never_go_on_while_one_of_them_might_be_sent_to_by_a_rank_that_works():

@@ -78,8 +78,11 @@ OWN = """
 def test_the_rank_that_stores_slowly_is_named_once_with_the_call_and_its_line(start_launcher, tmp_path, form, how, call):
     (tmp_path / "saves.py").write_text(textwrap.dedent(SAVES))
     (tmp_path / "train.py").write_text(textwrap.dedent(form))
-    launcher = start_launcher("--nproc", "2", "train.py", how)
-    _, err = launcher.communicate(timeout=200)
-    assert launcher.returncode == 0, err
-    (line,) = [line for line in err.splitlines() if "slowly" in line]
+    for _ in range(3):  # where others take the cores, a brief run may show too little of the time that is lost
+        launcher = start_launcher("--nproc", "2", "train.py", how)
+        _, err = launcher.communicate(timeout=200)
+        assert launcher.returncode == 0, err
+        if lines := [line for line in err.splitlines() if "slowly" in line]:
+            break
+    (line,) = lines
     assert re.search(rf"rank 1 on \S+ writes slowly: \S+ s of each \S+ s, at \S+saves.py:\d+ in save \({call}\)", line)

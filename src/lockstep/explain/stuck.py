@@ -230,7 +230,9 @@ def _outermost(frames: Sequence[Frame]) -> list[Frame]:
 
 def _divided(reports: Sequence[RankReport]) -> tuple[list[RankReport], list[RankReport]]:
     """The ranks that wait for others, and those that do not."""
-    reports = [replace(report, is_behind=_is_behind(report, reports)) for report in reports]
+    reports = [
+        replace(report, is_behind=_is_behind(report, reports) or _has_ended_early(report, reports)) for report in reports
+    ]
     waiting = [report for report in reports if report.is_waiting]
     return waiting, [report for report in reports if not report.is_waiting]
 
@@ -317,6 +319,12 @@ def _is_behind(report: RankReport, reports: Sequence[RankReport]) -> bool:
         collective.get("group") in begun and int(begun[collective["group"]]) < int(collective["number"])
         for collective in pending
     )
+
+
+def _has_ended_early(report: RankReport, reports: Sequence[RankReport]) -> bool:
+    """Whether a rank's program is over while others wait in theirs, for a collective that it will never call."""
+    waiting = [peer for peer in reports if peer.is_waiting and not peer.ending]
+    return bool(report.ending and report.call and waiting) and all(peer.call not in ("", report.call) for peer in waiting)
 
 
 def _without_locked_out(missing: Sequence[RankReport]) -> list[RankReport]:
