@@ -1,6 +1,6 @@
 # lockstep's commands. `make` lists them. Each sets up what it needs; nothing is installed outside this directory.
 
-PYTHON ?= python3#        any Python >= 3.10: the environments are made with it
+PYTHON ?= python3#        any Python >= 3.11: the environments are made with it
 ARGS ?=#                  more options for pytest: make test ARGS="-k loader -x"
 JOBS ?=#                  files of tests that run at a time (2 of make test, 4 of make test-all); 0: one, as pytest does it
 REPEATS ?= 1#            so many times the random draws of tests that kill at random: make test-all test-longest REPEATS=5
@@ -12,7 +12,7 @@ SLURM ?=#                 make cluster SLURM=1: with Slurm on them
 CLUSTER_ARGS ?=#          its other options: make cluster SLURM=1 CLUSTER_ARGS="--gpus 4"
 BENCH ?=#                 one benchmark of make bench, by name: make bench BENCH=startup
 BENCH_ARGS ?=#            its options: make bench BENCH=startup BENCH_ARGS="--nproc 8"
-PYTHONS ?= 3.10 3.13#    versions of make python
+PYTHONS ?= 3.11 3.13#    versions of make python
 GPU_PYTHON ?=#            an interpreter that has torch and pytest, for make gpu where nothing can be installed
 
 VENV := .venv
@@ -108,7 +108,7 @@ docs: $(STAMP) ## build the documentation site into build/site, strictly and wit
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
 
-python: ## a small set of tests with Python 3.10 and the oldest torch, and with 3.13 (PYTHONS="3.12" for others)
+python: ## a small set of tests with Python 3.11 and the oldest torch, and with 3.13 (PYTHONS="3.12" for others)
 	tools/pythons.sh $(PYTHONS)
 
 clean: ## remove the environments and all that was built (never runs/)
@@ -118,8 +118,8 @@ clean: ## remove the environments and all that was built (never runs/)
 # $(call environment,DIRECTORY): a virtual environment there, or a message that says what is missing.
 define environment
 	@$(PYTHON) -c 'import sys; v = sys.version_info; \
-		sys.exit(f"lockstep needs Python 3.10 or later, and $(PYTHON) is Python {v[0]}.{v[1]}: make PYTHON=python3.12 ..." \
-		if v < (3, 10) else 0)'
+		sys.exit(f"lockstep needs Python 3.11 or later, and $(PYTHON) is Python {v[0]}.{v[1]}: make PYTHON=python3.12 ..." \
+		if v < (3, 11) else 0)'
 	@test -x $(1)/bin/python || $(PYTHON) -m venv --clear $(1) || { rm -rf $(1); \
 		echo "$(PYTHON) cannot make a virtual environment (on Debian: apt-get install python3-venv)" >&2; exit 1; }
 endef

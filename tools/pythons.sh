@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A small set of tests with other interpreters than .venv's: tools/pythons.sh 3.10 3.13   (make python)
+# A small set of tests with other interpreters than .venv's: tools/pythons.sh 3.11 3.13   (make python)
 #
 # The oldest Python takes the oldest torch that pyproject.toml admits, the others the one in constraints.txt. Each has an
 # environment of its own, .venv-VERSION, in which pip installs what the registry has: 5 GB, for outside PyTorch's own index

@@ -447,7 +447,7 @@ class Level(enum.IntEnum):
     LOW = 1
 
 
-class Word(str, enum.Enum):
+class Word(str, enum.Enum):  # noqa: UP042 - as most write it
     YES = "yes"
 
 

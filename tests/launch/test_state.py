@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _
 from lockstep.launch.elastic.state import StateInJson, from_json, to_json
 
 HOUR = 3600.0
-NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 NONE = datetime.timedelta()
 EARLY, LATE = _NodeDesc("early", 1, 0), _NodeDesc("late", 2, 1)
 

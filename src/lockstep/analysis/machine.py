@@ -37,7 +37,7 @@ class Machine:
 def look(*, num_cores: int, num_gpus: int) -> Machine:
     """This machine now, with as many cores and GPUs as this process may use."""
     return Machine(
-        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         host=platform.node(),
         system=platform.platform(),
         cpu_name=cpu_name(),

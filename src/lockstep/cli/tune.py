@@ -178,7 +178,7 @@ def _save(result: Mapping[str, Any], out: Path) -> Tuned:
         loader=result["loader"],
         loading=verdict.better_loading(result),
         host=platform.node(),
-        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         measured={name: result[name] for name in ("present", "now", "costs", "trials", "again", "costliest", "apart")},
     )
     tuned.write(out)

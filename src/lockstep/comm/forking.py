@@ -2,7 +2,7 @@
 
 When a collective is done, the thread of Gloo that did it lets go of Python's tensors, for which it registers itself with
 the interpreter. A process that is forked at that very moment inherits the interpreter's list of threads as locked, and
-waits for ever before its first line of Python. CPython fixed that in 3.10.15, 3.11.8 and 3.12
+waits for ever before its first line of Python. CPython fixed that in 3.11.8 and 3.12
 (https://github.com/python/cpython/issues/112275); before those, a fork waits here until such threads are at rest.
 """
 
@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-FORKS_CAN_HANG = sys.version_info < (3, 10, 15) or (3, 11) <= sys.version_info < (3, 11, 8)
+FORKS_CAN_HANG = sys.version_info < (3, 11, 8)
 _TASKS = Path("/proc/self/task")
 _PATIENCE_S = 0.1
 """At most so long: a thread that works all the time is no thread that has just done a collective."""

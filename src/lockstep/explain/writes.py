@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import linecache
 import re
-import sys
 from types import CodeType, FrameType
 from typing import NamedTuple
 
@@ -30,7 +30,6 @@ _LIKE_WRITING = re.compile(
 """Methods and functions that write if they are not the script's own."""
 _LIBRARY = (("/torch/serialization.py", ("save", "_save", "_legacy_save"), "torch"), ("/shutil.py", _COPIES, "shutil"))
 """Python functions that write, whoever calls them: the file, its functions, and what users know it by."""
-_ANY_CALL = re.compile(r"([A-Za-z_][\w.]*)\s*\(")
 _MOST_FRAMES = 60
 
 
@@ -57,7 +56,7 @@ def write_in(frame: FrameType | None) -> Write | None:
         if not call:
             call = _known(code.co_filename, code.co_name)
         if not call and mine == "user":
-            name = _called(code, frame.f_lasti, frame.f_lineno)
+            name = _called(code, frame.f_lasti)
             if name in _NAMED or (callee != "user" and _LIKE_WRITING.search(name)):
                 call = name
         if call and mine == "user":
@@ -75,27 +74,17 @@ def _known(file: str, function: str) -> str:
 
 
 @functools.lru_cache(maxsize=512)
-def _called(code: CodeType, instruction: int, line: int) -> str:
+def _called(code: CodeType, instruction: int) -> str:
     """The name of the function that this instruction calls, as it is written; empty: it is no call of a name."""
-    if sys.version_info >= (3, 11) and instruction >= 0:
-        first, last, start, end = _position(code, instruction)
-        if first is None or last is None or start is None or end is None:
-            return ""
-        lines = [linecache.getline(code.co_filename, number).encode() for number in range(first, last + 1)]
-        lines[-1] = lines[-1][:end]
-        lines[0] = lines[0][start:]
-        try:
-            node = ast.parse(b"".join(lines).decode(errors="replace").strip(), mode="eval").body
-        except (SyntaxError, ValueError):
-            return ""
-        return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-    names = _ANY_CALL.findall(linecache.getline(code.co_filename, line))
-    return next((name for name in names if name in _NAMED or _LIKE_WRITING.search(name)), "")
-
-
-def _position(code: CodeType, instruction: int) -> tuple[int | None, int | None, int | None, int | None]:
-    """First and last line, and first and last column in bytes, of an instruction. (Python 3.11 and later.)"""
-    for number, position in enumerate(code.co_positions()):  # type: ignore[attr-defined,unused-ignore]
-        if number == instruction // 2:
-            return position  # type: ignore[no-any-return,unused-ignore]
-    return None, None, None, None
+    positions = itertools.islice(code.co_positions(), max(0, instruction // 2), None)
+    first, last, start, end = next(positions, (None, None, None, None))
+    if first is None or last is None or start is None or end is None:
+        return ""
+    lines = [linecache.getline(code.co_filename, number).encode() for number in range(first, last + 1)]
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][start:]
+    try:
+        node = ast.parse(b"".join(lines).decode(errors="replace").strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        return ""
+    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""

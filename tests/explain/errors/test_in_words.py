@@ -1,7 +1,6 @@
 """Errors of one process, raised here by the installed torch, or recorded where that takes a GPU."""
 
 import re
-import sys
 import threading
 from pathlib import Path
 
@@ -349,10 +348,10 @@ def test_an_error_underneath_is_explained():
     assert words_of(clean_up).startswith("(The RuntimeError underneath.) backward() was called on")
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has no groups of exceptions yet")
 def test_an_error_in_a_group_is_explained():
-    group = ExceptionGroup  # noqa: F821
-    nested = group("several", [ValueError("x"), group("more", [RuntimeError("NCCL error in: x, internal error")])])
+    nested = ExceptionGroup(
+        "several", [ValueError("x"), ExceptionGroup("more", [RuntimeError("NCCL error in: x, internal error")])]
+    )
     assert in_words(nested).startswith("(The RuntimeError underneath.) NCCL gave up")
 
 
