@@ -100,7 +100,8 @@ def saved(saves, pause_s, *, steps=True):
         for seen, seconds in ((write.write_seen, save_s), (None, pause_s)):
             for _ in range(round(seconds / 0.1)):
                 now += 0.1
-                saving.note(seen, now, 0.1, step)
+                if seen is not None:
+                    saving.note(seen, now, 0.1, step)
     return saving.lost()
 
 
@@ -109,6 +110,7 @@ def saved(saves, pause_s, *, steps=True):
     [
         ([5, 5, 5], 0.6, (5.0, 5.6)),
         ([5, 5], 0.6, (5.0, 5.6)),
+        ([2] * 5, 0, (2.0, 2.0)),  # the steps between them are too brief to be seen
         ([35, 35], 20, (35.0, 55.0)),
         ([5, 5, 5], 15, (5.0, 20.0)),
         ([5, 5], 15, None),  # of two saves nobody knows how often they come

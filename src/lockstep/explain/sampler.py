@@ -223,8 +223,9 @@ class Sampler:
         frame, now = self._frame(), time.time()
         if self._clock is not None:
             self._clock.glance(frame)
-        step = self._at.get("step"), self._at.get("num_done")
-        self._saving.note(write_in(frame), now, now - self._glanced_s, step)
+        if (write := write_in(frame)) is not None:
+            at = self._doing()
+            self._saving.note(write, now, now - self._glanced_s, (at.get("step"), at.get("num_done")))
         self._glanced_s = now
 
     def _frame(self) -> Any:

@@ -46,24 +46,19 @@ class Saving:
         """Seconds by line."""
         self._step: Hashable = None
         """In which the latest save was seen."""
-        self._is_over = True
-        """Whether the thread was seen elsewhere since."""
 
-    def note(self, write: Write | None, now_s: float, passed_s: float, step: Hashable) -> None:
-        """The thread was seen in this write, or in none.
+    def note(self, write: Write, now_s: float, passed_s: float, step: Hashable) -> None:
+        """The thread was seen in this write.
 
         Args:
             write: in progress.
             now_s: the time.
             passed_s: since the sample before.
-            step: what counts the thread's steps.
+            step: what counts the thread's steps, now.
         """
-        if write is None:
-            self._is_over = True
-            return
-        if not self._saves or (self._is_over and step != self._step):
+        if not self._saves or step != self._step:  # whether or not it was seen elsewhere since: steps may be brief
             self._saves.append(_Save(now_s - passed_s))
-        self._step, self._is_over = step, False
+        self._step = step
         self._saves[-1].seconds += passed_s
         if (at := str(write)) in self._at or len(self._at) < _MOST_SAVES:
             self._at[at] = self._at.get(at, 0.0) + passed_s
