@@ -358,8 +358,8 @@ class RunConfig:
         for name in command.keys() & script.keys():
             if _plain(name, command[name]) != _plain(name, script[name]):
                 raise ConfigError(
-                    f"{name} is {script[name]!r} in the script's join() and {command[name]!r} on the command line: "
-                    "these conflict. Set it in one place."
+                    f"{name} is {script[name]!r} in the script's join() and {command[name]!r} on the command line "
+                    "(or in its --config file): these conflict. Set it in one place."
                 )
         return cls(**{**script, **command})
 

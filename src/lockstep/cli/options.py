@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from lockstep.cli.config_file import config_option
 from lockstep.cli.echo import echo
 from lockstep.config import RunConfig
 from lockstep.launch.options import LaunchOptions
@@ -155,6 +156,7 @@ def command_of_script(
         for decorate in (
             args_of_script,
             click.argument("script", required=needs_script),
+            config_option,
             options_from(LaunchOptions, RunConfig, shown=shown),
         ):
             function = decorate(function)
