@@ -7,6 +7,7 @@ import datetime
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -47,6 +48,8 @@ BACKENDS = ("auto", "gloo", "nccl", "mpi")
 DEVICES = ("auto", "cpu", "cuda")
 NAN_POLICIES = ("stop", "warn", "ignore")
 PROGRESS_STYLES = ("auto", "bar", "plain", "off")
+RUNS = Path("runs")
+"""The folder, in the working directory, of the run directories that are not named by ``run_dir``."""
 TRACE_LEVELS = ("off", "steps", "gradient", "calls", "kernels")
 ALLOWABLE = ("data", "device", "numerics", "optimizer", "precision", "shards", "threads")
 
@@ -358,8 +361,8 @@ class RunConfig:
         for name in command.keys() & script.keys():
             if _plain(name, command[name]) != _plain(name, script[name]):
                 raise ConfigError(
-                    f"{name} is {script[name]!r} in the script's join() and {command[name]!r} on the command line: "
-                    "these conflict. Set it in one place."
+                    f"{name} is {script[name]!r} in the script's join() and {command[name]!r} on the command line "
+                    "(or in its --config file): these conflict. Set it in one place."
                 )
         return cls(**{**script, **command})
 

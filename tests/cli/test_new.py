@@ -1,22 +1,34 @@
-"""``lockstep new``: what it writes runs as it says, is never written over another file, and is in the wheel."""
+"""``lockstep new``: what it writes trains as it says, is never written over another file, and is in the wheel."""
 
 import ast
+import hashlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from lockstep.cli.main import main
+from lockstep.cli.new import KINDS
+
 pytestmark = pytest.mark.timeout(300)
 
-TEMPLATE = Path(__file__).parents[2] / "src/lockstep/cli/template/train.py"
+TEMPLATES = Path(__file__).parents[2] / "src/lockstep/cli/template"
 
 
-def new(*args, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "lockstep", "new", *args], cwd=cwd, capture_output=True, text=True, timeout=100
-    )
+@pytest.fixture
+def new(tmp_path, monkeypatch, capsys):
+    """``new(...)``: the command's status, output and errors, in ``tmp_path``."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args):
+        with pytest.raises(SystemExit) as caught:
+            main(("new", *args))
+        return caught.value.code or 0, *capsys.readouterr()
+
+    return call
 
 
 @pytest.fixture
@@ -29,58 +41,92 @@ def on_path(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
 
 
-def test_the_first_command_that_it_says_trains_to_nearly_every_sample(on_path, tmp_path):
-    told = new("my training", cwd=tmp_path).stdout.splitlines()
-    assert told[:2] == ["wrote my training/train.py", "next:"]
-    first, verify = (line.strip() for line in told[2:])
-    done = subprocess.run(first, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=1250)
+def test_the_commands_that_it_says_are_for_what_it_has_written(new, tmp_path):
+    told = [line.strip() for line in new("my training")[1].splitlines()]
+    go = "cd 'my training' && lockstep"
+    assert told == ["wrote my training/train.py", "next:", f"{go} run --nproc-per-node 2 train.py", f"{go} verify train.py"]
+
+
+def test_the_first_script_learns_to_tell_nearly_every_sample(new, run_here, tmp_path):
+    new()
+    done = run_here(tmp_path / "train.py", "--nproc-per-node", "2")
     assert done.returncode == 0, done.stderr
     assert "on 2 processes" in done.stdout
     assert float(done.stdout.splitlines()[-1].partition("best ")[2].rstrip("%")) > 95
-    assert verify == "cd 'my training' && lockstep verify train.py"
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])  # the first: see above, and test_tutorial.py
+def test_every_kind_gives_one_answer_on_one_process_and_on_two(new, run_here, tmp_path, kind):
+    new("--kind", kind, f"{kind}.py")
+    told, weights = [], []
+    for nproc in ("1", "2"):
+        options = ("--nproc-per-node", nproc, "--threads", "1", "--device", "cpu", "--run-dir", str(tmp_path / nproc))
+        done = run_here(tmp_path / f"{kind}.py", *options, args=("--epochs", 1, "--batch-size", 400))
+        assert done.returncode == 0, done.stderr
+        told.append(re.findall(r"^epoch \d: .*, best .*$", done.stdout, flags=re.MULTILINE))
+        weights.append(
+            [hashlib.sha256(file.read_bytes()).hexdigest() for file in (tmp_path / nproc / "best").glob("*.safe*")]
+        )
+    assert len(told[0]) == 1
+    assert len(weights[0]) == 1
+    assert (told[0], weights[0]) == (told[1], weights[1])
 
 
 @pytest.mark.long
 @pytest.mark.longest
-def test_the_second_says_pass(on_path, tmp_path):
-    command = new(cwd=tmp_path).stdout.splitlines()[-1].strip()
+@pytest.mark.parametrize("kind", KINDS)
+def test_verify_says_pass(new, on_path, tmp_path, kind):
+    command = new("--kind", kind)[1].splitlines()[-1].strip()
     smaller = command.replace("verify", "verify --world-sizes 1,2 --launchers local")  # others: test_verify.py
     done = subprocess.run(f"{smaller} --epochs 1", shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=1400)
     assert done.returncode == 0, done.stdout
     assert "\nPASS" in done.stdout
 
 
-def test_a_file_that_exists_is_left_as_it_is(tmp_path):
-    (tmp_path / "train.py").write_text("mine")
-    done = new(cwd=tmp_path)
-    assert done.returncode == 2
-    assert "train.py exists already, so nothing was written. Give another directory: lockstep new my-training" in done.stderr
-    assert (tmp_path / "train.py").read_text() == "mine"
+@pytest.mark.parametrize(
+    ("args", "file", "another"),
+    [
+        ((), "train.py", "lockstep new train-2.py"),
+        (("there",), "there/train.py", "lockstep new there/train-2.py"),
+        (("--kind", "lm", "t.py"), "t.py", "lockstep new --kind lm t-2.py"),
+    ],
+)
+def test_a_file_that_exists_is_left_as_it_is_and_a_free_name_is_said(new, tmp_path, args, file, another):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("mine")
+    status, out, said = new(*args)
+    assert (status, out) == (2, "")
+    assert f"{file} exists already, so nothing was written" in said
+    assert said.rstrip().endswith(another)
+    assert (tmp_path / file).read_text() == "mine"
+    assert not (tmp_path / file).with_name(".gitignore").exists()
+    assert new(*another.split()[2:])[0] == 0
 
 
-def test_a_file_of_any_name_can_be_asked_for(tmp_path):
-    done = new("models/spirals.py", cwd=tmp_path)
-    assert done.stdout.splitlines()[-1].strip() == "cd models && lockstep verify spirals.py"
+def test_a_file_of_any_name_can_be_asked_for(new, tmp_path):
+    assert new("models/spirals.py")[1].splitlines()[-1].strip() == "cd models && lockstep verify spirals.py"
     assert "lockstep verify spirals.py" in (tmp_path / "models" / "spirals.py").read_text()
 
 
-def test_what_runs_write_is_left_out_of_git_unless_there_is_a_gitignore(tmp_path):
-    new("fresh", cwd=tmp_path)
+def test_what_runs_write_is_left_out_of_git_unless_there_is_a_gitignore(new, tmp_path):
+    new("fresh")
     assert "runs/" in (tmp_path / "fresh" / ".gitignore").read_text().splitlines()
     (tmp_path / ".gitignore").write_text("mine\n")
-    new(cwd=tmp_path)
+    new()
     assert (tmp_path / ".gitignore").read_text() == "mine\n"
 
 
-def test_a_file_in_place_of_the_directory_is_told(tmp_path):
+@pytest.mark.parametrize("place", ["file", "file/there"])
+def test_a_file_in_place_of_the_directory_is_told(new, tmp_path, place):
     (tmp_path / "file").touch()
-    done = new("file", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "file/train.py" in done.stderr
+    status, out, said = new(place)
+    assert (status, out) == (2, "")
+    assert f"{place}/train.py cannot be written: " in said
 
 
-def test_the_script_is_in_the_package_and_names_the_commands_itself():
-    assert '"cli/template/train.py"' in (TEMPLATE.parents[4] / "pyproject.toml").read_text()
-    said = ast.get_docstring(ast.parse(TEMPLATE.read_text()))
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_scripts_are_in_the_package_and_name_the_commands_themselves(kind):
+    assert '"cli/template/*.py"' in (TEMPLATES.parents[3] / "pyproject.toml").read_text()
+    said = ast.get_docstring(ast.parse((TEMPLATES / f"{kind}.py").read_text()))
     assert "lockstep run --nproc-per-node 2 train.py" in said
     assert "lockstep verify train.py" in said

@@ -25,22 +25,34 @@ def slurm(tmp_path):
 
 
 def test_the_file_is_written_and_that_nothing_was_checked_is_said(slurm, tmp_path):
-    done = slurm("train.py", "--nodes", "2", "--gpus-per-node", "4", "--shards", "8", "--", "--epochs", "3")
+    done = slurm("--nodes", "2", "--gpus-per-node", "4", "--shards", "8", "train.py", "--epochs", "3")
     assert done.returncode == 0, done.stderr
     assert done.stdout == ("train.sbatch: 8 processes on 2 nodes, output in train-%j.out\nsubmit it:  sbatch train.sbatch\n")
     assert done.stderr == "lockstep: not checked: there is no Slurm on this machine\n"
     text = (tmp_path / "train.sbatch").read_text()
-    assert "#   lockstep slurm train.py --nodes 2 --gpus-per-node 4 --shards 8 -- --epochs 3\n" in text
+    assert "#   lockstep slurm --nodes 2 --gpus-per-node 4 --shards 8 train.py --epochs 3\n" in text
     assert f"{sys.executable} train.py --epochs 3\n" in text
     assert """export LOCKSTEP_SETTINGS='{"shards": 8}'\n""" in text
     assert os.access(tmp_path / "train.sbatch", os.X_OK)
 
 
-def test_options_may_stand_before_the_script_and_a_module_is_no_file(slurm, tmp_path):
-    done = slurm("-N", "2", "-m", "package.train", "--container", "image.sif")
+def test_a_module_is_no_file(slurm, tmp_path):
+    done = slurm("-N", "2", "-m", "--container", "image.sif", "package.train")
     assert done.returncode == 0
     assert "image.sif: no such file or directory here. It must exist, with that path, on the nodes" in done.stderr
     assert "    python3 -m package.train\n" in (tmp_path / "train.sbatch").read_text()
+
+
+def test_processes_and_the_scripts_arguments_are_given_as_to_run_in_a_file_or_not(slurm, tmp_path):
+    (tmp_path / "train.py").write_text("parser.add_argument('--time')")
+    (tmp_path / "job.toml").write_text("nproc-per-node = 4\nnodes = 3\nshards = 8\n")
+    done = slurm("--config", "job.toml", "--nodes", "2", "train.py", "--time", "9", "--seed", "1")
+    assert done.stdout.startswith("train.sbatch: 8 processes on 2 nodes")
+    text = (tmp_path / "train.sbatch").read_text()
+    assert f"{sys.executable} train.py --time 9 --seed 1\n" in text
+    assert """export LOCKSTEP_SETTINGS='{"shards": 8}'\n""" in text
+    assert slurm("train.py", "--", "--nodes", "2").returncode == 0, "the script's, beyond doubt"
+    assert f"{sys.executable} train.py --nodes 2\n" in (tmp_path / "train.sbatch").read_text()
 
 
 def test_another_file_of_that_name_is_kept_and_that_is_said(slurm, tmp_path):
@@ -52,7 +64,7 @@ def test_another_file_of_that_name_is_kept_and_that_is_said(slurm, tmp_path):
 def test_where_only_singularity_is_it_runs_the_container(slurm, tmp_path):
     (tmp_path / "bin" / "singularity").write_text("#!/bin/sh\n")
     (tmp_path / "bin" / "singularity").chmod(0o755)
-    assert slurm("train.py", "--container", "image.sif").returncode == 0
+    assert slurm("--container", "image.sif", "train.py").returncode == 0
     assert "    singularity exec " in (tmp_path / "train.sbatch").read_text()
 
 
@@ -60,13 +72,13 @@ def test_where_only_singularity_is_it_runs_the_container(slurm, tmp_path):
     ("arguments", "words"),
     [
         (("nope.py",), "nope.py: no such file. Give the path"),
-        (("train.py", "--submit"), "--submit: this machine has no sbatch. Leave it out"),
-        (("train.py", "--time", "soon"), "--time soon: 'soon' is not a time"),
-        (("train.py", "--strategy", "best"), "unknown strategy 'best'"),
-        (
-            ("train.py", "--epochs", "3"),
-            "has no option --epochs (options of the script go after --, at the end of the line)",
-        ),
+        (("--submit", "train.py"), "--submit: this machine has no sbatch. Leave it out"),
+        (("--time", "soon", "train.py"), "--time soon: 'soon' is not a time"),
+        (("--strategy", "best", "train.py"), "unknown strategy 'best'"),
+        (("--nproc-per-node", "gpu", "train.py"), "--nproc-per-node gpu: give a number, 1 or more, or --gpus-per-node"),
+        (("-m", "package.train", "-N", "2"), "-N comes after package.train"),
+        (("train.py", "--nodes", "2"), "--nodes comes after train.py"),
+        (("train.py", "--epochs", "3", "-N2", "--no-requeue"), "--no-requeue comes after train.py"),
     ],
 )
 def test_what_cannot_be_is_said_and_nothing_is_written(slurm, tmp_path, arguments, words):
@@ -85,4 +97,4 @@ def test_the_help_says_of_named_nodes_whether_they_are_wanted_or_not(slurm):
 def test_help_shows_the_job_the_run_and_examples(slurm):
     told = slurm("--help").stdout
     assert told.index("Job:") < told.index("--cpus-per-task") < told.index("Run (as") < told.index("--shards V")
-    assert "  lockstep slurm train.py -N 2 --gpus-per-node 4 -c 12 -t 8:00:00 --submit\n" in told
+    assert "  lockstep slurm -N 2 --gpus-per-node 4 -c 12 -t 8:00:00 --submit train.py\n" in told

@@ -57,8 +57,8 @@ class Jobs:
         (directory / "begin").touch()
 
     def lockstep(self, *options, pace_s=0.0, check=True, **more):
-        """``lockstep slurm train.py``, in the directory."""
-        command = [sys.executable, "-m", "lockstep.cli.main", "slurm", "train.py", *options, "--", EPOCHS, pace_s]
+        """``lockstep slurm`` for train.py, in the directory."""
+        command = [sys.executable, "-m", "lockstep.cli.main", "slurm", *options, "train.py", EPOCHS, pace_s]
         return self.slurm.run(list(map(str, command)), cwd=self.directory, check=check, **more)
 
     def submit(self, *options, **more):

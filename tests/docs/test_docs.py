@@ -56,6 +56,7 @@ team = lockstep.join(init_method=args.init_method, rank=args.rank, world_size=ar
 assert team.world_size == 2
 team.barrier()
 """
+[RUN_TOML] = re.findall(r'```toml title="run.toml"\n(.*?)```', (ROOT / "docs" / "launching.md").read_text(), flags=re.DOTALL)
 # What makes a command small: a part of it, and what stands there instead.
 SMALLER = {
     "compare examples/digits.py": "compare --rounds 1 examples/digits.py",
@@ -126,6 +127,7 @@ def test_a_command_of_the_documentation_runs_as_written(command, tmp_path, requi
     shutil.copytree(SCRIPTS, tmp_path, dirs_exist_ok=True)
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "by_hand.py").write_text(BY_HAND)
+    (tmp_path / "run.toml").write_text(RUN_TOML)
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "train.py").write_text(TRAIN)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

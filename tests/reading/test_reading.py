@@ -60,7 +60,7 @@ def test_idioms_that_differ_are_found():
 
 
 @pytest.mark.parametrize(
-    "path", [*ROOT.glob("examples/*.py"), ROOT / "src/lockstep/cli/template/train.py"], ids=lambda p: p.stem
+    "path", [*ROOT.glob("examples/*.py"), *ROOT.glob("src/lockstep/cli/template/*.py")], ids=lambda p: p.stem
 )
 def test_examples_have_no_certain_finding(path):
     assert [str(finding) for finding in read_script(path) if finding.certain] == []

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(20)
 WHOLE = """\
 #!/bin/bash
 # Written by:
-#   lockstep slurm train.py --nodes 2
+#   lockstep slurm --nodes 2 train.py
 # Feel free to change it.
 #
 #   sbatch train.sbatch   submits it, and prints the number of the job
@@ -52,7 +52,7 @@ exit "$status"
 """
 
 
-def text(request, command=("lockstep", "slurm", "train.py", "--nodes", "2")):
+def text(request, command=("lockstep", "slurm", "--nodes", "2", "train.py")):
     return batch_text(request, file="train.sbatch", command=command)
 
 
@@ -106,7 +106,9 @@ def test_an_array_writes_a_file_for_each_task_and_requeues_one():
         ({}, 1),
         ({"gpus_per_node": "a100:8"}, 8),
         ({"gpus_per_node": "8", "settings": {"devices_per_process": 2}}, 4),
-        ({"gpus_per_node": "8", "ntasks_per_node": 2}, 2),
+        ({"gpus_per_node": "8", "ntasks_per_node": "2"}, 2),
+        ({"gpus_per_node": "8", "ntasks_per_node": "gpu"}, 8),
+        ({"ntasks_per_node": "auto"}, 1),
     ],
 )
 def test_there_is_a_process_for_each_gpu(asked, tasks):
@@ -146,6 +148,8 @@ def test_the_job_is_requeued_after_75_alone_and_else_ends_with_its_status(status
     ("asked", "words"),
     [
         ({"nodes": 0}, "--nodes 0: it must be 1 or more"),
+        ({"ntasks_per_node": "cpu"}, "--nproc-per-node cpu: give a number, 1 or more, or gpu"),
+        ({"ntasks_per_node": 0}, "--nproc-per-node 0: give a number, 1 or more"),
         ({"cpus_per_task": -1}, "--cpus-per-task -1: it must be 1 or more"),
         ({"time": "8h"}, "--time 8h: '8h' is not a time: give minutes"),
         ({"mem": "much"}, "--mem much: 'much' is not a size"),

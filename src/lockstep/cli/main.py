@@ -16,6 +16,7 @@ from typing import NoReturn
 from lockstep.errors import ConfigError, LaunchError, LockstepError, UsageError
 
 _INTERRUPTED = 128 + signal.SIGINT
+_STARTS_NOTHING = {"--help", "--help-all", "-h", "--print-config"}
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
@@ -57,7 +58,7 @@ def _run(args: list[str]) -> int:
 
     early = None
     try:
-        if args[:1] in (["run"], ["replay"], ["doctor"]) and not {"--help", "--help-all", "-h"} & set(args):
+        if args[:1] in (["run"], ["replay"], ["doctor"]) and not _STARTS_NOTHING & set(args):
             # Importing torch takes most of a launch's time: start it before anything else is imported.
             early = start_early()
         return _run_group(args)

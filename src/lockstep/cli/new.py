@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shlex
 from importlib import resources
@@ -12,12 +13,14 @@ import click
 
 from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT
+from lockstep.config import RUNS
 from lockstep.errors import UsageError
 
 NAME = "train.py"
-_GITIGNORE = """\
+KINDS = ("mlp", "cnn", "lm")
+_GITIGNORE = f"""\
 # what lockstep's commands write
-runs/
+{RUNS}/
 verification*/
 comparison*/
 replays/
@@ -26,33 +29,44 @@ __pycache__/
 
 
 @click.command("new", context_settings=CONTEXT)
+@click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    default=KINDS[0],
+    show_default=True,
+    help="What it trains: a classifier of points (mlp) or images (cnn), or a small language model (lm).",
+)
 @click.argument("place", metavar="[DIR|FILE.py]", default=".", type=click.Path(path_type=Path))
-def command(place: Path) -> None:
+def command(kind: str, place: Path) -> None:
     """Write train.py, a script to start from, into DIR (default: here), or FILE.py, and say what to do next.
 
-    It trains a small classifier in seconds, on any number of processes, and needs nothing but PyTorch. Replace its data, model
-    and loss with your own. Where there is no .gitignore, one is written that leaves out what runs write. An existing file is
-    never overwritten.
+    It trains a small model in seconds, on any number of processes, and needs nothing but PyTorch. It keeps the weights that are
+    best on a validation set, and stops early. Replace its data, model and loss with your own. Where there is no .gitignore, one
+    is written that leaves out what runs write. An existing file is never overwritten.
     """
     path = place if place.suffix == ".py" else place / NAME
     directory = path.parent
-    text = (resources.files("lockstep.cli") / "template" / NAME).read_text(encoding="utf-8")
+    text = (resources.files("lockstep.cli") / "template" / f"{kind}.py").read_text(encoding="utf-8")
+    again = "lockstep new" if kind == KINDS[0] else f"lockstep new --kind {kind}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(path):
+            raise UsageError(f"{path} exists already, so nothing was written. Give another name: {again} {_free_name(path)}")
         with path.open("x", encoding="utf-8") as file:
             file.write(text.replace(NAME, path.name))
         with contextlib.suppress(FileExistsError), (directory / ".gitignore").open("x", encoding="utf-8") as file:
             file.write(_GITIGNORE)
-    except FileExistsError:
-        raise UsageError(
-            f"{path} exists already, so nothing was written. Give another directory: lockstep new my-training"
-        ) from None
     except OSError as error:
         raise UsageError(
-            f"{path} cannot be written: {error.strerror}. Give a directory that you may write to: lockstep new my-training"
+            f"{path} cannot be written: {error.filename or path}: {error.strerror}. Give another place: {again} my-training"
         ) from None
     go = "" if Path.cwd().samefile(directory) else f"cd {shlex.quote(os.fspath(directory))} && "
     echo(f"wrote {path}")
     echo("next:")
     echo(f"  {go}lockstep run --nproc-per-node 2 {shlex.quote(path.name)}")
     echo(f"  {go}lockstep verify {shlex.quote(path.name)}")
+
+
+def _free_name(path: Path) -> str:
+    names = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+    return shlex.quote(os.fspath(next(name for name in names if not os.path.lexists(name))))

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from lockstep.cli.config_file import config_option
 from lockstep.cli.echo import echo
 from lockstep.config import RunConfig
 from lockstep.launch.options import LaunchOptions
@@ -31,8 +32,6 @@ def _of_script(_: click.Context, __: click.Parameter, args: tuple[str, ...]) -> 
 args_of_script = click.argument("args", nargs=-1, type=click.UNPROCESSED, callback=_of_script)
 """The decorator for the script's own arguments. A ``--`` that separates them from the script is none of them."""
 
-RUNS = Path("runs")
-"""The directory of runs that commands look into by default."""
 _OF_TORCHRUN = ("nproc_per_node", "max_restarts", "log_dir", "redirects", "standalone")
 """Options, besides those for several machines, that torchrun also reads from the environment, as PET_<NAME>."""
 
@@ -155,6 +154,7 @@ def command_of_script(
         for decorate in (
             args_of_script,
             click.argument("script", required=needs_script),
+            config_option,
             options_from(LaunchOptions, RunConfig, shown=shown),
         ):
             function = decorate(function)

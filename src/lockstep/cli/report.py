@@ -23,8 +23,9 @@ from lockstep.atomic import write_atomic
 from lockstep.checkpoint.manifest import Manifest, verify_file
 from lockstep.checkpoint.store import BEST, DAMAGED, Store
 from lockstep.cli.echo import echo
-from lockstep.cli.options import CONTEXT, RUNS
+from lockstep.cli.options import CONTEXT
 from lockstep.cli.watch import find_run
+from lockstep.config import RUNS
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.explain.rank_reports import RankReport, name_ranks, read_reports
 from lockstep.inventory import FINISHED, RUNNING, Run

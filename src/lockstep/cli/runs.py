@@ -18,11 +18,12 @@ from lockstep.cli import prune as pruning
 from lockstep.cli import tables
 from lockstep.cli.as_csv import write_runs, write_values
 from lockstep.cli.echo import echo_json
-from lockstep.cli.options import CONTEXT, RUNS
+from lockstep.cli.options import CONTEXT
 from lockstep.cli.prune import Results
 from lockstep.cli.tables import Page, fits, say
 from lockstep.cli.terminal import open_console
 from lockstep.cli.time_split import show_split
+from lockstep.config import RUNS
 from lockstep.errors import ConfigError, LockstepError
 from lockstep.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
 from lockstep.machine.sizes import NOTHING, counted, size, span

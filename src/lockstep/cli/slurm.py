@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from lockstep.cli.config_file import config_option
 from lockstep.cli.echo import echo
-from lockstep.cli.options import CONTEXT, GroupedCommand, given, options_from
+from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, given, options_from
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError, LaunchError
+from lockstep.launch.doubts import OF_RUNS, misplaced
+from lockstep.launch.program import find_script
+from lockstep.launch.source import Source
 from lockstep.machine.sizes import counted
 from lockstep.option import options_of
 from lockstep.slurm import commands, files, inventory
@@ -22,18 +28,18 @@ from lockstep.slurm.request import RUNTIMES, Request
 _EPILOG = """
 \b
 Examples:
-  lockstep slurm train.py -N 2 --gpus-per-node 4 -c 12 -t 8:00:00
+  lockstep slurm -N 2 --gpus-per-node 4 -c 12 -t 8:00:00 train.py
       writes train.sbatch: 8 processes, one per GPU, each with 12 cores
-  lockstep slurm train.py -N 2 --gpus-per-node 4 -c 12 -t 8:00:00 --submit
+  lockstep slurm -N 2 --gpus-per-node 4 -c 12 -t 8:00:00 --submit train.py
       writes the same, and submits it
-  lockstep slurm train.py -N 4 --ntasks-per-node 8 -- --epochs 30
-      on the CPUs of four nodes; arguments after -- are passed to the script
-  lockstep slurm train.py --gpus-per-node 4 --container image.sif --bind /data
+  lockstep slurm -N 4 --nproc-per-node 8 train.py --epochs 30
+      on the CPUs of four nodes; arguments after the script are passed to it
+  lockstep slurm --gpus-per-node 4 --container image.sif --bind /data train.py
       in a container in which /data is visible
-  lockstep slurm train.py --gpus-per-node 1 --array 0-9 -- --epochs 3
+  lockstep slurm --gpus-per-node 1 --array 0-9 train.py --epochs 3
       ten runs, distinguished by SLURM_ARRAY_TASK_ID
 
-SCRIPT must call lockstep.join(). Options may precede and follow it.
+SCRIPT must call lockstep.join().
 
 The job saves a checkpoint before its time limit and when it is preempted; it is then requeued and resumes after the last
 step, as often as necessary (with --no-requeue it ends; submitting the same file again resumes it). scancel ends it for
@@ -43,24 +49,13 @@ Exit status: 0 on success, 1 if Slurm does not answer, 2 if the cluster can neve
 """
 
 
-class _Command(GroupedCommand):
-    """Gives a hint where an unknown option may belong to the script."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            name = error.option_name
-            message = f"lockstep slurm has no option {name} (options of the script go after --, at the end of the line)."
-            raise click.NoSuchOption(name, message, error.possibilities, ctx) from None
-
-
 @click.command(
     "slurm",
-    cls=_Command,
+    cls=GroupedCommand,
     headings={"Job": None, "Run (as for lockstep run and lockstep.join())": list(options_of(RunConfig))},
     epilog=_EPILOG,
-    context_settings=CONTEXT,
+    context_settings=CONTEXT_OF_SCRIPTS,
+    options_metavar="[OPTIONS]",
 )
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -72,13 +67,21 @@ class _Command(GroupedCommand):
     help="Batch file to write.  [default: NAME.sbatch, after the script]",
 )
 @click.option("--submit", is_flag=True, help="Submit the batch file.")
+@config_option
 @options_from(RunConfig)
 def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool, **values: Any) -> None:
-    """Write a batch file that runs SCRIPT with ARGS on nodes of a Slurm cluster, and check whether the cluster can run it."""
+    """Write a batch file that runs SCRIPT with ARGS on nodes of a Slurm cluster, and check whether the cluster can run it.
+
+    Options go before SCRIPT; all arguments after it (or after -- behind it) are passed to the script.
+    """
     options = given(Request, values)
     is_module, container = options.get("is_module", False), options.get("container")
     if not is_module and not Path(script).is_file():
         raise ConfigError(f"{script}: no such file. Give the path of the script from this directory, as for python")
+    if args[:1] == ("--",):
+        args = args[1:]
+    else:
+        _check_order(script, args, is_module=is_module)
     name = script.rpartition(".")[2] if is_module else Path(script).stem
     defaults = {"python": sys.executable if container is None else "python3", "job_name": name}
     request = Request(
@@ -105,6 +108,30 @@ def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool,
         _show_job(request, commands.submit(file))
     else:
         echo(f"submit it:  sbatch {file}")
+
+
+def _check_order(script: str, args: Sequence[str], *, is_module: bool) -> None:
+    """Check that no option of the job is among the script's arguments, where it would have no effect.
+
+    Raises:
+        ConfigError: one is, and the script has no such option, as far as it can be read here.
+    """
+    ours = {*OF_RUNS, "--submit", "--file", "--config"}
+    for field, option in options_of(Request).items():
+        for names in option.names or (f"--{field.replace('_', '-')}",):
+            ours.update(names.split("/"))  # --requeue/--no-requeue
+    for name, words in misplaced(args, ours):
+        has_it = False
+        with contextlib.suppress(ConfigError):  # a module in a container, or code for another version of Python
+            path = find_script(script, is_module=is_module)
+            if path is not None:
+                has_it = Source.read(path, Path.cwd() if is_module else None).has_option(name.lstrip("-"))
+        if not has_it:
+            raise ConfigError(
+                f"{name} comes after {script}, so it would go to the script, which has no such option that could be found. "
+                f"Options of lockstep slurm come before the script: lockstep slurm {words} {script} ... If it is the script's: "
+                f"lockstep slurm {script} -- {words} ..."
+            )
 
 
 def _check(request: Request, *, needed: bool) -> list[str]:

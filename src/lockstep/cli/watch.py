@@ -11,9 +11,10 @@ from rich.console import Console
 
 from lockstep import inventory
 from lockstep.cli.frame import frame
-from lockstep.cli.options import CONTEXT, RUNS
+from lockstep.cli.options import CONTEXT
 from lockstep.cli.terminal import open_console
 from lockstep.cli.watched import Snapshot, Watched
+from lockstep.config import RUNS
 from lockstep.errors import ConfigError
 from lockstep.inventory import RUNNING
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import RunConfig
+from lockstep.config import RUNS, RunConfig
 from lockstep.launch.nodes import Nodes
 from lockstep.world import World
 
@@ -53,7 +53,7 @@ class Situation:
     @property
     def run_dir(self) -> Path:
         """The run directory, or its nearest parent that exists."""
-        path = Path(self.config.run_dir or "runs").absolute()
+        path = Path(self.config.run_dir or RUNS).absolute()
         while not path.exists() and path != path.parent:
             path = path.parent
         return path

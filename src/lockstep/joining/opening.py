@@ -12,7 +12,7 @@ from typing import Any
 
 from lockstep.checkpoint.manifest import Manifest
 from lockstep.checkpoint.store import Store
-from lockstep.config import RunConfig
+from lockstep.config import RUNS, RunConfig
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.measure.events import read_events
 from lockstep.plan.shards import block
@@ -23,7 +23,6 @@ from lockstep.rundir.lock import PATIENCE_S, RunLock, holder_of, last_job, last_
 from lockstep.rundir.names import default_run_dir, earlier_run_dirs, rename_old_run
 from lockstep.world import World
 
-_PARENT = Path("runs")
 _FINISHED, _INTERRUPTED, _LOST = "finished", "interrupted", "lost"
 _AFTER_LOSS_S = 120.0
 
@@ -110,7 +109,7 @@ def open_run(launch: Launch) -> OpenRun:
             return _open_named(Path(launch.config.run_dir), launch)
         notices: list[str] = []
         lost: list[Path] = []
-        earlier = earlier_run_dirs(_PARENT, launch.command.script)
+        earlier = earlier_run_dirs(RUNS, launch.command.script)
         if launch.is_named:
             for path in earlier:
                 if launch.has_begun(path):
@@ -126,7 +125,7 @@ def open_run(launch: Launch) -> OpenRun:
                 return run
         if lost:
             _note(notices, f"{lost[0]} ended before its first checkpoint, so there is nothing to resume")
-        path = default_run_dir(_PARENT, launch.command.script)
+        path = default_run_dir(RUNS, launch.command.script)
         lock = launch.lock(path)
         write_birth(path, launch.born_with, launch.command)
         return OpenRun(run_dir=path, birth=launch.born_with, checkpoint=None, lock=lock, is_new=True, notices=notices)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.source import Source
 from lockstep.launch.spec import Script
 from lockstep.option import MACHINES, PROCESSES, options_of
 
-_ALSO = ("--shards", "--run-dir", "--checkpoint-every", "--fresh")
+OF_RUNS = ("--shards", "--run-dir", "--checkpoint-every", "--fresh")
+"""Settings of runs that hardly any script has an option for."""
 
 
 def doubts(script: Script, source: Source | None, *, are_several: bool) -> Iterator[str]:
     """Yield warnings for the user. ``are_several``: whether several processes are started, here or elsewhere."""
     if source is None:
         return
-    for name, words in _misplaced(script.args):
+    for name, words in misplaced(script.args, _of_run()):
         if not source.has_option(name.lstrip("-")):
             yield (
                 f"WARNING: {name} comes after {script.target}, so it goes to the script, in which there is no such option. "
@@ -30,17 +31,22 @@ def doubts(script: Script, source: Source | None, *, are_several: bool) -> Itera
         )
 
 
-def _misplaced(args: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Options of ``lockstep run`` among a script's arguments, that hardly any script has, and as they were given, with the
-    argument behind them that may be their value."""
-    ours = set(_ALSO)
+def _of_run() -> set[str]:
+    """Options of ``lockstep run`` that hardly any script has."""
+    names = set(OF_RUNS)
     for field, option in options_of(LaunchOptions).items():
         if option.group in (PROCESSES, MACHINES):
-            ours.update(option.names or (f"--{field.replace('_', '-')}",))
+            names.update(option.names or (f"--{field.replace('_', '-')}",))
+    return {name for name in names if name.startswith("--")}
+
+
+def misplaced(args: Sequence[str], ours: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield those among a script's arguments that are options of a command: the name, and how it was given, with the argument
+    behind it that may be its value. ``ours``: the command's options."""
     before_dashes, seen = args[: args.index("--") if "--" in args else None], set[str]()
     for arg, following in zip(before_dashes, (*before_dashes[1:], "-"), strict=False):
         given, equals, _ = arg.partition("=")
         name = given.replace("_", "-")
-        if name.startswith("--") and name in ours and name not in seen:
+        if name in ours and name not in seen:
             seen.add(name)
             yield given, arg if equals or following.startswith("-") else f"{arg} {following}"

@@ -33,8 +33,12 @@ class Request:
     runtime: str = "apptainer"
     """The program that runs the container."""
     nodes: int = option(1, "--nodes", "-N", group=JOB, metavar="N", help="Number of nodes.  [default: 1]")
-    ntasks_per_node: int | None = option(
-        None, group=JOB, metavar="N", help="Processes per node.  [default: one per GPU; without GPUs, one]"
+    ntasks_per_node: int | str | None = option(
+        None,
+        *("--nproc-per-node", "--nproc", "--ntasks-per-node"),
+        group=JOB,
+        metavar="N",
+        help="Processes per node: a number, or gpu (one per GPU).  [default: one per GPU; without GPUs, one]",
     )
     gpus_per_node: str | None = option(None, group=JOB, metavar="[TYPE:]N", help="GPUs per node.  [default: none]")
     cpus_per_task: int | None = option(
@@ -128,12 +132,13 @@ class Request:
             for text in value if isinstance(value, tuple) else (value,):
                 if isinstance(text, str):
                     check_text(text, "" if spec.name in ("script", "args", "options") else f"{_flag(spec.name)} ")
-        for name in ("nodes", "ntasks_per_node", "cpus_per_task"):
+        for name in ("nodes", "cpus_per_task"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{_flag(name)} {value}: it must be 1 or more")
         for name, parse in _PARSERS.items():
             self._parse(name, parse)
+        object.__setattr__(self, "ntasks_per_node", _count(self.ntasks_per_node, self.num_gpus))
         if not re.fullmatch(rf"({'|'.join(_SIGNALS)})@\d+", self.signal):
             raise ConfigError(
                 f"--signal {self.signal}: give {' or '.join(_SIGNALS)}, which ask a run to save itself, with how many seconds "
@@ -178,6 +183,7 @@ class Request:
     def tasks(self) -> int:
         """Number of processes per node."""
         devices_per_process = self.settings.get("devices_per_process") or 1
+        assert not isinstance(self.ntasks_per_node, str)
         return self.ntasks_per_node or max(1, self.num_gpus // devices_per_process)
 
 
@@ -188,6 +194,18 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "nodelist": expand_hosts,
     "exclude": expand_hosts,
 }
+
+
+def _count(value: int | str | None, num_gpus: int) -> int | None:
+    """Processes per node; None: that follows from the GPUs."""
+    if value is None or value == "auto" or (value == "gpu" and num_gpus):
+        return None
+    if not str(value).isdecimal() or int(value) < 1:
+        raise ConfigError(
+            f"--nproc-per-node {value}: give a number, 1 or more, "
+            + ("or --gpus-per-node as well" if value == "gpu" else "or gpu (one per GPU)")
+        )
+    return int(value)
 
 
 def check_text(text: str, source: str = "") -> None:

@@ -41,7 +41,7 @@ def main():
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     loader = DataLoader(make_data(2000), args.batch_size, shuffle=True)
-    test_loader = DataLoader(make_data(500), args.batch_size)
+    val_loader = DataLoader(make_data(500), args.batch_size)
     criterion = nn.CrossEntropyLoss()
 
     model, optimizer, loader = team.prepare(model, optimizer, loader)
@@ -55,7 +55,7 @@ def main():
             optimizer.step()
             optimizer.zero_grad()
             team.log(loss=batch["loss"])  # of the whole batch, and equal on every process
-        with team.evaluate(model, test_loader) as evaluation:
+        with team.evaluate(model, val_loader) as evaluation:
             for batch in evaluation:
                 for points, labels in batch.shards:
                     batch.add(accuracy=model(points).argmax(1) == labels)

@@ -1,0 +1,156 @@
+"""``--config``: the options of a command from a TOML file; and ``--print-config``, which writes such a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from lockstep.errors import ConfigError
+from lockstep.option import GROUPS, Option, options_of
+from lockstep.visible import visible
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def config_option(command: F) -> F:
+    """The decorator for ``--config``. What the file sets counts after the command line and environment variables, and before
+    defaults, which is click's order; so the command learns nothing of it."""
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        is_eager=True,  # before the options that it sets
+        expose_value=False,
+        callback=_apply,
+        help="TOML file with options, by their names: nproc-per-node = 2. The command line takes precedence over environment "
+        "variables, these over FILE, and FILE over the defaults.",
+    )(command)
+
+
+def as_toml(values: Mapping[str, Any], *kinds: type) -> str:
+    """The options of some dataclasses as a file for ``--config``.
+
+    Args:
+        values: those that were given, by field.
+        kinds: the dataclasses.
+
+    Returns:
+        A line for each option. One that was not given is commented out, so that it remains the script's to set: with its
+        default, or else the placeholder for its value.
+    """
+    lines = ["# For --config FILE. Lines that begin with # are not set, and show the default or the kind of value."]
+    fields = {field.name: field.default for kind in kinds for field in dataclasses.fields(kind)}
+    options = {name: option for kind in kinds for name, option in options_of(kind).items()}
+    for group in GROUPS:
+        lines += ["", f"# {group}"]
+        for name, option in options.items():
+            if option.group != group:
+                continue
+            key = _keys(option.names or (f"--{name.replace('_', '-')}",))[0]
+            if name in values:
+                lines.append(f"{key} = {_toml(_shortest(values[name]))}")
+            else:
+                lines.append(f"# {key} = {_of_default(option, fields[name])}")
+    return "\n".join(lines)
+
+
+def _of_default(option: Option, default: Any) -> str:
+    return option.metavar if default is None or default == () else _toml(default)
+
+
+def _apply(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
+    if path is None or ctx.resilient_parsing:
+        return
+    options = [param for param in ctx.command.params if isinstance(param, click.Option) and not param.is_eager]
+    by_key = {key: option for option in options for key in _keys(option.opts)}
+    values, wrong = dict[str, Any](), list[str]()
+    for key, value in _read(path).items():
+        option = by_key.get(key)
+        if option is None:
+            wrong.append(f"{key}: {_unknown(key, value, by_key, ctx.command_path)}")
+            continue
+        kinds, expected = _expected(option)
+        assert option.name is not None
+        if type(value) not in kinds or (type(value) is list and any(type(each) is not str for each in value)):
+            wrong.append(f"{key} = {_toml(value)}: it must be {expected}")
+        elif option.name in values:
+            wrong.append(f"{key}: another name of it is in the file, too ({', '.join(_keys(option.opts))}). Keep one")
+        else:
+            values[option.name] = str(value) if type(value) is int else value  # as on the command line
+    if wrong:
+        raise ConfigError(
+            f"{path} cannot be used as --config:\n" + "\n".join(f"  {visible(line)}" for line in wrong) + "\nKeys are the "
+            "names of options without dashes in front: lockstep run --print-config shows all of its."
+        )
+    ctx.default_map = values
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"--config {path}: {error.strerror}. Give a TOML file: lockstep run --print-config writes one"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"--config {path}: it is not valid TOML: {error}") from error
+    return content
+
+
+def _keys(names: Sequence[str]) -> list[str]:
+    """The long names of an option, without dashes; if there are none, the short ones."""
+    return [name[2:] for name in names if name.startswith("--")] or [name[1:] for name in names]
+
+
+def _unknown(key: str, value: Any, by_key: Mapping[str, click.Option], command: str) -> str:
+    if isinstance(value, dict):
+        return "it is a table, and options stand outside of tables"
+    near = difflib.get_close_matches(key.replace("_", "-"), by_key, n=1)
+    return f"{command} has no such option" + (f". Did you mean {near[0]}?" if near else "")
+
+
+def _expected(option: click.Option) -> tuple[tuple[type, ...], str]:
+    """The types of TOML's that an option takes, in words, too."""
+    if option.multiple:
+        return (list,), "a list of strings"
+    if option.is_flag:
+        return (bool,), "true or false"
+    if isinstance(option.type, click.types.IntParamType):
+        return (int,), "a whole number"
+    if isinstance(option.type, click.types.FloatParamType):
+        return (int, float), "a number"
+    if isinstance(option.type, click.types.StringParamType):
+        return (str, int), "a string or a whole number"
+    return (str,), "a string"
+
+
+def _shortest(value: Any) -> Any:
+    """A number, if that is what a string is: ``--nproc-per-node 2``. The file may hold either."""
+    return int(value) if isinstance(value, str) and value.isdecimal() and str(int(value)) == value else value
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML. (One of a type that options do not have, such as a date, only as it reads.)"""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, (str, Path)):
+        return f'"{"".join(map(_escaped, str(value)))}"'
+    return str(value)
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return f"\\{character}"
+    return character if character.isprintable() else f"\\U{ord(character):08x}"

@@ -1,0 +1,150 @@
+"""``--config`` and ``--print-config``: what a file sets, what takes precedence over it, and what is refused."""
+
+import re
+
+import pytest
+
+from lockstep.cli.main import main
+from lockstep.config import RunConfig
+from lockstep.errors import ConfigError
+from lockstep.launch.options import LaunchOptions
+from lockstep.option import options_of
+
+pytestmark = pytest.mark.timeout(20)
+
+
+@pytest.fixture
+def call(capsys, tmp_path, monkeypatch):
+    """``call("run", ...)``: the command's status, output and errors, in a directory with ``file`` as run.toml."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*args, file=None):
+        if file is not None:
+            (tmp_path / "run.toml").write_text(file, encoding="utf-8")
+        with pytest.raises(SystemExit) as caught:
+            main(args)
+        return caught.value.code or 0, *capsys.readouterr()
+
+    return command
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The options and settings of every run that was asked for."""
+    calls = []
+    monkeypatch.setattr("lockstep.cli.run.run_script", lambda script, args, *asked: calls.append(asked))
+    return calls
+
+
+def test_a_file_sets_options_of_the_launcher_and_of_the_run(call, asked):
+    file = """
+        nproc-per-node = 2
+        module = true
+        log-dir = "logs"
+        shards = 8
+        strategy = "ddp"
+        timeout = 9
+        checkpoint-every = 500
+        fresh = true
+        allow = ["data", "shards"]
+    """
+    call("run", "--config", "run.toml", "package.train", file=file)
+    [(options, settings)] = asked
+    assert (options.nproc_per_node, options.is_module, str(options.log_dir)) == ("2", True, "logs")
+    given = {"shards": 8, "strategy": "ddp", "timeout_s": 9.0, "fresh": True, "allow": ("data", "shards")}
+    assert settings == {**given, "checkpoint_every": "500"}
+    assert RunConfig(**settings).interval == 500
+
+
+def test_the_command_line_comes_before_the_environment_and_that_before_the_file(call, asked, monkeypatch):
+    file = 'nnodes = 4\nmax-restarts = 4\nrdzv-endpoint = "host:1"\nshards = 8\n'
+    monkeypatch.setenv("PET_NNODES", "2")
+    monkeypatch.setenv("PET_MAX_RESTARTS", "2")
+    call("run", "--config", "run.toml", "--nnodes", "1", "--shards", "6", "train.py", file=file)
+    call("run", "--nnodes", "1", "train.py", "--config", "run.toml")
+    first, second = asked
+    assert (first[0].nnodes, first[0].max_restarts, first[0].rdzv_endpoint) == ("1", 2, "host:1")
+    assert first[1] == {"shards": 6}
+    assert second == (LaunchOptions(nnodes="1", max_restarts=2), {}), "what follows the script is the script's"
+
+
+GIVEN = (
+    *("--nproc-per-node", "auto", "--max-restarts", "3", "--nnodes", "1:2", "--rdzv-endpoint", "host:29500", "--tee"),
+    *("--log-dir", 'a "b" \\ \x7f\x1b\t ü', "-t", "3", "--monitor-interval", "0.1", "--no-python", "--timeout", "1e22"),
+    *("--shards", "8", "--run-dir", "5", "--fresh", "--allow", "data", "--allow", "threads", "--checkpoint-every", "007"),
+)
+
+
+def test_what_is_printed_can_be_given_back(call, asked):
+    call("run", *GIVEN, "train.py")
+    status, printed, _ = call("run", *GIVEN, "--print-config")
+    assert status == 0
+    call("run", "--config", "run.toml", "train.py", file=printed)
+    assert asked[0] == asked[1]
+    assert call("run", "--config", "run.toml", "--print-config")[1] == printed
+
+
+def test_every_option_is_printed_and_one_that_was_not_given_stays_the_scripts_to_set(call, asked):
+    printed = call("run", "--print-config")[1]
+    num_options = len(options_of(LaunchOptions)) + len(options_of(RunConfig))
+    assert len(re.findall(r"^# [\w-]+ = \S", printed, flags=re.MULTILINE)) == num_options
+    assert '\n# strategy = "auto"\n' in printed
+    call("run", "--config", "run.toml", "train.py", file=printed)
+    assert asked == [(LaunchOptions(), {})]
+
+
+def test_settings_that_contradict_each_other_are_not_printed(call):
+    status, printed, said = call("run", "--config", "run.toml", "--print-config", file="trace-until = 3\n")
+    assert (status, printed) == (2, "")
+    assert "trace_until=3" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("shard = 8", "shard: .*Did you mean shards?"),
+        ("nproc_per_node = 2", "nproc_per_node: .*Did you mean nproc-per-node?"),
+        ("timeout_s = 2.5", "timeout_s: .*Did you mean timeout?"),
+        ("help = true", "help: lockstep run has no such option"),
+        ("[training]", "training: it is a table"),
+        ("nproc = 2\nnproc-per-node = 3", "nproc-per-node: .*Keep one"),
+        ('shards = "8"', 'shards = "8": it must be a whole number'),
+        ("shards = true", "shards = true: it must be a whole number"),
+        ("timeout = 00:10:00", "timeout = 00:10:00: it must be a number"),
+        ("fresh = 1", "fresh = 1: it must be true or false"),
+        ('allow = "data"', 'allow = "data": it must be a list of strings'),
+        ("allow = [1]", r"allow = \[1\]: it must be a list of strings"),
+        ("log-dir = 3", "log-dir = 3: it must be a string"),
+        ("nnodes = 1.5", "nnodes = 1.5: it must be a string or a whole number"),
+    ],
+)
+def test_a_key_or_value_that_cannot_be_meant_is_refused_with_the_file(call, asked, line, words):
+    status, out, said = call("run", "--config", "run.toml", "train.py", file=f"seed = 1\n{line}\n")
+    assert (status, out, asked) == (2, "", [])
+    assert said.startswith("error: run.toml cannot be used")
+    assert re.search(rf"^  {words}", said, flags=re.MULTILINE)
+
+
+def test_a_number_beyond_all_bounds_is_refused_as_on_the_command_line(call, asked):
+    call("run", "--config", "run.toml", "train.py", file=f"timeout = 1{'0' * 400}\n")
+    [(_, settings)] = asked
+    with pytest.raises(ConfigError, match="timeout_s=inf"):
+        RunConfig(**settings)
+
+
+def test_all_that_is_wrong_with_a_file_is_said_at_once(call):
+    said = call("run", "--config", "run.toml", "train.py", file='shard = 8\nseed = "1"\n')[2]
+    assert re.search(r"^  shard: .*\n  seed = ", said, flags=re.MULTILINE)
+
+
+def test_a_file_that_is_missing_or_not_toml_is_told(call):
+    assert "error: --config run.toml: No such file" in call("run", "--config", "run.toml", "train.py")[2]
+    assert "run.toml: it is not valid TOML" in call("run", "--config", "run.toml", "train.py", file="shards: 8\n")[2]
+
+
+@pytest.mark.parametrize("verb", ["doctor", "tune"])
+def test_commands_with_the_options_of_a_run_take_its_file(call, verb):
+    status, _, said = call(verb, "--config", "run.toml", "train.py", file="shards = 8\nmax-restarts = 1\nkeeps = 2\n")
+    assert status == 2
+    assert f"keeps: lockstep {verb} has no such option. Did you mean keep?" in said
+    assert "shards:" not in said
