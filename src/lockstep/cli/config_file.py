@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import sys
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -92,10 +92,6 @@ def _apply(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
         content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
