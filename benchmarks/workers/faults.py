@@ -365,22 +365,28 @@ class Pictures(torch.utils.data.Dataset[torch.Tensor]):
 
 def evaluate_batches() -> None:
     """Batches arrive, and take no time themselves."""
-    for batch in torch.utils.data.DataLoader(Pictures(int(TOOK_S / 0.08), read_s=0.08), 16, num_workers=1):
+    for batch in own_loader(Pictures(int(TOOK_S / 0.08), read_s=0.08)):
         batch.mean()
 
 
 def evaluate_here() -> None:
     """The same without workers: a loop that sleeps at one line."""
-    for batch in torch.utils.data.DataLoader(Pictures(int(TOOK_S / 0.08), read_s=0.08), 16):
+    pictures = Pictures(int(TOOK_S / 0.08), read_s=0.08)
+    for batch in torch.utils.data.DataLoader(pictures, 16, generator=torch.Generator()):
         batch.mean()
 
 
 def wait_for_first_batch() -> None:
-    next(iter(torch.utils.data.DataLoader(Pictures(16, decode_s=TOOK_S / 16), 16, num_workers=1)))
+    next(iter(own_loader(Pictures(16, decode_s=TOOK_S / 16))))
 
 
 def wait_for_slow_reads() -> None:
-    next(iter(torch.utils.data.DataLoader(Pictures(16, read_s=TOOK_S / 16), 16, num_workers=1)))
+    next(iter(own_loader(Pictures(16, read_s=TOOK_S / 16))))
+
+
+def own_loader(pictures: Pictures) -> torch.utils.data.DataLoader[torch.Tensor]:
+    """Of one rank, whose random numbers are not taken from the stream that all ranks share."""
+    return torch.utils.data.DataLoader(pictures, 16, num_workers=1, generator=torch.Generator())
 
 
 def _rounds(act: Callable[[int], object], count: int) -> int:
