@@ -91,7 +91,7 @@ def test_a_runs_newest_checkpoint_is_shown_in_words(made, call):
     assert f"step         {STEPS}, in epoch 2" in done.out
     assert "finished" in lines["script"]
     assert "by 1 process" in lines["saved"]
-    assert "shards 2, exact True" in lines["born with"]
+    assert "shards 2, exact True" in lines["initial settings"]
     assert f"torch {torch.__version__}" in lines["versions"]
     assert "AdamW lr 0.01" in lines["optimizer"]
     assert "mine" in lines["registered"]

@@ -24,9 +24,9 @@ of them when it starts. [`lockstep verify train.py`](verify.md) shows whether th
 
 ## What runs and differs
 
-These idioms run without an error, and give another answer on another number of processes. `check` finds each by the code named.
-In general: **any tensor, list, dict, counter or object that is written inside and read later**, outside or by the next shard,
-holds what the shards of this process left in it.
+These idioms run without an error, and give a different answer on another number of processes. `check` finds each by the code
+named. In general: **any tensor, list, dict, counter or object that is written inside and read later**, outside or by the next
+shard, holds what the shards of this process left in it.
 """
 PITFALLS_TAIL = """
 ## Everything else

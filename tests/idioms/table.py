@@ -461,15 +461,15 @@ TABLE = {
         Row(
             "counter_inside",
             "a rate that follows samples counted inside",
-            Refused("the ranks have parted", alone=False),
+            Refused("the ranks have diverged", alone=False),
         ),
         Row(
             "last_loss_decides",
             "a rate that follows the last shard's loss",
-            Refused("the ranks have parted", alone=False),
+            Refused("the ranks have diverged", alone=False),
         ),
-        Row("drawn_on_rank_0", "random numbers drawn on rank 0 only", Refused("the ranks have parted", alone=False)),
-        Row("written_on_rank_0", "weights changed on rank 0 only", Refused("the ranks have parted", alone=False)),
+        Row("drawn_on_rank_0", "random numbers drawn on rank 0 only", Refused("the ranks have diverged", alone=False)),
+        Row("written_on_rank_0", "weights changed on rank 0 only", Refused("the ranks have diverged", alone=False)),
         Row(
             "rank_in_the_answer",
             "a learning rate multiplied by the world size",
