@@ -124,7 +124,7 @@ def test_it_follows_a_run_until_that_ends_or_ctrl_c_and_signals_nobody(tmp_path,
         assert (process.wait(timeout=60), run.wait(timeout=60)) == (0, 0), text
     assert "train-1 · running" in text
     assert "train-1 · finished" in text
-    assert "came to its end" in text
+    assert "the script finished" in text
 
 
 def report(rank, state="running", activity="in the forward pass", host="a", **more):
