@@ -16,8 +16,11 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(\]\(|<(?:a|img)[^>]* (?:href|src)=\")(?![a-z]+:|#)([^)\s\"#]+)")
-FENCE = re.compile(r"^([ ]*```\w+) (?!title=)\S.*$", flags=re.MULTILINE)  # with a word for the tests
+BLOCK = re.compile(r"^( *)```(\w*)( [^\n]*)?\n(.*?)^\1```$", flags=re.MULTILINE | re.DOTALL)
+WIDEST = 120  # characters of code that fit beside the navigation on a screen of 1200 pixels
 LLMS = "llms.txt"
+# The theme shows its navigation from 1220 pixels on, and below that in a drawer; here from 960 on.
+BREAKPOINTS = {"76.25em": "60em", "76.234375em": "59.984375em"}
 
 
 def in_site(path: str) -> str:
@@ -65,11 +68,27 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         path = places.get(match[2])
         return match[0] if path is None else match[1] + posixpath.relpath(in_site(path), start)
 
-    return FENCE.sub(r"\1", LINK.sub(moved, markdown))
+    return BLOCK.sub(fenced, LINK.sub(moved, markdown))
+
+
+def fenced(match: re.Match[str]) -> str:
+    """A block of code without the words that are for the tests; output with lines wider than any screen is wrapped."""
+    indent, language, words, text = match.groups()
+    if words and words.startswith(" title="):
+        return match[0]
+    is_wide = language in ("", "text", "console") and max(map(len, text.splitlines()), default=0) > WIDEST
+    kind = f"{{.{language or 'text'} .wrapped}}" if is_wide else language
+    return f"{indent}```{kind}\n{text}{indent}```"
 
 
 def on_post_build(config: Any) -> None:
-    """llms.txt in the root of the site, with its links."""
+    """Show the navigation on narrower screens, and put llms.txt, with its links, into the root of the site."""
+    assets = Path(config.site_dir, "assets")
+    for file in [*assets.glob("stylesheets/main.*.css"), *assets.glob("javascripts/bundle.*.js")]:
+        text = file.read_text()
+        for theirs, ours in BREAKPOINTS.items():
+            text = text.replace(theirs, ours)
+        file.write_text(text)
 
     def moved(match: re.Match[str]) -> str:
         uri = in_site(match[2]).replace("README.md", "index.md")

@@ -67,7 +67,7 @@ class RunConfig:
     """How gradients are synchronized: ``single`` (one process), ``dp`` (one process with several GPUs: ``nn.DataParallel``),
     ``ddp`` (PyTorch's all-reduce), ``fsdp`` (PyTorch's ``fully_shard``: each process holds a part of the parameters and of the
     optimizer state), ``horovod`` (Horovod's all-reduce, if installed), ``exact`` (one fixed tree: bit-identical at every world
-    size), or ``auto``: ``exact``, or ``single`` where V is 1 (see ``shards``). A run born with another strategy than ``exact``
+    size), or ``auto``: ``exact``, or ``single`` where V is 1 (see ``shards``). A run of another strategy than ``exact``
     is resumed by ``auto`` without the promise: ``single`` on one process, ``ddp`` on several."""
     precision: str = option(
         "32-true",
@@ -87,7 +87,7 @@ class RunConfig:
         "give the same answer; so it is best given in the script, join(shards=8).  [default: the number of processes]",
     )
     """Number of shards V that each global batch is split into, and so the largest world size of the run. None: the world size
-    of the first launch, so that another number of processes gives another, equally good answer."""
+    of the first launch, so that another number of processes gives a different, equally good answer."""
     accumulate: int = option(
         1, group=TRAINING, metavar="K", help="Number of consecutive global batches per optimizer step.  [default: 1]"
     )

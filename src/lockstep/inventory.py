@@ -196,9 +196,9 @@ def read_run(path: Path) -> Run:
         )
         history.step = history.ended_at
     if state == FAILED:
-        remarks.append("it ended before its first checkpoint, so there is nothing to resume: the same command begins anew")
+        remarks.append("it ended before its first checkpoint, so there is nothing to resume: the same command starts over")
     if state == INTERRUPTED and history.has_ended and not remarks:
-        remarks.append("it finished, but its end could not be saved: it resumes from the checkpoint before")
+        remarks.append("it finished, but its end could not be saved: it resumes from the previous checkpoint")
     steps = [step for step in (history.step, None if saved is None else saved.step) if step is not None]
     times = [when for when in (history.last_s, None if saved is None else saved.time_s) if when is not None]
     active_s = max(times, default=_time_of_change(path))

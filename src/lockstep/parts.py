@@ -332,7 +332,7 @@ class Parts:
     def _end_stuck(self, report: str, speaks: bool, is_deadlock: bool) -> None:
         """End this process, from another thread than the one that waits."""
         newest, asked = self.saver.newest_written(), self.stop_watch.asked()
-        saved = "There is no checkpoint: the same command starts anew"
+        saved = "There is no checkpoint: the same command starts over"
         if newest is not None:
             saved = f"The newest checkpoint is that of step {newest}, from which the same command resumes"
         if asked is None or is_deadlock:

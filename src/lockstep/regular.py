@@ -142,9 +142,9 @@ def own_directory(path: Path, *, may_be_link: bool = False) -> None:
     for found, place in ((itself, path.parent), (target, path)):
         if found.st_uid not in (os.geteuid(), _ROOT) and found.st_uid != _owner_of_new(place):
             raise ConfigError(
-                f"{path} belongs to {_user(found.st_uid)}, and this process is one of {_user(os.geteuid())}: whoever owns a "
-                "directory can have any file of yours overwritten by what is written there. Use a directory of your own; to "
-                f"resume a run that is there, a copy of it: cp -r {path}/. COPY, then --run-dir COPY"
+                f"{path} belongs to {_user(found.st_uid)}, and this process is one of {_user(os.geteuid())}: the owner of a "
+                "directory could redirect what is written there to any file of yours. Use a directory of your own; to "
+                f"resume a run that is there, copy it: cp -r {path}/. COPY, then --run-dir COPY"
             )
 
 

@@ -40,8 +40,8 @@ def test_a_command_that_refused_its_arguments():
     ("output", "exit_status", "said"),
     [
         ("step 1\nstep 2\n\n", 3, "ended with exit status 3; its last line: step 2"),
-        ("", -9, "was killed by SIGKILL without a word"),
-        ("", -4000, "was killed by signal 4000 without a word"),
+        ("", -9, "was killed by SIGKILL without any message"),
+        ("", -4000, "was killed by signal 4000 without any message"),
     ],
 )
 def test_without_an_error_how_it_ended(output, exit_status, said):

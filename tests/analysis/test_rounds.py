@@ -117,7 +117,7 @@ def test_another_comparison_is_not_gone_on_with_and_what_differs_is_said(make_pl
     planned.begin(tmp_path / "out").noting()
     found, why_not = unfinished.resumable(make_plan(**changed), tmp_path / "out")
     assert found is None
-    assert why_not.endswith(f"it has other {named}")
+    assert why_not.endswith(f"because these differ: {named}")
 
 
 def test_a_comparison_that_still_runs_is_left_alone(make_plan, tmp_path):

@@ -41,5 +41,5 @@ def test_all_shards_come_to_be_audited():
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "horovod", "dp"])
 def test_strategies_that_cannot_be_audited_are_refused_with_a_way_out(strategy):
-    with pytest.raises(ConfigError, match=f"audit with strategy='{strategy}'.*Leave strategy out"):
+    with pytest.raises(ConfigError, match=f"audit with strategy='{strategy}'.*Leave out strategy"):
         check_strategy(strategy)

@@ -47,7 +47,7 @@ def test_the_rank_is_named(case):
     assert found.headline.endswith(said)
     if said == "does not repeat its result":
         assert f"rank {0 if 'owner' in case else 1} (" in found.headline
-        assert "Kernels that are not deterministic" in found.text
+        assert "kernel that is not deterministic" in found.text
     assert "nothing is saved after it" in found.text
 
 

@@ -73,7 +73,7 @@ def test_with_another_strategy_than_the_default_it_is_refused_with_a_way_out(run
     done = run_here(SCRIPT, "--nproc", "2", "--strategy", "ddp", "--audit", "2", "--run-dir", "r")
     assert done.returncode == 1
     assert "audit with strategy='ddp'" in done.stderr
-    assert "Leave strategy out" in done.stderr
+    assert "Leave out strategy" in done.stderr
 
 
 def test_one_process_needs_no_shards(run_here):

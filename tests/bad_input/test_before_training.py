@@ -124,7 +124,7 @@ def test_cuda_without_a_gpu_is_refused(tmp_path, monkeypatch):
 def test_a_process_group_opened_by_the_script_is_told(tmp_path):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        with pytest.raises(lockstep.UsageError, match=r"initialised before lockstep\.join"):
+        with pytest.raises(lockstep.UsageError, match=r"initialized before lockstep\.join"):
             lockstep.join(run_dir=str(tmp_path / "run"))
     finally:
         dist.destroy_process_group()

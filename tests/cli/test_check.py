@@ -81,7 +81,7 @@ def test_an_explanation_has_a_wrong_and_a_right_example(capsys):
 
 @pytest.mark.parametrize(
     ("args", "word"),
-    [(("--explain", "LS999"), "LS101"), ((), "which script"), (("none.py",), "none.py"), (("--epochs",), "option")],
+    [(("--explain", "LS999"), "LS101"), ((), "no script"), (("none.py",), "none.py"), (("--epochs",), "option")],
 )
 def test_wrong_usage_is_status_2(capsys, args, word):
     status, _, err = call(capsys, "check", *args)

@@ -129,7 +129,7 @@ def test_without_matplotlib_all_but_the_picture_is_there_and_how_to_get_it(compa
 def test_a_comparison_of_which_nothing_could_run_fails(compare, script):
     failing = compare("--methods", "single@python", "--timeout-per-method", "1", script, "32-true")
     assert failing.exit_code == 1
-    assert "did not end within 1 s" in failing.output
+    assert "did not finish within 1 s" in failing.output
     assert "no method could be run" in failing.output
 
 

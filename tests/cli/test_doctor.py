@@ -30,7 +30,7 @@ def test_a_table_for_people_with_remedies_below(doctor):
     assert lines[0].split() == ["check", "found"]
     for check in (*(check.name for check in CHECKS), NAME):
         assert len([line for line in lines[1:] if line.startswith(f"{check}  ")]) == 1, check
-    assert "warn: OMP and BLAS: set OMP_NUM_THREADS alone, or --threads: it holds for all of them" in lines
+    assert "warn: OMP and BLAS: set OMP_NUM_THREADS alone, or --threads: it applies to all of them" in lines
     assert " warn, 0 fail, in " in lines[-1]
 
 
@@ -69,7 +69,7 @@ def test_preflight_does_not_start_after_a_failure_and_says_how_to(run_here, tmp_
     assert (done.returncode, done.stdout) == (2, "")
     assert f"lockstep: preflight: fail: run directory: {tmp_path}/file: Not a directory. Remedy: " in done.stderr
     assert "(run directory), so nothing was started. " in done.stderr
-    assert "leave --preflight out" in done.stderr
+    assert "leave out --preflight" in done.stderr
 
 
 def test_preflight_measures_between_the_processes_that_are_to_be_started(run_here):

@@ -34,7 +34,7 @@ def test_a_number_that_is_none_is_refused(text):
     ("callback", "text", "said"),
     [
         (LAUNCHERS, "local,slurm", "unknown launcher 'slurm': choose one of local, torchrun$"),
-        (LAUNCHERS, ",", "--list ',' names none: choose one of local, torchrun"),
+        (LAUNCHERS, ",", "--list ',' is empty: choose one of local, torchrun"),
         (PROPOSALS, "warp", "unknown proposal 'warp': choose one of threads, compile, none"),
     ],
 )

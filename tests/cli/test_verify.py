@@ -122,7 +122,7 @@ def test_of_batchnorm_is_said_over_how_many_samples_it_normalises_and_how_one_de
     (tmp_path / "train.py").write_text(script("shards=4", ", torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.1)"))
     done = verify("--world-sizes", "1", "--workers", "0,1", "--launchers", "local", "--no-resume", "train.py")
     assert done.exit_code == 0, done.output
-    assert done.output.count("BatchNorm normalises over 4 samples (16 / 4 shards)") == 1
+    assert done.output.count("BatchNorm normalizes over 4 samples (16 / 4 shards)") == 1
     assert re.search("up to rounding .*, computed with BatchNorm in evaluation mode and without dropout", done.output)
 
 
@@ -164,8 +164,8 @@ def test_values_that_no_checkpoint_has_are_found_by_kills_in_the_first_and_the_l
     assert re.search(f"first difference: .*{place}", done.output)
     assert "team.state(" in done.output
     assert [(finding["name"], finding["code"][:3]) for finding in done.results["findings"]] == [("bad", "LS2")]
-    assert "starts anew on a resume: `bad`" in done.output.partition("verifying")[0]
-    assert "`bad` starts anew" in done.output.partition("found in the script's text")[2]
+    assert "starts over on a resume: `bad`" in done.output.partition("verifying")[0]
+    assert "`bad` starts over" in done.output.partition("found in the script's text")[2]
 
 
 @pytest.mark.long
@@ -189,7 +189,7 @@ def test_ranks_that_load_different_weights_after_their_last_step_fail(verify, tm
     assert done.exit_code == 1, done.output
     assert "FAIL  3 processes: failed" in done.output
     assert re.search(
-        "the ranks have parted: at the end of the script, '0.weight' of model is not the same on rank", done.output
+        "the ranks have diverged: at the end of the script, '0.weight' of model is not the same on rank", done.output
     )
 
 
@@ -232,7 +232,7 @@ def test_a_difference_is_told_with_its_place_cause_line_and_remedy(verify, tmp_p
 def test_of_ranks_that_part_the_error_is_shown_and_the_line_that_parted_them(verify):
     done = verify("--world-sizes", "1,2", *BRIEFLY, "train.py", "update by one rank")
     assert done.exit_code == 1, done.output
-    assert done.output.count("MismatchError: the ranks have parted: after step 1, '0.weight'") == 1
+    assert done.output.count("MismatchError: the ranks have diverged: after step 1, '0.weight'") == 1
     assert "FAIL  2 processes: rank 1 differs from rank 0" in done.output
     assert re.search(r"train.py:\d+  team.is_main:  model\[0\].weight.add_", done.output)
     assert done.results["diagnosis"]["cause"] == "rank"
@@ -263,7 +263,7 @@ def test_a_summed_loss_is_found_by_one_device(verify):
 def test_a_script_that_learns_nothing_fails(verify):
     done = verify("--world-sizes", "1", "--workers", "0,1", *BRIEFLY, "train.py", "learns nothing")
     assert done.exit_code == 1
-    assert "FAIL  nothing was learned: no weight moved in any step" in done.output
+    assert "FAIL  nothing was learned: no weight changed in any step" in done.output
 
 
 @pytest.mark.usefixtures("warm_trials")
@@ -301,7 +301,7 @@ def test_a_run_that_takes_too_long_is_stopped_with_all_it_started(verify, tmp_pa
     (tmp_path / "hang.py").write_text("import time\ntime.sleep(60)\n")
     done = verify("--world-sizes", "1,2", "--timeout-per-run", "1", "hang.py")
     assert done.exit_code == 1
-    assert "FAIL  1 process: timeout: did not end within 1 s and was stopped" in done.output
+    assert "FAIL  1 process: timeout: did not finish within 1 s and was stopped" in done.output
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_a_frame_of_a_finished_run_tells_its_progress_curve_ranks_events_and_che
     assert re.search(r"^ranks 0 and 1 on \S+: finished", out, re.MULTILINE)
     assert "last checkpoint: step 20, " in out
     assert re.search(r"evaluation after step 20: error 0\.\d+$", out, re.MULTILINE)
-    assert lines[-1].endswith("ago  the script came to its end, at step 20")
+    assert lines[-1].endswith("ago  the script finished, at step 20")
     assert look(capsys, "runs/train-1", "--once")[1].splitlines()[0] == lines[0]
 
 
@@ -124,7 +124,7 @@ def test_it_follows_a_run_until_that_ends_or_ctrl_c_and_signals_nobody(tmp_path,
         assert (process.wait(timeout=60), run.wait(timeout=60)) == (0, 0), text
     assert "train-1 · running" in text
     assert "train-1 · finished" in text
-    assert "came to its end" in text
+    assert "the script finished" in text
 
 
 def report(rank, state="running", activity="in the forward pass", host="a", **more):

@@ -136,7 +136,7 @@ def both(first, second, status=0):
 
 def test_two_hosts_come_to_the_weights_of_one_process(numbered, alone, hurry, cluster, tmp_path):
     second = numbered(1, TRAIN, "--nproc", "2", "--shards", "4", args=(EPOCHS, 0.1))
-    until(lambda: "waits at host0:29500 for node 0, which keeps the store" in second.err)
+    until(lambda: "waiting at host0:29500 for node 0, which keeps the store" in second.err)
     first = numbered(0, TRAIN, "--shards", "4", args=(EPOCHS, 0.1))
     until(lambda: read_steps(tmp_path))
     for host in cluster.hosts[:2]:  # `ss` says *:PORT or 0.0.0.0:PORT of what listens on all interfaces
@@ -189,11 +189,11 @@ def test_another_torch_on_a_host_is_said_before_training(numbered, cluster, tmp_
     cluster.hosts[1].replace(usual, by=tmp_path / "version.py")
     cluster.hosts[1].environment["PYTHONDONTWRITEBYTECODE"] = "1"  # the other hosts share the directory
     first = numbered(0, TRAIN, args=(1, 0))
-    until(lambda: "waits at" in first.err)
+    until(lambda: "waiting at" in first.err)
     second = numbered(1, TRAIN, args=(1, 0))
     assert second.wait() == 2
     assert f"differ: torch 2.0.other here, {torch.__version__} there" in second.err
-    until(lambda: "host1 was rejected: it came with torch 2.0.other" in first.err)
+    until(lambda: "host1 was rejected: it has torch 2.0.other" in first.err)
     first.process.send_signal(signal.SIGTERM)
     assert first.wait(20) == 143
     assert not read_steps(tmp_path)
@@ -201,9 +201,9 @@ def test_another_torch_on_a_host_is_said_before_training(numbered, cluster, tmp_
 
 def test_a_wrong_master_address_is_said_at_once(numbered):
     for number, at, words in [
-        (0, "host1", "10.213.0.2) is no address of this machine: the rendezvous is at node 0"),
-        (0, "nowhere", "knows no host 'nowhere'"),
-        (1, "nowhere", "knows no host 'nowhere'"),
+        (0, "host1", "10.213.0.2) is not an address of this machine: the rendezvous is at node 0"),
+        (0, "nowhere", "cannot resolve 'nowhere'"),
+        (1, "nowhere", "cannot resolve 'nowhere'"),
     ]:
         wrong = numbered(number, TRAIN, at=at, args=(1, 0))
         assert wrong.wait(20) == 2

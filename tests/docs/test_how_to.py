@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 from launchers import nursery, python_here
-from warm import run_here
+from warm import command_here, run_here
 
-__all__ = ["nursery", "python_here", "run_here"]
+__all__ = ["command_here", "nursery", "python_here", "run_here"]
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "how-to").glob("*.md"))
 BLOCK = re.compile(r'^```python(?: title="(\w+\.py)")?\n(.*?)^```', flags=re.DOTALL | re.MULTILINE)
 SCRIPTS = [(page.stem, name, text) for page in PAGES for name, text in BLOCK.findall(page.read_text())]
-TRAINING = [script for script in SCRIPTS if script[1] not in ("before.py", "after.py", "in_a_notebook.py")]
+NO_TRAINING = ("before.py", "after.py", "in_a_notebook.py", "predict.py")  # or with a test of their own
+TRAINING = [script for script in SCRIPTS if script[1] not in NO_TRAINING]
 MIGRATIONS = {page for page, name, _ in SCRIPTS if name == "before.py"}
 NEEDED = ("accelerate", "transformers")
 
@@ -119,3 +120,15 @@ def test_before_and_after_save_the_same_weights(page, run_here, run_plainly, req
 def test_a_function_is_launched_as_from_a_notebook(run_plainly):
     (text,) = [text for page, _, text in SCRIPTS if page == "notebooks"]
     assert re.fullmatch(r"(?s).*\[\d[\d., ]+\]\n", run_plainly(text))
+
+
+@pytest.mark.long
+def test_best_weights_are_used_without_lockstep(command_here, python_here, tmp_path):
+    texts = {name: text for _, name, text in SCRIPTS}
+    (tmp_path / "early_stopping.py").write_text(texts["early_stopping.py"])
+    (tmp_path / "predict.py").write_text(texts["predict.py"])
+    done = command_here("lockstep run --nproc-per-node 2 early_stopping.py")
+    assert done.returncode == 0, done.stderr
+    done = python_here(tmp_path / "predict.py")
+    assert (done.returncode, done.stdout) == (0, "[0, 1]\n"), done.stderr
+    assert "lockstep" not in re.sub("#.*", "", texts["predict.py"])

@@ -16,7 +16,7 @@ TESTS = {
         "comm/test_strangers.py::test_another_user_of_this_machine_is_not_taken_for_a_rank",
     ),
     "What `lockstep` itself exchanges": ("comm/test_strangers.py::test_a_pickle_that_a_rank_sends_in_join_is_not_run",),
-    "A program of somebody else": (
+    "Somebody else's program": (
         "comm/test_strangers.py::test_what_is_said_of_a_stranger_is_not_taken_for_an_echo_of_a_lost_connection",
     ),
     "The rendezvous, the secret": (

@@ -1,5 +1,6 @@
 """The documentation site is built strictly, has the whole interface, and loads nothing from elsewhere."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -62,15 +63,76 @@ def test_llms_txt_is_in_its_root_with_links_into_it(site):
     assert [link for link in links if not (site / link).is_file()] == []
 
 
+@pytest.fixture
+def browse(require, tmp_path):
+    """``browse(address)``: what Chromium has made of a page after three seconds of its time, and what it has said."""
+    require("chromium", None if shutil.which("chromium") else "there is no chromium here")
+
+    def run(address):
+        command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+        command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+        command += ["--allow-file-access-from-files", "--virtual-time-budget=3000", "--enable-logging=stderr"]
+        command += [f"--user-data-dir={tmp_path}", "--dump-dom", address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return run
+
+
 @pytest.mark.long
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("page", ["index.html", "api.html", "how-to/contrastive.html"])
-def test_a_browser_shows_it_from_the_disk_without_an_error(site, page, require, tmp_path):
-    require("chromium", None if shutil.which("chromium") else "there is no chromium here")
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-    command += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr"]
-    command += [f"--user-data-dir={tmp_path}", "--virtual-time-budget=3000", "--dump-dom", (site / page).as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("page", ["index.html", "api.html"])
+def test_a_browser_shows_it_from_the_disk_without_an_error(site, page, browse):
+    done = browse((site / page).as_uri())
     assert "<h1" in done.stdout
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+
+
+MEASURE = """<script>
+const pages = %s, found = {}
+for (const page of pages) for (const width of [1200, 390]) {
+  const frame = document.createElement("iframe")
+  frame.width = width; frame.height = 900; frame.src = page
+  frame.onload = () => {
+    const body = frame.contentDocument
+    const isVisible = link => {
+      const {x, y, width, height} = link.getBoundingClientRect()
+      return link.contains(body.elementFromPoint(x + width / 2, y + height / 2))
+    }
+    found[page + " " + width] = {
+      links: [...body.querySelectorAll(".md-sidebar--primary a")].filter(isVisible).length,
+      cut: [...body.querySelectorAll("pre > code")].filter(code => code.scrollWidth > code.clientWidth).length,
+      wide: body.documentElement.scrollWidth > width,
+    }
+    document.title = JSON.stringify(found)
+  }
+  document.body.append(frame)
+}
+</script>"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(150)
+def test_at_1200_pixels_the_navigation_is_there_and_no_code_is_cut_and_a_phone_scrolls_only_tables_and_code(
+    site, browse, tmp_path
+):
+    pages = ["index.html", "explain.html", "rendezvous.html", "how-to/early-stopping.html"]
+    frame = tmp_path / "frame.html"
+    frame.write_text(f"<body>{MEASURE % json.dumps([(site / page).as_uri() for page in pages])}")
+    found = json.loads(re.search("<title>(.*)</title>", browse(frame.as_uri()).stdout)[1])
+    wide, narrow = ([seen for name, seen in found.items() if name.endswith(width)] for width in ("1200", "390"))
+    assert len(wide) == len(narrow) == len(pages)
+    assert all(seen["links"] > 20 and not seen["cut"] and not seen["wide"] for seen in wide), found
+    assert not any(seen["wide"] for seen in narrow), found
+
+
+def test_scripts_on_pages_are_no_wider_than_a_screen():
+    blocks = [
+        (page.name, line)
+        for page in (ROOT / "docs").rglob("*.md")
+        for block in re.findall(r"^```python[^\n]*\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for line in block.splitlines()
+    ]
+    assert blocks
+    assert [found for found in blocks if len(found[1]) > 118] == []

@@ -1,82 +1,119 @@
-"""Writes docs/pitfalls.md from the table: python tests/idioms/pitfalls.py."""
+"""Writes docs/pitfalls.md and docs/idioms.md from the table: python tests/idioms/pitfalls.py."""
 
 import re
 from pathlib import Path
 
-from table import FOUND, TABLE, Documented, Equal, Refused
+from table import FOUND, PITFALLS, ROWS, TABLE, Documented, Equal, Refused
 
-PAGE = Path(__file__).parents[2] / "docs" / "pitfalls.md"
-HEAD = """\
-# Pitfalls: what is refused, what differs, and what is proven equal
+DOCS = Path(__file__).parents[2] / "docs"
+WRITTEN = "<!-- Written by tests/idioms/pitfalls.py from tests/idioms/table.py: change the table, and run it. -->"
+PITFALLS_HEAD = f"""\
+# Pitfalls: the ten that matter
 
-<!-- Written by tests/idioms/pitfalls.py from tests/idioms/table.py: change the table, and run it. -->
+{WRITTEN}
 
-The rule: **inside `batch.shards` a process sees its own shards; outside, every process does the same with the same numbers.**
-Values leave the inner loop through `team.backward`, `batch.add`, `team.per_shard`, buffers, or, outside, a collective.
+**Inside `batch.shards` a process sees its own shards; outside, every process does the same with the same numbers.** Values
+leave the inner loop through `team.backward`, `batch.add`, `team.per_shard`, buffers, or, outside, a collective. Nearly all
+pitfalls break this rule. Below, *inside* and *outside* mean `batch.shards`.
+
+| | you write | what is wrong | write instead | what happens |
+|---|---|---|---|---|"""
+PITFALLS_MIDDLE = """
+[`lockstep check train.py`](check.md) finds most of these by reading the script, with the line to write instead, and a run warns
+of them when it starts. [`lockstep verify train.py`](verify.md) shows whether the answer is the same.
+
+## What runs and differs
+
+These idioms run without an error, and give a different answer on another number of processes. `check` finds each by the code
+named. In general: **any tensor, list, dict, counter or object that is written inside and read later**, outside or by the next
+shard, holds what the shards of this process left in it.
+"""
+PITFALLS_TAIL = """
+## Everything else
+
+Of {num_scripts} ordinary idioms that are tested, {num_equal} are equal to the bit on any number of processes,
+{num_refused} are refused with an error that says what to write instead, and {num_documented} differ, as listed above:
+[all of them, by topic](idioms.md). What the contract leaves open besides: [where it ends](contract.md#where-it-ends).
+"""
+IDIOMS_HEAD = """\
+# All idioms, tested
+
+{written}
 
 How far the [contract](contract.md) goes: {num_scripts} ordinary training idioms, each linked to its script and run by a test.
+*Inside* and *outside* mean `batch.shards`.
 
 | scripts | outcome |
 |---|---|
 | {num_equal} | **equal to the bit** on 1 to 4 processes with 4 shards, and on 1 and 4 with 6, on every rank |
 | {num_plain} of these | † with one process and one shard, also equal to the same loop without lockstep |
 | {num_carried} of these | § not after a resume, unless what the finding names is in a checkpoint ([LS2..](check.md)) |
-| {num_refused} | **refused** |
-| {num_documented} | run and **differ** |
+| {num_refused} | **refused** with an error that says what to write instead. ‡: not by one process alone |
+| {num_documented} | run and **differ**: [pitfalls](pitfalls.md#what-runs-and-differs) |
 
-An idiom that differs without an error and is not listed here is a bug. Below, *inside* and *outside* mean `batch.shards`."""
-REFUSED_HEAD = """
-## What is refused
-
-Each with an error that says what to write instead. ‡: only other processes can tell, so one process alone runs it.
-"""
-DOCUMENTED_HEAD = """
-## What runs and differs
-
-**Written inside, read outside**: any tensor, list, dict, counter or object of the script that is written inside and read
-later, outside or by the next shard, holds what the shards of this process left in it. [`lockstep check`](check.md) finds it,
-with the line to write instead, and a run warns of it when it starts. In each of these it finds the code named:
-"""
-EQUAL_HEAD = """
-## What is proven equal
+An idiom that differs without an error and is not listed here is a bug.
 """
 
 
-def page():
-    """The page's text."""
-    rows = [row for rows in TABLE.values() for row in rows]
-    equal = [row for row in rows if isinstance(row.promise, Equal)]
-    refused = [row for row in rows if isinstance(row.promise, Refused)]
-    documented = [row for row in rows if isinstance(row.promise, Documented)]
-    lines = [
-        HEAD.format(
-            num_scripts=len(rows),
-            num_equal=len(equal),
-            num_plain=sum(row.promise.plain for row in equal),
-            num_carried=sum(starts_anew(row) for row in equal),
-            num_refused=len(refused),
-            num_documented=len(documented),
-        ),
-        REFUSED_HEAD,
-    ]
-    for group, of_group in TABLE.items():
-        named = ", ".join(link(row) + "‡" * (not row.promise.alone) for row in of_group if isinstance(row.promise, Refused))
-        if named:
-            lines.append(f"- {group}: {named}")
-    lines.append(DOCUMENTED_HEAD)
-    for row in documented:
+def pitfalls():
+    """The text of docs/pitfalls.md."""
+    lines = [PITFALLS_HEAD]
+    for number, pitfall in enumerate(PITFALLS, 1):
+        rows = [row for name in pitfall.names for row in ROWS if row.name == name]
+        shown = ", ".join(
+            f"[{letter}](../tests/idioms/scripts/{row.name}.py)" for letter, row in zip("abcd", rows, strict=False)
+        )
+        [outcome] = {outcome_of(row) for row in rows}
+        lines.append(f"| {number} | {pitfall.written} | {pitfall.why} | {pitfall.instead} | {outcome}: {shown} |")
+    lines.append(PITFALLS_MIDDLE)
+    for row in of_kind(Documented):
         lines.append(f"- {link(row)}" + (f": {FOUND[row.name]}" if row.name in FOUND else f". {row.promise.why}"))
-    lines.append(EQUAL_HEAD)
-    for group, of_group in TABLE.items():
-        proven = [row for row in of_group if isinstance(row.promise, Equal)]
-        if proven:
-            lines += [f"### {group[0].upper()}{group[1:]}", ""]
-            lines += [",\n".join(f"{link(row)}{'†' * row.promise.plain}{'§' * starts_anew(row)}" for row in proven), ""]
-    return "\n".join(lines).rstrip() + "\n"
+    lines.append(PITFALLS_TAIL.format(**counts()))
+    return "\n".join(lines)
 
 
-def starts_anew(row):
-    """Whether the script hands something on from step to step that no checkpoint holds."""
+def idioms():
+    """The text of docs/idioms.md."""
+    lines = [IDIOMS_HEAD.format(written=WRITTEN, **counts())]
+    for group, rows in TABLE.items():
+        lines.append(f"## {group[0].upper()}{group[1:]}\n")
+        for kind, outcome in ((Equal, "Equal"), (Refused, "Refused"), (Documented, "Differ")):
+            if named := [f"{link(row)}{marks(row)}" for row in of_kind(kind, rows)]:
+                lines.append(f"**{outcome}**: " + ",\n".join(named) + "\n")
+    return "\n".join(lines)
+
+
+def of_kind(kind, rows=ROWS):
+    return [row for row in rows if isinstance(row.promise, kind)]
+
+
+def counts():
+    equal = of_kind(Equal)
+    return {
+        "num_scripts": len(ROWS),
+        "num_equal": len(equal),
+        "num_plain": sum(row.promise.plain for row in equal),
+        "num_carried": sum(starts_over(row) for row in equal),
+        "num_refused": len(of_kind(Refused)),
+        "num_documented": len(of_kind(Documented)),
+    }
+
+
+def outcome_of(row):
+    """What a user sees of a pitfall."""
+    if isinstance(row.promise, Equal):
+        return "differs after a resume"
+    return "differs" if isinstance(row.promise, Documented) else "refused"
+
+
+def marks(row):
+    if isinstance(row.promise, Equal):
+        return "†" * row.promise.plain + "§" * starts_over(row)
+    return "‡" * (isinstance(row.promise, Refused) and not row.promise.alone)
+
+
+def starts_over(row):
+    """Whether the script carries something from step to step that no checkpoint holds."""
     return "LS2" in FOUND.get(row.name, "").replace("?", "")
 
 
@@ -85,5 +122,8 @@ def link(row):
     return f"[{re.sub('^(an?|the) ', '', row.what)}](../tests/idioms/scripts/{row.name}.py)"
 
 
+PAGES = {DOCS / "pitfalls.md": pitfalls, DOCS / "idioms.md": idioms}
+
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for page, text in PAGES.items():
+        page.write_text(text())

@@ -1,4 +1,7 @@
-"""What is promised for each script of the corpus: one row a script. ``pitfalls.py`` makes ``docs/pitfalls.md`` of it."""
+"""What is promised for each script of the corpus: one row a script.
+
+``pitfalls.py`` makes ``docs/pitfalls.md`` and ``docs/idioms.md`` of it.
+"""
 
 from dataclasses import dataclass
 
@@ -37,6 +40,16 @@ class Row:
     promise: Equal | Refused | Documented
     heavy: bool = False
     """It imports what takes seconds in every process, so it is tested on fewer of them."""
+
+
+@dataclass(frozen=True)
+class Pitfall:
+    """What people write first and should not, with scripts that show it."""
+
+    written: str
+    why: str
+    instead: str
+    names: tuple[str, ...]
 
 
 EQUAL = Equal()
@@ -448,15 +461,15 @@ TABLE = {
         Row(
             "counter_inside",
             "a rate that follows samples counted inside",
-            Refused("the ranks have parted", alone=False),
+            Refused("the ranks have diverged", alone=False),
         ),
         Row(
             "last_loss_decides",
             "a rate that follows the last shard's loss",
-            Refused("the ranks have parted", alone=False),
+            Refused("the ranks have diverged", alone=False),
         ),
-        Row("drawn_on_rank_0", "random numbers drawn on rank 0 only", Refused("the ranks have parted", alone=False)),
-        Row("written_on_rank_0", "weights changed on rank 0 only", Refused("the ranks have parted", alone=False)),
+        Row("drawn_on_rank_0", "random numbers drawn on rank 0 only", Refused("the ranks have diverged", alone=False)),
+        Row("written_on_rank_0", "weights changed on rank 0 only", Refused("the ranks have diverged", alone=False)),
         Row(
             "rank_in_the_answer",
             "a learning rate multiplied by the world size",
@@ -657,3 +670,67 @@ FOUND = {
     "value_added_outside": "LS101",
     "unprepared_step_inside": "LS302",
 }
+
+# The ten that matter, the most frequent first.
+PITFALLS = [
+    Pitfall(
+        "`correct += ...` or `losses.append(...)` inside, read outside",
+        "counts only the shards of this process",
+        '`batch.add(correct=...)` inside, `batch["correct"]` outside',
+        ("sum_by_hand", "queue_filled_inside"),
+    ),
+    Pitfall(
+        "`loss` of the inner loop, used outside: `scheduler.step(loss)`, `if loss < ...`",
+        "is the loss of this process's last shard",
+        '`batch.add(loss=loss)` inside, `batch["loss"]` outside',
+        ("last_loss_decides",),
+    ),
+    Pitfall(
+        "`best`, `bad` or a running average in plain variables",
+        "are in no checkpoint, so a resumed run starts them over",
+        "`state = team.state(best=0.0, bad=0)`, then `state.best`",
+        ("early_stopping_by_metric",),
+    ),
+    Pitfall(
+        "`for step, batch in enumerate(loader)`",
+        "restarts at 0 when the run resumes in mid-epoch",
+        "`team.step`",
+        ("enumerate_and_break",),
+    ),
+    Pitfall(
+        "`lr * world_size`, `batch_size // world_size`",
+        "make the answer depend on the number of processes: `batch_size` is the global one",
+        "the numbers of the script for one GPU",
+        ("rank_in_the_answer",),
+    ),
+    Pitfall(
+        "`optimizer.step()`, `zero_grad()`, clipping or `scheduler.step()` inside",
+        "the gradient there is that of some shards only",
+        "the same lines after the loop over `batch.shards`",
+        ("step_inside", "zero_inside", "clip_inside", "schedule_inside"),
+    ),
+    Pitfall(
+        "a loss summed over samples (one averaged over tokens runs, with the wrong weights)",
+        "shards are weighted by their numbers of samples",
+        '`team.backward(loss, reduction="sum")`, `weight=num_tokens`, or [two passes](how-to/contrastive.md)',
+        ("summed_loss_not_said",),
+    ),
+    Pitfall(
+        "a teacher in training mode, or a loss with buffers, not given to `team.prepare`",
+        "its statistics follow the shards of this process",
+        "prepare it, or `.eval()`",
+        ("teacher_with_batch_norm_not_prepared", "loss_with_a_buffer"),
+    ),
+    Pitfall(
+        "a generator of your own drawn inside; a data set that caches what it drew",
+        "what a sample gets depends on the samples before it on this process",
+        "the global generators of torch, numpy and random; or a generator made from the index",
+        ("own_generator_inside", "cached_augmentation"),
+    ),
+    Pitfall(
+        "data split or seeded by rank: `DistributedSampler`, `stream[rank::world_size]`, `random_split` before `join()`",
+        "lockstep splits each batch itself, so samples would be lost or used twice",
+        "the whole data set on every process, made after `join()` or with a fixed seed",
+        ("distributed_sampler", "stream_split_by_rank", "split_before_join"),
+    ),
+]

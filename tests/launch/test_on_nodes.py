@@ -144,7 +144,7 @@ def hurry(tmp_path):
 
 def test_two_nodes_come_to_the_weights_of_one_process_in_any_order_of_starting(numbered, alone, tmp_path):
     second = numbered(TRAIN, 1, "--nproc", "2", "--shards", "4", args=(1, 0))
-    until(lambda: f"waits at 127.0.0.1:{numbered.port} for node 0, which keeps the store" in second.err)
+    until(lambda: f"waiting at 127.0.0.1:{numbered.port} for node 0, which keeps the store" in second.err)
     first = numbered(TRAIN, 0, "--nproc", "1", "--shards", "4", args=(1, 0))
     both(first, second)
     assert "3 processes on 2 nodes: " in first.err
@@ -234,7 +234,7 @@ def test_restarts_end_and_that_is_said(numbered):
 def test_who_waits_says_for_whom_and_until_when_and_ctrl_c_ends_it(numbered):
     lone = numbered(TALK, 0, nnodes=3)
     line = until(
-        lambda: re.search(r"waits at 127\.0\.0\.1:\d+ for nodes 1, 2 of 3, for \d s now, until [\d:]{8} \(600 s", lone.err)
+        lambda: re.search(r"waiting at 127\.0\.0\.1:\d+ for nodes 1, 2 of 3 \(\d s so far, until [\d:]{8}, 600 s", lone.err)
     )
     assert line
     lone.process.send_signal(signal.SIGINT)
@@ -277,11 +277,11 @@ def test_two_nodes_with_one_number_and_other_terms_are_sent_away_and_the_run_goe
         "dist.destroy", "import time\nwhile not os.path.exists('hurry'):\n    time.sleep(0.05)\ndist.destroy"
     )
     first = numbered(held, 0)
-    until(lambda: "waits at" in first.err)
+    until(lambda: "waiting at" in first.err)
     other = numbered(held, 1, nnodes=3)
     assert other.wait() == 2
     assert "differ: --nnodes 3 here, 2 there" in other.err
-    until(lambda: "was rejected: it came with --nnodes 3" in first.err)
+    until(lambda: "was rejected: it has --nnodes 3" in first.err)
     two = [numbered(held, 1) for _ in range(2)]
     until(lambda: any(each.process.poll() is not None for each in two))
     hurry()
@@ -493,7 +493,9 @@ def test_a_launcher_that_ends_between_meeting_and_start_is_left_behind(coming, n
     until(lambda: num_there() == 2)
     second.process.send_signal(number)
     assert second.wait() == (-number if number == signal.SIGKILL else 130)
-    said = "has not begun with the others in 10 s: it was lost or stopped at that moment. The others join a new rendezvous"
+    said = (
+        "did not start with the others within 10 s: it was lost or stopped at that moment. The others join a new rendezvous"
+    )
     until(lambda: said in first.err)
     third = coming(TALK, *options, nnodes="2:3")
     both(first, third)
@@ -567,7 +569,10 @@ def test_launchers_that_do_not_share_a_directory_are_told_what_to_share(numbered
     (tmp_path / "mine").write_text("a secret that is long enough")
     other = numbered(TALK, 1, "--rdzv-secret-file", "mine")
     assert other.wait() == 2
-    assert "has another secret than this launcher, which was given one by LOCKSTEP_SECRET or --rdzv-secret-file" in other.err
+    assert (
+        "has a different secret from this launcher, which was given one by LOCKSTEP_SECRET or --rdzv-secret-file"
+        in other.err
+    )
     first.process.terminate()
     assert first.wait() == 143
     assert not list(tmp_path.glob(".lockstep-*"))
@@ -600,7 +605,8 @@ def test_a_numbered_node_that_was_killed_comes_back_as_soon_as_the_others_have_n
     again = numbered(slow, 1, *options, args=(1, 0))  # at once, when nobody can have noticed for as long as that
     until(
         lambda: (
-            f"waits at 127.0.0.1:{numbered.port} for the others to notice that process {second.process.pid} on" in again.err
+            f"waiting at 127.0.0.1:{numbered.port} for the others to notice that process {second.process.pid} on"
+            in again.err
         )
     )
     both(first, again)
@@ -625,14 +631,14 @@ def test_who_has_left_again_is_not_counted_and_who_was_sent_away_and_has_come_ri
     until(lambda: "more nodes: 1 of 3 to 4 is here" in first.err)
     wrong = coming(TALK, nnodes="3:5")
     assert wrong.wait() == 2
-    until(lambda: "was rejected: it came with --nnodes 3:5" in first.err)
+    until(lambda: "was rejected: it has --nnodes 3:5" in first.err)
     second = coming(TALK, nnodes="3:4")
     until(lambda: "more nodes: 2 of 3 to 4 are here" in second.err)
     assert "was rejected" not in second.err
     second.process.send_signal(signal.SIGINT)
     assert second.wait() == 130
     third = coming(TALK, nnodes="3:4")
-    until(lambda: "waits at" in third.err)
+    until(lambda: "waiting at" in third.err)
     assert "more nodes: 2 of 3 to 4 are here" in third.err
 
 

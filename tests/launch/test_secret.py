@@ -113,7 +113,5 @@ def test_a_directory_that_cannot_be_written_is_said_with_what_to_do(tmp_path):
 
 def test_who_has_another_secret_is_told_why(tmp_path):
     text = str(found(tmp_path / "run").not_shared("the keeper"))
-    assert re.search(
-        r"^the keeper has a secret that this launcher does not know: \S+\.secret is not here, or another file", text
-    )
-    assert str(found(text=LONG).not_shared("the keeper")).startswith("the keeper has another secret than this launcher")
+    assert re.search(r"^the keeper has a secret that this launcher does not know: \S+\.secret is missing here", text)
+    assert str(found(text=LONG).not_shared("the keeper")).startswith("the keeper has a different secret from this launcher")

@@ -71,7 +71,7 @@ def test_a_stopped_rank_is_named_killed_and_all_start_again(run_warm, stop_victi
     assert ended.lines == ["done after restart 1"] * 3, told
     pid, stopped_at_s = (tmp_path / "stopped").read_text().split()
     first = ended.err.splitlines()[0]
-    assert first.startswith(f"rank {victim} of 3 on {os.uname().nodename} failed: stopped: process {pid} stood"), told
+    assert first.startswith(f"rank {victim} of 3 on {os.uname().nodename} failed: stopped: process {pid} was"), told
     assert "while others waited" in first, told
     assert "kill -CONT" in first, told
     assert ended.ended_s - float(stopped_at_s) > 1.0, "half of the timeout had not passed yet\n" + told

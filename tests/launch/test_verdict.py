@@ -65,7 +65,7 @@ def test_an_error_that_would_only_come_again_is_the_end():
     failed = Report(why="failed", order=1, failures=(failure(2, "ConfigError", would_recur=True),))
     found = judged([FOLLOWED, failed], max_restarts=3)
     assert not found.continues
-    assert "a ConfigError would only come again" in found.text
+    assert "a ConfigError would only recur" in found.text
 
 
 def test_where_nodes_come_and_go_a_lost_one_costs_no_restart():

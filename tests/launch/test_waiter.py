@@ -17,8 +17,8 @@ def test_what_to_look_at_is_said_once_while_it_waits_and_again_when_it_lacked_pe
     for _ in range(3):
         one.tell("node 1")
     told = capfd.readouterr().err.splitlines()
-    assert all(line.startswith("lockstep: waits at host0:29500 for node 1, for 0 s now, until ") for line in told)
-    assert [line.endswith("(60 s in all). Ctrl-C ends it") for line in told] == [True, not hints, True]
+    assert all(line.startswith("lockstep: waiting at host0:29500 for node 1 (0 s so far, until ") for line in told)
+    assert [line.endswith(", 60 s in all). Ctrl-C ends it") for line in told] == [True, not hints, True]
     assert ["Is node 1 there?" in line for line in told] == [False, hints, False]
     assert str(one.timed_out()) == "timed out: waited 60 s at host0:29500 for node 1. Is node 1 there?"
 

@@ -11,9 +11,9 @@ from lockstep.prepare import contents
 
 pytestmark = pytest.mark.timeout(60)
 
-ANOTHER_ANSWER = "To resume all the same, with another answer: --allow {}"
+ANOTHER_ANSWER = "To resume anyway, with a different answer: --allow {}"
 BACK = "the run cannot resume as if it had not been interrupted. Change it back, or start a new run with --fresh"
-BIRTH = "the answer would be another. Leave {0} as it was, or start a new run: --fresh, or in another directory."
+BIRTH = "so the answer would change. Leave {0} as it was, or start a new run: --fresh, or in another directory."
 
 # What differs, as arguments of the script and settings of the command; what the error says; and what would allow it.
 DIFFERENCES = {

@@ -145,7 +145,7 @@ def test_a_stopped_rank_is_found_within_the_timeout_and_named_and_the_run_starts
     assert (ended.status, ended.words) == (0, undisturbed()), told
     assert lab.resumes()[0] > 0, told
     found = re.search(
-        rf"rank {fault['rank']} of 2 on \S+ failed: stopped: process (\d+) stood stopped \(SIGSTOP, or Ctrl-Z\) for (\d+) s "
+        rf"rank {fault['rank']} of 2 on \S+ failed: stopped: process (\d+) was stopped \(SIGSTOP, or Ctrl-Z\) for (\d+) s "
         r"while others waited for it, so it was killed\. Continue such a process in time \(kill -CONT \1\)",
         ended.err,
     )

@@ -18,7 +18,7 @@ def warnings_of(every, begun, *, wall_s, parts_s=(), is_late=True):
 def test_an_interval_that_becomes_longer_is_said_once_with_the_reason(every, apart):
     first, warning, *others = warnings_of(every, [(20, 0.0), (600, 35.0), (1180, 70.0)], wall_s=34.0)
     assert first == ""
-    assert warning.startswith("a checkpoint takes 34 s, and the next is begun when it is written: ")
+    assert warning.startswith("a checkpoint takes 34 s, and the next begins only when it is written: ")
     assert apart in warning
     assert others == [""]
 

@@ -67,7 +67,7 @@ def test_what_is_allowed_to_differ_is_as_it_is_named_now_and_else_as_it_was(name
 def test_a_run_whose_bits_are_promised_cannot_go_on_with_another_sum_nor_the_other_way_round(exact):
     born, other = born_with(exact=exact), born_with(exact=not exact)
     assert reconcile("RUN", born, {}, other) == born  # nobody named a strategy: that of the birth
-    with pytest.raises(ConfigError, match=r"strategy is .* now, and the run in RUN was born with"):
+    with pytest.raises(ConfigError, match=r"strategy is .* now, and the run in RUN was started with"):
         reconcile("RUN", born, {"strategy": "ddp" if exact else "exact"}, other)
 
 
@@ -87,7 +87,7 @@ WRONG = [{"more": 1}, {"shards": "4"}, {"shards": 0}, {"command": None}, {"comma
 )
 def test_a_birth_that_cannot_be_read_is_named_and_left_as_it_is(tmp_path, text):
     (tmp_path / "birth.json").write_text(text, encoding="latin-1")
-    with pytest.raises(ConfigError, match=r"birth\.json cannot be read as a run's birth"):
+    with pytest.raises(ConfigError, match=r"birth\.json cannot be read as the initial settings"):
         read_birth(tmp_path)
     assert (tmp_path / "birth.json").read_text(encoding="latin-1") == text
     assert is_damaged(tmp_path)

@@ -67,7 +67,7 @@ def test_a_machine_that_may_be_lost_is_waited_for_longer_and_it_is_said(tmp_path
             RunLock(tmp_path, patience_s=0.1)
         with pytest.raises(ConfigError, match=f"in use by process {first.pid} on far"):
             RunLock(tmp_path, patience_s=0.1, far_patience_s=1.2)
-        assert f"in use by process {first.pid} on far, for 1 s at most. If far was lost" in capfd.readouterr().err
+        assert f"in use by process {first.pid} on far, for up to 1 s. If far was lost" in capfd.readouterr().err
         first.send_signal(signal.SIGKILL)
         RunLock(tmp_path, patience_s=0.1, far_patience_s=20).release()
 

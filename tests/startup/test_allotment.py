@@ -36,7 +36,7 @@ def test_what_fits_is_not_spoken_of():
         (
             {},
             {"workers": 7},
-            "3 cores for each process, and 7 loader workers beside it: they wait for each other. Ask for --cpus-per-task=8",
+            "3 cores for each process, and 7 loader workers beside it: they wait for each other. Request --cpus-per-task=8",
         ),
         (
             {"SLURM_CPUS_PER_TASK": "12"},
@@ -46,14 +46,14 @@ def test_what_fits_is_not_spoken_of():
         (
             {"SLURM_CPUS_PER_TASK": "", "SLURM_CPUS_ON_NODE": "1"},
             {"own": 1},
-            "1 core for 2 processes on {host}: the others wait their turn, and a step takes many times as long",
+            "1 core for 2 processes on {host}: processes wait for each other, and a step takes many times as long",
         ),
         (
             {"SLURM_STEP_TASKS_PER_NODE": "1,3", "SLURM_GPUS_ON_NODE": "3"},
             {},
             "the nodes have unequal numbers of tasks (host0 1, host1 3): those with fewer are used in part",
         ),
-        ({"SLURM_JOB_NUM_NODES": "3"}, {}, "the job has 3 nodes, and the run is on 2 of them: the others stand idle"),
+        ({"SLURM_JOB_NUM_NODES": "3"}, {}, "the job has 3 nodes, but the run is on 2 of them: the others stand idle"),
         (
             {"SLURM_CPUS_ON_NODE": "64"},
             {},
@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_one_line_with_a_remedy(changed, options, words):
 
 def test_a_script_that_srun_was_forgotten_for_is_told():
     [line] = said({**JOB, "SLURM_CPUS_ON_NODE": "8"}, own=8, gpus=0, each=0)
-    assert "the job has 4 tasks, and this is one process, which srun has not started" in line
+    assert "the job has 4 tasks, but this process was not started by srun" in line
 
 
 def test_a_launcher_that_srun_has_multiplied_is_told():

@@ -122,7 +122,7 @@ def test_the_first_line_and_its_company_say_what_the_split_means(run_here):
     assert (alone.returncode, alone.stderr) == (0, "")
     assert "1 shard, so no other number of processes can resume it; shards=8" in alone.stdout.splitlines()[0]
     two = run_here(TRAINING, "--nproc", "2", "--run-dir", "b", args=[6])
-    assert "2 shards, one a process: another number of processes would give another" in two.stdout.splitlines()[0]
+    assert "2 shards, one a process: another number of processes would give a different" in two.stdout.splitlines()[0]
     assert "BatchNorm (layer '1') normalises over 3 samples (6 / 2 shards)" in two.stderr
     again = run_here(TRAINING, "--nproc", "1", "--run-dir", "b", args=[6])
     assert (again.returncode, "another number of processes" in again.stdout) == (0, False), "a run whose V is settled"

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(60)
 )
 def test_ranks_that_have_parted_are_noticed_and_no_checkpoint_is_written_of_them(crew, how, named):
     for step, message, run_dir in crew(3, guard_scripts.part, how, 5, shards=4):
-        assert "the ranks have parted: after step" in message
+        assert "the ranks have diverged: after step" in message
         # A checkpoint may be due a step later, and by then the weights have parted too.
         assert named in message or "'weight' of model" in message
         assert "on rank 1 " in message
@@ -55,7 +55,7 @@ def test_ranks_that_agree_are_left_in_peace(crew, nproc):
 )
 def test_ranks_that_part_after_their_last_step_are_told_when_the_script_ends(crew, how, named):
     for message, run_dir in crew(3, guard_scripts.part_after_training, how, shards=4):
-        assert "the ranks have parted" in message
+        assert "the ranks have diverged" in message
         assert named in message
         assert not (Path(run_dir) / "best").exists()
         assert True not in saved_states(run_dir)

@@ -220,7 +220,7 @@ def test_what_gains_is_proposed_with_the_words_to_write_and_the_rest_is_named():
     out = {**tried, "name": "16-mixed", "speedups": [], "gains": False, "why_not": "this processor emulates float16"}
     proposed, rest, left_out = apart({"apart": [tried, fails, out]})
     assert proposed == (
-        "apart, 4 threads a process: 1.40 times as fast, confirmed; alters the last bits; for a new run: --threads 4"
+        "separately, 4 threads a process: 1.40 times as fast, confirmed; alters the last bits; for a new run: --threads 4"
     )
     assert rest == (
         "no clear gain from what alters the answer: compile (0.90 times as fast; first steps 8.2 s longer; in 2 graphs)"

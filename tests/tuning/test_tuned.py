@@ -123,7 +123,7 @@ def test_a_copy_of_the_script_at_another_place_is_the_same_script():
     then = Situation(script="/a/x.py", script_sha256="1", num_cores=2, local_world_size=1, world_size=1, device="cpu")
     tuned = Tuned(situation=then, loader=1, loading=Loading(workers=2))
     assert fit(tuned, dataclasses.replace(then, script="/b/x.py"), "f")[0] == tuned
-    with pytest.raises(ConfigError, match=r"measured for /a/x\.py, and this is /b/x\.py"):
+    with pytest.raises(ConfigError, match=r"measured for /a/x\.py, but this is /b/x\.py"):
         fit(tuned, dataclasses.replace(then, script="/b/x.py", script_sha256="2"), "f")
 
 

@@ -33,8 +33,8 @@ def _different_losses(comparison: Comparison) -> Iterator[str]:
     ]
     if changing:
         yield (
-            f"Rounds of the same row ended with different losses: {', '.join(changing)}. Something in the script is not the "
-            "same twice; lockstep verify finds what."
+            f"Rounds of the same row ended with different losses: {', '.join(changing)}. Something in the script is not "
+            "deterministic; lockstep verify finds out what."
         )
 
 
@@ -73,8 +73,8 @@ def _short_runs(comparison: Comparison) -> Iterator[str]:
     if short:
         which = "every row" if len(short) == len(measured) else ", ".join(short)
         yield (
-            f"Less than {_SHORT_S:.0f} s of steady training was measured for {which}: "
-            "expect some per cent of noise, more --rounds, or train for longer."
+            f"Less than {_SHORT_S:.0f} s of steady training was measured for {which}: expect a few per cent of noise, or "
+            "use more --rounds or longer training."
         )
 
 
@@ -93,6 +93,6 @@ def _slow_16_bit(comparison: Comparison) -> Iterator[str]:
             slower[method.precision] = max(slower.get(method.precision, 0.0), pace / figures.samples_per_s)
     if slower:
         yield (
-            f"{', '.join(slower)}: up to {max(slower.values()):.1f} times slower than 32-true here, since this processor does "
-            "it in software. On a GPU that has such a format, it is the faster one."
+            f"{', '.join(slower)}: up to {max(slower.values()):.1f} times slower than 32-true here, since this processor "
+            "emulates it in software. On a GPU that supports it, it is faster."
         )

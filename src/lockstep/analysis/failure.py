@@ -25,7 +25,7 @@ def first_error(output: str, exit_status: int | None) -> str:
     if error is None:
         error = next((line.strip() for line in reversed(lines) if line.strip()), "")
         ending = how_it_ended(exit_status)
-        error = f"{ending}; its last line: {error}" if error else f"{ending} without a word"
+        error = f"{ending}; its last line: {error}" if error else f"{ending} without any message"
     return error if len(error) <= _LONGEST else error[: _LONGEST - 1] + "…"
 
 

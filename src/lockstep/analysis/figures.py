@@ -88,7 +88,7 @@ def figures_of(events: Iterable[Mapping[str, Any]]) -> Figures:
     samples, seconds, includes_warm_up = pace_of(passes)
     cpu_s = None if includes_warm_up else _total_cpu_s(passes)
     if not seconds:
-        raise UsageError("the run's epochs took no time at all: its journal is not one that lockstep wrote")
+        raise UsageError("the run's epochs took no time at all: lockstep did not write this journal")
     num_cores = int(start.get("num_cores") or 1)
     by_rank = _gpu_utilisation_by_rank(passes)
     loss, loss_from = _final(listed, ("loss",))

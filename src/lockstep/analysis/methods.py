@@ -99,7 +99,7 @@ def parse_methods(text: str) -> tuple[Method, ...]:
     """
     methods = tuple(parse_method(part) for part in text.split(",") if part.strip())
     if not methods:
-        raise ConfigError(f"methods {text!r} names none: name at least one, for example single,ddp")
+        raise ConfigError(f"no method in {text!r}: give at least one, for example single,ddp")
     return methods
 
 

@@ -184,7 +184,7 @@ def run_trial(trial: Trial, observer: Observer) -> Record:
                     sweep([process.pid], mark)
                     break
                 if trial.timeout_s is not None and elapsed_s > trial.timeout_s:
-                    status, reason = "timeout", f"did not end within {trial.timeout_s:g} s and was stopped"
+                    status, reason = "timeout", f"did not finish within {trial.timeout_s:g} s and was stopped"
                     break
                 observer.waiting(elapsed_s)
         except KeyboardInterrupt:

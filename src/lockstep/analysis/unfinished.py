@@ -44,7 +44,7 @@ def resumable(planned: Comparison, out: Path) -> tuple[Comparison | None, str]:
     now, then = _identity(planned), _identity(earlier)
     differing = [name for name in now if now[name] != then[name]]
     if differing:
-        return None, f"{directory} is not complete, and not resumed: it has other {', '.join(differing)}"
+        return None, f"{directory} is incomplete, and cannot be resumed, because these differ: {', '.join(differing)}"
     with held(directory) as is_mine:
         if not is_mine:
             return None, f"{directory} is not resumed: it is still running, or its file system has no locks"

@@ -62,15 +62,15 @@ def notes(verification: Verification) -> Iterator[str]:
         return
     if verification.is_shards_chosen:
         yield (
-            f"V = {counted(shards, 'shard')}, chosen here, as the script gives none: runs without --shards have as many as "
-            f"processes, and so another answer. join(shards={shards}) fixes it"
+            f"V = {counted(shards, 'shard')}, chosen here, since the script sets none. Without --shards a run has one shard "
+            f"per process, and therefore a different answer: set join(shards={shards})"
         )
     elif verification.task.shards is None:
         yield f"V = {counted(shards, 'shard')}, as in the script"
     if summary.batch_norm and shards > 1:
         yield (
-            f"BatchNorm normalises over {counted(summary.shard_size, 'sample')} ({summary.batch_size} / {shards} shards), on "
-            f"any number of processes; one device would over {summary.batch_size}"
+            f"BatchNorm normalizes over {counted(summary.shard_size, 'sample')} ({summary.batch_size} / {shards} shards), "
+            f"on any number of processes; one device would over {summary.batch_size}"
         )
 
 
@@ -82,7 +82,7 @@ def verdict(verification: Verification) -> list[str]:
         return [*_passed(verification), *_not_verified(verification)]
     lines = [*_failed_settings(verification), *_difference(verification), *_one_device(verification)]
     return lines or [
-        "FAIL  nothing was learned: no weight moved in any step",
+        "FAIL  nothing was learned: no weight changed in any step",
         "  likely cause: the learning rate is 0, optimizer.step() is never called, or the optimizer has other parameters",
     ]
 
@@ -126,17 +126,17 @@ def _one_device(verification: Verification) -> Iterator[str]:
         return
     yield f"FAIL  {result.shards} shards against one device: {outcome_of_one_device(verification)}"
     if result.status == "sum":
-        yield "  likely cause: a sum: the loss is summed over the samples, and the mean over the shards is taken of it"
+        yield "  likely cause: a sum: the loss is summed over the samples, but averaged over the shards"
         yield '  remedy: team.backward(loss, reduction="sum"); or take the mean over the samples'
         return
     yield (
-        "  likely cause: a loss over the whole batch: what it gives for a sample depends on the others in the batch (negatives "
-        "of a contrastive loss, a mean or a normalisation over the batch taken by hand), and a shard has fewer of them; or a "
-        "mean over something else than samples (tokens, say)"
+        "  likely cause: a loss over the whole batch: its value for a sample depends on the others in the batch (negatives "
+        "of a contrastive loss, a hand-written mean or normalization over the batch), and a shard has fewer of them; or it "
+        "is a mean over something other than samples (tokens, say)"
     )
     yield (
-        "  remedy: team.backward(loss, weight=what it is the mean over); if the loss must see the whole batch, --shards 1, or "
-        "--no-one-device to accept that V is part of what is learnt"
+        "  remedy: team.backward(loss, weight=number of terms of the mean); if the loss must see the whole batch: --shards "
+        "1, or --no-one-device to accept that the answer depends on V"
     )
 
 

@@ -175,13 +175,13 @@ class _Verifier:
             if run.start["world_size"] != setting.world_size:
                 raise UsageError(f"the script ran as {run.start['world_size']} processes, not as {setting.world_size}")
             if not run.is_complete:
-                raise UsageError("the trace has no end: did a process leave without an error?")
+                raise UsageError("the trace is incomplete: did a process exit without an error?")
         except UsageError as error:
             if setting is self.verification.reference.setting:  # what the first run lacks, all lack
                 raise
             return dataclasses.replace(result, status="failed", reason=str(error)), None
         if setting.killed_at is not None and min(run.steps) == 1:
-            return _skip(result, "it did not resume, but began anew"), None
+            return _skip(result, "it started over instead of resuming"), None
         return dataclasses.replace(result, summary=summary_of(run)), run
 
     def _compare_with_one_device(self) -> OneDevice:

@@ -21,8 +21,9 @@ def check_strategy(strategy: str) -> None:
     if not STRATEGIES[strategy].audits:
         suitable = ", ".join(name for name, candidate in STRATEGIES.items() if candidate.audits)
         raise ConfigError(
-            f"audit with strategy={strategy!r}: there a backward pass sends gradients to all processes, so none can compute "
-            f"another's shard aside. Leave strategy out (the default is 'exact'), or audit. (With audit go: {suitable}.)"
+            f"audit with strategy={strategy!r}: its backward pass sends gradients to all processes, so no process can "
+            "recompute another's shard on its own. Leave out strategy (the default is 'exact') or audit. (Strategies with "
+            f"audits: {suitable}.)"
         )
 
 

@@ -48,8 +48,8 @@ def open_audit(
     assert num_shards is not None
     if devices[0].type == "cuda" and world.rank == 0 and not torch.are_deterministic_algorithms_enabled():
         say(
-            "WARNING: audit: without torch.use_deterministic_algorithms(True) before lockstep.join(), GPU kernels may compute "
-            "other bits each time, and an audit ends the run if they do"
+            "WARNING: audit: without torch.use_deterministic_algorithms(True) before lockstep.join(), GPU kernels may give "
+            "different bits each time, and an audit ends the run if they do"
         )
 
     def chosen(step: int, plan: StepPlan) -> Choice | None:

@@ -53,16 +53,16 @@ class Verdict:
 
 
 _SAVED = (
-    "The step is discarded, and nothing is saved after it. Steps since the audit before may be wrong as well: `lockstep replay "
-    "RUN --step N` on another machine says whether step N was what it should have been"
+    "The step is discarded, and nothing is saved after it. Steps since the previous audit may be wrong, too: `lockstep "
+    "replay RUN --step N` on another machine shows whether step N was right"
 )
 _UNLIKE = (
-    "so what the shard computes does not depend on its weights, samples and random stream alone. Kernels that are not "
-    "deterministic do that, a generator of the script's own, or a value that the loop over batch.shards carries from one shard "
-    "to the next (team.per_shard keeps one for each)"
+    "so what the shard computes depends on more than its weights, samples and random stream: on a kernel that is not "
+    "deterministic, a generator of the script's own, or a value that the loop over batch.shards carries from one shard to "
+    "the next (team.per_shard keeps one for each)"
 )
 _ONCE = (
-    "That is a flipped bit, or a kernel that is not deterministic now and then: torch.use_deterministic_algorithms(True) rules "
+    "That is a flipped bit, or a kernel that is not always deterministic: torch.use_deterministic_algorithms(True) rules "
     "out the latter"
 )
 
@@ -99,25 +99,25 @@ def judge(first: Computed, second: Computed, again: Sequence[Computed], position
         name = _name(first)
         if again[0].sums not in (first.sums, second.sums):
             return verdict([], "another each time", f"{name} computed {what} three times, with three results, {_UNLIKE}")
-        text = f"{name} was WRONG once: it computed {what} three times, and once with another result. {_ONCE}"
+        text = f"{name} was WRONG once: it computed {what} three times, and once with a different result. {_ONCE}"
         return verdict([first], f"{name} was wrong once", text)
     for suspect, right in ((first, second), (second, first)):
         peers = [computed for computed in again if computed.rank != suspect.rank]
         if any(computed.sums != right.sums for computed in peers):
             continue
-        name, differs = _name(suspect), f"{what} is another on {_names([right, *peers])}"
+        name, differs = _name(suspect), f"{what} differs from that of {_names([right, *peers])}"
         repeated = next(computed.sums for computed in again if computed.rank == suspect.rank)
         if repeated == right.sums:
-            text = f"{name} was WRONG once: {differs}, and the second time also there. {_ONCE}"
+            text = f"{name} was WRONG once: {differs}, but not the second time. {_ONCE}"
             return verdict([suspect], f"{name} was wrong once", text)
         if repeated != suspect.sums:
-            text = f"{name} does not repeat its result: {differs}, and there yet another the second time, {_UNLIKE}"
+            text = f"{name} does not repeat its result: {differs}, and from its own the second time, {_UNLIKE}"
             return verdict([], f"{name} does not repeat its result", f"{text}; or its machine fails at random")
         if len(peers) > 1:
-            text = f"{name} is WRONG: {differs}, and there the same a second time"
+            text = f"{name} is WRONG: {differs}, also when all compute it again"
             return verdict([suspect], f"{name} is wrong", text)
         either = f"{_name(first)} or {_name(second)}"
-        text = f"{either} is WRONG: they differ in {what}, each twice. Only a third could say which one: start the run with"
+        text = f"{either} is WRONG: they differ in {what}, each twice. A third could tell which one: start the run with"
         return verdict([first, second], f"{either} is wrong", f"{text} three processes or more")
     text = f"{what} differs, and its results do not agree when it is computed again, on {_names([first, second, *again])}"
     return verdict([], "another each time", f"{text}, {_UNLIKE}")

@@ -123,7 +123,7 @@ class Manifest:
         if isinstance(version, int) and version > FORMAT:
             raise NewerFormatError(
                 f"{path} has format {version}, and this lockstep knows formats up to {FORMAT}: it was written by a newer "
-                "lockstep. Use that one (pip install --upgrade torch-lockstep)."
+                "lockstep. Use that version."
             )
         if version != FORMAT:
             raise CheckpointError(f"{path} has format {version!r}, and this lockstep knows format {FORMAT}")

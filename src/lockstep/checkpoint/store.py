@@ -102,7 +102,7 @@ class Store:
             return None
         raise CheckpointError(
             f"none of the {len(damaged)} checkpoints in {self.directory} can be used: "
-            f"{'; '.join(reason for _, reason in damaged)}. To start anew (what is there is kept under another name): "
+            f"{'; '.join(reason for _, reason in damaged)}. To start over (what is there is kept under another name): "
             "--fresh, or fresh=True."
         )
 

@@ -29,8 +29,8 @@ Examples:
 
 \b
 Codes:
-  LS1..  another answer on another number of processes
-  LS2..  starts anew on a resume
+  LS1..  a different answer on another number of processes
+  LS2..  starts over on a resume
   LS3..  in the wrong place
 
 A comment at the end of a line of the script accepts what is found there:
@@ -49,13 +49,13 @@ def command(scripts: tuple[Path, ...], as_json: bool, code: str | None) -> None:
     in one place and reads in another: inside batch.shards and outside, or in one step and, after a resume, in a later one.
 
     Nothing is imported or run. Findings marked "perhaps" are shown here only: nothing but the output depends on them, or too
-    little can be seen. A run says the others when it starts.
+    little is known. A run reports the others when it starts.
     """
     if code is not None:
         _explain(code.upper())
         return
     if not scripts:
-        raise UsageError("which script? lockstep check train.py")
+        raise UsageError("no script was given: lockstep check train.py")
     for script in scripts:
         _check_readable(script)
     findings = [finding for script in scripts for finding in read_script(script)]
@@ -87,8 +87,8 @@ def _show(findings: Sequence[Finding], scripts: Sequence[Path]) -> None:
         echo(Styled(where, bold=True), ": ", code, f" {doubt}{finding.message}")
         echo(f"    write: {finding.remedy}")
     counts = [
-        (sum(f.certain and f.differs for f in findings), "of another answer on another number of processes"),
-        (sum(f.certain and f.starts_anew for f in findings), "of what starts anew on a resume"),
+        (sum(f.certain and f.differs for f in findings), "changing the answer with the number of processes"),
+        (sum(f.certain and f.starts_anew for f in findings), "starting over on a resume"),
         (sum(f.certain and not f.differs and not f.starts_anew for f in findings), "in the wrong place"),
         (sum(not f.certain for f in findings), "uncertain"),
     ]

@@ -35,8 +35,8 @@ Exit status: 0 if what both journals have is equal, 1 if it differs, 2 if there 
 @click.argument("second", metavar="RUN_B", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def command(first: Path, second: Path, as_json: bool) -> None:
-    """Find the first step in which the runs in two directories differ, and how their settings, scripts, versions and machines
-    do.
+    """Find the first step in which the runs in two directories differ, and what differs in their settings, scripts, versions
+    and machines.
 
     Compares the digest journals that runs write (--journal-every): samples and losses of all steps, gradients and state of
     some.
@@ -83,11 +83,14 @@ def _lines(records: tuple[RunRecord, RunRecord], comparison: Comparison, unlike:
     steps = [record.last_step for record in records]
     if steps[0] != steps[1]:
         lines.append(f"  {names[0]} took {steps[0]} steps, {names[1]} {steps[1]}")
-    for changes, heading in ((True, "what may change the answer:"), (False, "what does not, with the default strategy:")):
+    for changes, heading in (
+        (True, "what may change the answer:"),
+        (False, "differences that do not matter with the default strategy:"),
+    ):
         listed = [
             f"    {item.what}: {item.values[0]}, and {item.values[1]}" for item in unlike if item.changes_answer == changes
         ]
         lines += [f"  {heading}", *listed] if listed else []
     if not unlike:
-        lines.append("  births, settings, scripts, versions and machines do not differ")
+        lines.append("  no difference in settings, scripts, versions or machines")
     return lines

@@ -52,7 +52,7 @@ def preflight(options: LaunchOptions, settings: Mapping[str, Any]) -> None:
     if failed:
         raise ConfigError(
             f"--preflight: {counted(len(failed), 'check')} of {len(findings)} failed ({', '.join(failed)}), so nothing was "
-            "started. Remedies are above; to start all the same, leave --preflight out"
+            "started. Remedies are above; to start anyway, leave out --preflight"
         )
 
 

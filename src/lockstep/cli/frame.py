@@ -165,7 +165,7 @@ def _words(event: Mapping[str, Any]) -> tuple[str, str]:
     if kind == "start":
         return f"started on {counted(event.get('world_size') or 1, 'process', 'processes')}, {event.get('strategy')}", ""
     if kind == "resume":
-        return (f"resumed after step {step}" if event.get("checkpoint") else "began anew, from no checkpoint"), "yellow"
+        return (f"resumed after step {step}" if event.get("checkpoint") else "started over, without a checkpoint"), "yellow"
     if kind == "evaluate":
         return f"evaluation after step {step}: {_listed(event.get('values') or {})}", ""
     if kind == "epoch":
@@ -180,7 +180,7 @@ def _words(event: Mapping[str, Any]) -> tuple[str, str]:
         return f"the checkpoint of step {step} failed: {event.get('error')}", "red"
     if kind == "preempted":
         return f"{event.get('signal')}: asked to stop after step {step}", "yellow"
-    return (f"the script came to its end, at step {step}", "green") if kind == "end" else ("", "")
+    return (f"the script finished, at step {step}", "green") if kind == "end" else ("", "")
 
 
 def _listed(values: Mapping[str, Any]) -> str:

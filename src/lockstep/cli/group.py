@@ -24,11 +24,11 @@ OVERVIEW = {
         "tune": "Find the loader settings with which a script waits least for data.",
         "doctor": "Check whether this machine, or several together, can train.",
         "slurm": "Write a Slurm batch file that runs a script, check it, and submit it.",
-        "check": "Read a script's loop: what differs on other processes, or starts anew on a resume.",
+        "check": "Read a script's loop, and list what would differ on several processes or after a resume.",
     },
     "Looking into a run": {
         "diff": "Find the first step in which two runs differ, and how their settings differ.",
-        "replay": "Replay any step of a run, to the bit, and show what was computed in it.",
+        "replay": "Replay any step of a run exactly, and show what was computed in it.",
         "stacks": "Show what every rank of a run is doing now: which wait, and for whom.",
         "checkpoint": "Inspect or verify a checkpoint, or export a model from it.",
     },

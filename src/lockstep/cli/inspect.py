@@ -175,7 +175,7 @@ def _facts(
         resumes = f"not finished: resumes at {Position.from_json(manifest.position)}"
         yield "script", "finished" if manifest.finished else resumes
     yield ("best so far" if is_whole else "value"), "" if best is None else f"{best:.6g}"
-    yield "born with", _listed(manifest.birth)
+    yield "settings", _listed(manifest.birth)
     yield "versions", _listed(manifest.versions)
     yield "numerics", _listed(manifest.numerics)
     for record in manifest.objects:

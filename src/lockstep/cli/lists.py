@@ -40,7 +40,7 @@ def names(
             if name not in valid and name != none:
                 raise unknown_name(kind, name, (*valid, none) if none else valid)
         if text is not None and not given and not none:
-            raise ConfigError(f"{option.opts[0]} {text!r} names none: choose one of {', '.join(valid)}")
+            raise ConfigError(f"{option.opts[0]} {text!r} is empty: choose one of {', '.join(valid)}")
         return None if text is None else tuple(dict.fromkeys(name for name in given if name != none))
 
     return parse

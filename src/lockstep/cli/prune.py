@@ -23,7 +23,7 @@ _BETWEEN_ROWS_S = 900.0
 """Between two of its runs, a verification or comparison holds no lock: for so long after the last activity it is kept."""
 _AGE = re.compile(r"(\d+)([smhd])")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_WOULD_RESUME = "finished, but an interrupted one of its command is kept, which the command would resume"
+_WOULD_RESUME = "finished, but kept beside an interrupted run of the same command, which that command would resume"
 _REMOVED = ".removed-"
 """Prefix of the name of a directory that is being deleted. (Names of runs do not begin with a dot.)"""
 

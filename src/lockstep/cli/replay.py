@@ -39,7 +39,7 @@ _EPILOG = """
 \b
 Examples:
   lockstep replay runs/train-1 --step 1234
-      its losses, samples, gradient norms and learning rates, on one process
+      that step's losses, samples, gradient norms and learning rates, on one process
   lockstep replay runs/train-1 --step nan --blame
       the first step with a NaN, and which sample made it
   lockstep replay runs/train-1 --step worst-loss --shard 2 --out batch.pt
@@ -51,8 +51,8 @@ Examples:
 
 The run is only read; the replay's own files go to replays/RUN-step-N. With --json, the script's output goes there too.
 
-The files of the run say which program to run. Where these are not this user's own, were copied, or the script has changed
-since, the command names it and asks first.
+The run's files say which program to execute. If they belong to another user or were copied, or if the script has changed
+since, the command shows the program and asks first.
 
 Exit status: 0 if the replay's digests equal the run's (with strategy ddp: losses up to rounding), 1 if not, 2 if the step
 cannot be replayed, 3 if the run has no digests to compare with; that of the script if it fails.
@@ -121,13 +121,16 @@ class _Program:
 @click.option("--from-start", is_flag=True, help="Start from the beginning of the run instead of a checkpoint.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.option(
-    "--yes", "is_agreed", is_flag=True, help="Run the program that the run names, also where that may be somebody else's."
+    "--yes",
+    "is_agreed",
+    is_flag=True,
+    help="Run the run's program without asking, even if it may be somebody else's.",
 )
 def command(run: Path, against: Path | None, **values: Any) -> int:
     """Replay a step of the run in the directory RUN, on one process, and show what was computed in it.
 
-    It resumes from the newest checkpoint before the step, with the run's script, arguments and settings, and says whether the
-    digests equal the run's: they do with the default strategy, exact, however many processes it had.
+    It resumes from the newest checkpoint before the step, with the run's script, arguments and settings, and reports whether
+    its digests equal the run's: they do with the default strategy, exact, however many processes the run had.
     """
     options = _Options(**values)
     record, digests = read_record(run), _digests_of(run)
@@ -160,9 +163,9 @@ def command(run: Path, against: Path | None, **values: Any) -> int:
     recorded = read_recorded(directory)
     if recorded is None or first not in recorded.run.steps:
         if options.debugs and failure is None:
-            say("left in the debugger")
+            say("quit in the debugger")
             return 0
-        raise failure or UsageError(f"the script came to its end before step {first}: has it, or its data set, changed?")
+        raise failure or UsageError(f"the script finished before step {first}: has it, or its data set, changed?")
     verdict = judge(request, record, _start_of(directory), digests, recorded.digests)
     for line in lines_of_steps(request, recorded, with_samples=options.with_samples):
         say(line)
@@ -218,7 +221,7 @@ def _check(record: RunRecord, first: int, last: int, options: _Options) -> None:
     """
     shard, nproc, num_shards = options.shard, options.nproc, counted(record.birth.shards, "shard")
     if not 1 <= first <= last:
-        raise UsageError(f"--step {first} --to {last}: steps count from 1, and M is not before N")
+        raise UsageError(f"--step {first} --to {last}: steps count from 1, and M must not be before N")
     if last > record.last_step:
         raise UsageError(f"step {last} was never taken: the last step of {record.path} is {record.last_step}")
     if shard is not None and shard >= record.birth.shards:
@@ -229,8 +232,8 @@ def _check(record: RunRecord, first: int, last: int, options: _Options) -> None:
         raise UsageError(f"--nproc {nproc} with --pdb or --blame: these need one process, which runs all shards")
     if record.command.number > 0:
         raise UsageError(
-            f"{record.path} is run number {record.command.number + 1} of those that its script joins one after another: to "
-            "replay it, the ones before would have to train again. Give the script an argument that begins with this run"
+            f"{record.path} is run number {record.command.number + 1} of several in one process: to replay it, the earlier "
+            "ones would have to train again. Give the script an argument that starts with this run"
         )
     if record.birth.device == "cuda" and num_gpus_here() == 0:
         raise ConfigError(
@@ -262,7 +265,7 @@ def _agree(program: _Program, doubt: str, options: _Options) -> None:
     if not doubt:
         return
     words = shlex.join([*(["-m"] if program.is_module else []), program.target, *program.args])
-    echo(f"the run names what is to run, with your rights: python {words}", err=True)
+    echo(f"the run's files say what to execute, with your rights: python {words}", err=True)
     echo(f"  in {program.cwd}; and {doubt}", err=True)
     if options.is_agreed:
         return
@@ -305,7 +308,7 @@ class _Replayer:
         is_single = request.after + 1 == request.last
         steps = f"step {request.last}" if is_single else f"steps {request.after + 1} to {request.last}"
         self._say(
-            f"taking {steps} again from {since}, in {directory}" if not request.blames else "taking it sample by sample"
+            f"replaying {steps} from {since}, in {directory}" if not request.blames else "replaying it sample by sample"
         )
         program = self._program
         if program.cwd.is_dir():
@@ -345,15 +348,15 @@ def _blame(replayer: _Replayer, request: Request, recorded: Recorded, say: Calla
     if recorded.details.batch_norm:
         say(
             f"to blame: shard {shard} (loss {losses.get(shard, math.nan):.6g}). Its samples cannot be told apart: "
-            f"{recorded.details.batch_norm[0]!r} normalizes over all of them (BatchNorm), and each alone would be another "
-            "computation"
+            f"{recorded.details.batch_norm[0]!r} normalizes over all of them (BatchNorm), and each alone would be a "
+            "different computation"
         )
         return []
     directory, failure = replayer.replay(
         dataclasses.replace(request, last=request.first, shard=shard, blames=True, debugs=False)
     )
     if failure is not None:
-        say(f"to blame: shard {shard}. Its samples could not be taken one by one: the script failed with a single one")
+        say(f"to blame: shard {shard}. Its samples could not be replayed one by one: the script failed on a single sample")
         raise failure
     samples = culprits.read_samples(directory, shard)
     for line in culprits.in_words(shard, samples):

@@ -102,7 +102,7 @@ def _needed(ctx: click.Context, param: click.Parameter, script: str | None) -> s
 def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **values: Any) -> int:
     """Run SCRIPT with ARGS on several processes, on one or several machines.
 
-    Options go before SCRIPT; all arguments after it (or after -- behind it) are passed to the script. It is an error to
+    Options go before SCRIPT; all arguments after it (or after a following --) are passed to the script. It is an error to
     give a setting here and a different value in the script's lockstep.join().
     """
     options, settings = LaunchOptions(**given(LaunchOptions, values)), given(RunConfig, values)

@@ -116,7 +116,7 @@ def conduct(study: S, what: str, run: Callable[[S, Observer], S], report: Callab
     report(study, console)
     page = study.directory / REPORT
     write_atomic(page, render(page_of(study), time.time()))
-    say(console, f"to look at, or to pass on: {page.absolute().as_uri()}")
+    say(console, f"report to open or share: {page.absolute().as_uri()}")
     if study.is_interrupted:
         sys.exit(128 + (signal.SIGTERM if stopped_by else signal.SIGINT))
     return study

@@ -148,7 +148,7 @@ def command(
             )
         else:
             words = f"lockstep run {nproc}--tuned {out} {shlex.join(program)}"
-            say(console, f"to apply it, with the same answer to the bit ({took}): {words}")
+            say(console, f"to apply it, with bit-identical results ({took}): {words}")
 
     proposals = PROPOSALS if proposed is None else proposed
     deadline_s = None if proposed else began_s + _WITHIN_S
@@ -164,7 +164,7 @@ def command(
         if left and record.exit_status == 0:
             say(
                 console,
-                f"not tried, as the script has ended: {', '.join(left)}; give it more epochs, or --propose {left[0]}",
+                f"not tried, since the script finished first: {', '.join(left)}; give it more epochs, or --propose {left[0]}",
             )
         elif left:
             when = f"after {time.monotonic() - began_s:.0f} s"
@@ -266,7 +266,7 @@ def _checked(result: dict[str, Any] | None, record: Record, limit_s: float, *, h
     if result is not None and "no_loader" in result:
         raise LaunchError(
             f"nothing to tune: the script trains on a {result['no_loader']} of its own, not on a DataLoader, so workers, "
-            "prefetch and pinned memory are its own matter. Give team.prepare() a torch.utils.data.DataLoader"
+            "prefetch and pinned memory do not apply. Give team.prepare() a torch.utils.data.DataLoader"
         )
     if result is not None and result.get("is_searched"):  # what came after that is no more than a proposal
         return result

@@ -192,8 +192,9 @@ def check_not_open() -> None:
     """
     if dist.is_initialized():
         raise UsageError(
-            "torch.distributed was initialised before lockstep.join(), by the script or by what runs it (as Ray Train does): "
-            "leave init_process_group to join(), call join() first, or torch.distributed.destroy_process_group() before it"
+            "torch.distributed was initialized before lockstep.join(), by the script or by what runs it (as Ray Train "
+            "does): leave init_process_group to join(), call join() first, or torch.distributed.destroy_process_group() "
+            "before it"
         )
 
 

@@ -76,9 +76,9 @@ class NewConnections:
             # (A connection that its listener has not accepted yet has no inode, and no user.)
             if row.inode in new and peer is not None and peer.inode and peer.user != os.geteuid():
                 raise StrangerError(
-                    f"a process of another user of this machine (user id {peer.user}) has connected to this run in the place "
-                    "of one of its ranks. Nothing that it sent was used, and the run ends. Tell who runs this machine; then "
-                    "start again"
+                    f"a process of another user of this machine (user id {peer.user}) has connected to this run in place of "
+                    "one of its ranks. Nothing that it sent was used, and the run ends. Tell the administrator of this "
+                    "machine, then start again"
                 )
 
 
@@ -99,7 +99,7 @@ def recognise(key: bytes, group: dist.ProcessGroup, connections: NewConnections)
         connections.check_users()
         raise PeerError(
             f"the ranks could not prove to each other that they belong to this run ({str(error).partition(chr(10))[0]}): "
-            "another rank has ended meanwhile, and its error is the cause; or a program of somebody else was connected in the "
+            "either another rank ended in the meantime, and its error is the cause; or somebody else's program connected in "
             "place of a rank, and nothing that it sent was used"
         ) from error
     connections.check_users()
@@ -117,9 +117,9 @@ def _prove(key: bytes, group: dist.ProcessGroup) -> None:
     strangers = [str(peer) for peer, code in enumerate(codes) if not hmac.compare_digest(code, _code(key, peer, numbers))]
     if strangers:
         raise StrangerError(
-            f"what has answered in the place of rank {' and '.join(strangers)} does not hold the secret of this run: a program "
-            "of somebody else, or a rank with another LOCKSTEP_SECRET. Nothing that it sent was used. Give all ranks the same "
-            "LOCKSTEP_SECRET, or none; if they have, somebody else reaches the ports of this run"
+            f"what answered in place of rank {' and '.join(strangers)} does not hold the secret of this run: it is somebody "
+            "else's program, or a rank with a different LOCKSTEP_SECRET. Nothing that it sent was used. Give all ranks the "
+            "same LOCKSTEP_SECRET, or none; if they have, somebody else reaches the ports of this run"
         )
 
 

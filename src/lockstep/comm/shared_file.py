@@ -145,8 +145,9 @@ class SharedFile:
     def _check_size(self, call: dict[str, Any]) -> None:
         if call["world_size"] != self._waiter.world_size:
             raise ConfigError(
-                f"this process came to {self._waiter.endpoint} as rank {self._waiter.rank} of {self._waiter.world_size}, and "
-                f"rank 0 there is one of {call['world_size']} ({_who(call)}): start all of them with the same number"
+                f"this process joined {self._waiter.endpoint} as rank {self._waiter.rank} of {self._waiter.world_size}, but "
+                f"rank 0 there is one of {call['world_size']} ({_who(call)}): start all of them with the same number of "
+                "processes"
             )
 
     # Notes
@@ -179,8 +180,8 @@ class SharedFile:
 
     def _taken(self, note: dict[str, Any]) -> ConfigError:
         return ConfigError(
-            f"two processes came to {self._waiter.endpoint} as rank {self._waiter.rank}: this one, and {_who(note)}. Give each "
-            "a rank of its own; if the other is of an earlier run, end it"
+            f"two processes joined {self._waiter.endpoint} as rank {self._waiter.rank}: this one, and {_who(note)}. Give "
+            "each a rank of its own; if the other is of an earlier run, end it"
         )
 
     # Clearing up

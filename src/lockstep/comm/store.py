@@ -29,7 +29,7 @@ from lockstep.world import World
 _openings = itertools.count()
 _on_leave: list[Callable[[], None]] = []
 """Callbacks for when this process no longer needs its store."""
-_BROKEN_OFF = "the rendezvous at {endpoint} broke off: rank 0, which keeps its store, has ended"
+_BROKEN_OFF = "the rendezvous at {endpoint} was interrupted: rank 0, which hosts its store, has ended"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,13 +188,14 @@ def _arrive(store: Store, waiter: Waiter) -> None:
     world_size = store.compare_set("world_size", "", str(waiter.world_size)).decode()
     if world_size != str(waiter.world_size):
         raise ConfigError(
-            f"this process came to {waiter.endpoint} as rank {waiter.rank} of {waiter.world_size}, and another as one of "
-            f"{world_size}: start all of them with the same number, or end the earlier run that still meets there"
+            f"this process joined {waiter.endpoint} as rank {waiter.rank} of {waiter.world_size}, but another one as one of "
+            f"{world_size}: start all of them with the same number of processes, or end the earlier run that still uses "
+            "that endpoint"
         )
     if store.add(f"arrived/{waiter.rank}", 1) > 1:
         raise ConfigError(
-            f"two processes came to {waiter.endpoint} as rank {waiter.rank}: give each a rank of its own, or end the earlier "
-            "run that still meets there"
+            f"two processes joined {waiter.endpoint} as rank {waiter.rank}: give each a rank of its own, or end the earlier "
+            "run that still uses that endpoint"
         )
 
     def missing() -> list[int]:

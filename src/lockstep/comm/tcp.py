@@ -34,7 +34,9 @@ def tcp_store(host: str, port: int, waiter: Waiter, *, is_private: bool = False)
         try:
             addresses = addresses_of(host)
         except OSError as error:
-            raise ConfigError(f"{waiter.endpoint}: this machine knows no host {host!r} ({error})") from error
+            raise ConfigError(
+                f"{waiter.endpoint}: the host name {host!r} does not resolve on this machine ({error})"
+            ) from error
         if waiter.rank == 0:
             _stores[key] = _serve(host, port, waiter, _address_of(host, addresses, is_private=is_private))
         else:
@@ -71,8 +73,8 @@ def _serve(host: str, port: int, waiter: Waiter, address: str | None) -> TCPStor
             listener = listen(None, port)
     except OSError as error:
         raise ConfigError(
-            f"{waiter.endpoint}: rank 0 cannot listen on port {port} of this machine ({error.strerror}). If another run "
-            "or program uses it, choose another port, or end that"
+            f"{waiter.endpoint}: rank 0 cannot listen on port {port} of this machine ({error.strerror}). If another run or "
+            "program uses it, choose another port, or end that program"
         ) from error
     if address is None or not is_loopback(address):
         where = listening(host, address, port)

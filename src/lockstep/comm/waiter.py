@@ -50,14 +50,14 @@ class Waiter:
         if waited_s > self.timeout_s:
             raise PeerError(
                 f"rank {self.rank} of {self.world_size} timed out: it waited {self.timeout_s:g} s at {self.endpoint} for "
-                f"{_ranks(missing())}{hint and f' ({hint})'}. Was every rank started, for the same endpoint and with the same "
-                "number of processes? Look for one that has failed. (A longer time to wait: timeout_s=, or --timeout.)"
+                f"{_ranks(missing())}{hint and f' ({hint})'}. Was every rank started, for the same endpoint and with the "
+                "same number of processes? Look for one that has failed. (To wait longer: timeout_s=, or --timeout.)"
             )
         if waited_s > _TELL_AFTER_S and not self._has_printed:
             self._has_printed = True
             print(
-                f"lockstep: rank {self.rank} of {self.world_size} waits at {self.endpoint} for {_ranks(missing())}"
-                f"{hint and f' ({hint})'}, {self.timeout_s:g} s at most",
+                f"lockstep: rank {self.rank} of {self.world_size} is waiting at {self.endpoint} for "
+                f"{_ranks(missing())}{hint and f' ({hint})'}, for up to {self.timeout_s:g} s",
                 file=sys.stderr,
                 flush=True,
             )

@@ -66,9 +66,9 @@ def take(name: str, value: Any, reduction: str | None, lengths: Sequence[float |
     if reduction is None and value.numel() != 1 and tuple(value.shape) not in {(length,) for length in lengths}:
         line = f"{call}({name}=..., reduction="
         raise ConfigError(
-            f"{call}({name}=...): a tensor of shape {tuple(value.shape)}, with {lengths[0]} samples, is neither a number nor "
-            f"one value per sample, so its mean would say nothing. To add such tensors up elementwise (class counts, a "
-            f"confusion matrix) write {line}'sum'); to average them, {line}'mean'); for one number, give its mean()."
+            f"{call}({name}=...): a tensor of shape {tuple(value.shape)}, with {lengths[0]} samples, is neither a number "
+            "nor one value per sample, so its mean would be meaningless. To add such tensors up elementwise (class counts, "
+            f"a confusion matrix) write {line}'sum'); to average them, {line}'mean'); for one number, give its mean()."
         )
     if reduction == SUM:
         is_count = not value.is_floating_point()

@@ -53,7 +53,7 @@ def judge_threads(*, cores: int, num_processes: int, threads: int, workers: int,
             f"{found}, and {workers} loader workers each", f"--workers {max(0, 2 * cores // num_processes - threads)}"
         )
     if load > 2 * cores:
-        return warn(f"{found}; others have kept {load:.1f} busy in the last minute", "see top for who they are")
+        return warn(f"{found}; others have kept {load:.1f} busy in the last minute", "top shows which")
     return ok(found)
 
 
@@ -75,7 +75,7 @@ def judge_settings(*, variables: Mapping[str, str], num_processes: int) -> Findi
     counts = {name: threads_asked(variables, name) for name in (OMP, *_OF_BLAS) if name in variables}
     if len(set(counts.values())) > 1:
         numbers = ", ".join(f"{name}={variables[name]}" for name in counts)
-        return warn(f"{numbers}: they contradict each other", f"set {OMP} alone, or --threads: it holds for all of them")
+        return warn(f"{numbers}: they contradict each other", f"set {OMP} alone, or --threads: it applies to all of them")
     binding = [name for name in _BINDS if name in variables and not _HARMLESS.search(variables[name])]
     if binding and num_processes > 1:
         return warn(

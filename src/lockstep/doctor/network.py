@@ -82,9 +82,7 @@ def judge_name(
     if foreign:
         return verdict(f"{name} resolves to {foreign[0]}, which is no address of this machine", f"correct it: {_SETS_NAME}")
     if has_several_hosts and all(map(is_loopback, addresses)):
-        return warn(
-            f"{name} resolves to {addresses[0]} here, which others cannot reach", f"take that line away: {_SETS_NAME}"
-        )
+        return warn(f"{name} resolves to {addresses[0]} here, which others cannot reach", f"remove that line: {_SETS_NAME}")
     return ok(f"{name} is {', '.join(addresses)}")
 
 

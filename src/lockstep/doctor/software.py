@@ -122,7 +122,7 @@ def judge_gpus(
     if not present:
         none = "no NVIDIA GPU"
         return (
-            fail(f"{none}, and one was asked for", "leave --device cuda and --backend nccl out") if wants_gpus else ok(none)
+            fail(f"{none}, and one was asked for", "leave out --device cuda and --backend nccl") if wants_gpus else ok(none)
         )
     if torch_cuda is None:
         return (fail if wants_gpus else warn)(
@@ -137,7 +137,7 @@ def judge_gpus(
     if driver and least and numbers(driver) < least:
         return fail(
             f"driver {driver} is too old for torch's CUDA {torch_cuda}",
-            f"install a driver from {'.'.join(map(str, least))} on, or a torch for an older CUDA",
+            f"install driver {'.'.join(map(str, least))} or later, or a torch for an older CUDA",
         )
     if num_processes > visible:
         return warn(

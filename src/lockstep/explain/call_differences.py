@@ -25,17 +25,17 @@ def difference(one: Call, other: Call) -> str:
         # "float" among them: an integer type would lose digits
         target = max(one.dtype, other.dtype, key=lambda dtype: "float" in dtype)
         return (
-            f"The bytes of {one.dtype} are taken for {other.dtype} on other ranks: convert the tensors to one type before the "
+            f"The bytes of {one.dtype} are read as {other.dtype} on other ranks: convert the tensors to one type before the "
             f"call, with .to(torch.{target}), say."
         )
     if not _have_same_shape(one, other):
         return "The elements of tensors of different shapes do not belong together: give them one shape before the call."
     if one.op != other.op:
-        return f"A rank that reduces with {one.op} gets other numbers than one with {other.op}: give op= one value."
+        return f"A rank that reduces with {one.op} gets different numbers from one with {other.op}: give op= one value."
     if one.root != other.root:
         return (
-            f"Some ranks take rank {one.root} for the one that all send {_way(one)}, others rank {other.root}: give "
-            f"{'dst' if one.kind in _TO_ROOT else 'src'}= one value. (It counts in the whole run, not in the group.)"
+            f"The root is rank {one.root} on some ranks, and rank {other.root} on others: give "
+            f"{'dst' if one.kind in _TO_ROOT else 'src'}= one value. (It is a rank of the whole run, not of the group.)"
         )
     return ""
 

@@ -42,4 +42,4 @@ class Remarks:
         """Say that the ranks get on, after a warning that they do not."""
         if self._began_s is not None:
             waited_s, self._began_s = time.monotonic() - self._began_s, None
-            self._say(f"all clear: the run makes progress again, after {waited_s:.0f} s.")
+            self._say(f"all clear: the run is making progress again, after {waited_s:.0f} s.")

@@ -275,7 +275,7 @@ def _threads_notice(config: RunConfig, environment: Environment, birth: Birth) -
     threads = "1 thread" if birth.threads == 1 else f"{birth.threads} threads"
     return [
         f"OMP_NUM_THREADS={environment.threads} is ignored: the run was created with {threads}, and another number would "
-        f"change its answer. To use it all the same: --threads {environment.threads} --allow threads"
+        f"change its answer. To use it anyway: --threads {environment.threads} --allow threads"
     ]
 
 

@@ -154,7 +154,7 @@ def _open_named(path: Path, launch: Launch) -> OpenRun:
             return OpenRun(run_dir=path, birth=launch.born_with, checkpoint=None, lock=lock, is_new=True, notices=notices)
         run = _resume(path, birth, launch, lock, notices)
         if run.checkpoint is None:
-            notices.append(f"run {path} ended before its first checkpoint, so there is nothing to resume: it begins anew")
+            notices.append(f"run {path} ended before its first checkpoint, so there is nothing to resume: it starts over")
         return run
     except BaseException:
         lock.release()
@@ -189,7 +189,7 @@ def _birth_in(checkpoint: Path, manifest: Manifest) -> Birth:
         return birth_of({each.name: manifest.birth[each.name] for each in fields(Birth)})
     except (KeyError, ValueError) as error:
         raise CheckpointError(
-            f"{checkpoint} does not hold the birth of its run ({error}): start a new one with --fresh"
+            f"{checkpoint} does not hold the initial settings of its run ({error}): start a new one with --fresh"
         ) from error
 
 

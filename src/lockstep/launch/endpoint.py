@@ -61,8 +61,8 @@ def find_endpoint(nodes: Nodes, secret: SharedSecret) -> Endpoint:
             return dataclasses.replace(elsewhere, local_address=address)  # of another node, or another launcher here
         if is_foreign:
             raise ConfigError(
-                f"--node-rank 0, and --master-addr {nodes.host} ({addresses[0]}) is no address of this machine: the rendezvous "
-                "is at node 0. Start node 0 on that machine, or give an address of this one"
+                f"--node-rank 0, but --master-addr {nodes.host} ({addresses[0]}) is not an address of this machine: the "
+                "rendezvous is at node 0. Start node 0 on that machine, or give an address of this one"
             ) from error
         raise ConfigError(
             f"node 0 cannot listen at {nodes.endpoint} ({error.strerror}): another run or program has that port. Give all "
@@ -77,9 +77,9 @@ def _outward_address(nodes: Nodes) -> str | None:
     if len(candidates) > 1:
         option = "--rdzv-endpoint" if nodes.node_rank is None else "--master-addr"
         raise ConfigError(
-            f"{option} {nodes.host} means this machine alone here ({', '.join(addresses_of(nodes.host))}), which has several "
-            f"addresses, {', '.join(candidates)}, and no default route that would choose: give the one that the other nodes "
-            "reach"
+            f"{option} {nodes.host} resolves to this machine alone ({', '.join(addresses_of(nodes.host))}), which has "
+            f"several addresses, {', '.join(candidates)}, and no default route that would choose: give the one that the "
+            "other nodes reach"
         )
     return candidates[0] if candidates else None
 
@@ -91,8 +91,8 @@ def _resolve(nodes: Nodes) -> list[str]:
         option = "--rdzv-endpoint" if nodes.node_rank is None else "--master-addr"
         port = ". (The port is --master-port's.)" if ":" in nodes.host else ""
         raise ConfigError(
-            f"{option}: this machine ({socket.gethostname()}) knows no host {nodes.host!r} ({error}). Give a name that every "
-            f"node knows (getent hosts NAME), or an address{port}"
+            f"{option}: this machine ({socket.gethostname()}) cannot resolve {nodes.host!r} ({error}). Give a name that "
+            f"resolves on every node (getent hosts NAME), or an address{port}"
         ) from error
 
 

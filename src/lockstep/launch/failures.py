@@ -38,7 +38,7 @@ _SIGNAL_WORDS: dict[int, str] = {
     signal.SIGKILL: "killed from outside: perhaps out of memory (the kernel's log, dmesg, would say so)",
     signal.SIGSEGV: "a crash in native code",
     signal.SIGABRT: "aborted in native code: see the output",
-    signal.SIGBUS: "memory that could not be had: perhaps /dev/shm is full",
+    signal.SIGBUS: "a bus error, perhaps because /dev/shm is full",
     signal.SIGILL: "an instruction that this processor lacks: a library was built for another",
     signal.SIGFPE: "a division by zero in native code",
     signal.SIGTERM: "terminated from outside",
@@ -227,7 +227,7 @@ def from_standstill(rank: int, pid: int, stopped_s: float) -> Failure:
         time_s=time.time() - stopped_s,
         kind="stopped",
         message=(
-            f"process {pid} stood stopped (SIGSTOP, or Ctrl-Z) for {stopped_s:.0f} s while others waited for it, so it was "
+            f"process {pid} was stopped (SIGSTOP, or Ctrl-Z) for {stopped_s:.0f} s while others waited for it, so it was "
             f"killed. Continue such a process in time (kill -CONT {pid}), or find out who stops it"
         ),
         exit_status=128 + signal.SIGKILL,

@@ -97,7 +97,7 @@ def launch(
             raise Stopped(outcome.stopped_with)
         if outcome.stopped_by is None and outcome.stopped_with is None:
             if outcome.is_unsaved:
-                end_unsaved("launch: the training came to its end, and NOT all of it could be saved: see the warnings above")
+                end_unsaved("launch: the training finished, but NOT all of it could be saved: see the warnings above")
             return [_result(outcome.spec.private_dir, rank) for rank in range(count)]
     if outcome.stopped_by not in (None, signal.SIGINT):
         signal.raise_signal(outcome.stopped_by)  # with its usual effect on this process

@@ -28,7 +28,7 @@ _REMEDIES: Mapping[str, str] = {
     "executor": "Python waits for the calls of executors: let them end with the script.",
     "child": "Python waits for such a child: let it end with the script, or start it with daemon=True.",
     "program": "An exit handler waits for it: end it with the script (terminate()).",
-    "queue": "Python waits until somebody has taken it: read the queue to its end, or call its cancel_join_thread().",
+    "queue": "Python waits until somebody has read it: empty the queue, or call its cancel_join_thread().",
 }
 
 

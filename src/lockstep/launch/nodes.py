@@ -77,7 +77,7 @@ def plan_nodes(options: LaunchOptions) -> Nodes | None:
     least, most = _read_count(nnodes)
     if options.rdzv_backend not in (None, "c10d", "static"):
         raise ConfigError(
-            f"--rdzv-backend {options.rdzv_backend}: lockstep meets through c10d (PyTorch's own store, at --rdzv-endpoint) or "
+            f"--rdzv-backend {options.rdzv_backend}: lockstep supports c10d (PyTorch's own store, at --rdzv-endpoint) or "
             "static (--node-rank and --master-addr)"
         )
     if options.master_port is not None and not 0 < options.master_port < 65536:
@@ -149,7 +149,7 @@ def _read_conf(text: str | None, known: Sequence[str]) -> dict[str, int]:
                 f"out; {', '.join(known)} alone may be changed"
             )
         if name not in known:
-            raise ConfigError(f"--rdzv-conf {part}: there is no such setting here, but {', '.join(known)}")
+            raise ConfigError(f"--rdzv-conf {part}: unknown; the settings are {', '.join(known)}")
         if not value.isdecimal() or int(value) < 1:
             raise ConfigError(f"--rdzv-conf {part}: give a whole number, 1 or more")
         options[name] = int(value)

@@ -125,9 +125,9 @@ class Streams:
         for rank, fds in self._pump.open_by_rank().items():
             for pid, command in holders_of_pipes(fds):
                 say(
-                    f"WARNING: all ranks have ended, but process {pid} (`{command}`), which rank {rank} has started, still has "
-                    "its output open, so that lockstep run waits for more of it. Start such a process with "
-                    "stdout=subprocess.DEVNULL, and stderr; Ctrl-C or SIGTERM ends lockstep run without it."
+                    f"WARNING: all ranks have ended, but process {pid} (`{command}`), which rank {rank} has started, still "
+                    "holds its output open, so lockstep run waits for more of it. Start such a process with stdout and "
+                    "stderr set to subprocess.DEVNULL; Ctrl-C or SIGTERM ends lockstep run now."
                 )
 
     def append(self, texts: Mapping[int, str]) -> None:

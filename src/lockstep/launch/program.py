@@ -70,7 +70,7 @@ def check_script(target: str, source: Source | None, args: Sequence[str], option
         spawning, alone = source.starter(), None if is_counted else source.starter_if_alone()
         if spawning and is_counted and source.asks_launcher():
             guesses.append(
-                f"the script may start processes itself ({spawning}), but also asks who a launcher has started: it is "
+                f"the script may start processes itself ({spawning}), but also reads the ranks of a launcher: it is "
                 "launched (--spawns yes starts it once)"
             )
         elif spawning or alone:
@@ -113,7 +113,7 @@ def check_starter(script: Script, nproc: int) -> None:
     if script.starter is not None and nproc > 1:
         raise ConfigError(
             f"{nproc} processes of a script that starts its processes itself ({script.starter}): each of them would start "
-            "all of its own, and they would take one another's port. Leave --nproc-per-node out. If the script does not do "
+            "all of its own, and they would compete for one port. Leave --nproc-per-node out. If the script does not do "
             "that when a launcher has started it, say --spawns no. Nothing was started."
         )
 

@@ -57,9 +57,9 @@ def why_not(cause: Failure | None, max_restarts: int, stopped_by: signal.Signals
     if not max_restarts:
         return ""
     if stopped_by is not None:
-        why = f"it failed after {stopped_by.name}, and was to end"
+        why = f"it failed after {stopped_by.name}, which asked it to end"
     elif cause is not None and cause.would_recur:
-        why = f"a {cause.kind} would only come again"
+        why = f"a {cause.kind} would only recur"
     else:
         why = f"all restarts were used ({max_restarts})"
     return f"\n\nlockstep: not started again: {why}"

@@ -134,8 +134,9 @@ def _meet(endpoint: Endpoint) -> Callable[[LaunchSpec, ForkServer, OutputPlan, I
 def unsaved_end() -> str:
     """The last words on a run that came to its end, and that could not be saved."""
     return (
-        "the training came to its end, and NOT all of it could be saved: the warnings above say what and why. Status "
-        f"{UNSAVED_END_STATUS}; the same command resumes from the newest checkpoint: {shlex.join(['lockstep', *sys.argv[1:]])}"
+        "the training finished, but NOT all of it could be saved: the warnings above say what and why. Status "
+        f"{UNSAVED_END_STATUS}; the same command resumes from the newest checkpoint: "
+        f"{shlex.join(['lockstep', *sys.argv[1:]])}"
     )
 
 
@@ -145,7 +146,7 @@ def interruption(outcome: Outcome) -> Interruption | None:
     if by is None and status is None:
         return Interruption(status=UNSAVED_END_STATUS, message=unsaved_end()) if outcome.is_unsaved else None
     who = "Ctrl-C" if by is signal.SIGINT else "a signal" if by is None else by.name
-    message = f"stopped by {who}: all that lockstep run (process {os.getpid()}) had started has ended"
+    message = f"stopped by {who}: everything that lockstep run (process {os.getpid()}) started has ended"
     if status is None:
         assert by is not None
         unsaved = ". The run was NOT saved: it resumes from the checkpoint before" if outcome.was_cut_short else ""

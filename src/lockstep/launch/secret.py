@@ -107,12 +107,15 @@ class SharedSecret:
     def not_shared(self, keeper: str) -> ConfigError:
         """The error if ``keeper``, as the user knows it, has another secret, or this launcher knows none."""
         if self.given is not None:
-            why = f"has another secret than this launcher, which was given one by {SECRET} or {OPTION}"
+            why = f"has a different secret from this launcher, which was given one by {SECRET} or {OPTION}"
         else:
-            why = f"has a secret that this launcher does not know: {self.path} is not here, or another file than on its machine"
+            why = (
+                f"has a secret that this launcher does not know: {self.path} is missing here, or not the same file as on "
+                "its machine"
+            )
         return ConfigError(
             f"{keeper} {why}. Launchers of one run need the same: start them as one user in a directory that all nodes see, "
-            f"with the endpoint written alike (the file is named after it), or {_how_to_give()}"
+            f"with the endpoint spelled alike (the file is named after it), or {_how_to_give()}"
         )
 
 

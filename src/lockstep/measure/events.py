@@ -173,7 +173,8 @@ class EventWriter:
         except OSError as error:
             if not self._has_warned:
                 _warn(
-                    f"{self._path} cannot be written: {error}. Training continues, and the lines wait in memory until it can"
+                    f"{self._path} cannot be written: {error}. Training continues, and lines are kept in memory until it "
+                    "can be written"
                 )
             self._has_warned = True
         else:
@@ -184,9 +185,7 @@ class EventWriter:
         if self._fd >= 0:
             self._flush()
             if self._waiting:
-                _warn(
-                    f"{self._path} has lost its last {self._waiting.count(10)} lines, which could not be written to the end"
-                )
+                _warn(f"{self._path} has lost its last {self._waiting.count(10)} lines, which could not be written")
             os.close(self._fd)
             self._fd = -1
 

@@ -237,9 +237,10 @@ def _compare(known: dict[str, float], theirs: dict[str, float], rank: int, step:
         expected = known.setdefault(name, value)
         if expected != value and not (math.isnan(expected) and math.isnan(value)):
             raise UsageError(
-                f"team.log({name}=...) in step {step}, outside of batch.shards: it is {expected:.9g} on rank 0 and {value:.9g} "
-                f"on rank {rank}. There, values must be the same on all ranks. Of a shard's value take the mean over the "
-                f"global batch: batch.add({name}=...) inside, and team.log({name}=batch[{name!r}]); or call team.log() inside."
+                f"team.log({name}=...) in step {step}, outside of batch.shards: it is {expected:.9g} on rank 0 and "
+                f"{value:.9g} on rank {rank}. Values logged there must be the same on all ranks. For a value of one shard, "
+                f"log the mean over the global batch: batch.add({name}=...) inside, and team.log({name}=batch[{name!r}]); "
+                "or call team.log() inside."
             )
 
 

@@ -26,7 +26,7 @@ EXPLANATIONS = {
     "LS101": _of(
         """
         Behind `batch.shards`, a variable that was bound inside holds what the last shard of this process left there:
-        another shard's on another number of processes, and nothing where a process has no samples.
+        a different shard's on another number of processes, and nothing where a process has no samples.
         """,
         """
         for batch in loader:
@@ -189,8 +189,8 @@ EXPLANATIONS = {
     "LS107": _of(
         """
         `enumerate(batch.shards)` numbers this process's shards from 0; `get_worker_info().id` numbers its loader
-        workers. Both are others on another number of processes or workers. (As an index into a list of this process
-        they are right.)
+        workers. Both change with the number of processes or workers. (As an index into a list of this process they are
+        right.)
         """,
         """
         for batch in loader:
@@ -232,7 +232,7 @@ EXPLANATIONS = {
     "LS109": _of(
         """
         Each process, and each of its loader workers, has a data set and a `collate_fn` of its own. What they count,
-        draw from a generator of their own, or cache after drawing it, is another on another number of processes or
+        draw from a generator of their own, or cache after drawing it, changes with the number of processes or
         workers.
         """,
         """
@@ -306,7 +306,7 @@ EXPLANATIONS = {
     "LS112": _of(
         """
         Scripts for DistributedDataParallel scale the rate with the number of processes, because their batch grows with
-        it. Here the batch size in the script is the global one, and the answer is to be the same on every number.
+        it. Here the batch size in the script is the global one, and the answer must not depend on how many there are.
         """,
         """
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * team.world_size)
@@ -317,8 +317,8 @@ EXPLANATIONS = {
     ),
     "LS201": _of(
         """
-        A resumed run begins at the top of the script: a variable that steps or epochs hand on starts anew, and what is
-        decided by it is decided anew. `team.state` keeps such values in every checkpoint.
+        A resumed run begins at the top of the script: a variable that is carried from step to step or from epoch
+        to epoch starts over, and so does what depends on it. `team.state` keeps such values in every checkpoint.
         """,
         """
         best, bad = 0.0, 0
@@ -462,8 +462,8 @@ EXPLANATIONS = {
     ),
     "LS301": _of(
         """
-        Only `team.backward` puts a gradient into the sum over the shards. A gradient that is no part of the step, as of
-        an attack on the inputs, is `torch.autograd.grad`'s.
+        Only `team.backward` puts a gradient into the sum over the shards. For a gradient that is not part of the step,
+        such as that of an attack on the inputs, use `torch.autograd.grad`.
         """,
         """
         for batch in loader:
@@ -522,8 +522,8 @@ EXPLANATIONS = {
     ),
     "LS304": _of(
         """
-        `join()` seeds the random numbers. What is drawn before it is drawn from the process's own seed: initial weights
-        that are others in each launch. (Those of rank 0 go to all.)
+        `join()` seeds the random numbers. What is drawn before it comes from the process's own seed: initial weights
+        that differ in each launch. (All ranks get those of rank 0.)
         """,
         """
         model = torch.nn.Linear(4, 2)
@@ -538,8 +538,8 @@ EXPLANATIONS = {
     ),
     "LS305": _of(
         """
-        Python orders a set of words by their hashes, which are others in each process: the numbers that `enumerate`
-        gives them, too.
+        Python orders a set of strings by their hashes, which differ in each process; so do the numbers that `enumerate`
+        gives them.
         """,
         """
         words = set(open("text.txt").read().split())

@@ -67,7 +67,7 @@ RULES = {
     ),
     "LS109": Rule(
         "a data set, or a collate_fn, that remembers",
-        "`{name}` lives in each process and loader worker apart{read}",
+        "`{name}` is separate in each process and loader worker{read}",
         "compute it from the sample's index, or fill it before the loop, on all ranks",
     ),
     "LS110": Rule(
@@ -82,43 +82,43 @@ RULES = {
     ),
     "LS112": Rule(
         "the number of processes in the answer",
-        "`{name}` is another on another number of processes{read}",
+        "`{name}` changes with the number of processes{read}",
         "leave it out: the batch size in the script is the global one, so nothing has to be scaled",
     ),
     "LS201": Rule(
         "a value carried from step to step",
-        "`{name}` starts anew on a resume{read}",
+        "`{name}` starts over on a resume{read}",
         "state = team.state({short}=...) before the loop, then state.{short}",
     ),
     "LS202": Rule(
         "a number of enumerate, or of range",
         "`{name}` counts from its start again on a resume{read}",
-        "use team.step, which goes on",
+        "use team.step, which continues",
     ),
     "LS203": Rule(
         "an object carried from step to step",
-        "`{name}` starts anew on a resume{read}",
+        "`{name}` starts over on a resume{read}",
         'team.register("{short}", {name})',
         'team.register("{short}", {name}), with state_dict() and load_state_dict() in {cls}; or keep it in team.state()',
     ),
     "LS204": Rule(
         "a copy or average of a model, in no checkpoint",
-        "`{name}` starts anew on a resume{read}",
+        "`{name}` starts over on a resume{read}",
         "{name} = team.prepare({name})",
     ),
     "LS205": Rule(
         "a generator of the script's own, in no checkpoint",
-        "`{name}` starts anew on a resume{read}",
+        "`{name}` starts over on a resume{read}",
         'team.register("{short}", {name})',
     ),
     "LS206": Rule(
         "an iterator, in no checkpoint",
-        "`{name}` starts anew on a resume{read}",
+        "`{name}` starts over on a resume{read}",
         "prepare its loader: then its position is saved",
     ),
     "LS301": Rule(
         "a plain backward() inside",
-        "`{name}.backward()` inside batch.shards: its gradient is in no sum over the shards",
+        "`{name}.backward()` inside batch.shards: its gradient is not part of the sum over the shards",
         "team.backward({name}); for gradients that are no part of the step: torch.autograd.grad",
     ),
     "LS302": Rule(
@@ -133,12 +133,13 @@ RULES = {
     ),
     "LS304": Rule(
         "a model made before join()",
-        "`{name}` is made before lockstep.join(): its initial weights are not from the run's seed, and others in each launch",
+        "`{name}` is made before lockstep.join(): its initial weights do not follow from the run's seed, and differ in each "
+        "launch",
         "move lockstep.join() above it, or call torch.manual_seed(...) first",
     ),
     "LS305": Rule(
         "data in the order of a set",
-        "`{name}` is in the order of a set, which is another in each process{read}",
+        "`{name}` is in the order of a set, which differs between processes{read}",
         "sorted({name})",
     ),
     "LS306": Rule(

@@ -56,8 +56,8 @@ class Lateness:
             return ""
         self._has_warned = True
         return (
-            f"a checkpoint takes {self._wall_s:.0f} s, and the next is begun when it is written: there is one every {apart}."
-            f"{self._slow_part()} A faster disk helps, or say what it can do with a longer --checkpoint-every."
+            f"a checkpoint takes {self._wall_s:.0f} s, and the next begins only when it is written: there is one every "
+            f"{apart}.{self._slow_part()} Use a faster disk, or a longer --checkpoint-every."
         )
 
     def _slow_part(self) -> str:

@@ -127,7 +127,8 @@ class PartedRanks(Listener):
         if self._collectives.rank == 0:
             changed = next(name for name, value in {**others[0][0], **mine[0]}.items() if others[0][0].get(name) != value)
             say(
-                f"WARNING: after the last epoch rank 0 alone has changed {changed}: other ranks still have what was trained."
+                f"WARNING: after the last epoch rank 0 alone has changed {changed}: the other ranks still have the trained "
+                "values."
             )
         return True
 
@@ -148,11 +149,11 @@ class PartedRanks(Listener):
             if unlike:
                 differs = _values(plain[unlike[0]].get(name, {}), plain[usual[0]].get(name, {}))
                 raise MismatchError(
-                    f"the ranks have parted: {when}, {name} is not the same on {name_ranks(unlike)} as on "
-                    f"{name_ranks(usual)}{differs} (it was after {since}). Outside of batch.shards every rank must do the same "
-                    "with the same numbers: look for code there that depends on the rank, on one shard's values (the loss of "
-                    "the last shard, say: use batch['loss']), on the time, or on a separate generator. `lockstep verify` shows "
-                    "where. No checkpoint is written of this state."
+                    f"the ranks have diverged: {when}, {name} is not the same on {name_ranks(unlike)} as on "
+                    f"{name_ranks(usual)}{differs} (it was after {since}). Outside of batch.shards every rank must do the "
+                    "same with the same numbers: look for code there that depends on the rank, on one shard's values (the "
+                    "loss of the last shard, say: use batch['loss']), on the time, or on a generator of its own. `lockstep "
+                    "verify` shows where. This state is not saved."
                 )
 
 

@@ -162,7 +162,7 @@ class Restorer:
 
     def _refuse(self, difference: str, allowable: str = "") -> NoReturn:
         manifest = self.checkpoint.manifest
-        allowed = f" To resume all the same, with another answer: --allow {allowable}." if allowable else ""
+        allowed = f" To resume anyway, with a different answer: --allow {allowable}." if allowable else ""
         raise MismatchError(
             f"{difference}, when the checkpoint of step {manifest.step} in {self.checkpoint.path.parent} was saved: the run "
             f"cannot resume as if it had not been interrupted. Change it back, or start a new run with --fresh (fresh=True)."

@@ -106,8 +106,8 @@ class Unprepared(Listener):
         if self._speaks:
             say(
                 f"WARNING: {action}, and was given neither to team.prepare() nor to team.register(): its state is in no "
-                "checkpoint, so the run would have another answer if it were interrupted and resumed. Prepare it with the "
-                "others, or register it: team.register(name, it)."
+                "checkpoint, so the run would give a different answer if it were interrupted and resumed. Prepare it with "
+                "the others, or register it: team.register(name, it)."
             )
 
 

@@ -38,7 +38,7 @@ def judge(request: Request, record: RunRecord, here: Fields, digests: Digests | 
     differing = [name for name in (*OF_BITS, "script_sha256") if _differs(here, launch, name)]
     notes = [f"{name} is {here[name]} here, and was {launch[name]} in the run" for name in differing if name in OF_BITS]
     if "script_sha256" in differing:
-        notes.append("the script is another one now: its SHA-256 differs from that in the run's journal")
+        notes.append("the script has changed: its SHA-256 differs from the one in the run's journal")
 
     def verdict(status: str, comparison: Comparison | None, *lines: str) -> Verdict:
         return Verdict(status=status, comparison=comparison, lines=(*notes, *lines))
@@ -62,7 +62,7 @@ def judge(request: Request, record: RunRecord, here: Fields, digests: Digests | 
             f"processes: compared within {TOLERANCE:g} of each loss"
         )
         if near.difference is not None:
-            line = f"DIFFERENT all the same, first in {in_words(near.difference)} (in the replay)"
+            line = f"DIFFERENT nevertheless, first in {in_words(near.difference)} (in the replay)"
             return verdict("different", near, how, line)
         if not _not_compared(near, request):
             return verdict("equal up to rounding", near, how, f"EQUAL up to that: losses of {len(near.steps)} steps")

@@ -113,7 +113,9 @@ def read_birth(path: Path) -> tuple[Birth, Command] | None:
     except FileNotFoundError:
         return None
     except (NotRegularError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{file} cannot be read as a run's birth ({error}): use another run directory") from error
+        raise ConfigError(
+            f"{file} cannot be read as the initial settings of a run ({error}): use another run directory"
+        ) from error
     raise ConfigError(
         f"{file} has format {version}, and this lockstep knows format {_FORMAT}: it was written by another version. "
         "Use that one, or another run directory."
@@ -168,9 +170,9 @@ def reconcile(path: Path, birth: Birth, explicit: Mapping[str, Any], now: Birth,
             _check_promise(path, birth, wanted, explicit)
         elif wanted != was and (explicit.get(name) not in (None, "auto") or name == "device"):
             raise ConfigError(
-                f"{name} is {wanted!r} now, and was {was!r} when the run in {path} was born: the answer would be another. "
+                f"{name} is {wanted!r} now, and was {was!r} when the run in {path} was started, so the answer would change. "
                 f"Leave {name} as it was, or start a new run: --fresh, or in another directory."
-                + (f" To resume all the same, with another answer: --allow {name}." if name in ALLOWABLE else "")
+                + (f" To resume anyway, with a different answer: --allow {name}." if name in ALLOWABLE else "")
             )
     return dataclasses.replace(birth, **changed)
 
@@ -192,9 +194,9 @@ def check_saved(path: Path, birth: Birth, saved: Mapping[str, Any], step: int, a
     for name, value in birth.as_json().items():
         if name not in ("precision", *allow) and saved.get(name) != value:
             raise ConfigError(
-                f"{name} is {value!r} in {path / _FILE_NAME}, and {saved.get(name)!r} in the checkpoint of step {step}, from "
-                "which the run would resume with another answer. Put it back: without a birth.json, the run's is restored from "
-                "the checkpoint. Or start a new run with --fresh (fresh=True)."
+                f"{name} is {value!r} in {path / _FILE_NAME}, and {saved.get(name)!r} in the checkpoint of step {step}, "
+                "from which the run would resume with a different answer. Restore it: without a birth.json, the run's is "
+                "restored from the checkpoint. Or start a new run with --fresh (fresh=True)."
                 + (f" If it is a launch that was allowed to change it: --allow {name} again." if name in ALLOWABLE else "")
             )
 
@@ -202,8 +204,8 @@ def check_saved(path: Path, birth: Birth, saved: Mapping[str, Any], step: int, a
 def _check_promise(path: Path, birth: Birth, wanted: bool, explicit: Mapping[str, Any]) -> None:
     strategy = explicit.get("strategy")
     if wanted != birth.exact and birth.shards > 1 and strategy not in (None, "auto"):
-        born = "with strategy 'exact', the default, which promises its answer to the bit" if birth.exact else "with another"
+        born = "with strategy 'exact', the default, which promises bit-identical answers" if birth.exact else "with another"
         raise ConfigError(
-            f"strategy is {strategy!r} now, and the run in {path} was born {born}: gradients would be added up in "
-            "another order. Leave strategy out, or start a new run in another directory."
+            f"strategy is {strategy!r} now, and the run in {path} was started {born}: gradients would be added up in a "
+            "different order. Leave strategy out, or start a new run in another directory."
         )

@@ -66,7 +66,7 @@ class RunLock:
                 )
             if waited_s > _TELL_AFTER_S and not has_printed:
                 has_printed = True
-                waiting = f"lockstep: waits for the run directory {run_dir}, in use by {holder}, for {limit_s:.0f} s at most"
+                waiting = f"lockstep: waiting for the run directory {run_dir}, in use by {holder}, for up to {limit_s:.0f} s"
                 print(visible(f"{waiting}. {lost}" if host else waiting), file=sys.stderr, flush=True)
             time.sleep(0.05)
         os.ftruncate(self._fd, 0)

@@ -27,8 +27,8 @@ def misfits(world: World, *, num_cores: int, num_gpus: int, gpus_each: int, work
 def _nodes(job: Job, world: World) -> list[str]:
     if job.step is None and world.launcher == "python" and job.num_tasks > 1:
         return [
-            f"the job has {job.num_tasks} tasks, and this is one process, which srun has not started: the others do nothing. "
-            "Start the script by srun"
+            f"the job has {job.num_tasks} tasks, but this process was not started by srun: the others do nothing. Start the "
+            "script with srun"
         ]
     if job.step is not None and job.step.num_tasks > 1 and world.launcher == "lockstep" and world.num_nodes == 1:
         return [
@@ -38,7 +38,7 @@ def _nodes(job: Job, world: World) -> list[str]:
     messages = []
     if world.num_nodes < job.num_nodes:
         messages.append(
-            f"the job has {job.num_nodes} nodes, and the run is on {world.num_nodes} of them: the others stand idle. Start a "
+            f"the job has {job.num_nodes} nodes, but the run is on {world.num_nodes} of them: the others stand idle. Start a "
             "task on each (srun --nodes, --ntasks-per-node), or ask for fewer"
         )
     if job.step is not None and len(set(job.step.tasks)) > 1:
@@ -56,14 +56,14 @@ def _gpus(world: World, gpus: int, gpus_each: int) -> list[str]:
         if gpus == 0:
             return []
         return [
-            f"the job has {counted(gpus, 'GPU')} on {host}, and the run is on the CPU: is --device cpu meant, and does "
-            "PyTorch see a GPU (torch.cuda.is_available())? If none is needed, ask for none"
+            f"the job has {counted(gpus, 'GPU')} on {host}, and the run is on the CPU: is --device cpu intended, and does "
+            "PyTorch see a GPU (torch.cuda.is_available())? If none is needed, request none"
         ]
     used = tasks * gpus_each
     if used < gpus:
         return [
-            f"{counted(tasks, 'process', 'processes')} on {host} {'uses' if tasks == 1 else 'use'} {used} of {gpus} GPUs: the "
-            f"others stand idle. Start {gpus // gpus_each} (--ntasks-per-node), or ask for fewer GPUs (--gpus-per-node)"
+            f"{counted(tasks, 'process', 'processes')} on {host} {'uses' if tasks == 1 else 'use'} {used} of {gpus} GPUs: "
+            f"the others stand idle. Start {gpus // gpus_each} (--ntasks-per-node), or request fewer GPUs (--gpus-per-node)"
         ]
     if used > gpus > 0:
         return [
@@ -85,19 +85,19 @@ def _cores(job: Job, world: World, affinity: int, workers: int) -> list[str]:
         )
     elif cores < tasks:
         messages.append(
-            f"{counted(cores, 'core')} for {tasks} processes on {world.host}: the others wait their turn, and a step takes "
-            f"many times as long. Ask for cores for each: --cpus-per-task={1 + workers} or more"
+            f"{counted(cores, 'core')} for {tasks} processes on {world.host}: processes wait for each other, and a step "
+            f"takes many times as long. Request cores for each: --cpus-per-task={1 + workers} or more"
         )
     elif cores // tasks < workers + 1:
         messages.append(
-            f"{counted(cores // tasks, 'core')} for each process, and {counted(workers, 'loader worker')} beside it: they wait "
-            f"for each other. Ask for --cpus-per-task={1 + workers}, or take --workers {max(0, cores // tasks - 1)}"
+            f"{counted(cores // tasks, 'core')} for each process, and {counted(workers, 'loader worker')} beside it: they "
+            f"wait for each other. Request --cpus-per-task={1 + workers}, or take --workers {max(0, cores // tasks - 1)}"
         )
     idle = (job.cpus_here or 0) - cores
     if not messages and step is not None and idle >= max(2, tasks):
         messages.append(
-            f"{counted(cores, 'core')} of {job.cpus_here} that the job has on {world.host} are for the run: the others stand "
-            f"idle. Share them out: --cpus-per-task={(job.cpus_here or 0) // tasks}, and more --workers"
+            f"{counted(cores, 'core')} of {job.cpus_here} that the job has on {world.host} are for the run: the others "
+            f"stand idle. Distribute them: --cpus-per-task={(job.cpus_here or 0) // tasks}, and more --workers"
         )
     return messages
 

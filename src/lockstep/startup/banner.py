@@ -78,7 +78,7 @@ def chosen_shards(world_size: int) -> str:
     if world_size == 1:
         return f"1 shard, so no other number of processes can resume it; shards={better} gives one answer on 1 to {better}"
     return (
-        f"{world_size} shards, one a process: another number of processes would give another, equally good answer; "
+        f"{world_size} shards, one a process: another number of processes would give a different, equally good answer; "
         f"shards={better} fixes it"
     )
 

@@ -41,7 +41,7 @@ def check_software(world: World, collectives: Collectives) -> list[str]:
         ]
         if differences:
             raise MismatchError(
-                f"the machines differ: {'; '.join(differences)}. They would not compute the same. Install the same versions on "
+                f"the machines differ: {'; '.join(differences)}. Their results would differ. Install the same versions on "
                 "all, and start the same script"
             )
     if world.launcher == "hand":  # its arguments give each process its rank

@@ -43,7 +43,7 @@ def notices(findings: Sequence[Finding], *, resumes: bool) -> list[str]:
     carried = [finding for finding in certain if finding.starts_anew]
     if carried and resumes:
         told = ", ".join(f"`{finding.name}` ({finding.path}:{finding.line})" for finding in carried)
-        lines.append(f"starts anew on a resume: {told}. To keep {'it' if len(carried) == 1 else 'them'}: {_remedy(carried)}")
+        lines.append(f"starts over on a resume: {told}. To keep {'it' if len(carried) == 1 else 'them'}: {_remedy(carried)}")
     return lines
 
 

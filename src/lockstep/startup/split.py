@@ -87,6 +87,6 @@ class SplitRemarks(Listener):
         )
         return (
             f"WARNING: a global batch has {counted(batch_size, 'sample')}, and {self._num_shards} shards: "
-            f"{counted(empty, 'shard')} {'is' if empty == 1 else 'are'} always empty{and_idle}. Give batch_size="
-            f"{self._num_shards} or more, or shards={batch_size} (either gives another answer)."
+            f"{counted(empty, 'shard')} {'is' if empty == 1 else 'are'} always empty{and_idle}. Give "
+            f"batch_size={self._num_shards} or more, or shards={batch_size} (either gives a different answer)."
         )

@@ -128,7 +128,7 @@ class Probe:
         left = 4 + 2 * NUM_TRIALS
         session.say("batches fetched in the training process", self._left_s(now.step_s, left + 2))
         fetched = windows.fetch(Loading(workers=0), _LEAST_FETCHES, _MOST_FETCHES)
-        session.say("steps on batches that are there already", self._left_s(now.step_s, left + 1))
+        session.say("steps on batches that are already loaded", self._left_s(now.step_s, left + 1))
         before = session.split()
         cached = itertools.cycle(fetched.deals)
         count = windows.count(max(now.step_s - now.wait_s, 1e-6))

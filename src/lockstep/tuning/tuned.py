@@ -113,8 +113,8 @@ def fit(tuned: Tuned, now: Situation, path: str) -> tuple[Tuned | None, str]:
     is_same_text = then.script_sha256 is not None and then.script_sha256 == now.script_sha256
     if not is_same_text and then.script != now.script:
         raise ConfigError(
-            f"tuned: {path} was measured for {then.script}, and this is {now.script or 'no script'}: its loader is another. "
-            "Leave --tuned out, or measure this one: lockstep tune"
+            f"tuned: {path} was measured for {then.script}, but this is {now.script or 'no script'}, which has a different "
+            "loader. Leave --tuned out, or measure this one: lockstep tune"
         )
     names = {
         "world_size": "processes",

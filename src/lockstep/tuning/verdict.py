@@ -23,7 +23,7 @@ def facts(result: Result) -> list[tuple[str, str, str]]:
     costs, now, present = Costs(**result["costs"]), result["now"], Loading(**result["present"])
     copy = f", {_ms(costs.copy_s)} of it the copy" if costs.on_gpu else ""
     rows = [
-        ("step", _ms(costs.step_s), f"on a batch that is there already{copy}"),
+        ("step", _ms(costs.step_s), f"on a batch that is already loaded{copy}"),
         ("loader", _ms(costs.fetch_s), f"a batch, {_share(costs.fetch_cpu_s, costs.fetch_s)} of it on a core"),
         ("worker", _ms(costs.worker_s), "a batch, from one loader worker"),
         ("now", _ms(now["step_s"]), f"a step with {present}, as the script has it; it waits {_ms(now['wait_s'])}"),
@@ -96,8 +96,8 @@ def apart(result: Result) -> list[str]:
     ]
     return [
         *(
-            f"apart, {change['name']}: {_times(statistics.median(change['speedups']))}, confirmed{_notes(change)}; alters "
-            f"{change['alters']}; for a new run: {change['how']}"
+            f"separately, {change['name']}: {_times(statistics.median(change['speedups']))}, confirmed{_notes(change)}; "
+            f"alters {change['alters']}; for a new run: {change['how']}"
             for change in gaining
         ),
         *([f"no clear gain from what alters the answer: {', '.join(gainless)}"] if gainless else []),

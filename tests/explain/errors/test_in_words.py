@@ -237,7 +237,7 @@ REMOTE = "ncclRemoteError: A call failed possibly due to a network error or a re
         (  # https://github.com/vllm-project/vllm/issues/10453
             "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:317, internal error - please report this issue to the "
             "NCCL developers, NCCL version 2.21.5\nncclInternalError: Internal check failed.\nLast error:\n",
-            "NCCL gave up for a reason that it does not name",
+            "NCCL failed without naming a reason",
         ),
         (  # https://github.com/NVIDIA/nccl/issues/1546
             "NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1275, internal error, NCCL version 2.14.3\n"
@@ -352,7 +352,7 @@ def test_an_error_in_a_group_is_explained():
     nested = ExceptionGroup(
         "several", [ValueError("x"), ExceptionGroup("more", [RuntimeError("NCCL error in: x, internal error")])]
     )
-    assert in_words(nested).startswith("(The RuntimeError underneath.) NCCL gave up")
+    assert in_words(nested).startswith("(The RuntimeError underneath.) NCCL failed")
 
 
 def test_ctrl_c_and_ends_that_are_meant_are_left_alone():

@@ -52,7 +52,7 @@ def main():
     criterion = nn.CrossEntropyLoss()
 
     model, optimizer, loader = team.prepare(model, optimizer, loader)
-    state = team.state(best=0.0, bad=0)  # saved in checkpoints: plain variables would start anew when the run resumes
+    state = team.state(best=0.0, bad=0)  # saved in checkpoints: plain variables would start over when the run resumes
     for epoch in team.epochs(args.epochs):
         for batch in loader:  # one iteration is one step, on every process
             for images, labels in batch.shards:  # this process's part of the batch

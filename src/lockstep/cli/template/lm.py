@@ -65,7 +65,7 @@ def main():
     val_loader = DataLoader(make_data(500), args.batch_size)
 
     model, optimizer, loader = team.prepare(model, optimizer, loader)
-    state = team.state(best=math.inf, bad=0)  # saved in checkpoints: plain variables would start anew when the run resumes
+    state = team.state(best=math.inf, bad=0)  # saved in checkpoints: plain variables would start over when the run resumes
     for epoch in team.epochs(args.epochs):
         for batch in loader:  # one iteration is one step, on every process
             for blocks in batch.shards:  # this process's part of the batch

@@ -55,8 +55,8 @@ _BY_CODE = {
         f"Check the GPU (nvidia-smi), then run with CUDA_LAUNCH_BLOCKING=1. {_DEBUG}"
     ),
     ("ncclInternalError", "internal error"): (
-        "NCCL gave up for a reason that it does not name; up to NCCL 2.18 broken connections are reported so, too: look at the "
-        f"other ranks' errors first. {_DEBUG}"
+        "NCCL failed without naming a reason; up to NCCL 2.18 that includes broken connections: look at the other ranks' "
+        f"errors first. {_DEBUG}"
     ),
     ("ncclInvalidUsage", "invalid usage"): (
         "NCCL was used in a way that it does not allow: mostly two ranks on one GPU, or ranks that called different "
@@ -84,9 +84,9 @@ def _timed_out(match: re.Match[str], scene: Scene) -> str:
     waited_s, limit_s = int(match["ran"]) / 1000, int(match["limit"]) / 1000
     return (
         f"Rank {match['rank']} waited {waited_s:.0f} s in {match['kind'].strip('_').lower()} number {match['number']} for "
-        f"the other ranks; the limit is {limit_s:.0f} s. One of them did not come: it failed, hangs, is much slower, or called "
-        "another collective. Look at the rank whose error is the earliest, or which is silent. `lockstep stacks` and the "
-        "report on a run that is stuck say where it is; a rank that is only slow needs a longer timeout "
+        f"the other ranks; the limit is {limit_s:.0f} s. One of them did not arrive: it failed, hangs, is much slower, or "
+        "called another collective. Look at the rank whose error is the earliest, or which is silent. `lockstep stacks` and "
+        "the report on a run that is stuck say where it is; a rank that is only slow needs a longer timeout "
         "(init_process_group(timeout=))."
     )
 
@@ -101,8 +101,8 @@ def _assert(match: re.Match[str], scene: Scene) -> str:
     lookups = f" This model looks up indices in {listed(tables)}." if tables else ""
     return (
         "A kernel on the GPU has found an invalid value: nearly always an index out of range, that is a label that is not "
-        f"in 0 ... classes - 1, or a token beyond an embedding's rows.{lookups} The GPU works behind Python, so the line in "
-        "the traceback is not the one that asked for it, and this process can use the GPU no more. Run with "
+        f"in 0 ... classes - 1, or a token beyond an embedding's rows.{lookups} The GPU runs asynchronously, so the line in "
+        "the traceback is not the one that launched the kernel, and this process can no longer use the GPU. Run with "
         "CUDA_LAUNCH_BLOCKING=1, or on the CPU, and the traceback names the line."
     )
 

@@ -121,9 +121,9 @@ def _end_of(workers: Any) -> tuple[str | None, str | None]:
 def _too_many_files(match: re.Match[str], scene: Scene) -> str:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
-        f"This process may have {soft} files open at a time, and has. Each loader worker takes some, each connection to "
-        "another rank one, and each tensor that a worker hands over one until it is deleted. Raise the limit "
-        f"(ulimit -n {hard if hard > soft else 65536}), keep no batches in lists, or call "
+        f"This process has reached its limit of {soft} open files. Each loader worker takes some, each connection to "
+        "another rank one, and each tensor that a worker hands over one until it is deleted. Raise the limit (ulimit -n "
+        f"{hard if hard > soft else 65536}), keep no batches in lists, or call "
         "torch.multiprocessing.set_sharing_strategy('file_system')."
     )
 

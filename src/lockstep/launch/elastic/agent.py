@@ -124,7 +124,7 @@ class NodeAgent:
 
         Raises:
             StoppedError: this launcher was stopped.
-            StoreLostError: the launchers' store does not answer any more.
+            StoreLostError: the launchers' store no longer answers.
             LaunchError: nodes did not arrive, or not within the timeout.
         """
         try:
@@ -150,7 +150,7 @@ class NodeAgent:
                 self._start_workers(self._rendezvous.next_rendezvous())
                 return
             except DistStoreError as error:  # a timeout, reported by the store, which is not lost
-                whom = f"a node that had come to {self._connection.nodes.endpoint} has not begun with the others in"
+                whom = f"a node that had joined {self._connection.nodes.endpoint} did not start with the others within"
                 why = f"{whom} {self._connection.answer_s:g} s: it was lost or stopped at that moment"
                 if not self._connection.nodes.is_elastic:
                     raise LaunchError(f"{why}. Start the same command again on all nodes") from error
@@ -338,7 +338,7 @@ class NodeAgent:
         if isinstance(error, ForgedError):
             raise error
         endpoint, host = self._connection.nodes.endpoint, self._connection.nodes.host
-        reason = "does not answer any more" if error is not None else f"has not answered for {silence_s:.0f} s"
+        reason = "no longer answers" if error is not None else f"has not answered for {silence_s:.0f} s"
         workers.end()
         workers.wait()
         causes = [failure for failure in workers.failures if failure.distance < 2]

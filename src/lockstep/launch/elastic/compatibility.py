@@ -46,10 +46,10 @@ def agree(store: Store, terms: Mapping[str, str]) -> None:
     if differing:
         why = "; ".join(f"{name} {terms[name]} here, {first.get(name)} there" for name in differing)
         named = ", ".join(f"{name} {terms[name]}" for name in differing)
-        store.set(_REFUSED, json.dumps({"host": host, "why": f"{host} was rejected: it came with {named}"}))
+        store.set(_REFUSED, json.dumps({"host": host, "why": f"{host} was rejected: it has {named}"}))
         raise ConfigError(
-            f"this node ({host}) and the first that came ({first['host']}) differ: {why}. All nodes of a run "
-            "need the same. (If the first is of another run, give each run a --rdzv-id or port of its own.)"
+            f"this node ({host}) and the first to arrive ({first['host']}) differ: {why}. All nodes of a run need the same. "
+            "(If the first is of another run, give each run a --rdzv-id or port of its own.)"
         )
     if _last_refused(store).get("host") == host:
         store.set(_REFUSED, "{}")  # it has come again, with the right terms

@@ -90,9 +90,7 @@ def open_connection(endpoint: Endpoint, timeout_s: float, stop: Stop) -> Connect
     nodes = endpoint.nodes
     server = serve(endpoint.listener, endpoint.listens_at, _STORE_S) if endpoint.listener else None
     who = "node 0" if nodes.node_rank is not None else "its machine"
-    remedy = (
-        f"Was {who} started, with this address and port, and does it run?{nodes.caution} (A longer time to wait: --timeout.)"
-    )
+    remedy = f"Was {who} started, with this address and port, and is it running?{nodes.caution} (To wait longer: --timeout.)"
     waiter = Waiter(nodes.endpoint, timeout_s, stop, remedy)
     client = _connect(nodes, waiter)
     secret = _recognised(client, endpoint.secret, nodes, waiter, is_keeper=server is not None)
@@ -121,11 +119,11 @@ def _recognised(client: TCPStore, shared: SharedSecret, nodes: Nodes, waiter: Wa
             if is_told or is_keeper:
                 raise shared.not_shared(f"the launcher that keeps the store at {nodes.endpoint}")
             raise ConfigError(
-                f"what listens at {nodes.endpoint} is a store of PyTorch's, and not that of a launcher of this lockstep: give "
-                "the run a port of its own, and all nodes the same version"
+                f"what listens at {nodes.endpoint} is a PyTorch store, but not that of a launcher of this version of "
+                "lockstep: give the run a port of its own, and all nodes the same version"
             )
         where = "" if shared.given else f", in {shared.path}"
-        waiter.pause(f"the secret of the run{where}, {_SEEN_S:g} s at most", ends=False)
+        waiter.pause(f"the secret of the run{where}, up to {_SEEN_S:g} s", ends=False)
 
 
 def _connect(nodes: Nodes, waiter: Waiter) -> TCPStore:

@@ -70,7 +70,7 @@ class DynamicRendezvous:
         """
         nodes = self._connection.nodes
         remedy = (
-            f"Were at least {nodes.least} nodes started, with the same --rdzv-endpoint and --rdzv-id? (A longer time to wait: "
+            f"Were at least {nodes.least} nodes started, with the same --rdzv-endpoint and --rdzv-id? (To wait longer: "
             "--timeout.)"
         )
         try:
@@ -81,8 +81,8 @@ class DynamicRendezvous:
             return self._inner.next_rendezvous()
         except RendezvousClosedError as error:
             raise LaunchError(
-                f"the run {nodes.run_id!r} at {nodes.endpoint} has ended, and takes no node any more: wait until its launchers "
-                "are gone, or give another --rdzv-id"
+                f"the run {nodes.run_id!r} at {nodes.endpoint} has ended, and accepts no more nodes: wait until its "
+                "launchers are gone, or give another --rdzv-id"
             ) from error
         except RendezvousTimeoutError as error:
             assert self._waiter is not None
@@ -117,8 +117,8 @@ class DynamicRendezvous:
         """Begin a wait of ``join_timeout``, as torchelastic does."""
         nodes = self._connection.nodes
         remedy = (
-            f"At least {nodes.least} nodes have to come, with the same --rdzv-endpoint and --rdzv-id; and those that are there "
-            "have to end their processes before the next rendezvous. (A longer time to wait: --timeout.)"
+            f"At least {nodes.least} nodes must join, with the same --rdzv-endpoint and --rdzv-id, and those that have "
+            "joined must end their processes before the next rendezvous. (To wait longer: --timeout.)"
         )
         self._waiter = self._connection.waiter(remedy, self._join_s)
 

@@ -63,7 +63,7 @@ def run_on_nodes(
     ):  # else the nodes have agreed that the run has failed
         return Outcome(failures=(), stopped_by=stopped_by, was_cut_short=was_cut_short, spec=spec)
     if isinstance(error, DistError):
-        raise LaunchError(f"{nodes.endpoint} does not answer any more: {without_store(nodes.host)}") from error
+        raise LaunchError(f"{nodes.endpoint} no longer answers: {without_store(nodes.host)}") from error
     if error is not None:
         raise error
     return Outcome(failures=(), stopped_by=None, is_unsaved=agent is not None and agent.is_unsaved, spec=spec)

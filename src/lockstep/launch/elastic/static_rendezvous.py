@@ -108,10 +108,10 @@ class StaticRendezvous:
             first = Claim(**json.loads(holder))
             if not first.has_ended(me):
                 raise ConfigError(
-                    f"--node-rank {self._rank} is taken, by {first}: give every node a number of its own, from 0 "
-                    f"to {self._connection.nodes.most - 1}. (If that one is of another run, give each run a port of its own. "
-                    "If it was this node, and was lost, the others have not noticed yet: they take "
-                    f"{self._connection.timeout_s:g} s for that, see --timeout.)"
+                    f"--node-rank {self._rank} is taken, by {first}: give every node a number of its own, from 0 to "
+                    f"{self._connection.nodes.most - 1}. (If that one belongs to another run, give each run a port of its "
+                    "own. If it was this node, and was lost, the others have not noticed yet: that takes them "
+                    f"{self._connection.timeout_s:g} s, see --timeout.)"
                 )
             if store.check([f"off/{self._number}/{self._rank}"]):  # the others may have started with it
                 expected = ""
@@ -121,8 +121,8 @@ class StaticRendezvous:
 
     def _gather(self, store: Store) -> None:
         waiter = self._connection.waiter(
-            "Was every node started, with the same --master-addr and --master-port? Look for one that has failed."
-            f"{self._connection.nodes.caution} (A longer time to wait: --rdzv-conf join_timeout=N, or --timeout.)",
+            "Was every node started, with the same --master-addr and --master-port? Look for one that has "
+            f"failed.{self._connection.nodes.caution} (To wait longer: --rdzv-conf join_timeout=N, or --timeout.)",
             self._connection.nodes.conf.get("join_timeout"),
         )
         nodes = range(self._connection.nodes.most)

@@ -87,7 +87,7 @@ def judge(
         return again(f"{host} was stopped, and leaves: the others join a new rendezvous")
     if joins and not has_cause:
         return again("a node joined: restarting all workers")
-    whole = brief = _lost_words(lost) or "a node was silent for too long, and has come back"
+    whole = brief = _lost_words(lost) or "a node that was silent for too long has come back"
     if reported and (has_cause or not lost):
         first = reported[0]
         whole = failures.report(reported, world_size) + (f"\n\n{_lost_words(lost)}" if lost else "")
@@ -123,7 +123,7 @@ def _lost_words(lost: Sequence[Machine]) -> str:
 def without_store(host: str) -> str:
     """What follows from the loss of the machine that keeps the launchers' store, for the user."""
     return (
-        "it kept the rendezvous store, and without that they cannot continue. All processes of this machine have "
-        f"ended. Start the same command again on all nodes when {host} is back, or with another machine in its place: a run "
-        "that calls lockstep.join() resumes from its newest checkpoint"
+        "it kept the rendezvous store, and they cannot continue without it. All processes of this machine have ended. Start "
+        f"the same command again on all nodes when {host} is back, or with another machine in its place: a run that calls "
+        "lockstep.join() resumes from its newest checkpoint"
     )

@@ -74,10 +74,10 @@ class Waiter:
         if time.monotonic() >= self._tell_at:
             self._tell_at = time.monotonic() + _TELL_EVERY_S
             until = time.strftime("%H:%M:%S", time.localtime(self._began_at + self._timeout_s))
-            limit = f", until {until} ({self._timeout_s:g} s in all)" if ends else ""
+            limit = f", until {until}, {self._timeout_s:g} s in all" if ends else ""
             self._num_told += 1
             hint = f". {self._remedy}" if self._num_told == self._hint_at else ""
-            say(f"waits at {self._endpoint} for {whom}, for {self.waited_s:.0f} s now{limit}. Ctrl-C ends it{hint}")
+            say(f"waiting at {self._endpoint} for {whom} ({self.waited_s:.0f} s so far{limit}). Ctrl-C ends it{hint}")
 
     def timed_out(self) -> LaunchError:
         """The error for a wait that timed out."""
