@@ -17,9 +17,12 @@ def call(shape=(4,), dtype="float32"):
     return Call("all_reduce", dtype, shape, "SUM", None)
 
 
-@pytest.fixture
-def path(tmp_path):
-    return call_log.log_path(tmp_path, 0)
+@pytest.fixture(params=["a file", "memory"])
+def path(tmp_path, request):
+    memory = call_log.offer_memory(tmp_path, [0]) if request.param == "memory" else []
+    yield call_log.log_path(tmp_path, 0)
+    for descriptor in memory:
+        os.close(descriptor)
 
 
 def note(log, number, what=None):

@@ -3,12 +3,14 @@
 A call is 20 bytes in a ring: the number of its group, two numbers of the call in that group, and those of what was called and
 of the line that called it. What these mean is appended, once each, to a file of names.
 
-The ring is mapped into memory, so that the last calls of a process that its communication library aborts are known, too. Its
-blocks are allocated first: a full disk cannot end the process later.
+The ring is mapped into memory, so that the last calls of a process that its communication library aborts are known, too. Where
+the launcher offers memory for it (``offer_memory``), no file system is behind it: a write into a mapped file waits for the disk
+now and then, with the interpreter lock. Its blocks are allocated first: a full disk cannot end the process later.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -35,6 +37,17 @@ _32_BITS = (1 << 32) - 1
 def log_path(private_dir: Path, rank: int) -> Path:
     """The path of a rank's log in a launch's private directory."""
     return private_dir / DIRECTORY / f"rank-{rank}.calls"
+
+
+def offer_memory(private_dir: Path, ranks: Sequence[int]) -> list[int]:
+    """Let the logs of ranks that are not started yet be memory of this process while the returned descriptors are open."""
+    descriptors: list[int] = []
+    with contextlib.suppress(OSError, AttributeError):  # AttributeError: not Linux
+        log_path(private_dir, 0).parent.mkdir(exist_ok=True)
+        for rank in ranks:
+            descriptors.append(os.memfd_create("lockstep-calls"))
+            log_path(private_dir, rank).symlink_to(f"/proc/{os.getpid()}/fd/{descriptors[-1]}")
+    return descriptors
 
 
 class Group(NamedTuple):
@@ -93,9 +106,12 @@ class CallLog:
         path.parent.mkdir(exist_ok=True)
         self._names_path = path.absolute().with_suffix(".names")
         self._names_path.write_bytes(b"")
-        with path.open("xb+") as file:
-            os.posix_fallocate(file.fileno(), 0, _HEADER.size + _RING * _ENTRY.size)
-            self._ring = mmap.mmap(file.fileno(), 0)
+        ring = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(ring, 0, _HEADER.size + _RING * _ENTRY.size)
+            self._ring = mmap.mmap(ring, 0)
+        finally:
+            os.close(ring)
         self._num_calls = 0
         self._known: dict[Hashable, int] = {}
         """Numbers by what the caller knows them by: a shortcut that may be forgotten."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,17 @@ class ComparedCalls:
         self._comparison: CallComparison | None = None
         self._readers: dict[int, CallReader] = {}
         self._lock = threading.Lock()
+        self._memory: list[int] = []
+        if len(ranks) > 1:
+            from lockstep.explain.call_log import offer_memory
+
+            self._memory = offer_memory(private_dir, ranks)
+
+    def close(self) -> None:
+        """Give up the logs. No look may follow."""
+        with self._lock:
+            while self._memory:
+                os.close(self._memory.pop())
 
     def look(self, *, is_over: bool, alike_suffice: bool = False) -> Failure | None:
         """The failure of ranks whose calls of a collective do not match; None: there are none.

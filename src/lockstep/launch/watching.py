@@ -90,6 +90,7 @@ class Watching:
             self._closed.set()
             os.close(self._read_fd)
             os.close(self._write_fd)
+        self._calls.close()
 
     def differing(self, *, alike: bool = False) -> Failure | None:
         """The failure of ranks that have called one collective in different ways; None: none are known to.
