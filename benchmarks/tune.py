@@ -11,7 +11,7 @@ neither.
              the same settings it is 1: two measurements of them tell of the machine.
   of_sweep   tune's time, until it has written the settings, divided by the sweep's: an epoch of 1000 steps for each setting and
              the start of its run (goal 0.05). The sweep's epochs are computed from the speed of a second's steps, behind the
-             first ones, and their first step. (--propose none: changes of the answer are not in the sweep either.)
+             first ones, and their first step.
   gain       the median epoch of the script's own settings divided by that of tune's
   digests    whether 40 steps with and without --tuned have one digest
 """
@@ -76,7 +76,7 @@ class Case:
 
     def tune(self, say: Callable[[str], None]) -> float:
         """``lockstep tune``; seconds until it has written the settings."""
-        command = [sys.executable, "-u", "-m", "lockstep", "tune", "--propose", "none", str(SCRIPT), self.name]
+        command = [sys.executable, "-u", "-m", "lockstep", "tune", str(SCRIPT), self.name]
         written, written_s, began_s = self.directory / "_loaders.tuned.json", 0.0, time.monotonic()
         with subprocess.Popen(command, cwd=self.directory, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None

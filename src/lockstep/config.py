@@ -30,15 +30,13 @@ class Strategy:
     """What the machine must have: ``gpus``, ``horovod``."""
     audits: bool = False
     """Whether a shard can be computed aside, without a word to other processes."""
-    calls_model: bool = False
-    """Whether a forward pass is a plain call of the model, which can be compiled in place."""
 
 
 STRATEGIES = {
     "auto": Strategy(),
-    "single": Strategy(sync="lockstep.sync.single", one_process=True, audits=True, calls_model=True),
-    "ddp": Strategy(sync="lockstep.sync.ddp", calls_model=True),
-    "exact": Strategy(sync="lockstep.sync.exact", audits=True, calls_model=True),
+    "single": Strategy(sync="lockstep.sync.single", one_process=True, audits=True),
+    "ddp": Strategy(sync="lockstep.sync.ddp"),
+    "exact": Strategy(sync="lockstep.sync.exact", audits=True),
     "fsdp": Strategy(sync="lockstep.sync.fsdp", devices="one"),
     "horovod": Strategy(sync="lockstep.sync.horovod", needs="horovod"),
     "dp": Strategy(sync="lockstep.sync.dp", one_process=True, devices="all", needs="gpus"),

@@ -52,7 +52,6 @@ from lockstep.measure.step_counter import StepCounter
 from lockstep.measure.trackers import Trackers, trackers_for
 from lockstep.measure.wandb_like import RunInfo
 from lockstep.precision import find_precision
-from lockstep.prepare.model import PreparedModel
 from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.watched import Watched
 from lockstep.recovery.fingerprint import Fingerprint
@@ -77,7 +76,7 @@ from lockstep.startup.split import SplitRemarks
 from lockstep.stopping import StopWatch, end_stuck, say
 from lockstep.sync.table import make_sync, promises_bits
 from lockstep.tuning.probe import measure
-from lockstep.tuning.session import Trained, open_session
+from lockstep.tuning.session import open_session
 from lockstep.tuning.tuned import Situation, Tuned
 from lockstep.visible import visible
 from lockstep.world import World
@@ -241,8 +240,7 @@ class Parts:
             self.preparation.keep(scaling.scaler)
         self._optimizer_hook = register_optimizer_step_pre_hook(self.phases.before_optimizer)
         self.evaluated = EvaluatedLoaders(lambda: self.assignment(0), config.workers)
-        trained = Trained(config=config, watched=watched, device=devices[0])
-        self.session = open_session(context.tuning, self.clock, self.collectives, trained)
+        self.session = open_session(context.tuning, self.clock, self.collectives, devices[0])
         self.preparation.is_measured = self.session is not None
         self._announced = False
         self._told_slow: set[tuple[int, str]] = set()
@@ -371,8 +369,6 @@ class Parts:
         """See ``Team.prepare``."""
         self._take_script_seed()
         prepared = self.preparation.prepare(objects)
-        if self.session is not None:
-            self.session.models += [item for item in prepared if isinstance(item, PreparedModel)]
         if self.restorer is not None and not self.restorer.is_done:
             self.restorer.check_objects()
             self.restorer.check_loaders()

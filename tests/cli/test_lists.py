@@ -7,7 +7,6 @@ from lockstep.cli.lists import names, numbers
 from lockstep.errors import ConfigError
 
 LAUNCHERS = names("launcher", ("local", "torchrun"))
-PROPOSALS = names("proposal", ("threads", "compile"), none="none")
 
 
 def parse(callback, text):
@@ -17,11 +16,10 @@ def parse(callback, text):
 def test_numbers_and_names_come_once_in_their_order():
     assert parse(numbers(least=1), "4, 1,2,4") == (4, 1, 2)
     assert parse(LAUNCHERS, " torchrun,local,torchrun") == ("torchrun", "local")
-    assert parse(PROPOSALS, "none") == ()
 
 
 def test_what_is_not_given_is_none():
-    assert [parse(callback, None) for callback in (numbers(least=0), LAUNCHERS, PROPOSALS)] == [None] * 3
+    assert [parse(callback, None) for callback in (numbers(least=0), LAUNCHERS)] == [None] * 2
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1,,2", "", "1.5", "²"])
@@ -35,7 +33,6 @@ def test_a_number_that_is_none_is_refused(text):
     [
         (LAUNCHERS, "local,slurm", "unknown launcher 'slurm': choose one of local, torchrun$"),
         (LAUNCHERS, ",", "--list ',' is empty: choose one of local, torchrun"),
-        (PROPOSALS, "warp", "unknown proposal 'warp': choose one of threads, compile, none"),
     ],
 )
 def test_an_unknown_name_lists_the_known_ones(callback, text, said):

@@ -60,6 +60,7 @@ team.barrier()
 # What makes a command small: a part of it, and what stands there instead.
 SMALLER = {
     "compare examples/digits.py": "compare --rounds 1 examples/digits.py",
+    "compare --methods single,single+bf16-mixed train.py": "compare --methods single,single+bf16-mixed --rounds 1 train.py",
     # (with_lockstep.py runs under this and other starters in tests/outside/test_starters_of_others.py.)
     "torchrun --nproc-per-node 2 with_lockstep.py": "torchrun --nproc-per-node 2 train.py",
     "verify examples/digits.py": "verify --world-sizes 1,2 --no-resume --launchers local examples/digits.py",

@@ -69,7 +69,7 @@ def tune(warm_trials, outlives_tests, request, tmp_path):
 
 
 def test_a_loader_that_waits_gets_workers_and_its_costliest_part_and_sample_are_named(tune, tmp_path):
-    words = ["--seconds", "0.2", "--propose", "none", "train.py", 0.003, 0.004, 9999]
+    words = ["--seconds", "0.2", "train.py", 0.003, 0.004, 9999]
     told = tune(*words, until=r"^data-bound: the loader takes .* ms a step of .* ms; .*times as fast, confirmed$")
     assert "costs most in the loader: Decode.__call__ (train.py:7), " in told
     assert "mostly in time.sleep" in told
@@ -84,7 +84,7 @@ def test_a_loader_that_waits_gets_workers_and_its_costliest_part_and_sample_are_
 
 def test_where_steps_take_the_time_there_is_nothing_to_gain_and_the_file_says_so(tune, tmp_path):
     keeps_up = r"^nothing to gain from the loader, which keeps up: a step takes "
-    told = tune("--seconds", "0.2", "--propose", "precision", "train.py", 0, 0.4, 9999, until=keeps_up)
+    told = tune("--seconds", "0.2", "train.py", 0, 0.4, 9999, until=keeps_up)
     assert "trial" not in told
     assert json.loads((tmp_path / "train.tuned.json").read_text())["loading"] == dict.fromkeys(
         ("workers", "prefetch", "pin")
@@ -93,33 +93,10 @@ def test_where_steps_take_the_time_there_is_nothing_to_gain_and_the_file_says_so
 
 
 def test_several_processes_take_the_same_steps_and_find_one_answer(tune, tmp_path):
-    words = ["--seconds", "0.1", "--nproc", "2", "--shards", "4", "--propose", "precision,micro-batch"]
+    words = ["--seconds", "0.1", "--nproc", "2", "--shards", "4"]
     tune(*words, "train.py", 0.003, 0.004, 9999, until="times as fast, confirmed")
     situation = json.loads((tmp_path / "train.tuned.json").read_text())["situation"]
     assert (situation["world_size"], situation["local_world_size"]) == (2, 2)
-
-
-def test_what_alters_the_answer_is_tried_after_the_file_is_written_and_never_in_it(tune, tmp_path):
-    # Steps sleep as long for any number of samples.
-    gain = (
-        r"^apart, micro-batches of \d+ samples, now 8: .* times as fast, confirmed; .*; alters the training "
-        r"\(\d+ batches become one step\); for a new run: batch_size=\d+$"
-    )
-    told = tune("--seconds", "0.1", "--propose", "threads,micro-batch", "train.py", 0, 0.05, 9999, until=gain)
-    assert told.index("train.tuned.json") < told.index("apart, micro-batches of 16 samples, now 8")
-    found = json.loads((tmp_path / "train.tuned.json").read_text())
-    assert found["loading"].keys() == {"workers", "prefetch", "pin"}
-    assert any(change["name"].startswith("micro-batches") for change in found["measured"]["apart"])
-
-
-def test_a_script_that_fails_under_a_proposal_has_its_loaders_settings_already(tune, tmp_path):
-    source = TRAIN.replace(
-        "            time.sleep(step_s)", "            time.sleep(step_s); assert len(x) <= 8, 'too many'"
-    )
-    told = tune("--seconds", "0.1", "--propose", "micro-batch,compile", "train.py", 0, 0.05, 9999, source=source)
-    assert "the script failed while micro-batch was tried: AssertionError: too many" in told
-    assert "--propose compile" in told
-    assert (tmp_path / "train.tuned.json").exists()
 
 
 def test_a_script_that_leaves_its_loop_early_goes_on_in_the_next_pass_or_is_told_to(tune):
@@ -145,7 +122,6 @@ def test_what_cannot_be_measured_is_said_in_words(tune, tmp_path, source, messag
 
 
 def test_arguments_that_cannot_be_meant_are_refused_before_anything_runs(tune, tmp_path):
-    assert "micro-batches" in tune("--propose", "micro-batches", "train.py", status=2)
     assert "measures on one machine" in tune("--nnodes", "2", "--node-rank", "0", "--master-addr", "a", "train.py", status=2)
     (tmp_path / "notes.json").write_text("{}")
     assert "is not a file of lockstep tune" in tune("--out", "notes.json", "train.py", status=2)

@@ -24,23 +24,17 @@ def numbers(*, least: int) -> Callable[[click.Context, click.Parameter, str | No
 
 
 def names(
-    kind: str, valid: Collection[str], *, none: str = ""
+    kind: str, valid: Collection[str]
 ) -> Callable[[click.Context, click.Parameter, str | None], tuple[str, ...] | None]:
-    """Some of the valid names.
-
-    Args:
-        kind: what they are names of.
-        valid: all of them.
-        none: the name of an empty list; empty: there must be at least one.
-    """
+    """At least one of the valid names; ``kind``: what they are names of."""
 
     def parse(_: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...] | None:
         given = [] if text is None else [part.strip() for part in text.split(",") if part.strip()]
         for name in given:
-            if name not in valid and name != none:
-                raise unknown_name(kind, name, (*valid, none) if none else valid)
-        if text is not None and not given and not none:
+            if name not in valid:
+                raise unknown_name(kind, name, valid)
+        if text is not None and not given:
             raise ConfigError(f"{option.opts[0]} {text!r} is empty: choose one of {', '.join(valid)}")
-        return None if text is None else tuple(dict.fromkeys(name for name in given if name != none))
+        return None if text is None else tuple(dict.fromkeys(given))
 
     return parse

@@ -1,4 +1,4 @@
-"""Main memory: how much is free, what limits it, and how many processes were killed because it ran out."""
+"""Main memory: what limits it, and how many processes were killed because it ran out."""
 
 from __future__ import annotations
 
@@ -8,25 +8,21 @@ from pathlib import Path
 
 from lockstep.machine.cgroups import MEMBERSHIP, ROOT, own_groups
 
-_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-"""Limit and usage in a control group, of version 2 and of version 1."""
+_LIMITS = ("memory.max", "memory.limit_in_bytes")
+"""Of a control group, of version 2 and of version 1."""
 _KILLS = ("memory.events", "memory.oom_control")
 _VMSTAT = Path("/proc/vmstat")
 _NO_LIMIT = 1 << 60
 """Version 1 writes a number of about this size where there is no limit."""
 
 
-def free_bytes(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int:
-    """The main memory that new processes could use, within the limits of this container or job."""
-    import psutil  # only here: it would delay the start of every launch
-
-    free = [int(psutil.virtual_memory().available)]
-    return min(free + [max(0, limit - used) for limit, used in _limits(root, membership)])
-
-
 def limit_bytes(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
     """The memory limit of this container or job; None: it has none."""
-    return min((limit for limit, _ in _limits(root, membership)), default=None)
+    limits = []
+    for file in (group / name for group in _groups(root, membership) for name in _LIMITS):
+        with contextlib.suppress(OSError, ValueError):  # ValueError: "max"
+            limits.append(int(file.read_text()))
+    return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
 
 
 def oom_kills(root: Path = ROOT, membership: Path = MEMBERSHIP, vmstat: Path = _VMSTAT) -> int:
@@ -37,18 +33,6 @@ def oom_kills(root: Path = ROOT, membership: Path = MEMBERSHIP, vmstat: Path = _
             if (count := re.search(r"^oom_kill (\d+)", counter.read_text(), flags=re.MULTILINE)) is not None:
                 return int(count[1])
     return 0
-
-
-def _limits(root: Path, membership: Path) -> list[tuple[int, int]]:
-    """Limit and usage of each control group that has a limit."""
-    limits = []
-    for group in _groups(root, membership):
-        for names in _FILES:
-            with contextlib.suppress(OSError, ValueError):  # ValueError: "max"
-                limit, used = (int((group / name).read_text()) for name in names)
-                if limit < _NO_LIMIT:
-                    limits.append((limit, used))
-    return limits
 
 
 def _groups(root: Path, membership: Path) -> list[Path]:

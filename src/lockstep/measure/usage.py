@@ -6,7 +6,6 @@ sleeping thread if there is a GPU. It never imports torch, which a process that 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import sys
@@ -86,7 +85,7 @@ class UsageMeter:
 
 
 def peak_rss_bytes() -> int:
-    """Peak resident memory of this process since it started (see ``Usage.peak_rss_bytes``) or ``reset_peak_rss()``."""
+    """Peak resident memory of this process since it started (see ``Usage.peak_rss_bytes``)."""
     try:
         # Not getrusage, whose maximum survives exec, so that a small child of a large process looks large. (psutil 5.9 has no
         # maximum.)
@@ -97,13 +96,6 @@ def peak_rss_bytes() -> int:
         pass
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def reset_peak_rss() -> None:
-    """Let the peak start again from what is resident now. Where the system cannot (it is not Linux, or ``/proc`` cannot be
-    written), the peak stays that since the start."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets VmHWM
 
 
 def _family_cpu_s() -> float:

@@ -147,11 +147,5 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
-def formats_of(model: PreparedModel) -> ModelPrecision:
-    """What computes a prepared model's passes in the run's precision."""
-    formats: ModelPrecision = model.__dict__["_model_precision"]
-    return formats
-
-
 def _itself(model: nn.Module) -> nn.Module:
     return model

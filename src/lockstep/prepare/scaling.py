@@ -30,8 +30,6 @@ class LossScaling:
         self.scaler = amp.GradScaler(device)
         self.scaler.scale(torch.zeros((), device=device))  # creates its scale, which a rank without samples needs too
         self._optimizers: list[Optimizer] = []
-        self._acts: list[Callable[..., Any]] = []
-        """Their own ``step()``."""
         self._overflowed: set[int] = set()
         """The ids of optimizers whose gradients have overflowed since their last step."""
 
@@ -39,7 +37,6 @@ class LossScaling:
         """Add an optimizer: its gradients are unscaled, and its ``step()`` does nothing after an overflow."""
         self._optimizers.append(optimizer)
         act, overflowed = optimizer.step, self._overflowed
-        self._acts.append(act)
 
         def step(self: Optimizer, closure: Callable[[], float] | None = None) -> Any:
             if closure is not None:
@@ -57,12 +54,6 @@ class LossScaling:
         # A bound method like the original: schedules use its __func__. Attributes that they have set on it are kept.
         step.__dict__.update(getattr(act, "__dict__", {}))
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
-
-    def detach(self) -> None:
-        """Give the optimizers their own ``step()`` back."""
-        for optimizer, act in zip(self._optimizers, self._acts, strict=True):
-            optimizer.step = act  # type: ignore[method-assign]
-        self._optimizers, self._acts = [], []
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss times the current scale."""

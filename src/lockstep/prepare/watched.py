@@ -73,15 +73,6 @@ class Watched:
         """Add a schedule."""
         self._schedules.append(schedule)
 
-    def scale_by(self, scaling: LossScaling | None) -> None:
-        """Scale the losses of further steps in this way; None: no longer. (For steps that are taken only to time them.)"""
-        if self.scaling is not None:
-            self.scaling.detach()
-        self.scaling = scaling
-        if scaling is not None:
-            for optimizer in self._optimizers:
-                scaling.attach(optimizer)
-
     def trains(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer, prepared or not, has parameters of prepared models."""
         return any(id(parameter) in self.ids for parameter in parameters_of(optimizer))

@@ -21,7 +21,6 @@ from lockstep.data.torch_loader import is_torch_loader
 from lockstep.explain.split import sentence, shares_of
 from lockstep.plan.length import length_of
 from lockstep.plan.loading import Loading
-from lockstep.tuning.change_trials import ChangeTrials
 from lockstep.tuning.costliest import find_costliest
 from lockstep.tuning.costs import Costs
 from lockstep.tuning.search import NUM_TRIALS, Search, is_clear, may_gain
@@ -55,7 +54,6 @@ class Probe:
         self._number = number
         self._session = session
         self._windows = Windows(batches, assignment, session)
-        self._changes = ChangeTrials(session, self._windows)
         self._known: dict[str, Any] = {}
         """Results so far, kept for a script that leaves its loop early and begins another pass."""
 
@@ -88,7 +86,7 @@ class Probe:
             if isinstance(self._batches, DataLoader) and is_torch_loader(self._batches):
                 yield from self._measure(self._batches)
             else:
-                self._session.leave({"no_loader": type(self._batches).__name__}, is_final=True)
+                self._session.leave({"no_loader": type(self._batches).__name__})
             time.sleep(_PATIENCE_S)
             sys.exit(0)
 
@@ -109,19 +107,12 @@ class Probe:
             known["costs"], known["bound"] = yield from self._measure_costs(now, num_steps)
             known.update(now=now, trials=[])
         costs, now = known["costs"], known["now"]
-        self._leave(is_final=False)
         if may_gain(costs, present.workers, now.step_s, now.wait_s):
             session.say("what costs most in the loader", self._left_s(now.step_s, 4 + 2 * NUM_TRIALS))
             if session.is_main and "costliest" not in known:
                 known["costliest"] = find_costliest(windows.open(Loading(workers=0)).next, batches, costs.fetch_s)
             yield from self._search(present, num_steps)
-        known["is_searched"] = True
-        self._leave(is_final=False)
-        loading, step_s = present, now.step_s
-        if known.get("is_better"):
-            loading, step_s = Loading(**known["best"]["loading"]), known["best"]["step_s"]
-        yield from self._changes.run(loading, step_s, num_steps, lambda: self._leave(is_final=False))
-        self._leave(is_final=True)
+        self._leave()
 
     def _measure_costs(self, now: Window, num_steps: int | None) -> Steps[tuple[Costs, str]]:
         session, windows = self._session, self._windows
@@ -209,7 +200,7 @@ class Probe:
         """How long this many windows may take, in seconds."""
         return num_windows * max(self._windows.count(step_s) * step_s, self._session.window_s)
 
-    def _leave(self, *, is_final: bool) -> None:
+    def _leave(self) -> None:
         known = self._known
         self._session.leave(
             {
@@ -223,11 +214,7 @@ class Probe:
                 "best": known.get("best"),
                 "again": known.get("again", []),
                 "is_better": known.get("is_better", False),
-                "is_searched": known.get("is_searched", False),
-                "apart": self._changes.tried,
-                "left": self._changes.left,
-            },
-            is_final=is_final,
+            }
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ from typing import Any
 from lockstep.atomic import write_atomic
 from lockstep.config import RunConfig
 
-PROPOSALS = ("threads", "memory-format", "precision", "micro-batch", "compile")
-"""Kinds of changes that alter the answer, the quickest to try first (see ``change_trials``)."""
 _REQUEST, _STAGE, _RESULT = "tune.json", "stage.json", "result.json"
 
 
@@ -23,8 +20,6 @@ class TuningRequest:
 
     window_s: float
     """Minimum time for which steps are timed in one window, in seconds."""
-    proposals: Sequence[str] = ()
-    """The ``PROPOSALS`` to try after the loader has been measured."""
 
     def write(self, directory: Path) -> None:
         """Save the request for the processes."""
@@ -68,13 +63,13 @@ def read_stage(directory: Path) -> tuple[str, float | None] | None:
     return said["stage"], said["left_s"]
 
 
-def write_result(directory: Path, result: dict[str, Any], *, is_final: bool) -> None:
-    """Save the results so far."""
-    write_atomic(directory / _RESULT, json.dumps({**result, "is_final": is_final}))
+def write_result(directory: Path, result: dict[str, Any]) -> None:
+    """Save the result, with which the measurement ends."""
+    write_atomic(directory / _RESULT, json.dumps(result))
 
 
 def read_result(directory: Path) -> dict[str, Any] | None:
-    """The results so far; None: none yet."""
+    """The result; None: none yet."""
     try:
         result: dict[str, Any] = json.loads((directory / _RESULT).read_text())
     except FileNotFoundError:

@@ -7,33 +7,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from lockstep.comm.collectives import Collectives
-from lockstep.config import RunConfig
 from lockstep.explain.step_clock import StepClock
-from lockstep.prepare.model import PreparedModel
-from lockstep.prepare.watched import Watched
 from lockstep.tuning.request import TuningRequest, say_stage, write_result
 from lockstep.tuning.tuned import Situation
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """What a run trains, which changes of the answer act on."""
-
-    config: RunConfig
-    """With every default resolved."""
-    watched: Watched
-    """The prepared objects."""
-    device: torch.device
-    """Of this process."""
 
 
 class Session:
@@ -41,11 +25,11 @@ class Session:
 
     Args:
         request: what to measure.
-        directory: where to write results.
+        directory: where to write the result.
         situation: what the measurement is valid for.
         clock: breaks down the time of steps.
         collectives: over all ranks.
-        trained: what the script trains.
+        device: of this process.
     """
 
     def __init__(
@@ -55,23 +39,15 @@ class Session:
         situation: Situation,
         clock: StepClock,
         collectives: Collectives,
-        trained: Trained,
+        device: torch.device,
     ) -> None:
         self.window_s = request.window_s
         """Minimum time for which steps are timed in one window, in seconds."""
-        self.proposals = request.proposals
-        """Names of the changes of the answer to try."""
-        self.config = trained.config
-        self.watched = trained.watched
-        self.device = device = trained.device
         self.on_gpu = device.type == "cuda"
         self.cores = situation.num_cores / situation.local_world_size
         """Available to each process of this machine."""
         self.is_main = collectives.rank == 0
-        self.rank, self.world_size = collectives.rank, collectives.size
-        self.local_world_size = situation.local_world_size
-        self.models: list[PreparedModel] = []
-        """The models that the script has prepared."""
+        self._device = device
         self._directory = directory
         self._situation = situation
         self._clock = clock
@@ -96,7 +72,7 @@ class Session:
     def settle(self) -> None:
         """Wait for the GPU, which runs asynchronously. Local."""
         if self.on_gpu:
-            torch.cuda.synchronize(self.device)
+            torch.cuda.synchronize(self._device)
 
     def split(self) -> dict[str, float]:
         """Seconds spent so far in each part of this pass's steps. Local."""
@@ -105,7 +81,7 @@ class Session:
     def room_bytes(self) -> int | None:
         """Shared memory for the batches of each process of this machine: half of what is free. None: there is none."""
         with contextlib.suppress(OSError):
-            return shutil.disk_usage("/dev/shm").free // (2 * self.local_world_size)
+            return shutil.disk_usage("/dev/shm").free // (2 * self._situation.local_world_size)
         return None
 
     def say(self, stage: str, left_s: float | None = None) -> None:
@@ -113,15 +89,14 @@ class Session:
         if self.is_main:
             say_stage(self._directory, stage, left_s)
 
-    def leave(self, result: dict[str, Any], *, is_final: bool) -> None:
-        """Write the results so far for the command. Local."""
+    def leave(self, result: dict[str, Any]) -> None:
+        """Write the result for the command, which ends this process then. Local."""
         if self.is_main:
-            result = {"situation": dataclasses.asdict(self._situation), **result}
-            write_result(self._directory, result, is_final=is_final)
+            write_result(self._directory, {"situation": dataclasses.asdict(self._situation), **result})
 
 
 def open_session(
-    tuning: tuple[Path, Situation] | None, clock: StepClock, collectives: Collectives, trained: Trained
+    tuning: tuple[Path, Situation] | None, clock: StepClock, collectives: Collectives, device: torch.device
 ) -> Session | None:
     """The session of this process; None: the run is not measured.
 
@@ -129,9 +104,9 @@ def open_session(
         tuning: the directory of ``lockstep tune``, and what the measurement is valid for.
         clock: breaks down the time of steps.
         collectives: over all ranks.
-        trained: what the script trains.
+        device: of this process.
     """
     if tuning is None:
         return None
     directory, situation = tuning
-    return Session(TuningRequest.read(directory), directory, situation, clock, collectives, trained)
+    return Session(TuningRequest.read(directory), directory, situation, clock, collectives, device)

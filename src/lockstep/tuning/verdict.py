@@ -15,7 +15,6 @@ Result = Mapping[str, Any]
 """See ``probe.Probe``."""
 _ABOUT = 1.15
 _WORTH_A_LINE = 0.1
-_WORTH_A_NOTE_S = 1.0
 
 
 def facts(result: Result) -> list[tuple[str, str, str]]:
@@ -82,32 +81,6 @@ def costliest(result: Result) -> list[str]:
             f"sample {named['sample']} takes {_ms(named['sample_s'])}, where half of them take at most {_ms(named['median_s'])}"
         )
     return lines
-
-
-def apart(result: Result) -> list[str]:
-    """Lines about changes that alter the answer: one for each that gains, one for all that do not, and one for those that were
-    left out."""
-    gaining = [change for change in result["apart"] if change["gains"]]
-    left_out = [f"{change['name']} ({change['why_not']})" for change in result["apart"] if change["why_not"]]
-    gainless = [
-        f"{change['name']} ({_times(change['speedups'][0])}{_notes(change)})"
-        for change in result["apart"]
-        if not change["gains"] and not change["why_not"]
-    ]
-    return [
-        *(
-            f"separately, {change['name']}: {_times(statistics.median(change['speedups']))}, confirmed{_notes(change)}; "
-            f"alters {change['alters']}; for a new run: {change['how']}"
-            for change in gaining
-        ),
-        *([f"no clear gain from what alters the answer: {', '.join(gainless)}"] if gainless else []),
-        *([f"left out: {', '.join(left_out)}"] if left_out else []),
-    ]
-
-
-def _notes(change: Mapping[str, Any]) -> str:
-    first = f"first steps {change['first_s']:.1f} s longer" if change["first_s"] >= _WORTH_A_NOTE_S else ""
-    return "".join(f"; {note}" for note in (first, change["remark"]) if note)
 
 
 def _why_not(costs: Costs) -> str:

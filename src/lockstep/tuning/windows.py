@@ -45,12 +45,10 @@ class Endless:
 
     Args:
         make: begins a pass.
-        fold: what makes one step of several; None: steps are as they are.
     """
 
-    def __init__(self, make: Callable[[], Iterator[Deal]], fold: Fold | None) -> None:
+    def __init__(self, make: Callable[[], Iterator[Deal]]) -> None:
         self._make = make
-        self._fold = fold
         self._deals = make()
         self.restarts_s = 0.0
         """Time spent waiting for the first step of every further pass."""
@@ -61,11 +59,6 @@ class Endless:
         Raises:
             NoStepsError: there is none.
         """
-        if self._fold is None:
-            return self._next()
-        return self._fold.fold([self._next() for _ in range(self._fold.times)])
-
-    def _next(self) -> Deal:
         if (deal := next(self._deals, None)) is None:
             began_s = perf_counter()
             self._deals = self._make()
@@ -78,13 +71,6 @@ class Endless:
     def close(self) -> None:
         """End its workers."""
         self._deals.close()  # type: ignore[attr-defined]
-
-
-class Fold(NamedTuple):
-    """Makes one step of several."""
-
-    times: int
-    fold: Callable[[list[Deal]], Deal]
 
 
 class Windows:
@@ -103,11 +89,6 @@ class Windows:
         self._epoch = 0
         self._next_step = 1
         self._compares = False
-        self.largest: Deal | None = None
-        """The step of the script's own with the most samples so far."""
-        self.fold: Fold | None = None
-        """What makes one step of several of the loader's; None: they stay as they are. Times of steps are divided by their
-        number."""
 
     def begin_pass(self, first_step: int, epoch: int, *, compared: bool) -> None:
         """The script begins a pass over the loader."""
@@ -122,13 +103,11 @@ class Windows:
             compared, self._compares = self._compares, False
             return source.deal(1, self._epoch, compared=compared)
 
-        return Endless(make, self.fold)
+        return Endless(make)
 
     def numbered(self, deal: Deal) -> Deal:
         """The same deal, numbered as the next step of the run."""
         plan, data = deal
-        if self.fold is None and (self.largest is None or plan.num_samples > self.largest[0].num_samples):
-            self.largest = deal
         number, self._next_step = self._next_step, self._next_step + 1
         micro_steps = [dataclasses.replace(micro, step=number) for micro in plan.micro_steps]
         return dataclasses.replace(plan, number=number, micro_steps=micro_steps), data
@@ -136,17 +115,6 @@ class Windows:
     def count(self, step_s: float, share: float = 1.0) -> int:
         """How many steps of this duration to time, in this share of a window. The arguments must be the same on every rank."""
         return max(_LEAST_STEPS, min(_MOST_STEPS, round(share * self._session.window_s / max(step_s, 1e-6))))
-
-    def take(self, steps: int) -> Steps[float]:
-        """Take steps on batches that are fetched in this process. Returns how long they took, in seconds. (If one is made of
-        several: how long as many of those took.)"""
-        times = 1 if self.fold is None else self.fold.times
-        endless, began_s = self.open(Loading(workers=0)), perf_counter()
-        for _ in range(steps):
-            yield self.numbered(endless.next())
-        self._session.settle()
-        endless.close()
-        return self._session.slowest((perf_counter() - began_s) / times)
 
     def warm_up(self, loading: Loading, steps: int, seconds: float) -> Steps[float]:
         """Take the first steps of the run, in which libraries choose their kernels. Returns the duration of the last one."""
@@ -169,7 +137,6 @@ class Windows:
             num_steps: in a pass, if workers are started for every pass; None: they are started once.
             share: of the usual time, for steps that need not be known well. The same on every rank.
         """
-        times = 1 if self.fold is None else self.fold.times
         began_s = perf_counter()
         endless = self.open(loading)
         first = endless.next()
@@ -184,14 +151,14 @@ class Windows:
                 halfway_s = perf_counter()
             yield self.numbered(endless.next())
         if settling >= _LEAST_STEPS:
-            expected_s = self._session.slowest((perf_counter() - halfway_s) / (settling - settling // 2)) / times
-        count = self.count(expected_s * times, share)
+            expected_s = self._session.slowest((perf_counter() - halfway_s) / (settling - settling // 2))
+        count = self.count(expected_s, share)
         step_s, wait_s, cpu_s = yield from self.measure(endless.next, count, lambda: endless.restarts_s)
         began_s = perf_counter()
         endless.close()
         if workers and num_steps:
             step_s += max(0.0, first_s - wait_s + perf_counter() - began_s) / num_steps
-        return Window(*(self._session.slowest(seconds / times) for seconds in (step_s, wait_s, cpu_s)))
+        return Window(*(self._session.slowest(seconds) for seconds in (step_s, wait_s, cpu_s)))
 
     def measure(
         self, get: Callable[[], Deal], count: int, lost_s: Callable[[], float] = lambda: 0.0
