@@ -1,94 +1,139 @@
 """Tests that others wrote for torchrun's processes: do they end under ``lockstep run`` as they do under torchrun?
 
-    python benchmarks/peers_tests.py
+    python benchmarks/peers_tests.py --sources DIR
 
-The scripts that accelerate brings to test a launcher (``accelerate.test_utils.scripts``), on two CPU processes, unchanged. Each
-runs under both launchers.
+accelerate's test scripts, those of transformers' Trainer, PyTorch's tests of Join and of DDP hooks, torchft's integration
+tests (the table is ``_suites.py``), on CPU processes, unchanged, by both launchers one after the other. Some are in the
+packages; others are read from checkouts in DIR/transformers and DIR/pytorch, which nobody has to build.
 
-  same        both pass
-  different   one passes, the other does not
+  same        both pass, and what they wrote to be compared is equal; or pytest says that the same tests pass, and some do
+  different   one passes, the other does not; or they wrote something else
   cannot      neither passes: it needs what this machine or environment lacks
+
+HF_HUB_OFFLINE=1 spares a machine without a network some minutes of asking for data sets.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import _harness as harness
-from _crew import clean_environ
+import torch
+from _crew import WORKERS, clean_environ
 from _samples import end_session, last_error
+from _suites import SCRIPTS, Script
 
-NPROC = 2
-LIMIT_S = 400.0
-SCRIPTS = (
-    "test_ops",
-    "test_sync",
-    "test_script",
-    "test_distributed_data_loop",
-    "test_ddp_comm_hook",
-    "test_merge_weights",
-    "external_deps.test_checkpointing",
-    "external_deps.test_metrics",
-    "external_deps.test_performance",
-)
 LAUNCHERS = {
     "torchrun": ("torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"),
     "lockstep": ("lockstep", "run"),
 }
 
 
-def run(launcher: str, script: str, directory: Path) -> tuple[int | None, str]:
-    """Its status, or None if it does not end; and what was printed."""
-    module = f"accelerate.test_utils.scripts.{script}"
-    command = [sys.executable, "-m", *LAUNCHERS[launcher], "--nproc-per-node", str(NPROC), "-m", module]
-    with (directory / f"{launcher}-{script}.txt").open("w+") as printed:
+@dataclass(frozen=True)
+class End:
+    """How a script ended under one launcher."""
+
+    status: int | None
+    """None: it did not end in time."""
+    printed: str = ""
+    wrote: bytes = b""
+
+    def passed(self) -> set[str]:
+        """The tests that pass, if pytest lists them."""
+        return set(re.findall(r"^(\S*::\S+) PASSED", self.printed, re.MULTILINE))
+
+
+def run(launcher: str, script: Script, target: list[str], directory: Path, limit_s: float) -> End:
+    """Start it in a directory of its own, and wait for its end."""
+    (directory / "out").mkdir(parents=True, exist_ok=True)
+    if script.model:
+        stand_in = [sys.executable, str(WORKERS / "tiny_model.py"), script.model]
+        subprocess.run(stand_in, cwd=directory, check=True, capture_output=True)
+    command = [sys.executable, "-m", *LAUNCHERS[launcher], "--nproc-per-node", str(script.nproc), *target, *script.args]
+    with (directory / "printed.txt").open("w+") as printed:
         process = subprocess.Popen(
             command,
             cwd=directory,
-            env=clean_environ({"ACCELERATE_USE_CPU": "true"}),
+            env=clean_environ({"ACCELERATE_USE_CPU": "true", **dict(script.environ)}),
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=printed,
             start_new_session=True,
         )
         try:
-            status = process.wait(LIMIT_S)
+            status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             status = None
         finally:
             end_session(process)
         printed.seek(0)
-        return status, printed.read()
+        wrote = directory / script.wrote
+        return End(status, printed.read(), wrote.read_bytes() if wrote.is_file() else b"")
+
+
+def judge(theirs: End, ours: End) -> tuple[str, str]:
+    """The verdict, and what speaks for it."""
+    failed = [end for end in (theirs, ours) if end.status != 0]
+    passed = f"{len(ours.passed())} tests pass" if ours.passed() else ""
+    because = "" if not failed else "no end in time" if failed[0].status is None else last_error(failed[0].printed)
+    if len(failed) == 1 or theirs.passed() != ours.passed():
+        return "different", because or f"{len(theirs.passed())} tests pass under torchrun, {passed or 'none'} under lockstep"
+    if not failed:
+        return ("same", passed) if theirs.wrote == ours.wrote else ("different", "they wrote something else")
+    return ("same", f"{passed}, others under neither: {because}") if passed else ("cannot", because)
+
+
+def chosen(names: str | None, *, is_quick: bool) -> list[Script]:
+    """The rows that were asked for: of whole suites, or single scripts."""
+    if names is None:
+        return list(SCRIPTS[: 1 if is_quick else None])
+    wanted = set(names.split(","))
+    unknown = wanted - {script.name for script in SCRIPTS} - {script.suite.name for script in SCRIPTS}
+    if unknown:
+        raise SystemExit(f"--only {','.join(sorted(unknown))}: neither a suite nor a script of _suites.py")
+    return [script for script in SCRIPTS if {script.name, script.suite.name} & wanted]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scripts", metavar="NAMES", help="only these, with commas between them")
+    parser.add_argument("--sources", type=Path, metavar="DIR", help="checkouts of transformers and pytorch are here")
+    parser.add_argument("--only", metavar="NAMES", help="these scripts or suites, with commas between them")
+    parser.add_argument("--limit", type=float, default=200.0, metavar="SECONDS", help="for one script (default: 200)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep what was printed here")
     parser.add_argument("--quick", action="store_true", help="one script: see that it runs")
     parser.add_argument("--json", action="store_true", help="print the last line only")
     args = parser.parse_args()
     say, machine = harness.speaker(args), harness.machine()
-    scripts = args.scripts.split(",") if args.scripts else SCRIPTS[: 1 if args.quick else None]
-    rows, verdicts = [], {}
+    present = harness.versions({script.suite.package for script in SCRIPTS})
+    rows, verdicts, gpus = [], dict[str, str](), torch.cuda.device_count()
     with tempfile.TemporaryDirectory() as scratch:
-        directory = args.keep or Path(scratch)
-        directory.mkdir(parents=True, exist_ok=True)
-        for number, script in enumerate(scripts, start=1):
-            ended = {launcher: run(launcher, script, directory) for launcher in LAUNCHERS}
-            passes = [status == 0 for status, _ in ended.values()]
-            verdict = "same" if all(passes) else "different" if any(passes) else "cannot"
-            because = "" if all(passes) else last_error(next(text for status, text in ended.values() if status != 0))
-            rows.append(
-                [script, *("no end" if status is None else str(status) for status, _ in ended.values()), verdict, because]
-            )
-            verdicts[script] = verdict
-            say(f"[{number}/{len(scripts)}] {script}: {verdict} {because}".rstrip())
-    say("\n" + harness.table(["script", *(f"status, {name}" for name in LAUNCHERS), "verdict", "because"], rows))
+        for script in chosen(args.only, is_quick=args.quick):
+            suite, name = script.suite, f"{script.suite.name} {script.name}"
+            if suite.package not in present:
+                say(f"{name}: left out, {suite.package} is not installed here ({sys.executable})")
+                continue
+            target, lacks = suite.target(script.name, args.sources), script.lacks(gpus)
+            if lacks:
+                verdict, because, statuses = "cannot", f"needs {lacks}", ["-", "-"]
+            elif target is None:
+                say(f"{name}: left out, --sources DIR with a checkout of {suite.wanted()} has it in {suite.where}")
+                continue
+            else:
+                kept = (args.keep or Path(scratch)).resolve()
+                ends = [run(by, script, target, kept / by / suite.name / script.name, args.limit) for by in LAUNCHERS]
+                verdict, because = judge(*ends)
+                statuses = ["no end" if end.status is None else str(end.status) for end in ends]
+            rows.append([name, str(script.nproc), *statuses, verdict, because])
+            verdicts[name] = verdict
+            say(f"{name}: {verdict} {because}".rstrip())
+    header = ["script", "processes", *(f"status, {name}" for name in LAUNCHERS), "verdict", "because"]
+    say("\n" + harness.table(header, rows))
     harness.finish(
         {
             "benchmark": "peers_tests",
@@ -98,7 +143,7 @@ def main() -> None:
             "different": sum(verdict == "different" for verdict in verdicts.values()),
             "goal_met": "different" not in verdicts.values(),
             "verdicts": verdicts,
-            "versions": harness.versions(("accelerate", "transformers")),
+            "versions": present,
             "machine": machine,
         }
     )
