@@ -72,7 +72,7 @@ def excerpt(error: BaseException) -> str:
     """The user's own frames, those where the error was raised first, and then those of its causes; empty if none is the user's:
     then the whole traceback is to be shown. The message of the error itself is left to the caller."""
     errors = list(chain(error))
-    if any(hasattr(each, "exceptions") for each in errors):  # a group is a tree
+    if any(isinstance(each, BaseExceptionGroup) for each in errors):  # a group is a tree
         return ""
     first, *causes = [link for each in errors for link in _links(each)]
     parts, said = [first.own(), _raised_at(first, error), first.notes], message_of(error)
