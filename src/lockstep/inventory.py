@@ -196,7 +196,7 @@ def read_run(path: Path) -> Run:
         )
         history.step = history.ended_at
     if state == FAILED:
-        remarks.append("it ended before its first checkpoint, so there is nothing to resume: the same command starts over")
+        remarks.append("ended before its first checkpoint, so there is nothing to resume: the same command starts over")
     if state == INTERRUPTED and history.has_ended and not remarks:
         remarks.append("it finished, but its end could not be saved: it resumes from the previous checkpoint")
     steps = [step for step in (history.step, None if saved is None else saved.step) if step is not None]

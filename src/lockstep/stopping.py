@@ -300,10 +300,21 @@ class _EarlySignals:
         self._read_fd = self._write_fd = -1
 
 
+_shows_bar = False
+
+
+def note_bar(*, is_shown: bool) -> None:
+    """Note whether this process shows a progress bar: it does not end its line, and is drawn again and again."""
+    global _shows_bar
+    _shows_bar = is_shown
+
+
 def say(words: str) -> None:
-    """Write a line to standard error, bypassing Python's streams, which may be in use when a signal arrives."""
+    """Write a line to standard error, bypassing Python's streams, which may be in use when a signal arrives. On a terminal it
+    takes the place of a progress bar, and of the ``^C`` behind that, so that the bar is drawn again below."""
     with contextlib.suppress(OSError):
-        os.write(2, f"lockstep: {visible(words, has_lines=True)}\n".encode())
+        erase = "\r\x1b[2K" if _shows_bar and os.isatty(2) else ""
+        os.write(2, f"{erase}lockstep: {visible(words, has_lines=True)}\n".encode())
 
 
 def _kill_children() -> None:

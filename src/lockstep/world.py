@@ -42,6 +42,8 @@ OMP = "OMP_NUM_THREADS"
 """The number of threads per process, for OpenMP and libraries that follow it."""
 OMP_OF_LAUNCHER = "LOCKSTEP_OMP"
 """The value to which ``lockstep run`` has set OMP_NUM_THREADS, if the user has not."""
+TRACEBACK = "LOCKSTEP_TRACEBACK"
+"""``full``: errors are shown with their whole traceback, as Python prints it; else with the user's own frames."""
 _RESTART = "TORCHELASTIC_RESTART_COUNT"
 _NUM_NODES = "GROUP_WORLD_SIZE"
 
@@ -361,6 +363,11 @@ def read_secret() -> str | None:
     """LOCKSTEP_SECRET, by which the launchers of several machines, and the ranks, recognise each other; None: not set, or
     empty."""
     return os.environ.get(SECRET) or None
+
+
+def shows_tracebacks() -> bool:
+    """Whether errors are to be shown with their whole traceback."""
+    return os.environ.get(TRACEBACK) == "full"
 
 
 def _object(environ: Mapping[str, str], name: str) -> dict[str, Any]:

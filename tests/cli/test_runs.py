@@ -334,7 +334,11 @@ def test_a_run_that_came_to_its_end_has_not_ended_before_its_first_checkpoint(lo
     assert rows(done.out)["stopped-1"].split()[:3] == ["stopped-1", "finished", "16"]
     assert "it finished at step 16 without a checkpoint; a later launch started over" in done.out
     replace(stopped / "events.jsonl", f"{start}\n".encode())
-    assert "ended before its first checkpoint" in rows(look(tmp_path).out)["stopped-1"]
+    shutil.copytree(stopped, stopped.with_name("stopped-2"))
+    done = look(tmp_path)
+    assert "ended before its first checkpoint" in rows(done.out)["stopped-1"]
+    assert next(line for line in done.out.splitlines() if "nothing to resume" in line).startswith("stopped-1, stopped-2: ")
+    assert done.out.count("nothing to resume") == 1
 
 
 # Where there is nothing

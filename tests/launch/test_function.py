@@ -81,8 +81,8 @@ def test_without_cloudpickle_a_closure_is_refused_with_a_remedy(monkeypatch):
         launch(lambda: 1, nproc=1)
 
 
-def test_the_first_failure_is_raised_whole(warm):
-    with pytest.raises(LaunchError, match=r"rank 1 of 2(.|\n)*Traceback(.|\n)*fail_on_one(.|\n)*ValueError: boom"):
+def test_the_first_failure_is_raised_with_the_functions_frames(warm):
+    with pytest.raises(LaunchError, match=r"rank 1 of 2.*ValueError: boom\n(.|\n)*in fail_on_one\n"):
         launch(fail_on_one, nproc=2)
 
 

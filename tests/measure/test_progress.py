@@ -1,5 +1,6 @@
 """Promises of the display: a bar on a terminal, lines elsewhere, nothing on ranks other than 0."""
 
+import os
 import re
 import threading
 import time
@@ -8,6 +9,7 @@ import pytest
 
 from lockstep.measure import progress
 from lockstep.measure.progress import Bar, Lines, ProgressUpdater, choose_display
+from lockstep.stopping import say
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -124,3 +126,21 @@ def test_a_bar_whose_pass_was_cut_short_gives_way_to_the_next(capsys):
     run_pass(display, length=None)
     display.end()
     assert "3/?" in plain(capsys.readouterr().out)
+
+
+def test_what_is_said_on_a_terminal_takes_the_place_of_the_bar_and_of_a_ctrl_c_behind_it(capsys):
+    terminal, end = os.openpty()
+    before = os.dup(2)
+    os.dup2(end, 2)
+    try:
+        bar = Bar()
+        bar.begin("epoch 1/2", 3)
+        say("Ctrl-C received")
+        assert os.read(terminal, 1000) == b"\r\x1b[2Klockstep: Ctrl-C received\r\n"
+        bar.end()
+        say("saved")
+        assert os.read(terminal, 1000) == b"lockstep: saved\r\n"
+    finally:
+        os.dup2(before, 2)
+        for fd in (terminal, end, before):
+            os.close(fd)

@@ -82,7 +82,7 @@ def test_a_layer_without_running_statistics_normalises_a_shard_in_evaluation_mod
     [
         (8, 4, (4, 4, 4), ("4 samples, and 8 shards: 4 shards are always empty, so 2 of 4", "batch_size=8", "shards=4")),
         (8, 2, (5, 5), ("5 samples, and 8 shards: 3 shards are always empty. Give",)),
-        (4, 4, (3,), ("1 shard is always empty, so 1 of 4 processes",)),
+        (4, 4, (3,), ("1 shard is always empty, so 1 of 4 processes", "shards=3 on at most 3 processes")),
     ],
 )
 def test_global_batches_that_leave_shards_empty_are_said_once_with_numbers_and_remedy(shards, processes, num_samples, words):

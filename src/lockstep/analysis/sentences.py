@@ -33,6 +33,6 @@ def _speed(comparison: Comparison, result: RowResult) -> str:
     if interval is None:
         return f"{speed_up:.2f} times as fast as {label}, measured once: --rounds 3 tells how much of that is noise"
     reach = f"95 % interval {interval.low:.2f} to {interval.high:.2f}"
-    if not relation.is_noise:
-        return f"{speed_up:.2f} times as fast as {label} ({reach})"
-    return f"no difference from {label} beyond noise: {speed_up:.2f} times as fast ({reach})"
+    if relation.is_noise:
+        return f"no difference from {label} beyond noise ({reach} times as fast)"
+    return f"{speed_up:.2f} times as fast as {label} ({reach})"

@@ -39,7 +39,7 @@ _EPILOG = """
 \b
 Examples:
   lockstep replay runs/train-1 --step 1234
-      that step's losses, samples, gradient norms and learning rates, on one process
+      that step's losses, samples, gradient norms, learning rates; one process
   lockstep replay runs/train-1 --step nan --blame
       the first step with a NaN, and which sample made it
   lockstep replay runs/train-1 --step worst-loss --shard 2 --out batch.pt

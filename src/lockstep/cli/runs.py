@@ -224,9 +224,13 @@ def show(runs: Sequence[Run], console: Console) -> None:
     now = time.time()
     for columns in _split(runs, console, now):
         tables.show(console, _page(runs, columns, now))
+    alike: dict[str, list[str]] = {}
     for run in runs:
         for remark in run.remarks:
-            say(console, f"{run.name}: {remark}", "red")
+            alike.setdefault(remark, []).append(run.name)
+    for remark, names in alike.items():
+        more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+        say(console, f"{', '.join(names[:_MAX_LISTED])}{more}: {remark}", "red")
     interrupted = [run for run in runs if run.state == INTERRUPTED]
     if interrupted:
         say(console, _how_to_resume(interrupted))

@@ -43,6 +43,12 @@ def owner(file: str) -> str:
     return "user" if kind == "library" and _package(file) in (*_claimed, own_package()) else kind
 
 
+def short_path(file: str) -> str:
+    """A file's path from its package on, if it is installed, lockstep's or Python's; else whole."""
+    home = f"{Path(_package(file) or OURS).parent}/"
+    return file.removeprefix(home if file.startswith(home) else _STANDARD)
+
+
 def is_between(file: str) -> bool:
     """Whether code in this file only passes on what another called: the methods of a team, say."""
     return owner(file) == "plumbing" or file.startswith(_BETWEEN)

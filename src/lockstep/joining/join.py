@@ -29,7 +29,7 @@ from lockstep.config import RunConfig
 from lockstep.data.streams import script_seed
 from lockstep.errors import LockstepError, UsageError
 from lockstep.joining.opening import Launch, OpenRun, open_run
-from lockstep.joining.unlaunched import explain_uncaught
+from lockstep.joining.unlaunched import show_uncaught
 from lockstep.machine.cores import num_cores
 from lockstep.machine.threads import use_threads
 from lockstep.parts import Parts, RunContext
@@ -97,7 +97,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     """
     global _joined, _num_joined
     check_not_imported()
-    explain_uncaught()
+    show_uncaught()
     if _joined is not None and not _joined.is_closed:
         raise UsageError("join() was called before in this process: keep the team that it returned, one per process")
     environment = read_environment()

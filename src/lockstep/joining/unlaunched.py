@@ -5,17 +5,30 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
+from lockstep.explain.sampler import fail_current
+from lockstep.world import shows_tracebacks
 
-def explain_uncaught() -> None:
-    """Have an uncaught error that is known be explained after its traceback, as ``lockstep run`` does; not where the launcher
-    or the script has a hook of its own for them."""
+
+def show_uncaught() -> None:
+    """Have an uncaught error be shown and explained as ``lockstep run`` does; not where the launcher or the script has a hook
+    of its own for them."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _report
 
 
 def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    sys.__excepthook__(kind, error, trace)
-    from lockstep.explain.errors.words import in_words  # only here: needed by failures alone
+    # Only here: needed by failures alone.
+    import traceback
 
-    if words := in_words(error):
+    from lockstep.explain.errors.words import in_words
+    from lockstep.explain.excerpt import excerpt, first_line, plain_message, without_noise
+
+    fail_current(without_noise("".join(traceback.format_exception(kind, error, trace))))
+    words = in_words(error)
+    if isinstance(error, KeyboardInterrupt) or shows_tracebacks() or not (frames := excerpt(error)):
+        sys.__excepthook__(kind, error, trace)
+    else:
+        message = first_line(plain_message(error)) if words else plain_message(error)
+        print(f"error: {kind.__qualname__}: {message}\n{frames}", file=sys.stderr, flush=True)
+    if words:
         print(f"\nIn words: {words}", file=sys.stderr, flush=True)

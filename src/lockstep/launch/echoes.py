@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
 
 from lockstep.errors import AbandonedError, StrangerError
+from lockstep.explain.chain import chain, message_of
 from lockstep.explain.frames import owner
 from lockstep.stopping import Stopped
 
@@ -25,7 +25,7 @@ _NO_FAILURES = (KeyboardInterrupt, GeneratorExit, StopIteration, StopAsyncIterat
 
 def is_echo(error: BaseException) -> bool:
     """Whether an exception looks like a consequence of another rank's failure, or was raised because of such a one."""
-    return any(map(_is_echo, _chain(error)))
+    return any(map(_is_echo, chain(error)))
 
 
 def handled_before(error: BaseException) -> BaseException | None:
@@ -33,14 +33,14 @@ def handled_before(error: BaseException) -> BaseException | None:
 
     It is mostly the cause of all: while this rank handled it, it did not take part in what the others were doing.
     """
-    chain = list(_chain(error))
-    first = max((number for number, link in enumerate(chain) if _is_echo(link)), default=len(chain))
-    return next((link for link in chain[first + 1 :] if not isinstance(link, _NO_FAILURES)), None)
+    links = list(chain(error))
+    first = max((number for number, link in enumerate(links) if _is_echo(link)), default=len(links))
+    return next((link for link in links[first + 1 :] if not isinstance(link, _NO_FAILURES)), None)
 
 
 def what_followed(error: BaseException) -> str:
     """In words, the call in which a rank met the first echo, and the line of the user's code."""
-    for link in reversed([link for link in _chain(error) if _is_echo(link)]):
+    for link in reversed([link for link in chain(error) if _is_echo(link)]):
         frames = traceback.extract_tb(link.__traceback__)
         users = [number for number, frame in enumerate(frames) if owner(frame.filename) == "user"]
         if users:
@@ -54,23 +54,6 @@ def what_followed(error: BaseException) -> str:
 
 def _passes_on(frame: traceback.FrameSummary) -> bool:
     return frame.name == "wrapper" or frame.filename.endswith("/explain/recorded_calls.py")
-
-
-def message_of(error: object) -> str:
-    """The message of an exception, whatever the user's class does."""
-    try:
-        return str(error)
-    except Exception:
-        return "(its message could not be made)"
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The exception, and those from which or during whose handling it was raised, as tracebacks show them: the oldest last."""
-    seen = set[int]()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _is_echo(error: BaseException) -> bool:

@@ -14,19 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.errors import CheckpointError, ConfigError, LaunchError, LossError, MismatchError, ModelError, UsageError
-from lockstep.launch.echoes import handled_before, is_echo, message_of, what_followed
+from lockstep.explain.chain import message_of
+from lockstep.explain.excerpt import excerpt, first_line, plain_message, without_noise
+from lockstep.launch.echoes import handled_before, is_echo, what_followed
 from lockstep.stopping import AUDIT_STATUS, AuditFailed
+from lockstep.world import shows_tracebacks
 
 _LAUNCH_DIR = str(Path(__file__).parent)
 _SAMPLER = f'"{Path(__file__).parents[1]}/explain/sampler.py"'
 _LINE = re.compile(r'^ +File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
-_WRAPPED = re.compile(r"Caught \w+ in (.+)\.\nOriginal Traceback")
-"""How PyTorch raises an exception of a loader worker, a thread or a replica."""
-_AFTER_TRACE = re.compile(r"^ .*\n(?=\S)", re.MULTILINE)
-
-_NOISE = re.compile(r"\[/\S*/gloo/\S+\] |\s*This is typically caused by [^\n]*GLHF![^\n]*")
-"""Additions of Gloo to its errors: a line of its own source, and advice to look into the logs of the other side."""
-
 _MODULES = re.compile(r"^Extension modules: .*\n?", re.MULTILINE)
 
 _SHARED_END = 80
@@ -58,6 +54,8 @@ class Failure:
     message: str
     text: str = ""
     """The traceback, by Python or faulthandler."""
+    frames: str = ""
+    """What of it is shown, with the whole message above; empty: all."""
     explanation: str = ""
     """In plain words, if it is one of PyTorch's cryptic errors."""
     exit_status: int = 1
@@ -79,8 +77,14 @@ class Failure:
 
     def summary(self) -> str:
         """One line."""
-        lines = self.message.strip().splitlines()
-        message = lines[0] + (" ..." if len(lines) > 1 else "") if lines else ""
+        return self._said(first_line(self.message))
+
+    def whole(self) -> str:
+        """The message, which is one line where it is explained or a whole traceback follows; and the user's frames."""
+        said = self._said(self.message.strip()) if self.frames and not self.explanation else self.summary()
+        return f"{said}\n{self.frames}" if self.frames else said
+
+    def _said(self, message: str) -> str:
         return (f"{self.kind}: {message}" if self.kind and message else self.kind or message) + self.then
 
     @property
@@ -106,8 +110,9 @@ def from_exception(rank: int, error: BaseException, explain: Callable[[BaseExcep
     return Failure(
         rank=rank,
         kind=type(first).__qualname__,
-        message=_NOISE.sub("", _unwrapped(type(first).__name__, message_of(first))),
+        message=plain_message(first),
         text=traceback_of(error),
+        frames="" if shows_tracebacks() else excerpt(first),
         explanation=explain(first),
         is_consequence=is_echo(error),
         then=then,
@@ -315,15 +320,17 @@ def in_order(failures: Sequence[Failure]) -> list[Failure]:
 def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = None) -> str:
     """The text for the user: the first failure in full, the others in a line each. They must be in order, the cause first."""
     first, *rest = failures
+    are_alike = len(failures) == nproc and all(failure.summary() == first.summary() for failure in rest)
+    who = f"all {nproc} ranks failed" if rest and are_alike and not first.is_of_all else _who(first, nproc)
     explained = f"In words: {first.explanation}" if first.explanation else ""
-    parts = [*([first.waited] if first.waited else []), headline(first, nproc)]
-    parts += [text.rstrip() for text in (explained, first.text, first.remark) if text]
+    parts = [*([first.waited] if first.waited else []), f"{who}: {first.whole()}" if who else first.whole()]
+    parts += [text.rstrip() for text in (explained, "" if first.frames else first.text, first.remark) if text]
     if first.kind in ("BdbQuit", "EOFError") and attached != first.rank:
         parts.append(
             f"A breakpoint() or input() of a worker has no terminal to read from; "
             f"`lockstep run --attach {first.rank}` gives rank {first.rank} this one."
         )
-    rest = [failure for failure in rest if not (first.is_of_all and failure.is_of_all)]
+    rest = [] if are_alike else [failure for failure in rest if not (first.is_of_all and failure.is_of_all)]
     if rest:
         lines = [
             f"  rank {failure.rank} on {failure.host}: {_beside(first.summary(), failure.summary())}" for failure in rest
@@ -343,10 +350,14 @@ def _beside(first: str, later: str) -> str:
 
 def headline(first: Failure, nproc: int) -> str:
     """One line: which rank failed first, and how; or what ended all ranks."""
-    if first.is_of_all:
-        return first.summary()
+    who = _who(first, nproc)
+    return f"{who}: {first.summary()}" if who else first.summary()
+
+
+def _who(first: Failure, nproc: int) -> str:
+    """Which rank failed first; empty: all ended together."""
     how = "ended first" if first.ended_early else "failed"
-    return f"rank {first.rank} of {nproc} on {first.host} {how}: {first.summary()}"
+    return "" if first.is_of_all else f"rank {first.rank} of {nproc} on {first.host} {how}"
 
 
 def logs(failures: Sequence[Failure]) -> Mapping[int, str]:
@@ -358,20 +369,12 @@ def logs(failures: Sequence[Failure]) -> Mapping[int, str]:
     return texts
 
 
-def _unwrapped(kind: str, message: str) -> str:
-    """The message of the exception itself where PyTorch raises it again, with its traceback as the message."""
-    if (wrapped := _WRAPPED.match(message)) is None:
-        return message
-    original = _AFTER_TRACE.split(message)[-1].strip().removeprefix(f"{kind}: ")
-    return f"{original} (in {wrapped[1]})"
-
-
 def traceback_of(error: BaseException) -> str:
     """The traceback of an exception, from the script's first line on, without the additions of libraries."""
     trace = error.__traceback__
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    return _NOISE.sub("", "".join(traceback.format_exception(type(error), error, trace)))
+    return without_noise("".join(traceback.format_exception(type(error), error, trace)))
 
 
 def _without_ours(fault: str) -> str:

@@ -227,6 +227,12 @@ class _Pump(threading.Thread):
             self.takers[fd](line)
 
 
+def leave_bar(*, is_killed: bool) -> None:
+    """Undo what the progress bar of a worker that was killed leaves on the terminal: a hidden cursor, at the end of the bar."""
+    with contextlib.suppress(OSError):
+        os.write(1, b"\x1b[?25h\n" if is_killed else b"\x1b[?25h")
+
+
 def _is_piped(fd: int) -> bool:
     """Whether a descriptor is an open file, pipe or socket."""
     try:

@@ -21,7 +21,7 @@ from lockstep.launch.endpoint import Endpoint, find_endpoint, introduce
 from lockstep.launch.local import check_fit, resolve_nproc, run_workers
 from lockstep.launch.nodes import Nodes, plan_nodes
 from lockstep.launch.options import LaunchOptions
-from lockstep.launch.output import OutputPlan
+from lockstep.launch.output import OutputPlan, leave_bar
 from lockstep.launch.private import private_directory
 from lockstep.launch.program import check_script, check_starter, find_script
 from lockstep.launch.secret import shared_secret
@@ -107,6 +107,8 @@ def run_script(
             outcome = run(spec, server, plan, interrupts)
         finally:
             server.close()
+    if plan.on_terminal and (outcome.failures or outcome.was_cut_short):
+        leave_bar(is_killed=outcome.was_cut_short)
     if outcome.failures:
         raise restarts.last_error(outcome.failures, outcome.spec, attached=plan.attach, stopped_by=outcome.stopped_by)
     return interruption(outcome)

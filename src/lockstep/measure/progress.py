@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from lockstep.listener import Listener
 from lockstep.measure.pass_progress import PassProgress, bar_line, clock, time_left
+from lockstep.stopping import note_bar
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -101,6 +102,7 @@ class Bar:
 
         self._live = Live(console=console, refresh_per_second=8, get_renderable=render)
         self._live.start()
+        note_bar(is_shown=True)
 
     def step(self, done: int) -> None:
         """See Display."""
@@ -114,6 +116,7 @@ class Bar:
         """See Display."""
         if self._live is not None:
             self._over_s = self._elapsed()
+            note_bar(is_shown=False)
             self._live.stop()
             self._live = None
 

@@ -188,8 +188,9 @@ class Saver(Listener):
         saved = step == 0 or self._save_for_good(position, step, epoch)  # at step 0 there is nothing to lose
         self._journal.write("preempted", step=step, signal=name.name, rank=signaled_rank, saved=saved)
         if self._is_main and saved:
-            command = "" if self._collectives.size > 1 or is_launched() else f": {shlex.join(sys.orig_argv)}"
-            say(f"run {self._store.run_dir} is saved after step {step}. The same command resumes it{command or '.'}")
+            command = "." if self._collectives.size > 1 else f": {shlex.join(sys.orig_argv)}"
+            remedy = "" if is_launched() else f" The same command resumes it{command}"  # the launcher says which
+            say(f"run {self._store.run_dir} is saved after step {step}.{remedy}")
         elif self._is_main:
             newest = f"step {self._last_sound}" if self._last_sound else "the newest checkpoint, if there is one"
             say(

@@ -85,8 +85,9 @@ class SplitRemarks(Listener):
         and_idle = (
             f", so {idle} of {self._world_size} processes {'has' if idle == 1 else 'have'} nothing to do" if idle else ""
         )
+        fewer = f" on at most {counted(batch_size, 'process', 'processes')}" if batch_size < self._world_size else ""
         return (
             f"WARNING: a global batch has {counted(batch_size, 'sample')}, and {self._num_shards} shards: "
-            f"{counted(empty, 'shard')} {'is' if empty == 1 else 'are'} always empty{and_idle}. Give "
-            f"batch_size={self._num_shards} or more, or shards={batch_size} (either gives a different answer)."
+            f"{counted(empty, 'shard')} {'is' if empty == 1 else 'are'} always empty{and_idle}. Give batch_size="
+            f"{self._num_shards} or more, or shards={batch_size}{fewer} (either gives a different answer)."
         )

@@ -25,15 +25,15 @@ class Net(nn.Module):
 
 @pytest.fixture
 def words_of(run_here):
-    """``words_of(source)``: what is said, above the traceback, of a script that fails; empty: nothing is."""
+    """``words_of(source)``: what is said, below the script's frames, of a script that fails; empty: nothing is."""
 
     def run(source, nproc=2, env=None):
         done = run_here(BEGIN + textwrap.dedent(source), "--nproc", str(nproc), env=env)
         assert done.returncode == 1, done.stderr
-        assert done.stderr.count("Traceback (most recent call last):") >= 1, done.stderr  # whole, and underneath
-        before, _, after = done.stderr.partition("\n\nTraceback (most recent call last):\n")
-        assert "In words" not in after
-        return before.partition("\n\nIn words: ")[2]
+        error, _, words = done.stderr.partition("\n\nIn words: ")
+        assert 'script.py", line' in error, done.stderr
+        assert "In words" not in words
+        return words.partition("\n\nfailed after it:")[0].rstrip()
 
     return run
 
