@@ -209,6 +209,23 @@ class Team(Collectives):
             return False
         return self._loop.keep_best(float(metric), mode)
 
+    @property
+    def best_metric(self) -> float | None:
+        """The best metric given to ``best`` so far; None: there is none. Restored on resume, and the same on every rank."""
+        return self._parts.state.best
+
+    @property
+    def best_epoch(self) -> int:
+        """The epoch, from 0, in which ``best`` was given ``best_metric``; -1: there is none. For early stopping::
+
+            team.best(accuracy)
+            if epoch - team.best_epoch == 3:  # epochs without a better one
+                break
+
+        Restored on resume, and the same on every rank.
+        """
+        return self._parts.state.best_epoch
+
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The user's own model behind a prepared one."""
         return unwrap(model)
