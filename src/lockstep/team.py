@@ -8,11 +8,13 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
+import torch
 from torch import Tensor, nn
 
 from lockstep.comm.collectives import Collectives
 from lockstep.comm.dtensors import full_tensor
 from lockstep.comm.group import default_group
+from lockstep.data.batches import map_tensors
 from lockstep.data.evaluation import Evaluation
 from lockstep.data.evaluation_pass import EvaluationPass
 from lockstep.data.loader import PreparedLoader
@@ -209,6 +211,23 @@ class Team(Collectives):
             return False
         return self._loop.keep_best(float(metric), mode)
 
+    @property
+    def best_metric(self) -> float | None:
+        """The best metric given to ``best`` so far; None: there is none. Restored on resume, and the same on every rank."""
+        return self._parts.state.best
+
+    @property
+    def best_epoch(self) -> int:
+        """The epoch, from 0, in which ``best`` was given ``best_metric``; -1: there is none. For early stopping::
+
+            team.best(accuracy)
+            if epoch - team.best_epoch == 3:  # epochs without a better one
+                break
+
+        Restored on resume, and the same on every rank.
+        """
+        return self._parts.state.best_epoch
+
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The user's own model behind a prepared one."""
         return unwrap(model)
@@ -322,6 +341,22 @@ class Team(Collectives):
         """Call ``print`` on rank 0 only."""
         if self.is_main:
             print(*values, **{"flush": True, **options})
+
+    def save(self, value: Any, path: str | os.PathLike[str]) -> None:
+        """Call ``torch.save`` on rank 0 only: ``team.save(model.state_dict(), "model.pt")`` writes a file for plain PyTorch.
+
+        Every rank must call it, outside of ``batch.shards``, since parameters that ``fsdp`` has sharded are gathered for it.
+        Rank 0 has written the file when it returns; the others do not wait.
+        """
+        self._phases.check_outside("team.save()")
+        if self._parts.sync.forward_is_collective:  # fsdp: gather one tensor at a time, and keep it where it is written
+            value = map_tensors(self._whole_on_main, value)
+        if self.is_main:
+            torch.save(value, path)
+
+    def _whole_on_main(self, tensor: Tensor) -> Tensor | None:
+        whole = full_tensor(tensor)
+        return whole.cpu() if self.is_main else None
 
     @contextlib.contextmanager
     def main_first(self) -> Iterator[None]:

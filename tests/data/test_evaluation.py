@@ -117,6 +117,14 @@ def evaluate_all_kinds():
                         batch.update(metric, outputs)
             found[name, attempt] = dict(evaluation.results)
         found[name, "metric"] = (metric.calls, metric.state)
+        short = Seen()
+        with team.evaluate(model, loader, [short]) as evaluation:
+            for samples in evaluation.shards:
+                inputs = samples[0] if isinstance(samples, (list, tuple)) else samples[None]
+                outputs = model(inputs[:, :4].float())
+                evaluation.add(loss=functional.mse_loss(outputs, torch.ones_like(outputs)), noise=draw()[0])
+                evaluation.update(short, outputs)
+        found[name, "in one loop"] = {**evaluation.results, "calls": short.calls}
     found["after"] = draw()
     return found
 
@@ -131,7 +139,8 @@ def test_the_result_is_that_of_one_process_to_the_bit_on_every_rank_of_every_wor
     assert results["empty", 0] == {}
     assert results["workers", 0].keys() == results["shuffled", 0].keys()
     assert results["shuffled", 0]["loss"] != results["shuffled", 1]["loss"], "the second pass was shuffled alike"
-    assert results["ragged", 0]["loss"] == results["ragged", 1]["loss"]
+    assert results["ragged", 0]["loss"] == results["ragged", 1]["loss"] == results["ragged", "in one loop"]["loss"]
+    assert [*results["ragged", "metric"][0]] == [*results["ragged", "in one loop"]["calls"]] * 2
     for nproc in (2, 3, 5):
         for by_rank in standing_crew(nproc, evaluate_all_kinds, shards=5):
             assert by_rank == results
@@ -518,7 +527,7 @@ def test_uses_outside_of_the_block_or_loop_are_refused():
         with pytest.raises(UsageError, match="before the next"):
             first.shards  # noqa: B018
         for wrong in (lambda: first.add(loss=1.0), lambda: first.update(Seen(), torch.ones(1))):
-            with pytest.raises(UsageError, match=r"outside of batch\.shards"):
+            with pytest.raises(UsageError, match=r"outside of the loop over shards"):
                 wrong()
     with pytest.raises(UsageError, match="inside the block"):
         iter(evaluation)
@@ -537,16 +546,17 @@ USES = {
     "measured": lambda evaluation, batch: len(batch),
     "indexed": lambda evaluation, batch: batch[0],
     "moved": lambda evaluation, batch: batch.to("cpu"),
-    "added to the evaluation": lambda evaluation, batch: evaluation.add(loss=1.0),
-    "metric given to the evaluation": lambda evaluation, batch: evaluation.update(Seen(), torch.ones(1)),
+    "added outside": lambda evaluation, batch: batch.add(loss=1.0),
+    "added to the evaluation outside": lambda evaluation, batch: evaluation.add(loss=1.0),
+    "metric given to the evaluation outside": lambda evaluation, batch: evaluation.update(Seen(), torch.ones(1)),
 }
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_batch_used_as_samples_or_an_evaluation_used_as_a_batch_is_told_the_lines_to_write(use):
+def test_a_batch_used_as_samples_or_results_added_outside_of_shards_are_told_the_lines_to_write(use):
     with evaluate(DataLoader(table(), 4)) as evaluation:
         for batch in evaluation:
-            with pytest.raises(UsageError, match=r"for images, labels in batch\.shards: .*batch\.add"):
+            with pytest.raises(UsageError, match=r"for images, labels in evaluation\.shards: .*evaluation\.add"):
                 USES[use](evaluation, batch)
 
 
@@ -581,6 +591,25 @@ def test_the_inner_loop_must_be_run_to_its_end(then):
 
     with pytest.raises(UsageError, match="left before its end"):
         leave()
+
+
+def test_the_loop_over_all_shards_must_be_run_to_its_end_and_is_run_once():
+    def leave():
+        with evaluate(DataLoader(table(), 4)) as evaluation:
+            for _ in evaluation.shards:
+                break
+
+    with pytest.raises(UsageError, match="left before its end"):
+        leave()
+    evaluation = evaluate(DataLoader(table(), 4))
+    with pytest.raises(UsageError, match="inside the block"):
+        evaluation.shards  # noqa: B018
+    with evaluation:
+        for (values,) in evaluation.shards:
+            evaluation.add(mean=values)
+        with pytest.raises(UsageError, match="iterated once"):
+            evaluation.shards  # noqa: B018
+    assert evaluation["mean"] == pytest.approx(0.5)
 
 
 def test_several_passes_over_a_batch_all_count_and_draw_other_numbers():

@@ -6,15 +6,18 @@ import re
 from pathlib import Path
 
 import pytest
-from launchers import nursery, python_here
-from warm import command_here, run_here
+from crew import warm_server
+from launchers import nursery, python_here, warm_trials
+from warm import command_here, run_here, run_on
 
-__all__ = ["command_here", "nursery", "python_here", "run_here"]
+__all__ = ["command_here", "nursery", "python_here", "run_here", "warm_trials"]
 
-PAGES = sorted((Path(__file__).parents[2] / "docs" / "how-to").glob("*.md"))
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(page for page in (ROOT / "docs" / "how-to").glob("*.md") if page.name != "ports.md")  # see test_ports.py
 BLOCK = re.compile(r'^```python(?: title="(\w+\.py)")?\n(.*?)^```', flags=re.DOTALL | re.MULTILINE)
 SCRIPTS = [(page.stem, name, text) for page in PAGES for name, text in BLOCK.findall(page.read_text())]
-NO_TRAINING = ("before.py", "after.py", "in_a_notebook.py", "predict.py")  # or with a test of their own
+VERIFIED = "fine_tune.py"
+NO_TRAINING = ("before.py", "after.py", "in_a_notebook.py", "predict.py", VERIFIED)  # or with a test of their own
 TRAINING = [script for script in SCRIPTS if script[1] not in NO_TRAINING]
 MIGRATIONS = {page for page, name, _ in SCRIPTS if name == "before.py"}
 NEEDED = ("accelerate", "transformers")
@@ -64,7 +67,7 @@ def test_every_python_block_is_a_script_with_a_name():
 def test_every_command_runs_a_script_of_its_page():
     for page in PAGES:
         for command in re.findall(r"^\$ (.*)", page.read_text(), flags=re.MULTILINE):
-            name = re.fullmatch(r"(?:lockstep run --nproc-per-node 2|python) (\w+\.py)", command)
+            name = re.fullmatch(r"(?:lockstep run --nproc-per-node 2|lockstep verify|python) (\w+\.py)", command)
             assert name, f"{page.name}: {command}"
             assert name[1] in {script for stem, script, _ in SCRIPTS if stem == page.stem}
 
@@ -132,3 +135,16 @@ def test_best_weights_are_used_without_lockstep(command_here, python_here, tmp_p
     done = python_here(tmp_path / "predict.py")
     assert (done.returncode, done.stdout) == (0, "[0, 1]\n"), done.stderr
     assert "lockstep" not in re.sub("#.*", "", texts["predict.py"])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_the_whole_fine_tune_is_short_and_passes_verify(require_imports, warm_trials, outlives_tests, request, tmp_path):
+    (text,) = [text for _, name, text in SCRIPTS if name == VERIFIED]
+    assert len(text.splitlines()) < 60
+    require_imports(text)
+    (tmp_path / VERIFIED).write_text(text)
+    words = ("--world-sizes", "1,2", "--launchers", "local", "--no-resume", VERIFIED)
+    done = run_on(warm_server(request, outlives_tests), tmp_path, words, verb="verify")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "PASS  2 settings" in done.stdout

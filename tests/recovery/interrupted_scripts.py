@@ -702,15 +702,14 @@ SCRIPTS = {
             for batch in batches:
                 learn(model, optimizer, batch)
             with team.evaluate(model, samples(20, shuffle=False)) as evaluation:
-                for batch in evaluation:
-                    for features, labels in batch.shards:
-                        batch.add(loss=nn.functional.cross_entropy(model(features), labels, reduction="none"))
+                for features, labels in evaluation.shards:
+                    evaluation.add(loss=nn.functional.cross_entropy(model(features), labels, reduction="none"))
             strike(team, "tail")
             team.best(abs(evaluation["loss"] - 0.7), mode="min")
             strike(team, "tail")
-        run_dir = team.run_dir
+        best, run_dir = (team.best_metric, team.best_epoch), team.run_dir
         team.close()
-        say_last_words(team, model, lockstep.load_weights(run_dir / "best"))
+        say_last_words(team, model, lockstep.load_weights(run_dir / "best"), best=best)
         """,
     ),
     "accumulated batches, the last for one process alone": (

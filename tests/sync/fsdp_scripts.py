@@ -110,7 +110,7 @@ def _die_with_a_checkpoint(team, step):
 
 
 def keep_best():
-    """The best weights, as they are and as they are read from the run's directory."""
+    """The weights, as they are, and as they are read from the run's directory and from a file of the script's own."""
     with lockstep.join(checkpoint_every="off") as team:
         model, optimizer, _ = made()
         model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data(), 16, drop_last=True))
@@ -120,9 +120,11 @@ def keep_best():
             optimizer.step()
             optimizer.zero_grad()
         team.best(1.0)
+        team.save(model.state_dict(), team.run_dir / "weights.pt")
         weights = {name: full_tensor(value.detach()).tolist() for name, value in model.state_dict().items()}
         run_dir = team.run_dir
-    return weights, {name: value.tolist() for name, value in lockstep.load_weights(run_dir / "best").items()}
+    read = (lockstep.load_weights(run_dir / "best"), torch.load(run_dir / "weights.pt"))
+    return weights, [{name: value.tolist() for name, value in each.items()} for each in read]
 
 
 def evaluate_few(num_batches):
@@ -133,11 +135,10 @@ def evaluate_few(num_batches):
         few = DataLoader(TensorDataset(x[: 4 * num_batches], y[: 4 * num_batches]), 4)
         runs, metric = 0, Seen()
         with team.evaluate(model, few, metrics=[metric]) as evaluation:
-            for batch in evaluation:
-                for inputs, targets in batch.shards:
-                    batch.add(loss=nn.functional.mse_loss(model(inputs), targets))
-                    batch.update(metric, inputs[:, 0])
-                    runs += 1
+            for inputs, targets in evaluation.shards:
+                evaluation.add(loss=nn.functional.mse_loss(model(inputs), targets))
+                evaluation.update(metric, inputs[:, 0])
+                runs += 1
         return evaluation["loss"], runs, metric.seen
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
 
-from lockstep.data.evaluation_pass import LINES, EvaluationBatch, EvaluationPass
+from lockstep.data.evaluation_pass import EvaluationBatch, EvaluationPass
 from lockstep.data.streams import preserve_rng
 from lockstep.errors import UsageError
 
@@ -20,13 +21,19 @@ class Evaluation:
     ::
 
         with team.evaluate(model, test_loader) as evaluation:
-            for batch in evaluation:
-                for images, labels in batch.shards:
-                    logits = model(images)
-                    batch.add(loss=criterion(logits, labels), accuracy=logits.argmax(1) == labels)
+            for images, labels in evaluation.shards:
+                logits = model(images)
+                evaluation.add(loss=criterion(logits, labels), accuracy=logits.argmax(1) == labels)
         team.print(evaluation["loss"], evaluation["accuracy"])
 
-    The outer loop runs once for each batch of the loader, on every rank. It may be left early, and leave batches out, on a
+    ``evaluation.shards`` yields whole batches, each on one rank. To do something between two batches (stop early, leave some
+    out, count them), loop over the evaluation and, inside, over ``batch.shards``::
+
+            for batch in evaluation:
+                for images, labels in batch.shards:
+                    batch.add(loss=criterion(model(images), labels))
+
+    This outer loop runs once for each batch of the loader, on every rank. It may be left early, and leave batches out, on a
     condition that is the same on every rank. ``batch.shards`` yields the whole batch on the rank that owns it, and nothing on
     the others. (With ``strategy="fsdp"``, as many batches as there are ranks run inside ``batch.shards`` at once.)
 
@@ -65,6 +72,22 @@ class Evaluation:
     def __iter__(self) -> Iterator[EvaluationBatch]:
         return self._pass.batches()
 
+    @property
+    def shards(self) -> Iterator[Any]:
+        """``batch.shards`` of all batches, one after another: those that this rank owns, each on ``team.device``.
+
+        The loop runs a different number of times on each rank, so it is no place for collectives. Leaving it early is an error.
+        """
+        return itertools.chain.from_iterable(batch.shards for batch in self)
+
+    def add(self, *, weight: float | None = None, reduction: str | None = None, **values: Any) -> None:
+        """``EvaluationBatch.add``, for the batch that is running."""
+        self._pass.add(self._pass.current, weight, values, reduction)
+
+    def update(self, metric: Any, *args: Any) -> None:
+        """``EvaluationBatch.update``, for the batch that is running."""
+        self._pass.update(self._pass.current, metric, args)
+
     def __getitem__(self, name: str) -> Any:
         """The weighted average of a value over the batches, the same on every rank."""
         if name not in self.results:
@@ -78,13 +101,6 @@ class Evaluation:
         if self._results is None:
             raise UsageError("results are available after the `with` block")
         return self._results
-
-    if not TYPE_CHECKING:  # so that type checkers report them
-
-        def __getattr__(self, name: str) -> NoReturn:
-            if name in ("add", "update", "shards"):
-                raise UsageError(f"evaluation.{name}: results belong to a batch of the evaluation. {LINES}")
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 def _set_modes(modes: list[tuple[nn.Module, bool]]) -> None:

@@ -23,8 +23,9 @@ from lockstep.data.values import SUM, Part, check_weight, combine, on_cpu, part_
 from lockstep.errors import ConfigError, DataError, UsageError
 
 LINES = (
-    "The lines: `for batch in evaluation: for images, labels in batch.shards: ... batch.add(accuracy=...)`, and "
-    "evaluation['accuracy'] after the block"
+    "The lines: `for images, labels in evaluation.shards: ... evaluation.add(accuracy=...)`, and evaluation['accuracy'] after "
+    "the block. (To do something between batches: `for batch in evaluation: for images, labels in batch.shards: ... "
+    "batch.add(accuracy=...)`.)"
 )
 Place = tuple[int, int]
 """Where results belong: the number of the batch, and of the pass over its shards."""
@@ -75,7 +76,7 @@ class EvaluationPass:
         self._round = _Round(())
         self._is_short = False
         """Whether some ranks have no batch of their own in the current round, the last."""
-        self._current: EvaluationBatch | None = None
+        self.current: EvaluationBatch | None = None
         """The batch that the outer loop is at."""
         self._requested: set[Place] = set()
         """The passes over shards that the script has requested. The same on every rank."""
@@ -95,7 +96,7 @@ class EvaluationPass:
     def ending(self) -> Iterator[None]:
         """Leave the block."""
         self._is_open = False
-        self._current, self._round = None, _Round(())
+        self.current, self._round = None, _Round(())
         try:
             yield
         finally:
@@ -116,12 +117,12 @@ class EvaluationPass:
         for batches in rounds:
             self._round, self._is_short = _Round(batches), len(batches) < at_once
             for number, num_samples, _ in batches:
-                self._current = batch = EvaluationBatch(self, number, num_samples)
+                self.current = batch = EvaluationBatch(self, number, num_samples)
                 yield batch
                 self._check_open()
                 if self._guard.evaluated:
                     self._refuse_left()
-        self._current = None
+        self.current = None
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -138,7 +139,7 @@ class EvaluationPass:
     def run(self, batch: EvaluationBatch, turn: int) -> Iterator[Any]:
         """Run over the shards of the current batch. ``turn``: the number of earlier passes over them."""
         self._guard.check_outside("another loop over batch.shards")
-        if self._current is not batch:
+        if self.current is not batch:
             raise UsageError(
                 f"batch.shards of batch {batch.number} of an evaluation, outside of the body of the loop that yielded it: run "
                 "over the shards of each batch before the next"
@@ -178,11 +179,11 @@ class EvaluationPass:
         return now.samples
 
     def add(
-        self, batch: EvaluationBatch, weight: float | None, values: dict[str, Any], reduction: str | None = None
+        self, batch: EvaluationBatch | None, weight: float | None, values: dict[str, Any], reduction: str | None = None
     ) -> None:
         """See ``EvaluationBatch.add``."""
         if batch not in self._guard.evaluated:
-            raise UsageError(f"batch.add({', '.join(values)}) outside of batch.shards: {LINES}")
+            raise UsageError(f"add({', '.join(values)}) outside of the loop over shards: {LINES}")
         if self._place is None:
             return
         given, num_samples = check_weight(weight, reduction, "batch.add"), self._round.num_samples
@@ -193,10 +194,10 @@ class EvaluationPass:
             kind, taken = take(name, value, reduction, (num_samples, given), "batch.add")
             self._added.append((self._place, name, kind, taken, float(weight)))
 
-    def update(self, batch: EvaluationBatch, metric: Any, args: tuple[Any, ...]) -> None:
+    def update(self, batch: EvaluationBatch | None, metric: Any, args: tuple[Any, ...]) -> None:
         """See ``EvaluationBatch.update``."""
         if batch not in self._guard.evaluated:
-            raise UsageError(f"batch.update({type(metric).__name__}) outside of batch.shards: {LINES}")
+            raise UsageError(f"update({type(metric).__name__}) outside of the loop over shards: {LINES}")
         if self._place is not None:
             self._updates.add(self._place, metric, args)
 

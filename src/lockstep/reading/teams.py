@@ -55,7 +55,7 @@ class Teams(Functions):
             if not self.inside:
                 self.sink(used, node, "decision")
             return NOTHING
-        if name in ("log", "print"):
+        if name in ("log", "print", "save"):
             if not self.inside:
                 self.sink(used, node, "print")
             return NOTHING

@@ -48,13 +48,17 @@ class Checkpoint:
         return Checkpoint(path=Path(value["path"]), manifest=Manifest(**value["manifest"]))
 
 
-class _State(TypedDict):
-    """What ``state.json`` holds, as ``checkpoint.tree`` has taken it apart."""
-
+class _Always(TypedDict):
     objects: list[Any]
     loaders: list[Any]
     registered: Any
     best: Any
+
+
+class _State(_Always, total=False):
+    """What ``state.json`` holds, as ``checkpoint.tree`` has taken it apart."""
+
+    best_epoch: int
 
 
 @dataclass
@@ -202,7 +206,7 @@ class Restorer:
         for name, content in self.state.registered.items():
             if name in registered:
                 content.load_state_dict(registered[name])
-        self.state.best = put_together(state["best"], {})
+        self.state.best, self.state.best_epoch = put_together(state["best"], {}), state.get("best_epoch", -1)
 
     def _read_state(self) -> _State:
         file = self.checkpoint.path / STATE

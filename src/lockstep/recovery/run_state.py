@@ -28,6 +28,8 @@ class RunState:
         """That of a ``torch.manual_seed`` called after ``join``; None: it was not called."""
         self.best: float | None = None
         """The best metric given to ``Team.best``."""
+        self.best_epoch = -1
+        """The epoch in which it was given; -1: there is none."""
 
     def keep(self, target: Any) -> None:
         """Add an object of ``team.prepare``."""
@@ -74,6 +76,7 @@ class RunState:
             "loaders": [apart(loader.state(), f"loader-{number}") for number, loader in enumerate(self.loaders, 1)],
             "registered": apart({name: content.state_dict() for name, content in self.registered.items()}, "registered"),
             "best": apart(self.best, "best"),
+            "best_epoch": self.best_epoch,
         }
         held = [sum(tensor.nbytes for file in weights.values() for tensor in file.values())] + [0] * (world_size - 1)
         parts: list[dict[str, Weights]] = [weights, *({} for _ in held[1:])]

@@ -423,7 +423,7 @@ class Saver(Listener):
 
     def keep_best(self, value: float, step: int, epoch: int) -> None:
         """Save the weights as the best so far. Every rank must call it, with the same value."""
-        self._state.best = value
+        self._state.best, self._state.best_epoch = value, epoch
         self.settle()
         manifest = Manifest(
             kind="weights",

@@ -15,7 +15,7 @@ def main():
     data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 10, shuffle=True))
     kept = []
-    for _ in team.epochs(3):
+    for epoch in team.epochs(9):
         for batch in loader:
             for inputs, targets in batch.shards:
                 loss = functional.cross_entropy(model(inputs), targets)
@@ -23,7 +23,12 @@ def main():
                 batch.add(loss=loss)
             optimizer.step()
             optimizer.zero_grad()
-        kept.append(team.best(loader.averages["loss"], "min"))
+        with team.evaluate(model, DataLoader(data, 5)) as evaluation:
+            for inputs, targets in evaluation.shards:
+                evaluation.add(accuracy=model(inputs).argmax(dim=1) == targets)
+        kept.append((team.best(evaluation["accuracy"]), team.best_metric, team.best_epoch))
+        if epoch - team.best_epoch == 2:
+            break
     return model, kept
 
 

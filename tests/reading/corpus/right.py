@@ -451,11 +451,13 @@ def best_registered():
 
 def best_by_team():
     team, model, optimizer, loader = start()
-    for _ in team.epochs(20):
+    for epoch in team.epochs(20):
         for batch in loader:
             loss = train_step(team, model, optimizer, batch)
         if team.best(-loss):
             team.print("a new best")
+        if epoch - team.best_epoch == 3:
+            break
 
 
 def rates_from_the_step():
@@ -558,6 +560,16 @@ def evaluation_in_shards():
             for x, y in batch.shards:
                 batch.add(accuracy=model(x).argmax(1) == y)
     team.print(evaluation["accuracy"], num_batches)
+
+
+def evaluation_in_one_loop():
+    team, model, _, _ = start()
+    test = DataLoader(TensorDataset(torch.randn(40, 6), torch.arange(40) % 3), 8)
+    with team.evaluate(model, test) as evaluation:
+        for x, y in evaluation.shards:
+            output = model(x)
+            evaluation.add(loss=F.cross_entropy(output, y), accuracy=output.argmax(1) == y)
+    team.print(evaluation["loss"], evaluation["accuracy"])
 
 
 def evaluation_that_draws():

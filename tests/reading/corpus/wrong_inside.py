@@ -511,6 +511,18 @@ def evaluation_by_counters_in_shards():
     print(correct)
 
 
+def evaluation_by_counters_in_one_loop():
+    team, model, _, _ = start()
+    test = DataLoader(TensorDataset(torch.randn(40, 6), torch.arange(40) % 3), 8)
+    names, shown, correct = iter(range(5)), [], 0
+    with team.evaluate(model, test) as evaluation:
+        for number, (x, y) in enumerate(evaluation.shards):  # LS107
+            correct += model(x).argmax(1).eq(y).sum().item()  # LS102
+            evaluation.add(number=float(number))
+            shown.append(next(names))  # LS103
+    print(correct, shown)
+
+
 def predictions_of_an_evaluation():
     team, model, _, _ = start()
     predictions = []
