@@ -169,7 +169,8 @@ def shown():
         deeds = tuple(line.removeprefix(PROMPT) for line in lines if line.startswith(PROMPT))
         talks.setdefault((kind, deeds), []).extend(plain(line) for line in lines if not line.startswith(PROMPT))
     for number, ((kind, deeds), answers) in enumerate(talks.items()):
-        marks = [pytest.mark.long] if re.search("torchrun|lockstep run", " ".join(deeds)) else []
+        run = re.search("torchrun|lockstep run", " ".join(deeds))
+        marks = [pytest.mark.longest if run[0] == "torchrun" else pytest.mark.long] if run else []
         yield pytest.param(kind, deeds, answers, marks=marks, id=f"{number}{kind}")
 
 

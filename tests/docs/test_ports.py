@@ -50,7 +50,7 @@ def test_the_fine_tune_of_the_page_on_hugging_face_is_the_port():
     assert [text for _, name, text in SCRIPTS if name == VERIFIED] == [ports.script("lm", "lockstep")]
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.timeout(300)
 def test_the_plain_scripts_and_the_ports_to_accelerate_run_and_tell_the_same_on_one_process(python_here, require, tmp_path):
     for name in ("accelerate", "transformers"):

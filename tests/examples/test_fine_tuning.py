@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.longest, pytest.mark.timeout(120)]
 
 
 def test_one_and_two_processes_learn_the_same_and_save_a_model_of_transformers(told_on_one_and_two, require):

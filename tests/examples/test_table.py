@@ -11,7 +11,12 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ROW = re.compile(r"^\| \[(\w+\.py)\]\(\1\) \| [^|]+ \| `([^`]+)` \| `([^`]+)` \|$", flags=re.MULTILINE)
 ROWS = ROW.findall((EXAMPLES / "README.md").read_text())
-COMMANDS = [(script, command) for script, *commands in ROWS for command in commands]
+TESTED_ALONE = ("fine_tuning.py", "gan.py", "transformer.py")  # on one and two processes, in files of their own
+COMMANDS = [
+    pytest.param(script, command, id=command, marks=pytest.mark.longest if script in TESTED_ALONE else pytest.mark.long)
+    for script, *commands in ROWS
+    for command in commands
+]
 
 # What makes a command small. Options that come later win.
 SMALLER = {
@@ -45,9 +50,8 @@ def test_links_beside_the_table_lead_somewhere():
     assert [target for target in targets if not (EXAMPLES / target).exists()] == []
 
 
-@pytest.mark.long
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("script", "command"), COMMANDS, ids=[command for _, command in COMMANDS])
+@pytest.mark.parametrize(("script", "command"), COMMANDS)
 def test_a_command_of_the_table_runs(script, command, tmp_path, require, command_here, python_here):
     if script == "fine_tuning.py":
         missing = importlib.util.find_spec("transformers") is None

@@ -56,7 +56,9 @@ FAULTS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name", [name if name != "kind" else pytest.param(name, marks=pytest.mark.longest) for name in FAULTS]
+)
 def test_a_collective_that_ranks_call_in_different_ways_is_an_error_with_both_calls_and_lines(run_here, name):
     fault, *said = FAULTS[name]
     done = run_here(FAULTY.format(fault=fault, after=""), "--nproc", "2")

@@ -70,8 +70,8 @@ OWN = """
     ("form", "how", "call"),
     [
         (UNCHANGED, "fsync", "os.fsync"),
-        (UNCHANGED, "copy", "shutil.copy"),
-        (UNCHANGED, "save", "torch.save"),
+        pytest.param(UNCHANGED, "copy", "shutil.copy", marks=pytest.mark.longest),
+        pytest.param(UNCHANGED, "save", "torch.save", marks=pytest.mark.longest),
         (OWN, "fsync", "os.fsync"),
     ],
 )

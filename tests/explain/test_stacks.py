@@ -81,7 +81,7 @@ def test_a_rank_that_is_stuck_in_the_scripts_code_comes_first_and_those_that_wai
     assert "lockstep/launch/" not in shown
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_a_rank_that_holds_the_interpreter_lock_in_c_code_is_told_from_what_it_did_last(stuck):
     stuck("re.match('(a+)+$', 'a' * 60 + 'b')")
     until(lambda: "C code that holds the GIL" in look())

@@ -116,7 +116,7 @@ def test_idioms_on_one_process_with_one_shard_are_equal_to_the_plain_loop(result
     assert wrong == {}
 
 
-@pytest.mark.parametrize("nproc", [1, 3, *(pytest.param(nproc, marks=pytest.mark.long) for nproc in (2, 4))])
+@pytest.mark.parametrize("nproc", [1, 3, *(pytest.param(nproc, marks=pytest.mark.longest) for nproc in (2, 4))])
 def test_what_cannot_be_equal_is_refused_with_words(results, nproc):
     shards = SHARDS[nproc % 2]
     rows = rows_of(Refused)

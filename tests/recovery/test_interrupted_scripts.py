@@ -127,7 +127,7 @@ def test_a_script_that_is_killed_again_and_again_does_too(lab, undisturbed, name
     interrupt_and_go_on(lab, undisturbed, name, seed, num_kills=3)
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.parametrize("seed", seeds(821))
 @pytest.mark.parametrize("name", TAILS)
 def test_a_script_that_is_killed_again_and_again_after_the_loop_does_too(lab, undisturbed, name, seed):

@@ -330,7 +330,7 @@ def test_a_second_signal_ends_a_process_alone_with_its_loader_workers(lab, nurse
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("to_all", [False, True])
+@pytest.mark.parametrize("to_all", [pytest.param(False, marks=pytest.mark.longest), True])
 def test_under_torchrun_too(lab, undisturbed, to_all):
     with started(lab, None, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", workers=1) as process:
         lab.until(lambda: all((lab.directory / f"paused-{rank}").exists() for rank in (0, 1)))
