@@ -124,8 +124,9 @@ def test_a_process_group_can_be_closed_and_opened_again(lockstep_run, here):
         "    pathlib.Path(f'{place}-' + os.environ['RANK']).touch()\n"
         "    while not all(pathlib.Path(f'{place}-{rank}').exists() for rank in (0, 1)):\n"
         "        time.sleep(0.01)\n"
-        "for turn in range(6):\n"
-        "    dist.init_process_group('gloo')\n"
+        "for turn in range(6):\n"  # keys of their own: under any launcher, a second group may read the addresses of the first
+        "    store, rank, size = next(dist.rendezvous('env://'))\n"
+        "    dist.init_process_group('gloo', store=dist.PrefixStore(f'turn-{turn}', store), rank=rank, world_size=size)\n"
         "    one = torch.tensor([dist.get_rank() + turn])\n"
         "    dist.all_reduce(one)\n"
         "    meet(f'used-{turn}')\n"
