@@ -23,8 +23,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
-from lockstep.audit.choice import choose
 from lockstep.stopping import AuditFailed
+from lockstep.tools.audit.choice import choose
 
 K = 200
 GOAL = 0.01

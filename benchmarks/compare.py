@@ -22,11 +22,12 @@ from pathlib import Path
 
 import _harness as harness
 
-from lockstep.analysis import compare, machine
-from lockstep.analysis.confidence import Interval, interval_of
-from lockstep.analysis.methods import parse_methods
-from lockstep.analysis.study import Task
 from lockstep.machine.cores import num_cores
+from lockstep.tools.compare import compare
+from lockstep.tools.compare.confidence import Interval, interval_of
+from lockstep.tools.compare.methods import parse_methods
+from lockstep.tools.trials import machine
+from lockstep.tools.trials.study import Task
 
 SCRIPT = """
 import sys, torch, lockstep

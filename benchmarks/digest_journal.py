@@ -18,8 +18,8 @@ from lockstep.measure.events import EventWriter
 from lockstep.plan.shards import plan_step
 from lockstep.recovery.fingerprint import Fingerprint
 from lockstep.recovery.run_state import RunState
-from lockstep.replay.journal import DigestJournal
-from lockstep.trace.subjects import Subjects
+from lockstep.tools.replay.journal import DigestJournal
+from lockstep.tools.verify.trace.subjects import Subjects
 
 STEP_S = 0.005
 GOAL = 0.002

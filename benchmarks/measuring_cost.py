@@ -19,11 +19,11 @@ from typing import Any
 import _harness as harness
 import torch
 
-from lockstep.explain.script_clock import ScriptClock
-from lockstep.explain.slow_ranks import SlowRanks
-from lockstep.explain.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, PartTimer, StepClock
 from lockstep.listener import Listeners
+from lockstep.measure.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, PartTimer, StepClock
 from lockstep.plan.shards import plan_step
+from lockstep.tools.explain.script_clock import ScriptClock
+from lockstep.tools.explain.slow_ranks import SlowRanks
 
 GOAL = 1.0
 ALLOWED_US = 10.0

@@ -27,7 +27,7 @@ import _harness as harness
 from _crew import clean_environ
 
 from lockstep.measure.events import read_events
-from lockstep.replay.digests import file_of, read_digests
+from lockstep.tools.replay.digests import file_of, read_digests
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from nursery import Nursery
 
-from lockstep.analysis import trial
+from lockstep.tools.trials import trial
 
 
 @pytest.fixture(scope="session")

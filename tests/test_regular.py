@@ -7,13 +7,13 @@ import pytest
 
 from lockstep.checkpoint.files import write_bytes
 from lockstep.errors import ConfigError
-from lockstep.explain.black_box import BlackBox
-from lockstep.explain.stack_request import StackResponder
 from lockstep.measure.events import EventWriter
 from lockstep.regular import NotRegularError, open_to_read, open_to_write, own_directory, read_bytes, read_lines
 from lockstep.rundir.lock import RunLock, holder_of
 from lockstep.rundir.sight import leave_mark
-from lockstep.trace.lines import TraceWriter
+from lockstep.tools.explain.black_box import BlackBox
+from lockstep.tools.explain.stack_request import StackResponder
+from lockstep.tools.verify.trace.lines import TraceWriter
 
 pytestmark = pytest.mark.timeout(20)
 STRANGER = 65534

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from lockstep.audit.opening import open_audit
 from lockstep.checkpoint.store import Store
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
@@ -26,14 +25,6 @@ from lockstep.data.assignment import ShardAssignment
 from lockstep.data.evaluated import EvaluatedLoaders
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.streams import Purpose, derive, draw_on, preserve_rng, reseed
-from lockstep.explain.black_box import box_path
-from lockstep.explain.loader_workers import LOADING
-from lockstep.explain.profiler import StepProfiler, profile_path
-from lockstep.explain.sampler import Sampler
-from lockstep.explain.slow_ranks import SlowRank, SlowRanks
-from lockstep.explain.slow_saving import OwnSaving
-from lockstep.explain.step_clock import CHECKPOINT, LOGGING, SAVING, AuditTimer, LoaderTimer, PartTimer, StepClock
-from lockstep.explain.stuck import StuckWatch, limit_s
 from lockstep.interval import steps_of
 from lockstep.listener import Listener, Listeners
 from lockstep.loop.at_exit import AtExit
@@ -48,6 +39,7 @@ from lockstep.measure.log import MetricLog
 from lockstep.measure.nan_watch import NanWatch
 from lockstep.measure.passes import Meter
 from lockstep.measure.progress import ProgressUpdater, choose_display
+from lockstep.measure.step_clock import CHECKPOINT, LOGGING, SAVING, AuditTimer, LoaderTimer, PartTimer, StepClock
 from lockstep.measure.step_counter import StepCounter
 from lockstep.measure.trackers import Trackers, trackers_for
 from lockstep.measure.wandb_like import RunInfo
@@ -64,10 +56,6 @@ from lockstep.recovery.run_state import RunState
 from lockstep.recovery.saving import Saver
 from lockstep.recovery.unprepared import Unprepared
 from lockstep.recovery.unrepeatable import Unrepeatable
-from lockstep.replay.blame import SampleBySample
-from lockstep.replay.digests import is_due
-from lockstep.replay.opening import open_digests, open_replay
-from lockstep.replay.request import Request
 from lockstep.rundir.birth import Birth
 from lockstep.rundir.lock import RunLock
 from lockstep.startup.allotment import misfits
@@ -75,9 +63,21 @@ from lockstep.startup.banner import chosen_shards, first_line, start_event
 from lockstep.startup.split import SplitRemarks
 from lockstep.stopping import StopWatch, end_stuck, say
 from lockstep.sync.table import make_sync, promises_bits
-from lockstep.tuning.probe import measure
-from lockstep.tuning.session import open_session
-from lockstep.tuning.tuned import Situation, Tuned
+from lockstep.tools.audit.opening import open_audit
+from lockstep.tools.explain.black_box import box_path
+from lockstep.tools.explain.loader_workers import LOADING
+from lockstep.tools.explain.profiler import StepProfiler, profile_path
+from lockstep.tools.explain.sampler import Sampler
+from lockstep.tools.explain.slow_ranks import SlowRank, SlowRanks
+from lockstep.tools.explain.slow_saving import OwnSaving
+from lockstep.tools.explain.stuck import StuckWatch, limit_s
+from lockstep.tools.replay.blame import SampleBySample
+from lockstep.tools.replay.digests import is_due
+from lockstep.tools.replay.opening import open_digests, open_replay
+from lockstep.tools.replay.request import Request
+from lockstep.tools.tune.probe import measure
+from lockstep.tools.tune.session import open_session
+from lockstep.tools.tune.tuned import Situation, Tuned
 from lockstep.visible import visible
 from lockstep.world import World
 
@@ -269,7 +269,7 @@ class Parts:
         return trackers
 
     def _open_trace(self) -> list[Listener]:
-        from lockstep.diagnosis.tracing import open_trace  # slow: imported where a run is traced
+        from lockstep.tools.verify.diagnosis.tracing import open_trace  # slow: imported where a run is traced
 
         registered = self.state.registered
         return open_trace(self.config, self.world, self.devices[0], self.context.run_dir, registered, self.context.chosen)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.analysis.comparison import Comparison, RowResult, RowRun
-from lockstep.analysis.figures import figures_of
-from lockstep.analysis.machine import Machine
-from lockstep.analysis.methods import Row, parse_method
-from lockstep.analysis.study import Task
+from lockstep.tools.compare.comparison import Comparison, RowResult, RowRun
+from lockstep.tools.compare.figures import figures_of
+from lockstep.tools.compare.methods import Row, parse_method
+from lockstep.tools.trials.machine import Machine
+from lockstep.tools.trials.study import Task
 
 
 def start_event(**fields):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lockstep.analysis.confidence import Interval, interval_of, middle
+from lockstep.tools.compare.confidence import Interval, interval_of, middle
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lockstep.analysis.figures import figures_of, relate
 from lockstep.errors import UsageError
+from lockstep.tools.compare.figures import figures_of, relate
 
 pytestmark = pytest.mark.timeout(10)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.analysis.failure import first_error, whole_error
+from lockstep.tools.trials.failure import first_error, whole_error
 
 pytestmark = pytest.mark.timeout(10)
 

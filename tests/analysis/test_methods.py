@@ -3,7 +3,9 @@
 import pytest
 
 from lockstep import config
-from lockstep.analysis.methods import (
+from lockstep.config import PRECISIONS
+from lockstep.errors import ConfigError
+from lockstep.tools.compare.methods import (
     LAUNCHERS,
     STRATEGIES,
     Method,
@@ -14,8 +16,6 @@ from lockstep.analysis.methods import (
     parse_method,
     parse_methods,
 )
-from lockstep.config import PRECISIONS
-from lockstep.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(10)
 

@@ -6,9 +6,9 @@ import sys
 import pytest
 from rich.console import Console
 
-from lockstep.analysis import advice, plot, table
-from lockstep.analysis.scaling import scaling_of
 from lockstep.config import PRECISIONS
+from lockstep.tools.compare import advice, plot, table
+from lockstep.tools.compare.scaling import scaling_of
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from test_rows_run import Silent
 
-from lockstep.analysis import compare, unfinished
-from lockstep.analysis.methods import parse_methods
-from lockstep.analysis.results import read_results
-from lockstep.analysis.schedule import seconds_left, turns_left
-from lockstep.analysis.sentences import sentence_of
-from lockstep.analysis.study import Task
+from lockstep.tools.compare import compare, unfinished
+from lockstep.tools.compare.methods import parse_methods
+from lockstep.tools.compare.results import read_results
+from lockstep.tools.compare.schedule import seconds_left, turns_left
+from lockstep.tools.compare.sentences import sentence_of
+from lockstep.tools.trials.study import Task
 
 pytestmark = pytest.mark.timeout(60)
 

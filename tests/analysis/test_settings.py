@@ -2,9 +2,9 @@
 
 import pytest
 
-from lockstep.analysis import settings
 from lockstep.errors import ConfigError
-from lockstep.trace.traced_run import gather
+from lockstep.tools.verify import settings
+from lockstep.tools.verify.trace.traced_run import gather
 
 pytestmark = pytest.mark.timeout(10)
 

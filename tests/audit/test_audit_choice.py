@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from lockstep.audit.choice import check_strategy, choose
 from lockstep.errors import ConfigError
 from lockstep.plan.shards import block
+from lockstep.tools.audit.choice import check_strategy, choose
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -3,8 +3,8 @@
 import pytest
 import trainings
 
-from lockstep.audit.choice import choose
 from lockstep.stopping import AUDIT_STATUS
+from lockstep.tools.audit.choice import choose
 
 pytestmark = pytest.mark.timeout(90)
 

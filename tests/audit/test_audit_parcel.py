@@ -5,8 +5,8 @@ import pickle
 import pytest
 import torch
 
-from lockstep.audit.parcel import Parcel, pack, unpack
 from lockstep.plan.shards import plan_step
+from lockstep.tools.audit.parcel import Parcel, pack, unpack
 
 pytestmark = pytest.mark.timeout(20)
 CPU = torch.device("cpu")

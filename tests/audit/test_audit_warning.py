@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lockstep.audit.opening import open_audit
 from lockstep.config import RunConfig
+from lockstep.tools.audit.opening import open_audit
 
 pytestmark = pytest.mark.timeout(20)
 

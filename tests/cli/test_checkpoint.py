@@ -20,8 +20,8 @@ from warm import run_on
 
 from lockstep import load_weights
 from lockstep.checkpoint import manifest as manifests
-from lockstep.cli import checkpoint as verb
 from lockstep.cli.main import main
+from lockstep.tools.checkpoint import command as verb
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -3,8 +3,8 @@
 import click
 import pytest
 
-from lockstep.cli.lists import names, numbers
 from lockstep.errors import ConfigError
+from lockstep.tools.trials.lists import names, numbers
 
 LAUNCHERS = names("launcher", ("local", "torchrun"))
 

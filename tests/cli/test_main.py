@@ -21,7 +21,7 @@ def test_help_lists_the_verbs_and_imports_neither_them_nor_torch():
     source = (
         "import sys; from lockstep.cli.main import main\n"
         "try: main(['--help'])\n"
-        "finally: print({'torch', 'lockstep.cli.run', 'lockstep.cli.compare'} & set(sys.modules))"
+        "finally: print({'torch', 'lockstep.cli.run', 'lockstep.tools.compare.command'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0

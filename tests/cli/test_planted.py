@@ -13,7 +13,7 @@ from logged_runs import run_logged
 from safetensors.torch import load_file, save_file
 
 from lockstep.cli.main import main
-from lockstep.explain.black_box import BlackBox, read_box
+from lockstep.tools.explain.black_box import BlackBox, read_box
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from lockstep import inventory
 from lockstep.checkpoint.manifest import Manifest
-from lockstep.cli import prune as pruning
 from lockstep.cli.main import main
-from lockstep.cli.prune import Results, Rule
 from lockstep.errors import ConfigError
-from lockstep.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
 from lockstep.rundir.birth import Birth, Command, write_birth
+from lockstep.tools.runs import inventory
+from lockstep.tools.runs import prune as pruning
+from lockstep.tools.runs.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
+from lockstep.tools.runs.prune import Results, Rule
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -14,11 +14,11 @@ from crew import warm_server
 from real_runs import STEPS, going_on, run
 from rich.console import Console
 
-from lockstep import inventory
 from lockstep.checkpoint import manifest
-from lockstep.cli import runs as runs_verb
 from lockstep.cli.main import main
 from lockstep.rundir.lock import RunLock, holder_of
+from lockstep.tools.runs import command as runs_verb
+from lockstep.tools.runs import inventory
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -8,10 +8,9 @@ import pytest
 from crew import warm_server
 from logged_runs import EPOCHS, STEPS, run_logged
 
-from lockstep import inventory
-from lockstep.cli import as_csv
 from lockstep.cli.main import main
 from lockstep.measure.events import EventWriter
+from lockstep.tools.runs import as_csv, inventory
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.diagnosis.state import ObjectState
+from lockstep.tools.verify.diagnosis.state import ObjectState
 
 pytestmark = pytest.mark.timeout(60)
 

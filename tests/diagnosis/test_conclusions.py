@@ -2,12 +2,12 @@
 
 import pytest
 
-from lockstep.diagnosis.conclusion import conclude
-from lockstep.diagnosis.experiments import Experiment, Findings, Outcome, investigate
-from lockstep.diagnosis.setting import Setting
-from lockstep.trace.differences import Difference
-from lockstep.trace.origin import Origin
-from lockstep.trace.traced_run import gather
+from lockstep.tools.verify.diagnosis.conclusion import conclude
+from lockstep.tools.verify.diagnosis.experiments import Experiment, Findings, Outcome, investigate
+from lockstep.tools.verify.diagnosis.setting import Setting
+from lockstep.tools.verify.trace.differences import Difference
+from lockstep.tools.verify.trace.origin import Origin
+from lockstep.tools.verify.trace.traced_run import gather
 
 pytestmark = pytest.mark.timeout(20)
 

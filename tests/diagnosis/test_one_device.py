@@ -5,9 +5,9 @@ import contextlib
 import planted
 import pytest
 
-from lockstep.diagnosis.one_device import against_one_device
 from lockstep.errors import LaunchError
-from lockstep.trace.traced_run import gather, read_run
+from lockstep.tools.verify.diagnosis.one_device import against_one_device
+from lockstep.tools.verify.trace.traced_run import gather, read_run
 
 pytestmark = pytest.mark.timeout(60)
 

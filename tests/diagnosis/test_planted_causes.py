@@ -6,13 +6,13 @@ from pathlib import Path
 import planted
 import pytest
 
-from lockstep.diagnosis.conclusion import conclude
-from lockstep.diagnosis.experiments import Outcome, investigate
-from lockstep.diagnosis.setting import Setting
 from lockstep.errors import LaunchError
-from lockstep.trace.differences import first_difference, first_fault
-from lockstep.trace.lines import read_evidence
-from lockstep.trace.traced_run import read_run
+from lockstep.tools.verify.diagnosis.conclusion import conclude
+from lockstep.tools.verify.diagnosis.experiments import Outcome, investigate
+from lockstep.tools.verify.diagnosis.setting import Setting
+from lockstep.tools.verify.trace.differences import first_difference, first_fault
+from lockstep.tools.verify.trace.lines import read_evidence
+from lockstep.tools.verify.trace.traced_run import read_run
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.diagnosis.sets import sets_in
+from lockstep.tools.verify.diagnosis.sets import sets_in
 
 pytestmark = pytest.mark.timeout(20)
 

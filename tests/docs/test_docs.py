@@ -12,8 +12,8 @@ import pytest
 from horovod_helpers import why_missing
 from warm import command_here
 
-from lockstep.analysis.machine import find_components
 from lockstep.config import PRECISIONS
+from lockstep.tools.trials.machine import find_components
 
 __all__ = ["command_here"]
 

@@ -8,8 +8,8 @@ from crew import warm_server
 from launchers import nursery, warm_trials
 from warm import run_on
 
-from lockstep.doctor.finding import STATES
-from lockstep.doctor.table import CHECKS
+from lockstep.tools.doctor.finding import STATES
+from lockstep.tools.doctor.table import CHECKS
 
 __all__ = ["nursery", "warm_trials"]
 

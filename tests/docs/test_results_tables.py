@@ -3,12 +3,12 @@
 import re
 from pathlib import Path
 
-from lockstep.analysis.comparison import Comparison, RowResult
-from lockstep.analysis.machine import Machine
-from lockstep.analysis.methods import Row, parse_method
-from lockstep.analysis.study import Task
-from lockstep.analysis.verification import SettingResult, Verification
-from lockstep.diagnosis.setting import Setting
+from lockstep.tools.compare.comparison import Comparison, RowResult
+from lockstep.tools.compare.methods import Row, parse_method
+from lockstep.tools.trials.machine import Machine
+from lockstep.tools.trials.study import Task
+from lockstep.tools.verify.diagnosis.setting import Setting
+from lockstep.tools.verify.verification import SettingResult, Verification
 
 DOCS = Path(__file__).parents[2] / "docs"
 MACHINE = dict.fromkeys(("date", "host", "system", "cpu_name", "python", "torch", "lockstep"), "")

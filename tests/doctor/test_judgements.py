@@ -3,12 +3,12 @@
 
 import pytest
 
-from lockstep.doctor.disk import judge_clock, judge_clocks
-from lockstep.doctor.finding import FAIL, OK, WARN
-from lockstep.doctor.limits import judge_files, judge_processes
-from lockstep.doctor.network import judge_interface, judge_name
-from lockstep.doctor.processes import judge, judge_speed
-from lockstep.doctor.software import judge_gpus, judge_nccl, judge_same
+from lockstep.tools.doctor.disk import judge_clock, judge_clocks
+from lockstep.tools.doctor.finding import FAIL, OK, WARN
+from lockstep.tools.doctor.limits import judge_files, judge_processes
+from lockstep.tools.doctor.network import judge_interface, judge_name
+from lockstep.tools.doctor.processes import judge, judge_speed
+from lockstep.tools.doctor.software import judge_gpus, judge_nccl, judge_same
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lockstep.doctor.finding import FAIL, OK, WARN
-from lockstep.doctor.loader import judge, look
+from lockstep.tools.doctor.finding import FAIL, OK, WARN
+from lockstep.tools.doctor.loader import judge, look
 
 pytestmark = [pytest.mark.timeout(100), pytest.mark.long]
 

@@ -15,12 +15,12 @@ from cluster import missing
 from slurm_variables import TASK
 
 from lockstep.config import RunConfig
-from lockstep.doctor import cores, software
-from lockstep.doctor.finding import FAIL, OK, STATES, WARN, Check, Situation, ok
-from lockstep.doctor.table import CHECKS, examine
 from lockstep.launch.gpus import num_present, torch_has_cuda
 from lockstep.launch.nodes import plan_nodes
 from lockstep.launch.options import LaunchOptions
+from lockstep.tools.doctor import cores, software
+from lockstep.tools.doctor.finding import FAIL, OK, STATES, WARN, Check, Situation, ok
+from lockstep.tools.doctor.table import CHECKS, examine
 from lockstep.world import read_environment
 
 pytestmark = pytest.mark.timeout(60)

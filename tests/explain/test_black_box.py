@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from lockstep.explain.black_box import BlackBox, box_path, note_status, read_box
+from lockstep.tools.explain.black_box import BlackBox, box_path, note_status, read_box
 
 
 def test_the_newest_record_is_read(tmp_path):
@@ -74,7 +74,7 @@ def test_it_survives_sigkill(tmp_path):
     path = tmp_path / "rank-0.box"
     code = f"""
 from pathlib import Path
-from lockstep.explain.black_box import BlackBox
+from lockstep.tools.explain.black_box import BlackBox
 box, number = BlackBox(Path({str(path)!r})), 0
 while True:
     number += 1

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from lockstep.explain.call_comparison import CallComparison
-from lockstep.explain.call_log import Call, Group, Line, LoggedCall
+from lockstep.tools.explain.call_comparison import CallComparison
+from lockstep.tools.explain.call_log import Call, Group, Line, LoggedCall
 
 ALL, PAIR = Group("0", 1, (0, 1, 2)), Group("1", 1, (0, 1))
 LINE = Line("train.py:5 in f", is_own=False)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lockstep.explain.call_differences import difference, report
-from lockstep.explain.call_log import Call, Group, Line, LoggedCall
+from lockstep.tools.explain.call_differences import difference, report
+from lockstep.tools.explain.call_log import Call, Group, Line, LoggedCall
 
 
 def call(kind="all_reduce", dtype="float32", shape=(4,), op="SUM", root=None):

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from lockstep.explain import call_log
-from lockstep.explain.call_log import Call, CallLog, CallReader, Group, Line
+from lockstep.tools.explain import call_log
+from lockstep.tools.explain.call_log import Call, CallLog, CallReader, Group, Line
 
 GROUP = Group("0", 1, (0, 1))
 LINE = Line("train.py:5 in f", is_own=False)

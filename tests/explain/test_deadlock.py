@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from lockstep.explain.deadlock import deadlocked
-from lockstep.explain.rank_reports import RankReport
-from lockstep.explain.stuck import who_waits
+from lockstep.tools.explain.deadlock import deadlocked
+from lockstep.tools.explain.rank_reports import RankReport
+from lockstep.tools.explain.stuck import who_waits
 
 pytestmark = pytest.mark.timeout(100)
 

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 
 from lockstep.config import RunConfig
 from lockstep.data.fetch import from_workers
-from lockstep.explain.excerpt import excerpt, plain_message
+from lockstep.tracebacks.excerpt import excerpt, plain_message
 
 
 def fails(function, *args):

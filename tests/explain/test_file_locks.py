@@ -11,7 +11,7 @@ import time
 import filelock
 import pytest
 
-from lockstep.explain.file_locks import awaited_locks, polled_file
+from lockstep.tools.explain.file_locks import awaited_locks, polled_file
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.skipif(not os.path.exists("/proc/locks"), reason="no table of locks")]  # noqa: PTH110
 

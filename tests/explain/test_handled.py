@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from lockstep.explain.handled import handled_by
+from lockstep.tools.explain.handled import handled_by
 
 
 class SilentError(Exception):

@@ -1,6 +1,6 @@
 """Promises of what is said where ranks have called different collectives, and their communication library failed."""
 
-from lockstep.explain.mismatch import SAME_CALLS, at_failure
+from lockstep.tools.explain.mismatch import SAME_CALLS, at_failure
 
 TORCH = "/usr/lib/python3/dist-packages/torch"
 REDUCING = [(f"{TORCH}/distributed/distributed_c10d.py", 3252, "all_reduce")]

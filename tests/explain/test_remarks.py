@@ -1,6 +1,6 @@
 """What is said once, and what is taken back."""
 
-from lockstep.explain.remarks import Remarks
+from lockstep.tools.explain.remarks import Remarks
 
 
 def test_work_is_mentioned_once_for_each_wait_and_each_place():

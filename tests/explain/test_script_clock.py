@@ -11,10 +11,10 @@ from torch import nn
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, Dataset
 
-from lockstep.explain import script_clock
-from lockstep.explain.flight_recorder import Counts
-from lockstep.explain.places import where
-from lockstep.explain.script_clock import SAMPLES, ScriptClock, own_share
+from lockstep.tools.explain import script_clock
+from lockstep.tools.explain.flight_recorder import Counts
+from lockstep.tools.explain.places import where
+from lockstep.tools.explain.script_clock import SAMPLES, ScriptClock, own_share
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lockstep.explain.slow_ranks import SlowRank, SlowRanks, busy_of, judge
+from lockstep.tools.explain.slow_ranks import SlowRank, SlowRanks, busy_of, judge
 
 
 def phases(count, *rows):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lockstep.explain.slow_script_ranks import SlowScriptRanks, judge, newest_steps
+from lockstep.tools.explain.slow_script_ranks import SlowScriptRanks, judge, newest_steps
 
 EVEN = {"busy": 0.1, "waited": 0.04}
 LATE = {"busy": 0.14, "waited": 0.001}

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.explain.stack_request import IN_C_SIGNAL, SIGNAL, StackResponder, request_stack
 from lockstep.stopping import catches
+from lockstep.tools.explain.stack_request import IN_C_SIGNAL, SIGNAL, StackResponder, request_stack
 
 BUSY = """
     import ctypes, os, re, sys, threading, time
     from pathlib import Path
-    from lockstep.explain.stack_request import StackResponder
+    from lockstep.tools.explain.stack_request import StackResponder
 
     def deeper(n):
         return n and deeper(n - 1)

@@ -11,7 +11,7 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from lockstep.cli import stacks
+from lockstep.tools.explain import command as stacks
 
 pytestmark = pytest.mark.timeout(90)
 

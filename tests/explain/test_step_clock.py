@@ -9,10 +9,10 @@ import torch
 from click.testing import CliRunner
 from explain_scripts import train
 
-from lockstep.cli import runs
-from lockstep.explain.split import bound_of, shares_of
-from lockstep.explain.step_clock import CHECKPOINT, LOADING, AuditTimer, PartTimer, StepClock
+from lockstep.measure.split import bound_of, shares_of
+from lockstep.measure.step_clock import CHECKPOINT, LOADING, AuditTimer, PartTimer, StepClock
 from lockstep.plan.shards import plan_step
+from lockstep.tools.runs import command as runs
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from lockstep.explain.thread_locks import awaited_by
+from lockstep.tools.explain.thread_locks import awaited_by
 
 pytestmark = pytest.mark.timeout(60)
 

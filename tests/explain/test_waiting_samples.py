@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from lockstep.explain.script_clock import WAITING
-from lockstep.explain.slow_script_ranks import judge
-from lockstep.explain.waiting_samples import find_awaited, waits_more
+from lockstep.tools.explain.script_clock import WAITING
+from lockstep.tools.explain.slow_script_ranks import judge
+from lockstep.tools.explain.waiting_samples import find_awaited, waits_more
 
 SAMPLES_A_SECOND = 20
 STEPS = 10

@@ -11,9 +11,9 @@ import time
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from lockstep.explain.loader_workers import batches_received
-from lockstep.explain.process import Usage, descendants, usage_of
-from lockstep.explain.work import Snapshot, Work, WorkMeter, work_between
+from lockstep.tools.explain.loader_workers import batches_received
+from lockstep.tools.explain.process import Usage, descendants, usage_of
+from lockstep.tools.explain.work import Snapshot, Work, WorkMeter, work_between
 
 SPAN_S = 4.0
 

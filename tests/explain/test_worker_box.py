@@ -12,9 +12,9 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from lockstep.cli import stacks
-from lockstep.explain.stuck import limit_of_script_s
-from lockstep.explain.worker_box import Pace
+from lockstep.tools.explain import command as stacks
+from lockstep.tools.explain.stuck import limit_of_script_s
+from lockstep.tools.explain.worker_box import Pace
 
 pytestmark = pytest.mark.timeout(100)
 

@@ -10,10 +10,10 @@ import sys
 import pytest
 import torch
 
-from lockstep.explain.places import where
-from lockstep.explain.saving import Saving
-from lockstep.explain.slow_saving import SlowSaving, describe
-from lockstep.explain.writes import write_in as look  # a name that is none of writing
+from lockstep.tools.explain.places import where
+from lockstep.tools.explain.saving import Saving
+from lockstep.tools.explain.slow_saving import SlowSaving, describe
+from lockstep.tools.explain.writes import write_in as look  # a name that is none of writing
 
 
 class Seen(io.RawIOBase):

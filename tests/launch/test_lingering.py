@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 from launch_helpers import is_running, read_pids, until
 
-from lockstep.cli import stacks
 from lockstep.launch.idleness import Idleness, Usage
+from lockstep.tools.explain import command as stacks
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 

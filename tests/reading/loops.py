@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.reading.reader import read_source
+from lockstep.tools.check.reader import read_source
 
 TESTS = Path(__file__).parents[1]
 CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.py"))

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from lockstep.reading.explanations import EXPLANATIONS, explain
-from lockstep.reading.findings import RULES
+from lockstep.tools.check.explanations import EXPLANATIONS, explain
+from lockstep.tools.check.findings import RULES
 
 PAGE = Path(__file__).parents[2] / "docs" / "check.md"
 HEAD = """\
 # Check a script's loop
 
-<!-- Written by tests/reading/page.py from src/lockstep/reading/explanations.py: change that, and run it. -->
+<!-- Written by tests/reading/page.py from src/lockstep/tools/check/explanations.py: change that, and run it. -->
 
 ```
 lockstep check train.py

@@ -8,10 +8,10 @@ import loops
 import page
 import pytest
 
-from lockstep.reading.explanations import EXPLANATIONS
-from lockstep.reading.files import read_script
-from lockstep.reading.findings import RULES
-from lockstep.reading.reader import read_source
+from lockstep.tools.check.explanations import EXPLANATIONS
+from lockstep.tools.check.files import read_script
+from lockstep.tools.check.findings import RULES
+from lockstep.tools.check.reader import read_source
 
 ROOT = Path(__file__).parents[2]
 PREAMBLE = "import copy\nimport numpy as np\nimport torch\nimport torch.nn.functional as F\nimport lockstep\n"

@@ -6,7 +6,7 @@ import zlib
 
 from lockstep.checkpoint.manifest import FILE_NAME as MANIFEST
 from lockstep.checkpoint.manifest import _digest
-from lockstep.explain.black_box import _HEADER, _MAGIC, SLOT_BYTES, read_box
+from lockstep.tools.explain.black_box import _HEADER, _MAGIC, SLOT_BYTES, read_box
 
 HUGE = "1" + "0" * 5000
 WRONG = ("null", '"x"', '""', "-1", HUGE[:30], HUGE, "1e308", "1e400", "NaN", "true", "[]", "{}", '[["x"]]', '{"x": null}')

@@ -3,11 +3,11 @@
 import pytest
 
 from lockstep.errors import UsageError
-from lockstep.replay.comparison import compare, in_words
-from lockstep.replay.digests import Digests, PhaseGradient, Shard, gather, row
-from lockstep.replay.step_names import step_with_first_difference, step_with_nan, step_with_worst_loss
-from lockstep.trace.lines import exact
-from lockstep.trace.traced_run import ShardKey
+from lockstep.tools.replay.comparison import compare, in_words
+from lockstep.tools.replay.digests import Digests, PhaseGradient, Shard, gather, row
+from lockstep.tools.replay.step_names import step_with_first_difference, step_with_nan, step_with_worst_loss
+from lockstep.tools.verify.trace.lines import exact
+from lockstep.tools.verify.trace.traced_run import ShardKey
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lockstep.errors import ConfigError
-from lockstep.replay.directory import checkpoint_before
+from lockstep.tools.replay.directory import checkpoint_before
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 

@@ -8,26 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.analysis.comparison import Comparison, RowResult, RowRun
-from lockstep.analysis.figures import figures_of
-from lockstep.analysis.machine import Machine
-from lockstep.analysis.methods import Row, parse_method
-from lockstep.analysis.results import read_results
-from lockstep.analysis.study import Task
-from lockstep.analysis.verification import SettingResult, Summary, Verification
-from lockstep.diagnosis.conclusion import Diagnosis
-from lockstep.diagnosis.one_device import OneDevice
-from lockstep.diagnosis.setting import Setting
-from lockstep.explain.split import PARTS
-from lockstep.inventory import FINISHED, Run
-from lockstep.report import launches, training
-from lockstep.report.chart import short
-from lockstep.report.comparison_page import comparison_page
-from lockstep.report.html import render, sort_key, with_code
-from lockstep.report.run_page import RunRecord, run_page
-from lockstep.report.thin import MOST_POINTS, thin, ticks
-from lockstep.report.verification_page import verification_page
-from lockstep.trace.differences import Difference
+from lockstep.measure.split import PARTS
+from lockstep.tools.compare.comparison import Comparison, RowResult, RowRun
+from lockstep.tools.compare.figures import figures_of
+from lockstep.tools.compare.methods import Row, parse_method
+from lockstep.tools.compare.results import read_results
+from lockstep.tools.report import launches, training
+from lockstep.tools.report.chart import short
+from lockstep.tools.report.comparison_page import comparison_page
+from lockstep.tools.report.html import render, sort_key, with_code
+from lockstep.tools.report.run_page import RunRecord, run_page
+from lockstep.tools.report.thin import MOST_POINTS, thin, ticks
+from lockstep.tools.report.verification_page import verification_page
+from lockstep.tools.runs.inventory import FINISHED, Run
+from lockstep.tools.trials.machine import Machine
+from lockstep.tools.trials.study import Task
+from lockstep.tools.verify.diagnosis.conclusion import Diagnosis
+from lockstep.tools.verify.diagnosis.one_device import OneDevice
+from lockstep.tools.verify.diagnosis.setting import Setting
+from lockstep.tools.verify.trace.differences import Difference
+from lockstep.tools.verify.verification import SettingResult, Summary, Verification
 
 pytestmark = pytest.mark.timeout(60)
 

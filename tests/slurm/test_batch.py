@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.slurm.batch import batch_text
-from lockstep.slurm.request import Request
+from lockstep.tools.slurm.batch import batch_text
+from lockstep.tools.slurm.request import Request
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.slurm.files import write
+from lockstep.tools.slurm.files import write
 
 pytestmark = pytest.mark.timeout(20)
 

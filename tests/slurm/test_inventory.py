@@ -3,8 +3,8 @@
 import pytest
 
 from lockstep.errors import ConfigError
-from lockstep.slurm.inventory import check, read_nodes
-from lockstep.slurm.request import Request
+from lockstep.tools.slurm.inventory import check, read_nodes
+from lockstep.tools.slurm.request import Request
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lockstep.slurm.units import gpus, megabytes, minutes
+from lockstep.tools.slurm.units import gpus, megabytes, minutes
 
 pytestmark = pytest.mark.timeout(20)
 

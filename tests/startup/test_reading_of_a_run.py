@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.reading.findings import make
 from lockstep.startup import reading
+from lockstep.tools.check.findings import make
 
 SCRIPT = """\
 import torch

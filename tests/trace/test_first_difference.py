@@ -5,9 +5,9 @@ import copy
 import pytest
 
 from lockstep.errors import UsageError
-from lockstep.trace.differences import first_difference, first_fault, learned, uses_each_sample_once
-from lockstep.trace.origin import origin
-from lockstep.trace.traced_run import gather
+from lockstep.tools.verify.trace.differences import first_difference, first_fault, learned, uses_each_sample_once
+from lockstep.tools.verify.trace.origin import origin
+from lockstep.tools.verify.trace.traced_run import gather
 
 pytestmark = pytest.mark.timeout(20)
 

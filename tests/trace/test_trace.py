@@ -6,8 +6,8 @@ import pytest
 import torch
 import tracing_scripts
 
-from lockstep.trace.lines import exact, number, read_trace
-from lockstep.trace.traced_run import gather
+from lockstep.tools.verify.trace.lines import exact, number, read_trace
+from lockstep.tools.verify.trace.traced_run import gather
 
 pytestmark = pytest.mark.timeout(60)
 

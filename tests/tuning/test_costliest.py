@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstep.tuning.costliest import find_costliest, heaviest
+from lockstep.tools.tune.costliest import find_costliest, heaviest
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.plan.loading import Loading
-from lockstep.tuning.costs import Costs, best_workers, loading_with, predict_s
-from lockstep.tuning.search import NUM_TRIALS, Search, is_clear, may_gain
+from lockstep.tools.tune.costs import Costs, best_workers, loading_with, predict_s
+from lockstep.tools.tune.search import NUM_TRIALS, Search, is_clear, may_gain
 
 pytestmark = pytest.mark.timeout(20)
 

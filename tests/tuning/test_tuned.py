@@ -10,7 +10,7 @@ from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
 from lockstep.machine.cores import num_cores
 from lockstep.plan.loading import Loading
-from lockstep.tuning.tuned import Situation, Tuned, fit, read
+from lockstep.tools.tune.tuned import Situation, Tuned, fit, read
 
 pytestmark = pytest.mark.timeout(100)
 

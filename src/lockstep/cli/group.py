@@ -33,7 +33,10 @@ OVERVIEW = {
         "checkpoint": "Inspect or verify a checkpoint, or export a model from it.",
     },
 }
-"""The commands (each is ``command`` in the module of its name), with their lines in the overview, which imports none."""
+"""The commands, with their lines in the overview, which imports none."""
+_MODULES = {"new": "lockstep.cli.new", "run": "lockstep.cli.run", "stacks": "lockstep.tools.explain.command"}
+_MODULES["diff"] = "lockstep.tools.replay.diff_command"
+"""Where ``command`` is, if not in the tool of its name."""
 VERBS = [verb for verbs in OVERVIEW.values() for verb in verbs]
 
 
@@ -48,7 +51,9 @@ class LazyGroup(click.Group):
         """Import a command."""
         if cmd_name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(f"lockstep.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(
+            _MODULES.get(cmd_name, f"lockstep.tools.{cmd_name}.command")
+        ).command
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:

@@ -113,7 +113,7 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **values:
     if options.tee:
         _check_tee(script)
     if options.preflight:
-        from lockstep.cli.findings import preflight  # takes a tenth of a second to import
+        from lockstep.tools.doctor.shown import preflight  # takes a tenth of a second to import
 
         preflight(options, settings)
     interruption = run_script(script, args, options, settings)

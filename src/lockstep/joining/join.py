@@ -35,7 +35,6 @@ from lockstep.machine.threads import use_threads
 from lockstep.parts import Parts, RunContext
 from lockstep.plan.shards import block
 from lockstep.recovery.resuming import Checkpoint
-from lockstep.replay.request import Request
 from lockstep.rundir.birth import Birth, Command, script_sha256
 from lockstep.rundir.lock import RunLock
 from lockstep.startup.consistency import check_sight, check_software
@@ -44,10 +43,11 @@ from lockstep.startup.reading import read_main
 from lockstep.startup.spawned import check_not_imported
 from lockstep.sync.table import promises_bits, resolve_strategy
 from lockstep.team import Team
+from lockstep.tools.replay.request import Request
+from lockstep.tools.tune.request import TuningRequest
+from lockstep.tools.tune.tuned import Situation, fit
+from lockstep.tools.tune.tuned import read as read_tuned
 from lockstep.trackers import split_track, without_services
-from lockstep.tuning.request import TuningRequest
-from lockstep.tuning.tuned import Situation, fit
-from lockstep.tuning.tuned import read as read_tuned
 from lockstep.world import Environment, World, read_environment
 
 P = ParamSpec("P")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
-from lockstep.explain.sampler import fail_current
+from lockstep.tools.explain.sampler import fail_current
 from lockstep.world import shows_tracebacks
 
 
@@ -20,8 +20,8 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     # Only here: needed by failures alone.
     import traceback
 
-    from lockstep.explain.errors.words import in_words
-    from lockstep.explain.excerpt import excerpt, first_line, plain_message, without_noise
+    from lockstep.tools.explain.errors.words import in_words
+    from lockstep.tracebacks.excerpt import excerpt, first_line, plain_message, without_noise
 
     fail_current(without_noise("".join(traceback.format_exception(kind, error, trace))))
     words = in_words(error)

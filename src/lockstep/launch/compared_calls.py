@@ -12,8 +12,8 @@ from lockstep.launch import failures
 from lockstep.launch.failures import Failure
 
 if TYPE_CHECKING:
-    from lockstep.explain.call_comparison import CallComparison
-    from lockstep.explain.call_log import CallReader
+    from lockstep.tools.explain.call_comparison import CallComparison
+    from lockstep.tools.explain.call_log import CallReader
 
 
 class ComparedCalls:
@@ -31,7 +31,7 @@ class ComparedCalls:
         self._lock = threading.Lock()
         self._memory: list[int] = []
         if len(ranks) > 1:
-            from lockstep.explain.call_log import offer_memory
+            from lockstep.tools.explain.call_log import offer_memory
 
             self._memory = offer_memory(private_dir, ranks)
 
@@ -51,8 +51,8 @@ class ComparedCalls:
         """
         if len(self._ranks) < 2:
             return None
-        from lockstep.explain.call_comparison import CallComparison
-        from lockstep.explain.call_log import CallReader, log_path
+        from lockstep.tools.explain.call_comparison import CallComparison
+        from lockstep.tools.explain.call_log import CallReader, log_path
 
         with self._lock:
             if self._comparison is None:

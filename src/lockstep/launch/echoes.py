@@ -5,9 +5,9 @@ from __future__ import annotations
 import traceback
 
 from lockstep.errors import AbandonedError, StrangerError
-from lockstep.explain.chain import chain, message_of
-from lockstep.explain.frames import owner
 from lockstep.stopping import Stopped
+from lockstep.tracebacks.chain import chain, message_of
+from lockstep.tracebacks.frames import owner
 
 _TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError", "PeerError", "AbandonedError"}
 _TEXTS = (

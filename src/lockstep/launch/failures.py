@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.errors import CheckpointError, ConfigError, LaunchError, LossError, MismatchError, ModelError, UsageError
-from lockstep.explain.chain import message_of
-from lockstep.explain.excerpt import excerpt, first_line, plain_message, without_noise
 from lockstep.launch.echoes import handled_before, is_echo, what_followed
 from lockstep.stopping import AUDIT_STATUS, AuditFailed
+from lockstep.tracebacks.chain import message_of
+from lockstep.tracebacks.excerpt import excerpt, first_line, plain_message, without_noise
 from lockstep.world import shows_tracebacks
 
 _LAUNCH_DIR = str(Path(__file__).parent)
-_SAMPLER = f'"{Path(__file__).parents[1]}/explain/sampler.py"'
+_SAMPLER = f'"{Path(__file__).parents[1]}/tools/explain/sampler.py"'
 _LINE = re.compile(r'^ +File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
 _MODULES = re.compile(r"^Extension modules: .*\n?", re.MULTILINE)
 

@@ -13,7 +13,7 @@ from lockstep.launch.idleness import Idleness, usage_of
 from lockstep.stopping import say
 
 if TYPE_CHECKING:
-    from lockstep.explain.rank_reports import RankReport
+    from lockstep.tools.explain.rank_reports import RankReport
 
 _LOOK_S = 1.0
 LINGERS_S = 10.0
@@ -80,7 +80,7 @@ class Lingering:
         return self._work[rank].idle_s < _IDLE_S
 
     def _report(self, late: set[int], working: set[int]) -> None:
-        from lockstep.explain.rank_reports import grouped
+        from lockstep.tools.explain.rank_reports import grouped
 
         held = [report for report in self._reports(asks=True) if _kinds(report) - {"closing"}]
         for group in grouped([report for report in held if report.rank in late]):
@@ -91,7 +91,7 @@ class Lingering:
             say(_in_a_line(group))
 
     def _reports(self, *, asks: bool) -> list[RankReport]:
-        from lockstep.explain.rank_reports import read_reports
+        from lockstep.tools.explain.rank_reports import read_reports
 
         return read_reports(self._dir, time.time(), asks=asks)
 
@@ -119,8 +119,8 @@ def _kinds(report: RankReport) -> set[str]:
 
 
 def _in_a_line(group: Sequence[RankReport]) -> str:
-    from lockstep.explain.frames import users_location
-    from lockstep.explain.rank_reports import name_ranks
+    from lockstep.tools.explain.rank_reports import name_ranks
+    from lockstep.tracebacks.frames import users_location
 
     first = group[0].ending["holders"][0]
     location = users_location([(str(file), int(line), str(name)) for file, line, name in first["stack"]])
@@ -131,7 +131,7 @@ def _in_a_line(group: Sequence[RankReport]) -> str:
 
 
 def _in_words(group: Sequence[RankReport], *, is_idle: bool) -> str:
-    from lockstep.explain.rank_reports import name_ranks
+    from lockstep.tools.explain.rank_reports import name_ranks
 
     first = group[0]
     holders: Sequence[Mapping[str, Any]] = first.ending["holders"]

@@ -23,10 +23,10 @@ from lockstep.launch.failures import Failure
 from lockstep.stopping import say
 
 if TYPE_CHECKING:
-    from lockstep.explain.rank_reports import RankReport
-    from lockstep.explain.remarks import Remarks
-    from lockstep.explain.slow_saving import SlowSaving
-    from lockstep.explain.slow_script_ranks import SlowScriptRanks
+    from lockstep.tools.explain.rank_reports import RankReport
+    from lockstep.tools.explain.remarks import Remarks
+    from lockstep.tools.explain.slow_saving import SlowSaving
+    from lockstep.tools.explain.slow_script_ranks import SlowScriptRanks
 
 _LOOK_S = 1.0
 _FIRST_S = 2.0
@@ -116,8 +116,8 @@ class Watching:
     def mismatch(self, reported: Sequence[Failure]) -> str:
         """Where ranks were whose communication has failed, if they had called different collectives; empty: no sign of it."""
         with contextlib.suppress(Exception):
-            from lockstep.explain.mismatch import at_failure
-            from lockstep.explain.rank_reports import read_records
+            from lockstep.tools.explain.mismatch import at_failure
+            from lockstep.tools.explain.rank_reports import read_records
 
             stacks = {failure.rank: failures.frames_of(failure) for failure in reported}
             has_aborted = any(map(failures.has_aborted, reported))
@@ -127,7 +127,7 @@ class Watching:
     def last_seen(self, rank: int) -> str:
         """What an exited worker was last seen doing; empty: unknown."""
         with contextlib.suppress(Exception):
-            from lockstep.explain.last_seen import last_seen
+            from lockstep.tools.explain.last_seen import last_seen
 
             return last_seen(self._where(), rank)
         return ""
@@ -135,12 +135,12 @@ class Watching:
     def ended(self, rank: int, status: int) -> None:
         """Note in a worker's black box with which status it has ended, or minus the signal."""
         with contextlib.suppress(Exception):  # no error here may affect the launch
-            from lockstep.explain.black_box import note_status
+            from lockstep.tools.explain.black_box import note_status
 
             note_status(self._dir, rank, status)
 
     def _where(self) -> Path:
-        from lockstep.explain.rank_reports import run_joined
+        from lockstep.tools.explain.rank_reports import run_joined
 
         return run_joined(self._dir) or self._dir
 
@@ -164,7 +164,7 @@ class Watching:
     def _look(self) -> None:
         """Look for slow and for waiting ranks. A wait is reported once, and only if it was too long at two looks in a row:
         ranks that were stopped and have just continued have not updated their black boxes yet."""
-        from lockstep.explain.rank_reports import read_records
+        from lockstep.tools.explain.rank_reports import read_records
 
         has_joined = self._where() != self._dir
         # Ranks that have joined a run end it themselves if they all wait, and say what was saved of it.
@@ -189,8 +189,8 @@ class Watching:
         self._look_for_slow([*records, *(each for message in messages.values() for each in message.steps)])
 
     def _look_for_slow(self, records: Sequence[Mapping[str, Any]]) -> None:
-        from lockstep.explain.slow_saving import SlowSaving
-        from lockstep.explain.slow_script_ranks import SlowScriptRanks
+        from lockstep.tools.explain.slow_saving import SlowSaving
+        from lockstep.tools.explain.slow_script_ranks import SlowScriptRanks
 
         self._slow, self._saving = self._slow or SlowScriptRanks(), self._saving or SlowSaving()
         slow = self._slow.look(records)
@@ -200,7 +200,7 @@ class Watching:
                 say(f"WARNING: {text}")
 
     def _look_for_stuck(self, waited: tuple[int, ...], records: Sequence[Mapping[str, Any]]) -> None:
-        from lockstep.explain.remarks import Remarks
+        from lockstep.tools.explain.remarks import Remarks
 
         self._remarks = self._remarks or Remarks(say)
         if self._remarks.has_warned and self._has_moved(records):
@@ -218,7 +218,7 @@ class Watching:
             self._look_for_deadlock()
 
     def _report(self, waited: tuple[int, ...], records: Sequence[Mapping[str, Any]], remarks: Remarks) -> None:
-        from lockstep.explain.stuck import who_works
+        from lockstep.tools.explain.stuck import who_works
 
         reports = self._reports(())
         text = self._who_waits(reports, is_over=False)
@@ -240,7 +240,7 @@ class Watching:
 
     def _look_for_deadlock(self) -> None:
         """End the launch if its ranks can never go on, and could not for some time."""
-        from lockstep.explain.deadlock import CERTAIN_S, deadlocked
+        from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
 
         now = time.monotonic()
         # Other launchers send new reports only rarely.
@@ -276,7 +276,7 @@ class Watching:
 
         ``echoes`` have just failed because they timed out; they are treated as still waiting.
         """
-        from lockstep.explain.rank_reports import RankReport, read_reports
+        from lockstep.tools.explain.rank_reports import RankReport, read_reports
 
         with self._lock:
             reports = read_reports(self._where(), time.time(), asks_loaders=bool(echoes))
@@ -286,7 +286,7 @@ class Watching:
         return sorted(reports, key=lambda report: report.rank)
 
     def _who_waits(self, reports: Sequence[RankReport], *, is_over: bool) -> str | None:
-        from lockstep.explain.stuck import who_waits
+        from lockstep.tools.explain.stuck import who_waits
 
         if is_over:
             reports = [replace(report, state="running") if report.state == "failed" else report for report in reports]
@@ -297,7 +297,7 @@ class Watching:
 
 def _steps_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that ``slow_script_ranks`` and ``slow_saving`` need, for the first machine's launcher."""
-    from lockstep.explain.slow_script_ranks import newest_steps
+    from lockstep.tools.explain.slow_script_ranks import newest_steps
 
     about = {name: record[name] for name in ("rank", "host", "world_size", "saving") if name in record}
     return {**about, "steps": newest_steps(record.get("steps"))}
@@ -308,8 +308,8 @@ def _num_done(record: Mapping[str, Any]) -> int:
 
 
 def _waits_too_long(record: Mapping[str, Any], now_s: float) -> bool:
-    from lockstep.explain.sampler import waits_at
-    from lockstep.explain.stuck import limit_of_script_s
+    from lockstep.tools.explain.sampler import waits_at
+    from lockstep.tools.explain.stuck import limit_of_script_s
 
     if record["ended"] is not None or not waits_at(record["stack"], record["collective"]):
         return False

@@ -20,8 +20,6 @@ from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 from lockstep.errors import LaunchError
-from lockstep.explain.sampler import fail_current, note_end
-from lockstep.explain.worker_box import WorkerBox
 from lockstep.launch import ending, failures
 from lockstep.launch.fresh import HiddenPackage, forget_shadowed
 from lockstep.launch.messages import Sender
@@ -30,6 +28,8 @@ from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
 from lockstep.launch.variables import TorchVariables, apply_to_torch
 from lockstep.machine.cores import num_cores
 from lockstep.stopping import SIGNALS, AuditFailed, Stopped, under
+from lockstep.tools.explain.sampler import fail_current, note_end
+from lockstep.tools.explain.worker_box import WorkerBox
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ def _tell_end(end: failures.End, sender: Sender) -> None:
 
 def _in_words(error: BaseException) -> str:
     try:
-        from lockstep.explain.errors.words import in_words  # only here: needed by failures alone
+        from lockstep.tools.explain.errors.words import in_words  # only here: needed by failures alone
     except Exception:  # the script may have broken imports, and its own error matters more
         return ""
     return in_words(error)

@@ -11,8 +11,6 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lockstep.audit.auditor import Auditor
-from lockstep.audit.recomputation import Course
 from lockstep.data.batch import Batch, Shards
 from lockstep.data.evaluation_pass import EvaluationBatch
 from lockstep.data.streams import Purpose, reseed
@@ -26,6 +24,8 @@ from lockstep.prepare.sums import is_sum
 from lockstep.prepare.watched import Watched
 from lockstep.sync.gradients import Gradients, detach_grads, put_back
 from lockstep.sync.protocol import Sync
+from lockstep.tools.audit.auditor import Auditor
+from lockstep.tools.audit.recomputation import Course
 
 
 class Phases:

@@ -30,7 +30,7 @@ from lockstep.prepare.strangers import forget_gradients
 from lockstep.prepare.watched import Watched, idle_in_replay, keep_dtypes, refuse_inside
 from lockstep.recovery.run_state import RunState
 from lockstep.sync.protocol import Sync
-from lockstep.tuning.tuned import Tuned
+from lockstep.tools.tune.tuned import Tuned
 
 Kept = nn.Module | Optimizer | LRScheduler | amp.GradScaler
 """Types that ``prepare`` returns unchanged."""

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from lockstep.comm.collectives import Collectives
-from lockstep.explain.split import bound_of, notable_wait, shares_of, verdict
 from lockstep.listener import Listener
 from lockstep.measure.journal import Journal
+from lockstep.measure.split import bound_of, notable_wait, shares_of, verdict
 from lockstep.measure.usage import Usage, UsageMeter, gpus_in_use
 
 _WARM_UP_STEPS = 10

@@ -20,10 +20,10 @@ import torch
 
 from lockstep.comm.collectives import Collectives
 from lockstep.errors import MismatchError
-from lockstep.explain.rank_reports import name_ranks
 from lockstep.listener import Listener
 from lockstep.recovery.fingerprint import Fingerprint, Sums
 from lockstep.stopping import say
+from lockstep.tools.explain.rank_reports import name_ranks
 
 _MOST_OF_TIME = 0.002
 _MOST_STEPS = 1000

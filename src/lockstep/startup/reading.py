@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.reading.files import read_script
-from lockstep.reading.findings import Finding
+from lockstep.tools.check.files import read_script
+from lockstep.tools.check.findings import Finding
 
 _MOST_SAID = 5
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.explain.errors import words
-from lockstep.explain.errors.words import ROWS, in_words
+from lockstep.tools.explain.errors import words
+from lockstep.tools.explain.errors.words import ROWS, in_words
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -1,0 +1,99 @@
+"""``lockstep check``: read a script's loop, without running it."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from lockstep.cli.echo import Styled, echo, echo_json
+from lockstep.cli.options import CONTEXT
+from lockstep.errors import UsageError
+from lockstep.machine.sizes import counted
+from lockstep.tools.check.explanations import EXPLANATIONS, explain
+from lockstep.tools.check.files import read_script
+from lockstep.tools.check.findings import RULES, Finding
+
+_EPILOG = """
+\b
+Examples:
+  lockstep check train.py
+      findings, each with the line to write instead
+  lockstep check train.py --json | jq '.findings[] | .code'
+      for other programs
+  lockstep check --explain LS102
+      why that is a finding, with a wrong and a right example
+
+\b
+Codes:
+  LS1..  a different answer on another number of processes
+  LS2..  starts over on a resume
+  LS3..  in the wrong place
+
+A comment at the end of a line of the script accepts what is found there:
+# lockstep: ok, or # lockstep: ok LS102
+
+Exit status: 0 if nothing certain is found, 1 if something is, 2 if a script cannot be read.
+"""
+
+
+@click.command("check", epilog=_EPILOG, context_settings=CONTEXT)
+@click.argument("scripts", metavar="SCRIPT...", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@click.option("--explain", "code", metavar="CODE", help="Explain a code, and exit.")
+def command(scripts: tuple[Path, ...], as_json: bool, code: str | None) -> None:
+    """Read the training loops of SCRIPT and of the modules beside it that it imports, and find what the script itself writes
+    in one place and reads in another: inside batch.shards and outside, or in one step and, after a resume, in a later one.
+
+    Nothing is imported or run. Findings marked "perhaps" are shown here only: nothing but the output depends on them, or too
+    little is known. A run reports the others when it starts.
+    """
+    if code is not None:
+        _explain(code.upper())
+        return
+    if not scripts:
+        raise UsageError("no script was given: lockstep check train.py")
+    for script in scripts:
+        _check_readable(script)
+    findings = [finding for script in scripts for finding in read_script(script)]
+    if as_json:
+        echo_json({"findings": [finding.as_dict() for finding in findings]})
+    else:
+        _show(findings, scripts)
+    sys.exit(1 if any(finding.certain for finding in findings) else 0)
+
+
+def _explain(code: str) -> None:
+    if code not in EXPLANATIONS:
+        raise UsageError(f"there is no code {code!r}: choose one of {', '.join(RULES)}")
+    echo(f"{code}: {RULES[code].title}\n\n{explain(code)}".removesuffix("\n"), has_lines=True)
+
+
+def _check_readable(script: Path) -> None:
+    try:
+        ast.parse(script.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError, OSError) as error:
+        raise UsageError(f"{script} cannot be read: {error}") from None
+
+
+def _show(findings: Sequence[Finding], scripts: Sequence[Path]) -> None:
+    for finding in findings:
+        where = f"{finding.path}:{finding.line}:{finding.column}"
+        doubt = "" if finding.certain else "perhaps: "
+        code = Styled(finding.code, "red" if finding.certain else "yellow")
+        echo(Styled(where, bold=True), ": ", code, f" {doubt}{finding.message}")
+        echo(f"    write: {finding.remedy}")
+    counts = [
+        (sum(f.certain and f.differs for f in findings), "changing the answer with the number of processes"),
+        (sum(f.certain and f.starts_anew for f in findings), "starting over on a resume"),
+        (sum(f.certain and not f.differs and not f.starts_anew for f in findings), "in the wrong place"),
+        (sum(not f.certain for f in findings), "uncertain"),
+    ]
+    said = [f"{number} {what}" for number, what in counts if number]
+    if not said:
+        echo(f"nothing found in {counted(len(scripts), 'script')}")
+        return
+    echo(f"{counted(len(findings), 'finding')}: {', '.join(said)}. Why: lockstep check --explain {findings[0].code}")

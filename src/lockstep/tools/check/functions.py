@@ -1,0 +1,403 @@
+"""Calls of the script's own functions, classes and objects."""
+
+from __future__ import annotations
+
+import ast
+
+from lockstep.tools.check import names, source
+from lockstep.tools.check.loops import Loops
+from lockstep.tools.check.state import CONTENT, State, join
+from lockstep.tools.check.values import (
+    DATA,
+    NOTHING,
+    TEXT,
+    Frame,
+    Object,
+    Site,
+    Value,
+    merge,
+    mix,
+)
+
+DEEPEST = 12
+"""Calls within calls that are followed."""
+_OF_OBJECTS = ("attribute", "add", "append", "change", "average")
+"""Changes that are told of the whole object, where one of its methods makes them."""
+
+
+class Functions(Loops):
+    """Calls functions and classes of the script, which are run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.active: list[ast.AST] = []
+        self.seen: set[int] = set()
+        """Functions that were run."""
+        self.defaults: dict[int, Value] = {}
+        """Values of default arguments, made where the function is defined."""
+        self.hooks: list[Object] = []
+        self.gradient_hooks: list[Object] = []
+        self.hook_runs = False
+        self.has_copied_inside = False
+        self.unknown: ast.Call | None = None
+        """The latest call whose effect nothing is known of."""
+        self.returned: list[list[tuple[Value, State]]] = []
+
+    def call(self, node: ast.Call) -> Value:
+        """A call's value. Its effects happen."""
+        if isinstance(node.func, ast.Attribute):
+            receiver = self.eval(node.func.value)
+            function = self.attribute(receiver, node.func)
+        else:
+            receiver, function = NOTHING, self.eval(node.func)
+        args, keywords = self._arguments(node)
+        is_own = any(o.kind in ("function", "method", "class", "instance") for o in function.objects)
+        if not is_own and source.dotted(node.func).rpartition(".")[2] not in names.KEEPS_TEXT:
+            args = [without_text(value) for value in args]
+            keywords = {name: without_text(value) for name, value in keywords.items()}
+        if isinstance(node.func, ast.Attribute):
+            known = self.of_method(node, node.func, receiver, function, args, keywords)
+            if known is not None:
+                return known
+        self.calls.append((node, self.frame, receiver.objects or function.objects))
+        try:
+            found = [self.call_of(target, node, receiver, args, keywords) for target in function.objects]
+        finally:
+            self.calls.pop()
+        if found:
+            value = merge(found)
+            if not receiver.sites or isinstance(node.func, ast.Name):
+                return value
+            return value._replace(sites=value.sites | receiver.sites)
+        return self._call_unknown(node, receiver, function, args, keywords)
+
+    def _arguments(self, node: ast.Call) -> tuple[list[Value], dict[str, Value]]:
+        args: list[Value] = []
+        for argument in node.args:
+            value = self.eval(argument)
+            if isinstance(argument, ast.Starred) and value.items is not None:
+                args += value.items
+            elif isinstance(argument, ast.Starred):
+                args.append(
+                    merge([value, *(self.content(o) for o in value.objects if o.kind in ("list", "dict"))])._replace(
+                        items=None
+                    )
+                )
+            else:
+                args.append(value)
+        keywords = {keyword.arg or "**": self.eval(keyword.value) for keyword in node.keywords}
+        return args, keywords
+
+    def _call_unknown(
+        self, node: ast.Call, receiver: Value, function: Value, args: list[Value], keywords: dict[str, Value]
+    ) -> Value:
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name in names.BUILTINS:
+            return self.builtin(name, node, args, keywords)
+        for value in (*args, *keywords.values()):
+            self.call_back(value)
+        self.unknown = node
+        given = mix([self.use(value) for value in (receiver, *args, *keywords.values())])
+        return given._replace(sites=given.sites | function.sites)
+
+    def call_back(self, value: Value) -> None:
+        """A function that is handed to something unknown is called there."""
+        for target in value.objects:
+            if target.kind in ("function", "method") and target.definition is not None:
+                self.call_of(target, target.definition, NOTHING, [], {})
+
+    def call_of(
+        self, target: Object, node: ast.AST, receiver: Value, args: list[Value], keywords: dict[str, Value]
+    ) -> Value:
+        """Call one of the objects that a function may be."""
+        if target.kind == "function":
+            return self.invoke(target, args, keywords, node)
+        if target.kind == "method" and target.owner is not None and target.bases:
+            names_ = {source.dotted(d) for d in getattr(target.definition, "decorator_list", [])}
+            is_of_class = "classmethod" in names_ and target.owner.kind != "class"
+            first = Value(frozenset(target.owner.bases[:1] if is_of_class else (target.owner,)))
+            return self.invoke(target.bases[0], [first, *args], keywords, node)
+        if target.kind == "class":
+            return self.instance(target, node, args, keywords)
+        if target.kind == "partial" and target.arguments is not None:
+            args, keywords = [*target.arguments[0], *args], {**target.arguments[1], **keywords}
+            return merge([self.call_of(o, node, receiver, args, keywords) for o in target.bases])
+        if target.kind == "external":
+            return self.of_library(target.name, node, args, keywords)
+        if target.kind == "instance":
+            return self._call_instance(target, node, args, keywords)
+        if target.kind == "file":
+            return NOTHING
+        if target.kind in ("module", "opaque"):
+            return self._call_module(target, node, args, keywords)
+        if isinstance(node, ast.Call):
+            self.unknown = node
+        return mix([self.use(value) for value in (receiver, *args, *keywords.values())])
+
+    def call_method(self, target: Object, name: str, args: list[Value]) -> Value:
+        """Call a method of an object of the script's, if its class has it."""
+        method = self.method(target, name)
+        return NOTHING if method is None else self.run(method, [Value(frozenset((target,))), *args], {})
+
+    def invoke(self, function: Object, args: list[Value], keywords: dict[str, Value], node: ast.AST) -> Value:
+        """Call a function of the script."""
+        definition = function.definition
+        if definition is None:
+            return mix([self.use(value) for value in (*args, *keywords.values())])
+        if source.is_generator(definition) and not self._is_context_manager(definition):
+            stream = self.make(node if isinstance(node, ast.Call) else definition, "stream", function.name)
+            stream.definition, stream.frame, stream.arguments = definition, function.frame, (args, keywords)
+            self.seen.add(id(definition))
+            return Value(frozenset((stream,)))
+        return self.run(function, args, keywords)
+
+    @staticmethod
+    def _is_context_manager(definition: ast.AST) -> bool:
+        return any("contextmanager" in source.dotted(d) for d in getattr(definition, "decorator_list", []))
+
+    def run(self, function: Object, args: list[Value], keywords: dict[str, Value]) -> Value:
+        """Run a function's body."""
+        definition = function.definition
+        if definition is None or definition in self.active or len(self.active) > DEEPEST:
+            return mix([self.use(value) for value in (*args, *keywords.values())])
+        self.seen.add(id(definition))
+        parent = function.frame
+        made = self.made.get(id(definition) ^ 1)
+        if made is None:
+            frame = _new_frame(definition, parent)
+            made = self.made[id(definition) ^ 1] = Object("frame", "", definition, frame=frame)
+        known = made.frame
+        assert known is not None
+        self.state.forget(known)
+        outer, outer_jumps = self.frame, self.jumps
+        self.frame, self.jumps = known, []
+        self.active.append(definition)
+        self.returned.append([])
+        control = self.control
+        try:
+            self._bind_arguments(definition, args, keywords)
+            alive = self.block(source.body_of(definition))
+        finally:
+            ways = self.returned.pop()
+            self.active.pop()
+            self.frame, self.jumps, self.control = outer, outer_jumps, control
+        ends = [state for _, state in ways]
+        if alive:
+            ends.append(self.state)
+        self.state = join(ends) or self.state
+        values = [value for value, _ in ways]
+        if alive and values:
+            values.append(NOTHING)
+        return merge(values) if values else NOTHING
+
+    def _bind_arguments(self, definition: ast.AST, args: list[Value], keywords: dict[str, Value]) -> None:
+        arguments: ast.arguments = definition.args  # type: ignore[attr-defined]
+        names_ = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+        bound = dict(zip(names_, args, strict=False))
+        rest = args[len(names_) :]
+        bound.update(
+            {
+                name: value
+                for name, value in keywords.items()
+                if name in names_ or name in [a.arg for a in arguments.kwonlyargs]
+            }
+        )
+        defaults = [*zip(reversed(names_), reversed(arguments.defaults), strict=False)]
+        defaults += [(a.arg, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None]
+        for name, default in defaults:
+            if name not in bound:
+                bound[name] = self.defaults.get(id(default)) or self.eval(default)
+        for name in (*names_, *(a.arg for a in arguments.kwonlyargs)):
+            self.state.put((self.frame, name), bound.get(name, NOTHING), None)
+        if arguments.vararg is not None:
+            value = merge(rest) if rest else NOTHING
+            self.state.put((self.frame, arguments.vararg.arg), value._replace(items=tuple(rest)), None)
+        if arguments.kwarg is not None:
+            others = [value for name, value in keywords.items() if name not in bound]
+            self.state.put((self.frame, arguments.kwarg.arg), merge(others) if others else NOTHING, None)
+
+    def instance(self, of_class: Object, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
+        """An instance of a class of the script, made here."""
+        made = self.make(node, "instance", of_class.name)
+        made.bases = [of_class]
+        made.is_prepared = made.is_kept = False
+        made.buffers = set()
+        made.is_early = self.is_early(made)
+        init = self.method(made, "__init__")
+        if init is not None:
+            self.begun.append(made)
+            self.run(init, [Value(frozenset((made,))), *args], keywords)
+            self.begun.remove(made)
+        elif isinstance(of_class.definition, ast.ClassDef):
+            fields = [
+                s.target.id
+                for s in of_class.definition.body
+                if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)
+            ]
+            for name, value in [*zip(fields, args, strict=False), *((n, v) for n, v in keywords.items() if n in fields)]:
+                self.state.put((made, name), value, None)
+        for value in (*args, *keywords.values()):
+            if not self.is_module(made):
+                break
+            made.children |= {o for o in value.objects if o.kind in ("module", "instance")}
+        if self.inside and not self.is_module(made):  # a tuple with names, say: it is what it is made of
+            given = mix([self.use(value) for value in (*args, *keywords.values())])
+            return Value(frozenset((made,)), given.flags, given.sites)
+        return Value(frozenset((made,)))
+
+    def from_loop(self, site: Site) -> Site:
+        """A change in a method of an object of the script's: as the loop shows it, by its variable and the call."""
+        own = self.state.get((self.frame, "self"))
+        if own is None or self.in_data_set or not site.name.startswith("self.") or site.how not in _OF_OBJECTS:
+            return site
+        for call, frame, called in self.calls[self.num_calls_around :]:
+            changed = [o for o in called if o in own.value.objects and o.kind == "instance"]
+            name, method = source.shown(call.func), "__call__"
+            if isinstance(call.func, ast.Attribute) and any(self.method(o, call.func.attr) for o in changed):
+                name, method = source.shown(call.func.value), call.func.attr
+            if changed and (name == "self" or self.is_module(changed[0])):
+                return site
+            if changed:
+                method = f"{changed[0].name}.{method}"
+                place = frame.path, call.lineno, call.col_offset + 1, name
+                return Site(*place, site.how, site.inside, site.doubtful, id(frame.definition), method)
+        return site
+
+    def written(self, value: Value, depth: int = 3) -> Value:
+        """What stands in a text for a value: for an object of the script, what its ``__str__`` makes of it."""
+        found = [self.use(value)]
+        for item in value.items or ():
+            found.append(self.written(item, depth - 1) if depth else NOTHING)
+        for target in value.objects:
+            if target.kind == "instance":
+                method = (
+                    self.method(target, "__str__") or self.method(target, "__repr__") or self.method(target, "__format__")
+                )
+                if method is not None:
+                    found.append(self.use(self.run(method, [Value(frozenset((target,)))], {})))
+            elif target.kind in ("list", "dict") and depth:
+                cell = self.state.get((target, CONTENT))
+                if cell is not None and any(o.kind == "instance" for o in cell.value.objects):
+                    found.append(self.written(cell.value, depth - 1))
+        return mix(found)
+
+    def is_early(self, made: Object) -> bool:
+        """Whether a module is made before ``join()``, with unseeded random numbers."""
+        return not self.has_joined and not self.is_seeded and (made.kind == "module" or self.is_module(made))
+
+    def is_a(self, target: Object, names_: tuple[str, ...]) -> bool:
+        """Whether an instance's class inherits, by name, from one of these."""
+        waiting, seen = list(target.bases), set[int]()
+        while waiting:
+            base = waiting.pop()
+            if id(base) in seen:
+                continue
+            seen.add(id(base))
+            if base.kind == "external" and base.name.rpartition(".")[2] in names_:
+                return True
+            waiting += base.bases
+        return False
+
+    def is_module(self, target: Object) -> bool:
+        """Whether an instance is a torch module, by its bases."""
+        return self.is_a(target, ("Module", "Sequential", "ModuleList", "PreTrainedModel", "LightningModule"))
+
+    def _call_instance(self, target: Object, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
+        method = self.method(target, "forward") if self.is_module(target) else self.method(target, "__call__")
+        if method is None:
+            return self._call_module(target, node, args, keywords)
+        value = self.run(method, [Value(frozenset((target,))), *args], keywords)
+        self._run_hooks(args)
+        given = mix([self.use(v) for v in (*args, *keywords.values())])
+        return merge((value, Value(frozenset(), given.flags & DATA, given.sites)))
+
+    def _call_module(self, target: Object, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
+        self._run_hooks(args)
+        for value in (*args, *keywords.values()):
+            self.call_back(value)
+        given = mix([self.use(value) for value in (*args, *keywords.values())])
+        for child in sorted(target.children, key=lambda o: getattr(o.node, "lineno", 0)):
+            if child.kind == "instance" and self.is_module(child):
+                given = mix([given, self._call_instance(child, node, [Value(frozenset(), given.flags)], {})])
+        if (
+            target.has_statistics
+            and not target.is_prepared
+            and not target.is_evaluating
+            and self.inside
+            and target.kind == "module"
+        ):
+            name = self.name_of(target) or target.name or "module"
+            write = self.write(node, name, "statistics", Value(frozenset(), DATA), own=True)
+            self.state.add((target, "statistics"), NOTHING, write)
+        content = self.content(target)
+        if isinstance(node, ast.Call) and not self.inside and target.kind == "opaque":
+            self.unknown = node
+        return Value(frozenset(), given.flags | (content.flags & DATA), given.sites | content.sites)
+
+    def _run_hooks(self, args: list[Value]) -> None:
+        if self.hook_runs:
+            return
+        self.hook_runs = True
+        try:
+            given = Value(frozenset(), DATA if self.inside else 0)
+            for hook in self.hooks:
+                self.call_of(hook, hook.definition or ast.Pass(), NOTHING, [NOTHING, given, given], {})
+        finally:
+            self.hook_runs = False
+
+    # -- what others define -------------------------------------------------------------------------------------------------
+
+    def of_method(
+        self,
+        node: ast.Call,
+        func: ast.Attribute,
+        receiver: Value,
+        function: Value,
+        args: list[Value],
+        keywords: dict[str, Value],
+    ) -> Value | None:
+        """See Methods."""
+        raise NotImplementedError
+
+    def of_library(self, name: str, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
+        """See Libraries."""
+        raise NotImplementedError
+
+    def builtin(self, name: str, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
+        """See Libraries."""
+        raise NotImplementedError
+
+    def drawn(self, target: Object, node: ast.AST, shown: str) -> Value:
+        """See Methods."""
+        raise NotImplementedError
+
+    def next(self, target: Object, node: ast.AST, shown: str) -> Value:
+        """See Methods."""
+        raise NotImplementedError
+
+    def is_weights(self, place: Object) -> bool:
+        """Whether it is, or is made of, weights that are prepared."""
+        return place.is_prepared and place.kind in ("module", "instance", "opaque")
+
+    def change_root(self, node: ast.AST, value: Value, *, own: bool) -> None:
+        """See Statements."""
+        raise NotImplementedError
+
+    def set_attribute(self, target: ast.Attribute, value: Value, *, own: bool) -> None:
+        """See Statements."""
+        raise NotImplementedError
+
+
+def without_text(value: Value) -> Value:
+    """What is made of a text by a call is no text, as far as is known."""
+    return value._replace(flags=value.flags & ~TEXT) if value.flags & TEXT else value
+
+
+def _new_frame(definition: ast.AST, parent: Frame | None) -> Frame:
+    outer, global_ = set[str](), set[str]()
+    for part in source.own_nodes(source.body_of(definition)):
+        if isinstance(part, ast.Nonlocal):
+            outer.update(part.names)
+        elif isinstance(part, ast.Global):
+            global_.update(part.names)
+    return Frame(parent, parent.path if parent is not None else "", definition, frozenset(outer), frozenset(global_))

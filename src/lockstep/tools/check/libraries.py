@@ -1,0 +1,384 @@
+"""Calls of Python's and PyTorch's, known by their names."""
+
+from __future__ import annotations
+
+import ast
+
+from lockstep.tools.check import names, source
+from lockstep.tools.check.loops import BATCHES, EVALUATION, SHARDS
+from lockstep.tools.check.state import CONTENT
+from lockstep.tools.check.teams import Teams
+from lockstep.tools.check.values import (
+    CLOCK,
+    DATA,
+    NOTHING,
+    NUMBER,
+    RANDOM,
+    RANKED,
+    SIZE,
+    TEXT,
+    Object,
+    Value,
+    merge,
+    mix,
+)
+
+
+class Libraries(Teams):
+    """Knows functions and classes that are not the script's."""
+
+    def of_library(self, name: str, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
+        """A call of something that is imported from a library."""
+        given = [*args, *keywords.values()]
+        last = name.rpartition(".")[2]
+        if name in ("lockstep.join", "lockstep.joining.join.join"):
+            self.has_joined = True
+            return Value(frozenset((self.team,)))
+        if names.CLOCKS.match(name):
+            return Value(frozenset((self.make(node, "clock"),)) if last == "Event" else frozenset(), CLOCK)
+        if name in names.CONTAINERS:
+            return self._container(names.CONTAINERS[name], node, args, keywords)
+        if name in ("torch.manual_seed", "lightning.seed_everything", "transformers.set_seed"):
+            self.is_seeded = True
+            return NOTHING
+        if name in names.GENERATORS:
+            made = self.make(node, "draws", last)
+            self.state.put((made, CONTENT), mix([self.use(value) for value in given]), None)
+            return Value(frozenset((made,)))
+        for keyword in ("generator", "rng"):
+            for target in keywords.get(keyword, NOTHING).objects:
+                if target.kind == "draws" and names.RANDOM_CALL.search(name):
+                    return self.drawn(target, node, (self.name_of(target) or target.name or "module"))
+        if name in names.LOADERS:
+            return self._loader(node, args, keywords)
+        if names.OPTIMIZERS.match(name):
+            self.sink(mix([self.use(v) for v in given]), node, "weights")
+            made = self.make(node, "optimizer", last)
+            made.is_copy = bool(self.inside)  # of a shard's own weights
+            return Value(frozenset((made,)))
+        if name.startswith("torch.optim.lr_scheduler."):
+            self.sink(mix([self.use(v) for v in given]), node, "weights")
+        if name in names.COPIES or names.AVERAGES.match(name):
+            return self._copy(name, node, args)
+        if name in names.COUNTERS:
+            return Value(frozenset((self.make(node, "iterator", last),)))
+        if name == "functools.partial" and args:
+            made = self.make(node, "partial", last)
+            made.bases, made.arguments = list(args[0].objects), (args[1:], keywords)
+            return Value(frozenset((made,)))
+        if last in ("clip_grad_norm_", "clip_grad_value_"):
+            self.sink(mix([self.use(v) for v in given]), node, "answer")
+        if names.MODULES.match(name):
+            return self._module(name, node, given)
+        if name == "torch.utils.data.get_worker_info":
+            if self.in_data_set:
+                return Value(
+                    frozenset(), NUMBER, frozenset((self.site(node, "get_worker_info()", "worker")._replace(inside=True),))
+                )
+            return NOTHING
+        used = mix([self.use(value) for value in given])
+        if isinstance(node, ast.Call) and ("out" in keywords or (args and names.CHANGES_ITS_ARGUMENT.match(name))):
+            return self._change_argument(node, args, keywords, used)
+        if names.RANDOM_CALL.search(name):
+            flags = used.flags | RANDOM
+            if names.TENSORS.match(name):
+                return Value(frozenset((self.make(node, "tensor"),)), flags, used.sites)
+            return Value(frozenset(), flags, used.sites)
+        if names.TENSORS.match(name):
+            made = self.make(node, "tensor")
+            self.state.put((made, CONTENT), Value(frozenset(), used.flags, used.sites), None)
+            return Value(frozenset((made,)), used.flags & ~SIZE)
+        if name.startswith("torch.distributed.") and last.startswith(("all_reduce", "broadcast", "all_gather", "reduce")):
+            for target in (o for value in given for o in value.objects):
+                self.state.put((target, CONTENT), NOTHING, None)
+            for argument in node.args if isinstance(node, ast.Call) else ():
+                if isinstance(argument, ast.Name):
+                    self.state.put(self.key_of(argument.id), NOTHING, None)
+            return NOTHING
+        if name.startswith(("torch.nn.init.", "torch.cuda.", "os.", "pathlib.", "torch.backends")):
+            return Value(frozenset(), used.flags, used.sites)
+        if name == "functools.reduce" and len(args) > 1 and self.shards in args[1].objects:
+            return self._over_all_shards(node, args[0])
+        for value in given:
+            self.call_back(value)
+        if isinstance(node, ast.Call):
+            self.unknown = node
+            if last[:1].isupper() or (not self.inside and names.MAKES.match(name)):
+                made = self.make(node, "opaque", name)
+                made.bases = [o for value in given for o in self.all_objects(value) if o.kind in ("function", "method")]
+                if not self.inside:
+                    made.children |= {
+                        o for value in given for o in value.objects if o.kind in ("module", "instance", "opaque")
+                    }
+                return Value(frozenset((made,)), used.flags, used.sites)
+        return Value(frozenset(), used.flags, used.sites)
+
+    def _change_argument(self, node: ast.Call, args: list[Value], keywords: dict[str, Value], used: Value) -> Value:
+        """A call such as ``torch.add(total, loss, out=total)``."""
+        at = next((keyword.value for keyword in node.keywords if keyword.arg == "out"), None)
+        changed = args[0] if at is None else keywords["out"]
+        at = at or node.args[0]
+        own = changed is args[0] or any(ast.dump(argument) == ast.dump(at) for argument in node.args)
+        for target in changed.objects:
+            if own:
+                self.change(target, node, source.shown(at), "change", used)
+            else:
+                self.replace(target, node, source.shown(at), used)
+        if not changed.objects:
+            self.change_root(at, used, own=own)
+        return Value(changed.objects, used.flags, used.sites)
+
+    def _loader(self, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
+        made = self.make(node, "loader", "DataLoader", fresh=False)
+        made.is_prepared = made.is_kept = False
+        self.sink(self.use(args[1] if len(args) > 1 else keywords.get("batch_size", NOTHING)), node, "weights")
+        data = args[0] if args else keywords.get("dataset", NOTHING)
+        for name, value in (("dataset", data), *keywords.items()):
+            self.state.put((made, name), value, None)
+        self.sink(_of_how(self.use(data), "order"), node, "weights")
+        self.read_data_set(data, keywords.get("collate_fn", NOTHING))
+        return Value(frozenset((made,)))
+
+    def served(self, loader: Object) -> Value:
+        """That on which it depends what a loader yields next: what its data set and its sampler are by now."""
+        found = []
+        for name in ("dataset", "sampler", "batch_sampler"):
+            for target in (self.field(loader, name) or NOTHING).objects:
+                method = self.method(target, "__getitem__" if name == "dataset" else "__iter__")
+                if method is None:
+                    cells = [cell for (owner, _), cell in self.state.cells.items() if owner is target]
+                    found += [self.use(self.look(cell)) for cell in cells]
+                elif method.definition is not None and not source.is_generator(method.definition):
+                    before = self.state.copy()
+                    found.append(self.use(self.run(method, [Value(frozenset((target,))), NOTHING], {})))
+                    self.state = before
+        return mix(found)
+
+    def read_data_set(self, data: Value, collate: Value) -> None:
+        """Run what loader workers run: each has objects of its own, as each process has."""
+        inside = self.inside
+        if inside:
+            return
+        for target in data.objects:
+            method = self.method(target, "__getitem__") if target.kind == "instance" else None
+            if method is not None:
+                self._as_worker(method, [Value(frozenset((target,))), NOTHING])
+        for target in collate.objects:
+            if target.kind == "function":
+                self._as_worker(target, [NOTHING])
+            elif target.kind == "instance" and (method := self.method(target, "__call__")) is not None:
+                self._as_worker(method, [Value(frozenset((target,))), NOTHING])
+
+    def _as_worker(self, function: Object, args: list[Value]) -> None:
+        definition = function.definition
+        assert definition is not None
+        loops, in_step, was = self.loops, self.in_step, self.in_data_set
+        before = self.state.copy()
+
+        def body() -> None:
+            value = self.run(function, args, {})
+            self.sink(self.use(value), definition, "weights")
+
+        self.in_data_set = True
+        try:
+            self.over_shards(definition, body)
+        finally:
+            self.in_data_set, self.loops, self.in_step = was, loops, in_step
+            self.state = before
+
+    def _module(self, name: str, node: ast.AST, given: list[Value]) -> Value:
+        made = self.make(node, "module", name.rpartition(".")[2])
+        made.is_prepared = made.is_kept = False
+        children = {o for value in given for o in self.all_objects(value) if o.kind in ("module", "instance", "opaque")}
+        made.children = children
+        made.has_statistics = bool(names.STATISTICS.search(name)) or any(child.has_statistics for child in children)
+        is_trained = isinstance(node, ast.Call) and any(k.arg in ("weights", "pretrained") for k in node.keywords)
+        made.is_early = not self.has_joined and not self.is_seeded and not is_trained
+        made.is_evaluating = False
+        used = mix([self.use(v) for v in given])
+        self.state.put((made, CONTENT), Value(frozenset(), 0, used.sites), None)
+        return Value(frozenset((made,)))
+
+    def all_objects(self, value: Value, depth: int = 3) -> set[Object]:
+        """The objects in a value, and in what it holds."""
+        found = set(value.objects)
+        for item in value.items or ():
+            found |= self.all_objects(item, depth - 1) if depth else set()
+        for target in list(found):
+            if target.kind in ("list", "dict") and depth:
+                cell = self.state.get((target, CONTENT))
+                found |= self.all_objects(cell.value, depth - 1) if cell is not None else set()
+        return found
+
+    def _copy(self, name: str, node: ast.AST, args: list[Value]) -> Value:
+        original = args[0] if args else NOTHING
+        kinds = {o.kind for o in original.objects}
+        if (
+            not names.AVERAGES.match(name)
+            and kinds
+            and not kinds & {"module", "opaque"}
+            and not any(self.is_module(o) for o in original.objects)
+        ):
+            used = self.use(original)
+            return Value(frozenset(), used.flags, used.sites, original.items)
+        argument = node.args[0] if isinstance(node, ast.Call) and node.args else None
+        if argument is not None and "state_dict" in ast.unparse(argument):
+            used = self.use(original)
+            made = self.make(node, "dict")
+            self.state.put((made, CONTENT), Value(frozenset(), used.flags, used.sites), None)
+            return Value(frozenset((made,)), used.flags, used.sites)
+        if (
+            not kinds
+            and not names.AVERAGES.match(name)
+            and (self.inside or not isinstance(argument, (ast.Name, ast.Attribute)))
+        ):
+            return original
+        self.has_copied_inside = self.has_copied_inside or bool(self.inside)
+        made = self.make(node, "module", "copy")
+        made.is_copy = True
+        made.has_statistics = any(o.has_statistics for o in original.objects)
+        return Value(frozenset((made,)))
+
+    def _container(self, kind: str, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
+        made = self.make(node, kind)
+        content = NOTHING
+        if args and self.shards in args[0].objects:
+            return args[0]
+        if args and isinstance(node, ast.Call) and kind in ("list", "set", "deque"):
+            content, _ = self.iterate(node.args[0])
+        elif args and isinstance(node, ast.Call) and source.dotted(node.func).endswith("defaultdict"):
+            content = self._made_by_default(node.args[0], args[0])
+        elif args:
+            content = merge([self.content(o) for value in args for o in value.objects] or [NOTHING])
+        for name, value in keywords.items():
+            self.state.put((made, f"[{name!r}]"), value, None)
+            content = merge((content, value))
+        self.state.put((made, CONTENT), content, None)
+        return Value(frozenset((made,)))
+
+    def _made_by_default(self, node: ast.AST, factory: Value) -> Value:
+        name = source.dotted(node)
+        if name in names.CONTAINERS:
+            return Value(frozenset((self.make(node, names.CONTAINERS[name]),)))
+        return merge([self.call_of(target, node, NOTHING, [], {}) for target in factory.objects] or [NOTHING])
+
+    def builtin(self, name: str, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
+        """A call of a builtin of Python."""
+        if name in names.CONTAINERS:
+            return self._container(names.CONTAINERS[name], node, args, keywords)
+        if name == "len":
+            if args and self.shards in args[0].objects:
+                place = self.site(node, "len(shards)", "shard number")._replace(inside=True)
+                return Value(frozenset(), NUMBER, frozenset((place,)))
+            flags = SIZE if any(value.flags & DATA for value in args) else 0
+            used = mix([self.use(value) for value in args])
+            return Value(frozenset(), flags | (used.flags & RANKED), used.sites)
+        if name == "next" and args:
+            at = node.args[0] if isinstance(node, ast.Call) else node
+            if isinstance(at, ast.Call) and source.dotted(at.func) == "iter" and at.args:
+                return self.iterate(at.args[0])[0]
+            shown = source.shown(at)
+            found = []
+            for target in args[0].objects:
+                if target.kind == "iterator":
+                    found.append(self.next(target, node, shown))
+                elif target.kind == "stream" and target.definition is not None:
+                    got: list[Value] = []
+                    self.run_generator(target, got.append)
+                    found += got
+                    if not any(o is self.batch for value in got for o in value.objects):
+                        found.append(self.next(target, node, shown))
+            return merge(found)._replace(sites=merge(found).sites | args[0].sites) if found else self.use(args[0])
+        if name == "iter" and args:
+            return self.iterator(node, args[0])
+        if (
+            name in ("setattr", "getattr")
+            and len(args) > 1
+            and isinstance(node, ast.Call)
+            and isinstance(node.args[1], ast.Constant)
+        ):
+            attribute = ast.copy_location(ast.Attribute(node.args[0], str(node.args[1].value), ast.Load()), node)
+            if name == "getattr":
+                return self.attribute(args[0], attribute)
+            self.set_attribute(attribute, args[2] if len(args) > 2 else NOTHING, own=False)
+            return NOTHING
+        if name in ("super",):
+            return self._super()
+        if name == "map" and len(args) > 1 and self.shards in args[1].objects:
+            return self._over_all_shards(node, args[0])
+        if name in ("sum", "min", "max", "any", "all", "sorted", "tuple") and isinstance(node, ast.Call):
+            args = [
+                self.element(value, node.args[0])[0] if any(o.kind == "stream" for o in value.objects) else value
+                for value in args
+            ]
+        used = mix([self.use(value) for value in (*args, *keywords.values())])
+        if name in ("zip", "enumerate", "tuple", "iter"):
+            used = used._replace(sites=used.sites.union(*(self.order_of(value, node) for value in args)))
+        for value in (*args, *keywords.values()):
+            self.call_back(value)
+        if name in ("print", "str", "repr", "format"):
+            used = mix([self.written(value) for value in (*args, *keywords.values())])
+        if name == "open":
+            return Value(frozenset(), TEXT, used.sites)
+        if name in ("print", "input", "exit", "quit", "exec"):
+            if isinstance(node, ast.Call):
+                self.unknown = node
+            return used
+        if name in ("sorted", "reversed", "map", "filter", "sum", "min", "max", "zip", "enumerate", "tuple"):
+            held = (
+                [o for value in args for o in self.all_objects(value, 1)] if name in ("reversed", "tuple", "sorted") else []
+            )
+            objects = frozenset(o for o in held if name != "sorted" or o.kind != "set")
+            items = args[0].items if name == "tuple" and args else None
+            return Value(objects, used.flags, used.sites, items)
+        if name in ("isinstance", "type", "id", "hasattr", "callable", "range"):
+            return Value(frozenset(), used.flags & ~DATA, used.sites if name == "range" else frozenset())
+        return used
+
+    def _over_all_shards(self, node: ast.AST, function: Value) -> Value:
+        """``map(function, batch.shards)``: what comes out is of this process's shards."""
+        shard = Value(frozenset(), DATA)
+
+        def body() -> None:
+            for target in function.objects:
+                self.call_of(target, node, NOTHING, [shard, shard], {})
+
+        if self.inside:
+            body()
+            return shard
+        self.over_shards(node, body)
+        site = self.site(node, "the shards' values", "append")._replace(inside=True)
+        return Value(frozenset(), DATA, frozenset((site,)))
+
+    def _super(self) -> Value:
+        for frame in (self.frame, self.frame.parent):
+            if frame is None or frame.definition is None:
+                continue
+            arguments = getattr(frame.definition, "args", None)
+            if arguments is not None and arguments.args:
+                cell = self.state.get((frame, arguments.args[0].arg))
+                for target in cell.value.objects if cell is not None else ():
+                    bases = [b for o in target.bases for b in o.bases if b.kind == "class"]
+                    if bases:
+                        proxy = self.made.get(id(target) ^ 3)
+                        if proxy is None:
+                            proxy = self.made[id(target) ^ 3] = Object("super", "super")
+                        proxy.bases, proxy.owner = bases[:1], target
+                        return Value(frozenset((proxy,)))
+        return NOTHING
+
+    def iterator(self, node: ast.AST, value: Value) -> Value:
+        """``iter(value)``."""
+        element, kind = self.element(value, node)
+        made = self.make(node, "iterator", "iterator", fresh=False)
+        made.is_prepared = kind == BATCHES
+        if kind in (SHARDS, EVALUATION):
+            return Value(frozenset(), DATA)
+        lists = [o for o in value.objects if o.kind in ("list", "dict")]
+        if not value.objects or lists:
+            return Value(frozenset(), element.flags, element.sites)
+        return Value(frozenset((made,)), 0, value.sites)
+
+
+def _of_how(value: Value, how: str) -> Value:
+    return Value(frozenset(), 0, frozenset(site for site in value.sites if site.how == how))

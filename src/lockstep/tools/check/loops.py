@@ -1,0 +1,442 @@
+"""Loops: over shards, over steps, over epochs, and all others."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from lockstep.tools.check import names, source
+from lockstep.tools.check.expressions import Expressions, unordered
+from lockstep.tools.check.state import State, join
+from lockstep.tools.check.values import DATA, NOTHING, NUMBER, Frame, Object, Site, Value, merge
+
+SHARDS, BATCHES, EVALUATION, PLAIN_LOADER = "shards", "batches", "evaluation", "plain loader"
+"""What a loop may run over, besides everything else."""
+
+
+class Jumps:
+    """Where ``break`` and ``continue`` of a loop were reached."""
+
+    def __init__(self) -> None:
+        self.broken: list[State] = []
+        self.continued: list[State] = []
+
+
+class Loops(Expressions):
+    """Runs loops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jumps: list[Jumps] = []
+        self.with_shards: set[str] = set()
+        self.on_yield: list[Callable[[Value], None]] = []
+        self.yields_batches = False
+        self.ordered: frozenset[Site] = frozenset()
+        """The sets of texts that are being iterated."""
+
+    # -- what is iterated ---------------------------------------------------------------------------------------------------
+
+    def iterate(self, node: ast.AST, target: ast.AST | None = None) -> tuple[Value, str]:
+        """What a loop over an expression binds in each iteration, and what it runs over."""
+        if isinstance(node, ast.Call) and node.args:
+            name = source.dotted(node.func)
+            last = name.rpartition(".")[2]
+            if last == "enumerate":
+                return self._enumerate(node, target)
+            if last in ("zip", "zip_longest"):
+                return self._zip(node, target)
+            if last in names.WRAPPERS and last != "trange":
+                for argument in (*node.args[1:], *(keyword.value for keyword in node.keywords)):
+                    self.eval(argument)
+                return self.iterate(node.args[0], target)
+            if last in ("islice", "cycle", "chain", "compress", "takewhile"):
+                found = [self.iterate(argument) for argument in node.args]
+                kinds = [kind for _, kind in found if kind]
+                return found[-1 if last == "takewhile" else 0][0], kinds[0] if kinds else ""
+        return self.element(self.eval(node), node)
+
+    def element(self, value: Value, node: ast.AST) -> tuple[Value, str]:
+        """What iterating a value yields, and what that is."""
+        if value.items is not None and not any(o.kind in ("list", "set") for o in value.objects):
+            return merge(value.items), ""
+        found, kind = [Value(frozenset(), value.flags, value.sites)], ""
+        for target in value.objects:
+            if target.kind == "shards":
+                return Value(frozenset(), DATA), SHARDS
+            if target.kind == "evaluation":
+                return Value(frozenset(), DATA), EVALUATION
+            if target.kind in ("stream", "instance") and self._generator_of(target) is not None:
+                got = self._all_yielded(target, node)
+                found += got
+                kind = BATCHES if any(o is self.batch for v in got for o in v.objects) else kind
+            elif target.is_prepared and target.kind in ("loader", "opaque", "list", "iterator", "instance", "stream"):
+                found.append(Value(frozenset((self.batch,))))
+                kind = BATCHES
+                if target.kind == "loader" and not self.inside:
+                    self.sink(self.served(target), node, "weights")
+            elif target.kind in ("loader", "iterator"):
+                kind = kind or (PLAIN_LOADER if target.kind == "loader" else "")
+            elif target.kind == "set":
+                content = self.content(target)
+                found.append(content._replace(sites=content.sites | self.order_of(value, node)))
+            elif target.kind in ("list", "dict", "deque", "queue"):
+                found.append(self.content(target))
+            elif target.kind not in ("external", "function", "class", "team"):
+                found.append(Value(frozenset((target,)) | self.content(target).objects, 0, self.content(target).sites))
+        return merge(found), kind
+
+    def _all_yielded(self, target: Object, node: ast.AST) -> list[Value]:
+        got: list[Value] = []
+
+        def on_yield(value: Value) -> None:
+            if self.inside and not outside_of:  # what is made of it is made of this process's shards
+                site = self.site(node, source.shown(node), "append")
+                value = value._replace(sites=value.sites | {site})
+            got.append(value)
+
+        outside_of = self.inside
+        self.run_generator(target, on_yield)
+        return got
+
+    def _enumerate(self, node: ast.Call, target: ast.AST | None) -> tuple[Value, str]:
+        for argument in node.args[1:]:
+            self.eval(argument)
+        element, kind = self.iterate(node.args[0])
+        element, order = unordered(element)
+        kind = kind or (BATCHES if self.yields_batches else "")
+        first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else None
+        number = self.number(node, first, kind)
+        number = number._replace(sites=number.sites | order)
+        return Value(frozenset(), element.flags, element.sites, (number, element)), kind
+
+    def number(self, node: ast.AST, target: ast.AST | None, kind: str) -> Value:
+        """The number that ``enumerate`` gives."""
+        name = source.shown(target) if target is not None else "enumerate"
+        place = target if target is not None else node
+        if kind == BATCHES and not self.in_step and not self.inside:
+            return Value(frozenset(), 0, frozenset((self.site(place, name, "number")._replace(inside=False),)))
+        if kind in (SHARDS, EVALUATION) and not self.inside:
+            return Value(frozenset(), NUMBER, frozenset((self.site(place, name, "shard number")._replace(inside=True),)))
+        return NOTHING
+
+    def _zip(self, node: ast.Call, target: ast.AST | None) -> tuple[Value, str]:
+        found = [self.iterate(argument) for argument in node.args if not isinstance(argument, ast.Starred)]
+        kinds = [kind for _, kind in found]
+        kind = next((k for k in (SHARDS, BATCHES, EVALUATION) if k in kinds), "")
+        items = tuple(element for element, _ in found)
+        if kind == BATCHES and len(found) == len(node.args):
+            counts = [
+                isinstance(a, ast.Call) and source.dotted(a.func).rpartition(".")[2] in ("count", "range") for a in node.args
+            ]
+            bound = target.elts if isinstance(target, ast.Tuple) and len(target.elts) == len(items) else [None] * len(items)
+            items = tuple(
+                self.number(node, at, kind) if counted else item
+                for item, counted, at in zip(items, counts, bound, strict=True)
+            )
+        if kind == SHARDS:  # side by side: what an earlier pass has put in a list for each shard
+            items = tuple(
+                Value(item.objects, item.flags | DATA, frozenset(s for s in item.sites if not s.inside)) for item in items
+            )
+        if len(found) < len(node.args):
+            return merge(items), kind
+        return Value(frozenset(), 0, frozenset(), items), kind
+
+    # -- generators of the script -------------------------------------------------------------------------------------------
+
+    def _generator_of(self, target: Object) -> Object | None:
+        if target.kind == "stream":
+            return target if target.definition is not None else None
+        method = self.method(target, "__iter__")
+        return (
+            method
+            if method is not None and method.definition is not None and source.is_generator(method.definition)
+            else None
+        )
+
+    def run_generator(self, target: Object, on_yield: Callable[[Value], None]) -> None:
+        """Run a generator of the script; what it yields goes to ``on_yield``, in the frame that iterates."""
+        function = self._generator_of(target)
+        if function is None or function.definition is None:
+            return
+        frame, inside_step = self.frame, self.in_step
+
+        def handle(value: Value) -> None:
+            within = self.frame
+            self.frame = frame
+            try:
+                on_yield(value)
+            finally:
+                self.frame = within
+
+        self.on_yield.append(handle)
+        try:
+            if target.kind == "stream":
+                args, keywords = target.arguments or ([], {})
+                self.run(function, args, keywords)
+            else:
+                self.run(function, [Value(frozenset((target,)))], {})
+        finally:
+            self.on_yield.pop()
+            self.in_step = inside_step
+
+    def yielded(self, value: Value) -> Value:
+        """The generator that runs yields."""
+        if self.on_yield:
+            handler = self.on_yield.pop()
+            try:
+                handler(value)
+            finally:
+                self.on_yield.append(handler)
+        return NOTHING
+
+    # -- loops --------------------------------------------------------------------------------------------------------------
+
+    def run_for(self, node: ast.For | ast.AsyncFor) -> None:
+        """Run a ``for`` loop."""
+        stream, wrapped = self._stream(node.iter)
+        if stream is not None:
+            self._over_generator(node, stream, wrapped)
+            return
+        self.yields_batches = not self.in_step and not self.inside and bool(self._batches_of(node))
+        element, kind = self.iterate(node.iter, node.target)
+        element, order = unordered(element)
+        self.yields_batches = False
+        if kind == SHARDS or (not self.inside and source.reads_shards(node.iter)):
+            self._over_shards(node, element)
+        elif kind == EVALUATION:
+            self._over_evaluation(node, element)
+        else:
+            ordered, self.ordered = self.ordered, self.ordered | order
+            self._over_others(node, element, kind)
+            self.ordered = ordered
+
+    def _stream(self, node: ast.AST) -> tuple[Object | None, bool]:
+        numbered = False
+        while isinstance(node, ast.Call) and node.args:
+            last = source.dotted(node.func).rpartition(".")[2]
+            if last == "enumerate":
+                numbered = True
+            elif last not in names.WRAPPERS:
+                break
+            node = node.args[0]
+        if not isinstance(node, (ast.Call, ast.Name, ast.Attribute)):
+            return None, False
+        if isinstance(node, ast.Call) and source.dotted(node.func).rpartition(".")[2] in (
+            "zip",
+            "range",
+            "islice",
+            "sorted",
+        ):
+            return None, False
+        value = self.eval(node)
+        streams = [
+            o for o in value.objects if o.kind in ("stream", "instance") and not o.is_prepared and self._generator_of(o)
+        ]
+        return (streams[0] if len(streams) == 1 else None), numbered
+
+    def _over_generator(self, node: ast.For | ast.AsyncFor, stream: Object, numbered: bool) -> None:
+        leaving = Jumps()
+
+        def on_yield(value: Value) -> None:
+            if numbered:
+                kind = BATCHES if self.batch in value.objects else ""
+                in_step, self.in_step = self.in_step, False
+                first = node.target.elts[0] if isinstance(node.target, ast.Tuple) else None
+                value = Value(frozenset(), value.flags, value.sites, (self.number(node.iter, first, kind), value))
+                self.in_step = in_step
+            self.bind(node.target, value, node.iter)
+            jumps = Jumps()
+            self.one_iteration(node.body, jumps)
+            leaving.broken += jumps.broken
+
+        self.run_generator(stream, on_yield)
+        if leaving.broken:
+            self.state = join([self.state, *leaving.broken]) or self.state
+
+    def one_iteration(self, body: list[ast.stmt], jumps: Jumps) -> None:
+        """Run a loop's body once."""
+        self.jumps.append(jumps)
+        try:
+            alive = self.block(body)
+        finally:
+            self.jumps.pop()
+        ends = [*([self.state] if alive else []), *jumps.continued]
+        jumps.continued = []
+        if not ends:
+            ends = jumps.broken
+        self.state = join(ends) or self.state
+
+    def _over_shards(self, node: ast.For | ast.AsyncFor, element: Value) -> None:
+        if self.inside:  # refused when it runs
+            self.bind(node.target, element)
+            self.one_iteration(node.body, Jumps())
+            return
+        if element.items is None:
+            element = element._replace(flags=element.flags | DATA)
+        jumps = Jumps()
+
+        def body() -> None:
+            self.bind(node.target, element)
+            self.one_iteration(node.body, jumps)
+
+        self.over_shards(node, body)
+        self._leave(jumps)
+
+    def _over_evaluation(self, node: ast.For | ast.AsyncFor, element: Value) -> None:
+        batches = self._batches_of(node)
+        if batches or self.inside:
+            plain = Value(frozenset((self.batch,)))
+            if element.items is not None:  # numbered, and the same everywhere
+                element = Value(frozenset(), 0, frozenset(), tuple(_unnumbered(item) for item in element.items))
+            self.bind(node.target, element)
+            for name in batches:
+                self.state.put((self.frame, name), plain, None)
+            jumps = Jumps()
+            self.one_iteration(node.body, jumps)
+        else:  # as if it were the loop over shards: what is written in it is of one process anyway
+            unpacked = [part for part in ast.walk(node.target) if isinstance(part, (ast.Tuple, ast.List))]
+            if len(unpacked) > (element.items is not None):
+                inner = node.iter.args[0] if isinstance(node.iter, ast.Call) and node.iter.args else node.iter
+                self.find("LS306", node.iter, source.shown(inner))
+            jumps = Jumps()
+
+            def body() -> None:
+                self.bind(node.target, element)
+                self.one_iteration(node.body, jumps)
+
+            self.over_shards(node, body)
+        self._leave(jumps)
+
+    def _over_others(self, node: ast.For | ast.AsyncFor, element: Value, kind: str) -> None:
+        batches = self._batches_of(node)
+        is_step = not self.in_step and not self.inside and (kind == BATCHES or bool(batches) or self._takes_next(node))
+        is_epoch = not is_step and not self.in_step and not self.inside and self._has_steps(node.body)
+        if kind == PLAIN_LOADER and not self.inside and not self.in_step:
+            self._check_plain_loader(node, bool(batches))
+        if (
+            self._takes_next(node)
+            and is_step
+            and isinstance(node.iter, ast.Call)
+            and source.dotted(node.iter.func) == "range"
+        ):
+            site = self.site(node.target, source.shown(node.target), "number")
+            with self.under(frozenset((site,))):
+                self.sink(NOTHING, node, "control")
+
+        def bind() -> None:
+            self.bind(node.target, element, node.iter)
+            for name in batches:
+                self.state.put((self.frame, name), Value(frozenset((self.batch,))), None)
+
+        self._iterations(node, bind, is_step=is_step, is_epoch=is_epoch)
+        self._else(node)
+
+    def run_while(self, node: ast.While) -> None:
+        """Run a ``while`` loop."""
+        is_step = not self.in_step and not self.inside and self._takes_next(node)
+        is_epoch = not is_step and not self.in_step and not self.inside and self._has_steps(node.body)
+
+        def test() -> None:
+            value = self.use(self.eval(node.test))
+            if value.sites:
+                self.sink(value, node.test, "control")
+
+        self._iterations(node, test, is_step=is_step, is_epoch=is_epoch)
+
+    def _iterations(
+        self, node: ast.For | ast.AsyncFor | ast.While, begin: Callable[[], None], *, is_step: bool, is_epoch: bool
+    ) -> None:
+        loops, in_step, around = self.loops, self.in_step, self.num_calls_around
+        jumps = Jumps()
+        number = id(node)
+        if is_step or is_epoch:
+            self.num_calls_around = len(self.calls)
+            self.loops = (*loops, number)
+            self.in_step = is_step
+        try:
+            for _ in range(2 if is_step or is_epoch or self._has_steps(node.body) else 1):
+                if is_step or is_epoch:
+                    self.state.age(number)
+                begin()
+                self.one_iteration(node.body, jumps)
+        finally:
+            self.loops, self.in_step, self.num_calls_around = loops, in_step, around
+        self._leave(jumps)
+
+    def _leave(self, jumps: Jumps) -> None:
+        if jumps.broken:
+            self.state = join([self.state, *jumps.broken]) or self.state
+
+    def _else(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
+        if node.orelse:
+            before = self.state.copy()
+            alive = self.block(node.orelse)
+            self.state = (join([before, self.state]) if alive else before) or self.state
+
+    def _batches_of(self, node: ast.For | ast.AsyncFor) -> set[str]:
+        """The names that a loop binds to steps' batches, as far as its body shows."""
+        bound = source.bound_names(node.target)
+        found = source.shards_read_of(node.body, bound)
+        if (
+            not found
+            and isinstance(node.iter, ast.Call)
+            and source.dotted(node.iter.func).rpartition(".")[2] in ("range", "epochs")
+        ):
+            return set()
+        for statement in node.body if not found and self._has_steps(node.body) else ():
+            for part in source.walk(statement):
+                if isinstance(part, ast.Call) and not self.with_shards.isdisjoint(
+                    (source.dotted(part.func).rpartition(".")[2],)
+                ):
+                    found |= {a.id for a in part.args if isinstance(a, ast.Name) and a.id in bound}
+        return found
+
+    def _has_steps(self, body: list[ast.stmt]) -> bool:
+        return any(
+            ".shards" in called or not called.isdisjoint(self.with_shards) for called in map(source.called_names, body)
+        )
+
+    def _takes_next(self, node: ast.For | ast.AsyncFor | ast.While) -> bool:
+        if not any("next" in called for called in map(source.called_names, node.body)):
+            return False
+        own = [
+            part for part in source.own_nodes(node.body) if isinstance(part, ast.Call) and source.dotted(part.func) == "next"
+        ]
+        return bool(own) and any(
+            o.kind == "iterator" and o.is_prepared for call in own if call.args for o in self._peek(call.args[0]).objects
+        )
+
+    def _peek(self, node: ast.AST) -> Value:
+        frame: Frame | None = self.frame
+        while isinstance(node, ast.Name) and frame is not None:
+            cell = self.state.get((frame, node.id))
+            if cell is not None:
+                return cell.value
+            frame = frame.parent
+        return NOTHING
+
+    def _check_plain_loader(self, node: ast.For | ast.AsyncFor, has_shards: bool) -> None:
+        calls = [part for s in node.body for part in source.walk(s) if isinstance(part, ast.Call)]
+        if has_shards or any(call.args and source.dotted(call.func).endswith("team.backward") for call in calls):
+            at = node.iter
+            while isinstance(at, ast.Call) and at.args and source.dotted(at.func) in ("enumerate", *names.WRAPPERS):
+                at = at.args[0]
+            self.find("LS303", node.iter, source.shown(at))
+
+    # -- what others define -------------------------------------------------------------------------------------------------
+
+    def block(self, body: list[ast.stmt]) -> bool:
+        """See Statements."""
+        raise NotImplementedError
+
+    def served(self, loader: Object) -> Value:
+        """See Libraries."""
+        raise NotImplementedError
+
+    def run(self, function: Object, args: list[Value], keywords: dict[str, Value]) -> Value:
+        """See Functions."""
+        raise NotImplementedError
+
+
+def _unnumbered(value: Value) -> Value:
+    return value._replace(flags=value.flags & ~NUMBER, sites=frozenset(s for s in value.sites if s.how != "shard number"))

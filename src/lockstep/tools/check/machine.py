@@ -1,0 +1,370 @@
+"""The state of an abstract execution: where it is, what was written where, and which use of it is a finding."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from lockstep.tools.check.findings import Finding, make
+from lockstep.tools.check.state import CONTENT, Key, State
+from lockstep.tools.check.values import (
+    CLOCK,
+    NOTHING,
+    OF_A_SHARD,
+    RANKED,
+    SIZE,
+    WEIGHTS,
+    Cell,
+    Frame,
+    Object,
+    Site,
+    Value,
+    Write,
+    mix,
+)
+
+MOST_WORK = 400_000
+"""Expressions looked at before the reading gives up, with what it has found: far more than any script needs."""
+
+_CODES_INSIDE = {
+    "set": "LS101",
+    "add": "LS102",
+    "append": "LS103",
+    "change": "LS103",
+    "attribute": "LS104",
+    "draw": "LS105",
+    "average": "LS106",
+    "shard number": "LS107",
+    "worker": "LS107",
+    "data set": "LS109",
+    "statistics": "LS110",
+    "next": "LS111",
+    "world": "LS112",
+    "order": "LS305",
+}
+_CODES_OUTSIDE = {
+    "set": "LS201",
+    "add": "LS201",
+    "append": "LS203",
+    "change": "LS203",
+    "attribute": "LS201",
+    "draw": "LS205",
+    "average": "LS204",
+    "next": "LS206",
+    "number": "LS202",
+    "flag": "LS201",
+}
+_UNWRITTEN = {"team", "loader", "batch", "evaluation", "function", "class", "file", "external", "clock", "method", "shards"}
+"""Kinds of objects that a variable may be bound to anew without that being a state of the script."""
+
+
+class TooMuch(Exception):  # noqa: N818
+    """The script is too large to be read to its end."""
+
+
+class Machine:
+    """One execution. Subclasses know expressions, calls and statements."""
+
+    def __init__(self) -> None:
+        self.state = State()
+        self.frame = Frame(None, "")
+        self.loops: tuple[int, ...] = ()
+        self.inside = 0
+        """The loop over shards whose body runs; 0: none."""
+        self.in_step = False
+        self.in_data_set = False
+        self.control: frozenset[Site] = frozenset()
+        """On what it depends that this statement runs."""
+        self.findings: dict[tuple[str, str, int, str], Finding] = {}
+        self.have_readers: set[tuple[str, str, int, str]] = set()
+        """Those that say by whom it is read."""
+        self.made: dict[int, Object] = {}
+        self.calls: list[tuple[ast.Call, Frame, frozenset[Object]]] = []
+        """Calls of the script's own functions that are running: where, and of which object's methods."""
+        self.num_calls_around = 0
+        """How many of them are around the innermost loop over shards, steps or epochs."""
+        self.begun: list[Object] = []
+        """Objects whose ``__init__`` is running: what it sets is no change of theirs."""
+        self.work = 0
+        self.has_joined = False
+        self.is_seeded = False
+
+    # -- objects ------------------------------------------------------------------------------------------------------------
+
+    def make(self, node: ast.AST, kind: str, name: str = "", *, fresh: bool = True) -> Object:
+        """The object that this place of the script makes."""
+        made = self.made.get(id(node))
+        if made is None or made.kind != kind:
+            made = self.made[id(node)] = Object(kind, name, node)
+        elif fresh:
+            self.state.forget(made)
+        return made
+
+    # -- reading ------------------------------------------------------------------------------------------------------------
+
+    def _is_seen(self, write: Write) -> bool:
+        if write.site.inside:
+            return not self.inside or (write.stale and not write.slight)
+        return write.stale
+
+    def look(self, cell: Cell) -> Value:
+        """What a location holds, as a value that depends on those who wrote it earlier, or elsewhere."""
+        if not cell.writes:
+            return cell.value
+        seen = frozenset(write.site for write in cell.writes if self._is_seen(write))
+        return cell.value._replace(sites=cell.value.sites | seen) if seen else cell.value
+
+    def content(self, target: Object) -> Value:
+        """What an object is made of: the items of a list, the numbers of a tensor."""
+        cell = self.state.get((target, CONTENT))
+        return NOTHING if cell is None else self.look(cell)
+
+    def use(self, value: Value, depth: int = 3) -> Value:
+        """What is computed from a value."""
+        if value.items is not None and depth:
+            value = mix([value, *(self.use(item, depth - 1) for item in value.items)])._replace(objects=value.objects)
+        if not value.objects:
+            return value.plain()
+        flags, sites = value.flags, value.sites
+        for target in value.objects:
+            inner = self.content(target)
+            if target.has_statistics and not self.inside:
+                statistics = self.state.get((target, "statistics"))
+                sites |= self.look(statistics).sites if statistics is not None else frozenset()
+            if (inner.objects or inner.items is not None) and depth and target not in inner.objects:
+                inner = self.use(inner, depth - 1)
+            flags |= inner.flags
+            sites |= inner.sites
+        return Value(frozenset(), flags, sites)
+
+    # -- writing ------------------------------------------------------------------------------------------------------------
+
+    def site(self, node: ast.AST, name: str, how: str, *, doubtful: bool = False) -> Site:
+        """This place."""
+        line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1
+        frame: Frame | None = self.frame
+        while frame is not None and frame.definition is None:
+            frame = frame.parent
+        scope = 0 if frame is None else id(frame.definition)
+        return Site(self.frame.path, line, column, name, how, bool(self.inside), doubtful, scope)
+
+    def write(
+        self, node: ast.AST, name: str, how: str, value: Value, *, own: bool = False, doubtful: bool = False
+    ) -> Write | None:
+        """The record of a change, if it is one that matters.
+
+        Args:
+            node: where.
+            name: of what is changed.
+            how: it is changed: see ``Site``.
+            value: what is written.
+            own: whether the old value goes into the new one.
+            doubtful: whether it may be no change at all.
+        """
+        if value.flags & CLOCK:
+            return None
+        if self.inside:
+            depends = any(site.inside for site in value.sites | self.control)
+            if not (own or depends or value.flags & OF_A_SHARD):
+                return None  # every shard would write the same
+            if own and value.flags & RANKED and not depends:
+                return None  # this process's place among all, moved on
+            slight = not own and not depends and value.flags & OF_A_SHARD == SIZE
+            how = "data set" if self.in_data_set else how
+            return Write(self.from_loop(self.site(node, name, how, doubtful=doubtful)), self.loops, slight=slight)
+        if not self.loops or (value.objects and all(o.kind in _UNWRITTEN or o.is_kept_iterator() for o in value.objects)):
+            return None
+        return Write(self.from_loop(self.site(node, name, how, doubtful=doubtful)), self.loops)
+
+    def from_loop(self, site: Site) -> Site:
+        """See Functions."""
+        raise NotImplementedError
+
+    def governed(self, value: Value) -> Value:
+        """A value as it is where it is written: that it is written at all depends on something, too."""
+        return value._replace(sites=value.sites | self.control) if self.control else value
+
+    def change(
+        self, target: Object, node: ast.AST, name: str, how: str, value: Value, *, own: bool = True, doubtful: bool = False
+    ) -> None:
+        """An object changes in part."""
+        if target.kind in (
+            "per shard",
+            "team",
+            "batch",
+            "evaluation",
+            "optimizer",
+            "external",
+            "file",
+            "function",
+            "class",
+            "method",
+        ):
+            return
+        if target.is_prepared and target.kind not in ("list", "dict", "draws"):
+            if self.inside and target.is_copy:
+                self.find("LS106", node, self.name_of(target) or name)
+            return  # weights that are written inside are refused when it runs; outside they are in checkpoints
+        if target.is_kept and not self.inside:
+            return
+        if target.is_copy or target.kind == "module":
+            how = "average"
+        elif target.is_buffer:
+            how = "statistics"
+        elif how == "add":
+            how = "change"
+        if target.kind != "opaque" or "." not in name:  # sampler.weights, rather than sampler
+            name = self.name_of(target) or name
+        if own and (how == "average" or (value.flags & WEIGHTS and how == "change")):
+            self.sink(self.content(target), node, "answer")  # moved on from where it was
+        value = self.governed(value)
+        self.state.add((target, CONTENT), value, self.write(node, name, how, value, own=own, doubtful=doubtful))
+
+    def replace(self, target: Object, node: ast.AST, name: str, value: Value) -> None:
+        """All of an object changes."""
+        if target.is_prepared or (target.is_kept and not self.inside):
+            return
+        how = "average" if target.is_copy or target.kind == "module" else "statistics" if target.is_buffer else "change"
+        value = self.governed(value)
+        self.state.put((target, CONTENT), value, self.write(node, self.name_of(target) or name, how, value))
+
+    def renew(self, target: Object, node: ast.AST, name: str, value: Value) -> None:
+        """An item changes that every shard writes anew, such as what a hook notes under a layer's name."""
+        cell = self.state.get((target, CONTENT))
+        place = self.site(node, name, "")[:3]
+        if cell is not None:
+            others = frozenset(write for write in cell.writes if write.site[:3] != place)
+            self.state.cells[target, CONTENT] = Cell(cell.value, others)
+        self.change(target, node, name, "change", value, own=False)
+
+    def change_items(self, target: Object, value: Value, write: Write | None) -> None:
+        """Any item of a dict may change, also those that are known by a constant."""
+        for owner, name in list(self.state.cells):
+            if owner is target and name != CONTENT:
+                self.state.add((target, name), value, write)
+
+    def name_of(self, target: Object) -> str:
+        """The variable that has held an object, or what it is in, for longest."""
+        frame: Frame | None = self.frame
+        while frame is not None:
+            for (owner, name), cell in self.state.cells.items():
+                if owner is not frame:
+                    continue
+                held = cell.value.objects
+                if target in held:
+                    return name
+                for outer in held:
+                    inner = self.state.cells.get((outer, CONTENT))
+                    if inner is not None and target in inner.value.objects:
+                        return name
+                    if outer.kind == "instance":
+                        for (place, attribute), of_it in self.state.cells.items():
+                            if place is outer and target in of_it.value.objects:
+                                return f"{name}.{attribute}"
+            frame = frame.parent
+        return ""
+
+    # -- findings -----------------------------------------------------------------------------------------------------------
+
+    def sink(self, value: Value, node: ast.AST, kind: str) -> None:
+        """The answer, or what the user sees, depends on a value.
+
+        Args:
+            value: which.
+            node: where.
+            kind: ``answer``, ``weights`` (by way of the loss, or of an optimizer), ``control``, ``decision`` (of all ranks),
+                ``save``, ``print``, ``picture`` or ``return``.
+        """
+        sites = value.sites if kind == "print" or kind == "picture" else value.sites | self.control
+        for site in sites:
+            if site.how in ("world", "order") and kind != "weights":
+                continue
+            if kind == "control" and site.how == "flag":
+                continue  # what ends a loop has its first value where the loop goes on
+            if kind == "save" and not site.inside and site not in self.control and site.how != "average":
+                continue  # the script keeps it by itself
+            if site.inside:
+                code = "LS103" if site.method else _CODES_INSIDE.get(site.how, "LS101")
+                certain = kind != "picture" and not site.doubtful
+            else:
+                code = "LS203" if site.method else _CODES_OUTSIDE.get(site.how, "LS201")
+                certain = (
+                    kind in ("answer", "weights", "control", "decision", "save") or site.how == "average"
+                ) and not site.doubtful
+                if (
+                    not certain
+                    and kind in ("print", "picture", "return")
+                    and site.how in ("append", "add", "change", "attribute")
+                ):
+                    continue  # a history, or a sum, that is only shown
+                if kind == "return" and site.how != "average":
+                    continue
+            self._note(code, site, node, certain)
+
+    def _note(self, code: str, site: Site, node: ast.AST, certain: bool) -> None:
+        line = getattr(node, "lineno", site.line)
+        if self.frame.path == site.path and line == site.line and site.how in ("average", "change"):
+            read = ""  # what it was before
+        elif self.frame.path != site.path:
+            read = f"in line {line} of {self.frame.path}"
+        elif self.inside and site.inside and code != "LS107":
+            read = f"by later shards (line {line})"
+        else:
+            read = f"in line {line}"
+        self._found(code, site, read, certain)
+
+    def find(self, code: str, node: ast.AST, name: str, *, certain: bool = True) -> None:
+        """A finding that needs no reader."""
+        self._found(code, self.site(node, name, code), "", certain)
+
+    def _found(self, code: str, site: Site, read: str, certain: bool) -> None:
+        """One finding for each name of a function: where it is written first."""
+        key = code, site.path, site.scope, site.name
+        known = self.findings.get(key)
+        if known is not None and (known.certain, -known.line, key in self.have_readers) >= (certain, -site.line, bool(read)):
+            return
+        if read:
+            self.have_readers.add(key)
+        self.findings[key] = make(
+            code, site.path, site.line, site.column, site.name, method=site.method, read=read, certain=certain
+        )
+
+    # -- where it is --------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def under(self, sites: frozenset[Site]) -> Iterator[None]:
+        """What runs here depends on this."""
+        before = self.control
+        self.control = before | frozenset(site for site in sites if site.how != "world")
+        try:
+            yield
+        finally:
+            self.control = before
+
+    def over_shards(self, node: ast.AST, body: Callable[[], None]) -> None:
+        """Run what runs once a shard: twice, so that the second sees what the first has left."""
+        number, before, loops = id(node), self.inside, self.loops
+        self.loops = (*loops, number)
+        around, self.num_calls_around = self.num_calls_around, len(self.calls)
+        try:
+            for _ in range(2):
+                self.state.age(number)
+                self.inside = number
+                body()
+        finally:
+            self.inside, self.loops, self.num_calls_around = before, loops, around
+            self.state.age(number)
+
+    def key_of(self, name: str) -> Key:
+        """The location of a variable that is bound here."""
+        frame = self.frame
+        if name in frame.global_names:
+            return frame.module(), name
+        if name in frame.outer_names:
+            outer = frame.parent
+            while outer is not None:
+                if (outer, name) in self.state.cells:
+                    return outer, name
+                outer = outer.parent
+        return frame, name

@@ -1,0 +1,294 @@
+"""Methods, known by their names and by what they are called on."""
+
+from __future__ import annotations
+
+import ast
+
+from lockstep.tools.check import names, source
+from lockstep.tools.check.libraries import Libraries
+from lockstep.tools.check.state import CONTENT
+from lockstep.tools.check.values import (
+    CLOCK,
+    DATA,
+    NOTHING,
+    RANDOM,
+    SIZE,
+    WEIGHTS,
+    Object,
+    Site,
+    Value,
+    merge,
+    mix,
+)
+
+
+class Methods(Libraries):
+    """Knows methods that are not the script's."""
+
+    def of_method(
+        self,
+        node: ast.Call,
+        func: ast.Attribute,
+        receiver: Value,
+        function: Value,
+        args: list[Value],
+        keywords: dict[str, Value],
+    ) -> Value | None:
+        """A method that is known by its name; None: it is not."""
+        name = func.attr
+        given = [*args, *keywords.values()]
+        kinds = {o.kind for o in receiver.objects}
+        if "team" in kinds:
+            return self.of_team(name, node, args, keywords)
+        if name == "backward" and args and not kinds:
+            return self.of_team(name, node, args, keywords)
+        if kinds & {"batch", "evaluation"} or (name == "add" and not kinds and not args and keywords and self.inside):
+            self.of_batch(name, node, args, keywords)
+            return NOTHING
+        if any(o.kind in ("method", "function", "class") for o in function.objects):
+            return None
+        if any(o.kind in ("instance", "module") for o in function.objects - receiver.objects):
+            return None  # an object that is kept in an attribute, and called
+        if "external" in kinds or "file" in kinds:
+            return None
+        shown = source.shown(func.value)
+        if name == "backward" and self.inside:
+            if "inputs" in keywords or self.has_copied_inside:
+                return NOTHING  # the gradient of something else than the prepared weights
+            self.find("LS301", node, shown if isinstance(func.value, ast.Name) else "loss")
+            return NOTHING
+        is_own = any(o.kind == "optimizer" and o.is_copy for o in receiver.objects)
+        if (
+            self.inside
+            and not is_own
+            and name in ("step", "zero_grad")
+            and ("optimizer" in kinds or _is_like_an_optimizer(shown))
+        ):
+            self.find("LS302", node, f"{shown}.{name}")
+            return NOTHING
+        if name in names.HOOKS or name in names.GRADIENT_HOOKS:
+            for value in given:
+                functions = [o for o in value.objects if o.kind in ("function", "method")]
+                (self.hooks if name in names.HOOKS else self.gradient_hooks).extend(
+                    o for o in functions if o not in self.hooks
+                )
+            return NOTHING
+        if name == "register_buffer":
+            for target in receiver.objects:
+                if node.args and isinstance(node.args[0], ast.Constant):
+                    buffer = self.make(node, "tensor", str(node.args[0].value))
+                    buffer.is_buffer = True
+                    target.buffers.add(buffer.name)
+                    target.children.add(buffer)
+                    self.state.put((target, buffer.name), Value(frozenset((buffer,))), None)
+            return NOTHING
+        if not receiver.objects:
+            return self._of_unknown(name, node, func, receiver, given)
+        results = [self._of_object(target, name, node, func, args, keywords, receiver.sites) for target in receiver.objects]
+        if any(result is None for result in results):
+            return None
+        value = merge([result for result in results if result is not None])
+        kept = receiver.flags & WEIGHTS if name in names.ELEMENTWISE or name in names.SAME_OBJECT else 0
+        return value._replace(flags=value.flags | kept, sites=value.sites | receiver.sites)
+
+    def _of_unknown(
+        self, name: str, node: ast.Call, func: ast.Attribute, receiver: Value, given: list[Value]
+    ) -> Value | None:
+        used = mix([self.use(value) for value in given])
+        if names.is_in_place(name) or name in names.APPENDING:
+            if not (receiver.flags & DATA and names.is_in_place(name)):  # else a result of this shard's own
+                self.change_root(func.value, used, own=name not in names.EMPTYING)
+            return Value(frozenset(), receiver.flags | used.flags, receiver.sites | used.sites)
+        if name == "clone":
+            return self._clone(node, receiver.flags, receiver.sites)
+        if name in ("size", "numel", "dim", "__len__") and receiver.flags & DATA:
+            return Value(frozenset(), SIZE)
+        return None
+
+    def _of_object(
+        self,
+        target: Object,
+        name: str,
+        node: ast.Call,
+        func: ast.Attribute,
+        args: list[Value],
+        keywords: dict[str, Value],
+        chosen: frozenset[Site],
+    ) -> Value | None:
+        given = [*args, *keywords.values()]
+        used = mix([self.use(value) for value in given])
+        raw = merge(given) if given else NOTHING
+        shown = source.shown(func.value)
+        content = self.content(target)
+        if target.kind == "clock":
+            return Value(frozenset(), CLOCK)
+        if target.kind == "draws":
+            return self.draw(target, name, node, shown, used)
+        if target.kind in ("per shard", "kept state", "shards"):
+            return NOTHING
+        if target.kind in ("list", "dict", "set", "deque", "queue"):
+            return self._of_container(target, name, node, shown, raw, used, content)
+        if target.kind == "opaque" and target.bases and not self.inside:  # such as LambdaLR.step()
+            for function in target.bases:
+                self.sink(self.use(self.call_of(function, node, NOTHING, [NOTHING], {})), node, "weights")
+        if target.kind == "iterator" and name in ("next", "__next__"):
+            return self.next(target, node, shown)
+        if target.kind in ("module", "tensor", "opaque", "instance", "loader"):
+            if name in ("eval", "train"):
+                target.is_evaluating = name == "eval" or (
+                    bool(node.args) and isinstance(node.args[0], ast.Constant) and not node.args[0].value
+                )
+                return Value(frozenset((target,)))
+            through_data = source.goes_through_data(func.value)
+            if (
+                names.is_in_place(name)
+                or name in ("load_state_dict", "update_parameters")
+                or (target.is_copy and name in ("update", "step"))
+            ):
+                if through_data and self.inside and self.is_weights(target):
+                    self.find("LS108", node, source.shown(func.value))
+                    return Value(frozenset((target,)))
+                if name == "load_state_dict":
+                    target.is_early = False
+                if target.is_prepared and not self.inside:
+                    self.sink(used, node, "answer")
+                reads_itself = any(shown in source.loaded_names(argument) for argument in node.args)
+                if name in names.EMPTYING and not reads_itself:
+                    self.replace(target, node, shown, raw if target.kind != "module" else used)
+                else:
+                    self.change(target, node, shown, "change", used)
+                return Value(frozenset((target,)), 0, self.content(target).sites)
+            if name == "requires_grad_" and self.control and not self.inside:
+                self.sink(NOTHING, node, "weights")
+            if name in names.SAME_OBJECT:
+                flags = WEIGHTS if target.kind in ("module", "instance", "opaque") and name in names.OF_PARAMETERS else 0
+                return Value(frozenset((target,)), used.flags | flags, content.sites | used.sites)
+            if name == "clone":
+                return self._clone(node, content.flags | used.flags, content.sites | used.sites)
+            if name in ("item", "tolist", "numpy", "mean", "sum", "norm", "float", "long", "int"):
+                return Value(frozenset(), content.flags | used.flags, content.sites | used.sites)
+            if target.kind in ("opaque",) and not target.is_prepared:
+                return self._of_opaque(target, name, node, shown, used, content)
+            if target.kind == "instance" and self.method(target, name) is None:
+                self.unknown = node
+                return Value(frozenset((target,)) if name in names.SAME_OBJECT else frozenset(), used.flags, used.sites)
+            self.unknown = node
+            return Value(frozenset(), content.flags | used.flags, content.sites | used.sites)
+        if target.kind == "optimizer":
+            for value in given:
+                self.call_back(value)
+            if not self.inside:
+                self.sink(used._replace(sites=used.sites | chosen), node, "answer")
+            return NOTHING
+        return None
+
+    def _clone(self, node: ast.Call, flags: int, sites: frozenset[Site]) -> Value:
+        made = self.make(node, "tensor")
+        self.state.put((made, CONTENT), Value(frozenset(), flags, sites), None)
+        return Value(frozenset((made,)), flags, sites)
+
+    def _of_container(
+        self, target: Object, name: str, node: ast.Call, shown: str, raw: Value, used: Value, content: Value
+    ) -> Value:
+        if name == "update" and target.kind == "dict" and self.inside and not used.sites and _has_constant_keys(node):
+            self.renew(target, node, shown, _stored(raw, used))
+            return NOTHING
+        if name in names.APPENDING or name in ("add", "update", "setdefault", "subtract"):
+            if target.kind == "list":
+                used = used._replace(sites=used.sites | self.ordered)
+            if name == "update" and target.kind == "dict":
+                self._update_items(target, node, shown, raw)
+            how = "average" if any(o.is_copy for o in raw.objects) else "append"
+            self.change(target, node, shown, how, _stored(raw, used))
+            return Value(content.objects, content.flags, content.sites) if name == "setdefault" else NOTHING
+        if name == "clear":
+            self.state.put((target, CONTENT), NOTHING, None)
+            return NOTHING
+        if name == "pop" and target.kind == "list" and not node.args:
+            if self.inside:  # what this shard has put there last
+                cell = self.state.get((target, CONTENT))
+                fresh = cell is not None and any(not w.stale for w in cell.writes if w.site.inside)
+                if fresh:
+                    self.state.put((target, CONTENT), NOTHING, None)
+                    return Value(content.objects, content.flags | DATA)
+            return content
+        if name in names.TAKING or name == "pop":
+            if name != "get" or target.kind == "queue":
+                self.change(target, node, shown, "change", Value(frozenset(), content.flags))
+            if name == "get" and node.args and isinstance(node.args[0], ast.Constant):
+                known = self.field(target, f"[{node.args[0].value!r}]")
+                if known is not None:
+                    return known
+            return content
+        if target.kind == "set" and name in ("union", "intersection", "difference", "copy"):
+            return self.set_of(node, (Value(frozenset((target,))), raw), used)
+        if name in ("copy", "items", "values", "keys", "most_common", "elements", "index", "count", "__contains__"):
+            return Value(
+                frozenset((target,)) if name in ("items", "values", "keys", "copy") else frozenset(),
+                content.flags,
+                content.sites,
+            )
+        if names.is_in_place(name):
+            self.change(target, node, shown, "change", used)
+            return Value(frozenset((target,)))
+        return Value(frozenset(), content.flags | used.flags, content.sites | used.sites)
+
+    def _update_items(self, target: Object, node: ast.Call, shown: str, value: Value) -> None:
+        """Items under constants, which ``update`` may have set."""
+        named = {f"[{keyword.arg!r}]" for keyword in node.keywords if keyword.arg is not None}
+        value = self.governed(value)
+        kept = target.is_kept and not self.inside
+        write = None if kept else self.write(node, shown, "change", value, own=True)
+        for name in named:
+            self.state.put((target, name), value, write)
+        if node.args:
+            self.change_items(target, value, write)
+
+    def _of_opaque(self, target: Object, name: str, node: ast.Call, shown: str, used: Value, content: Value) -> Value | None:
+        library = target.name
+        if names.SYNCHRONISED.match(library) or names.is_harmless(f"{shown}.{name}"):
+            return Value(frozenset(), used.flags)
+        if name in names.CHANGING and used.flags & DATA and self.inside:
+            self.change(target, node, shown, "change", used, doubtful=True)
+            return Value(frozenset(), content.flags | used.flags, content.sites | used.sites)
+        self.unknown = node
+        return Value(frozenset(), content.flags | used.flags, content.sites | used.sites)
+
+    def draw(self, target: Object, name: str, node: ast.Call, shown: str, used: Value) -> Value:
+        """A method of a generator of random numbers."""
+        if name in ("manual_seed", "seed", "set_state"):
+            self.state.put((target, CONTENT), used, None)
+            return Value(frozenset((target,)))
+        if name in ("get_state", "initial_seed", "getstate"):
+            return NOTHING
+        return self.drawn(target, node, shown)
+
+    def drawn(self, target: Object, node: ast.AST, shown: str) -> Value:
+        """What is drawn from a generator, which goes on by that."""
+        before = self.content(target)
+        self.change(target, node, shown, "draw", Value(frozenset(), RANDOM), own=True)
+        return Value(frozenset(), RANDOM, before.sites)
+
+    def next(self, target: Object, node: ast.AST, shown: str) -> Value:
+        """The next item of an iterator."""
+        if target.is_prepared:
+            return Value(frozenset((self.batch,)))
+        before = self.content(target)
+        self.change(target, node, shown, "next", Value(frozenset(), DATA if self.inside else 0), own=True)
+        return Value(frozenset(), DATA if self.inside else 0, before.sites)
+
+
+def _stored(raw: Value, used: Value) -> Value:
+    return Value(raw.objects, raw.flags | used.flags, raw.sites | used.sites)
+
+
+def _has_constant_keys(node: ast.Call) -> bool:
+    keys = [key for argument in node.args if isinstance(argument, ast.Dict) for key in argument.keys]
+    return all(isinstance(argument, ast.Dict) for argument in node.args) and all(
+        isinstance(key, ast.Constant) for key in keys
+    )
+
+
+def _is_like_an_optimizer(name: str) -> bool:
+    last = name.rpartition(".")[2].lower()
+    return "opt" in last or last in ("scheduler", "schedule", "lr_scheduler", "sched", "scaler", "warmup")

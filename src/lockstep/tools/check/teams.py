@@ -1,0 +1,125 @@
+"""Calls of lockstep's own: of a team, a batch, an evaluation."""
+
+from __future__ import annotations
+
+import ast
+
+from lockstep.tools.check.functions import Functions
+from lockstep.tools.check.state import CONTENT
+from lockstep.tools.check.values import (
+    DATA,
+    NOTHING,
+    RANKED,
+    Object,
+    Value,
+    mix,
+)
+
+
+class Teams(Functions):
+    """Knows what a team does."""
+
+    def of_team(self, name: str, node: ast.Call, args: list[Value], keywords: dict[str, Value]) -> Value:
+        """A method of the team."""
+        given = [*args, *keywords.values()]
+        used = mix([self.use(value) for value in given])
+        if name == "prepare":
+            return self._prepare(node, args)
+        if name == "register":
+            return self.register(node, args)
+        if name == "state":
+            kept = self.make(node, "kept state", "state", fresh=False)
+            kept.is_kept = True
+            return Value(frozenset((kept,)))
+        if name == "per_shard":
+            return Value(frozenset((self.make(node, "per shard", "state", fresh=False),)))
+        if name == "evaluate":
+            made = self.make(node, "evaluation", "evaluation", fresh=False)
+            if not self.inside:
+                self.sink(
+                    used._replace(sites=frozenset(s for s in used.sites if s.how in ("average", "statistics"))),
+                    node,
+                    "answer",
+                )
+            return Value(frozenset((made,)))
+        if name == "epochs":
+            return NOTHING
+        if name == "unwrap":
+            return args[0] if args else NOTHING
+        if name == "backward":
+            for hook in self.gradient_hooks:
+                self.call_of(hook, hook.definition or ast.Pass(), NOTHING, [Value(frozenset(), DATA)], {})
+            self.sink(used, node, "weights")
+            return NOTHING
+        if name in ("any", "all", "best"):
+            if not self.inside:
+                self.sink(used, node, "decision")
+            return NOTHING
+        if name in ("log", "print", "save"):
+            if not self.inside:
+                self.sink(used, node, "print")
+            return NOTHING
+        if name in ("join", "barrier", "autocast", "main_first", "close"):
+            return NOTHING
+        if name == "clip_grad_norm_":
+            self.sink(used, node, "answer")
+            return NOTHING
+        return Value(frozenset(), 0 if "reduce" in name else RANKED)
+
+    def of_batch(self, name: str, node: ast.Call, args: list[Value], keywords: dict[str, Value]) -> None:
+        """A method of a batch, or of an evaluation."""
+        for value in (*args, *keywords.values()):
+            used = self.use(value)
+            used = used._replace(sites=frozenset(s for s in used.sites if s.inside))
+            self.sink(used, node, "answer")
+
+    def _prepare(self, node: ast.Call, args: list[Value]) -> Value:
+        prepared = []
+        for number, value in enumerate(args):
+            if not value.objects:
+                at = node.args[number] if number < len(node.args) else node
+                made = self.made.get(id(at) ^ 2)
+                if made is None:
+                    made = self.made[id(at) ^ 2] = Object("opaque", "", at)
+                value = Value(frozenset((made,)), value.flags, value.sites, value.items)
+            for target in value.objects:
+                if target.is_early and self.has_joined and target.kind in ("module", "instance"):
+                    where = target.node if target.node is not None else node
+                    self.find("LS304", where, (self.name_of(target) or target.name or "module"))
+                self._mark_prepared(target)
+            prepared.append(value)
+        return prepared[0] if len(prepared) == 1 else Value(frozenset(), 0, frozenset(), tuple(prepared))
+
+    def _mark_prepared(self, target: Object, depth: int = 5) -> None:
+        target.is_prepared = target.is_kept = True
+        inner = self.state.get((target, CONTENT)) if target.kind in ("module", "opaque", "list", "optimizer") else None
+        for child in (*target.children, *(inner.value.objects if inner is not None else ())):
+            if child.kind == "tensor" and not child.is_buffer:
+                continue
+            if (
+                depth
+                and not child.is_prepared
+                and child.kind in ("module", "instance", "opaque", "list", "optimizer", "tensor")
+            ):
+                self._mark_prepared(child, depth - 1)
+
+    def register(self, node: ast.Call, args: list[Value]) -> Value:
+        """``team.register(name, value)``."""
+        if len(args) < 2:
+            return NOTHING
+        value = args[1]
+        if not value.objects:
+            made = self.make(node, "tensor", "registered", fresh=False)
+            value = value._replace(objects=frozenset((made,)))
+            if isinstance(node.args[1], ast.Name):
+                self.state.put(self.key_of(node.args[1].id), value, None)
+        for target in value.objects:
+            self._keep(target)
+        return value
+
+    def _keep(self, target: Object, depth: int = 3) -> None:
+        target.is_kept = True
+        for (owner, _), cell in list(self.state.cells.items()) if depth else ():
+            for child in cell.value.objects if owner is target else ():
+                if not child.is_kept:
+                    self._keep(child, depth - 1)

@@ -1,0 +1,1 @@
+"""The same training in several ways, measured side by side."""

@@ -1,0 +1,98 @@
+"""What a reader must know before believing a comparison's figures. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lockstep.machine.sizes import counted
+from lockstep.tools.compare.comparison import Comparison
+
+_SHORT_S = 2.0
+_SLOW = 1.5
+
+
+def notes_on(comparison: Comparison) -> Iterator[str]:
+    """Sentences to print under the table, most important first; none if nothing stands in the way."""
+    yield from _different_losses(comparison)
+    yield from _too_few_cores(comparison)
+    yield from _short_runs(comparison)
+    yield from _slow_16_bit(comparison)
+    if comparison.measured and comparison.baseline is None:
+        yield "No `single` row ran: without it there is no speed-up, and no difference, to show."
+    machine = comparison.machine
+    if machine.load > 0.5 * machine.num_cores:
+        yield (
+            f"Before the first row, other work already kept {machine.load:.1f} of {machine.num_cores} cores busy: "
+            "the timings are those of a shared machine."
+        )
+
+
+def _different_losses(comparison: Comparison) -> Iterator[str]:
+    changing = [
+        result.row.label for result in comparison.rows if len({figures.loss for figures in result.measured.values()}) > 1
+    ]
+    if changing:
+        yield (
+            f"Rounds of the same row ended with different losses: {', '.join(changing)}. Something in the script is not "
+            "deterministic; lockstep verify finds out what."
+        )
+
+
+def _too_few_cores(comparison: Comparison) -> Iterator[str]:
+    measured = [figures for _, figures in comparison.measured]
+    if not measured:
+        return
+    cores, threads = min(figures.num_cores for figures in measured), comparison.threads
+    most = max(figures.num_processes for figures in measured)
+    on_cpu = all(figures.device != "cuda" for figures in measured)
+    if most > 1 and cores == 1:
+        yield (f"One core for all {most} processes: no speed-up can be expected, whatever the GPUs.")
+    elif on_cpu and most * threads > cores:
+        yield (
+            f"{most} processes of {counted(threads, 'thread')} share {cores} cores: rows with more processes than "
+            "cores cannot be faster than those with as many, and show how well the method works, not what it gains."
+        )
+    elif on_cpu and threads < cores:
+        yield (
+            f"Every process, also that of `single`, runs {counted(threads, 'thread')}, on {cores} cores: speed-up is "
+            f"against one process with as many threads. `--methods single --threads {cores}` shows what `single` gains "
+            "from all cores."
+        )
+    elif not on_cpu and most > cores:
+        yield f"{most} processes share {cores} cores: each needs one of its own to feed its GPU, and its loader workers more."
+
+
+def _short_runs(comparison: Comparison) -> Iterator[str]:
+    measured = comparison.measured
+    cold = [result.row.label for result, figures in measured if figures.includes_warm_up]
+    short = [
+        result.row.label for result, figures in measured if not figures.includes_warm_up and figures.steady_s < _SHORT_S
+    ]
+    if cold:
+        yield f"All training was warm-up, and these figures include it: {', '.join(cold)}. Train for longer."
+    if short:
+        which = "every row" if len(short) == len(measured) else ", ".join(short)
+        yield (
+            f"Less than {_SHORT_S:.0f} s of steady training was measured for {which}: expect a few per cent of noise, or "
+            "use more --rounds or longer training."
+        )
+
+
+def _slow_16_bit(comparison: Comparison) -> Iterator[str]:
+    """Says that it is the machine's doing when 16-bit formats are slower than float32 on a CPU."""
+    methods = [(result.row.method, figures) for result, figures in comparison.measured]
+    usual = {
+        (method.strategy, figures.num_processes): figures.samples_per_s
+        for method, figures in methods
+        if method.precision == "32-true"
+    }
+    slower: dict[str, float] = {}
+    for method, figures in methods:
+        pace = usual.get((method.strategy, figures.num_processes)) if method.precision != "32-true" else None
+        if pace is not None and figures.device != "cuda" and pace >= _SLOW * figures.samples_per_s:
+            slower[method.precision] = max(slower.get(method.precision, 0.0), pace / figures.samples_per_s)
+    if slower:
+        yield (
+            f"{', '.join(slower)}: up to {max(slower.values()):.1f} times slower than 32-true here, since this processor "
+            "emulates it in software. On a GPU that supports it, it is faster."
+        )

@@ -1,0 +1,120 @@
+"""Runs one script under several methods, one after another and several times round, and collects their figures."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from lockstep.errors import ConfigError, UsageError
+from lockstep.measure.events import read_history
+from lockstep.tools.compare import advice
+from lockstep.tools.compare.comparison import Comparison, RowResult, RowRun
+from lockstep.tools.compare.figures import Figures, figures_of
+from lockstep.tools.compare.methods import Method, expand
+from lockstep.tools.compare.schedule import Turn, seconds_left, turns_left
+from lockstep.tools.compare.table import count
+from lockstep.tools.trials.machine import Machine
+from lockstep.tools.trials.study import Task
+from lockstep.tools.trials.trial import Observer, Trial, run_trial
+
+_NO_JOURNAL = (
+    "the script ended well but left no journal to measure it by: it must call lockstep.join(), and must not give it a "
+    "run_dir of its own"
+)
+
+
+def plan(
+    task: Task, methods: Sequence[Method], nprocs: Sequence[int], machine: Machine, *, rounds: int = 3, source: str = ""
+) -> Comparison:
+    """A comparison before its first run, with defaults filled in. Pure.
+
+    Args:
+        task: what was asked for.
+        methods: of the rows.
+        nprocs: numbers of processes of each method that takes several.
+        machine: this one.
+        rounds: how many times each row runs.
+        source: digest of the script.
+
+    Raises:
+        ConfigError: there are fewer shards than processes in some row.
+    """
+    rows = expand(methods, nprocs)
+    largest = max(row.num_processes for row in rows)
+    if task.shards is not None and task.shards < largest:
+        raise ConfigError(
+            f"shards={task.shards} with rows of up to {largest} processes: a process without a shard would have nothing to "
+            f"do. Ask for --shards {largest} or more, or for fewer processes with --nproc."
+        )
+    return Comparison(
+        task=task,
+        machine=machine,
+        shards=largest if task.shards is None else task.shards,
+        threads=max(1, machine.num_cores // largest) if task.threads is None else task.threads,
+        rows=tuple(RowResult(row=row) for row in rows),
+        rounds=rounds,
+        source=source,
+    )
+
+
+def run(comparison: Comparison, observer: Observer) -> Comparison:
+    """Run every row once a round, except what was measured before. ``results.json`` is rewritten after each run.
+
+    A row that fails has the reason. A KeyboardInterrupt ends the row that runs, and the comparison: what was measured
+    so far is returned and written.
+    """
+    whole = comparison.rounds * len(comparison.rows)
+    while turns := turns_left(comparison):
+        turn = turns[0]
+        result = comparison.rows[turn.index]
+        round_of = f", round {turn.round} of {comparison.rounds}" if comparison.rounds > 1 else ""
+        observer.started(f"[{turn.number}/{whole}] {result.row.label}{round_of}", seconds_left(comparison))
+        done = _run_row(comparison, result, turn, observer)
+        result = dataclasses.replace(result, runs=(*result.runs, done))
+        rows = (*comparison.rows[: turn.index], result, *comparison.rows[turn.index + 1 :])
+        shards = (done.figures and done.figures.num_shards) or comparison.shards
+        comparison = dataclasses.replace(comparison, rows=rows, shards=shards)
+        comparison = comparison.noting(notes=tuple(advice.notes_on(comparison)))
+        speed = f"{count(done.figures.samples_per_s)} samples/s" if done.figures else f"{done.status}: {done.reason}"
+        observer.ended(f"{speed} ({done.command_s or 0:.1f} s in all)")
+        if done.status == "interrupted" or (done.reason == _NO_JOURNAL and not any(row.measured for row in rows)):
+            break  # the script would not join in another row either
+    return comparison
+
+
+def trial_of(comparison: Comparison, result: RowResult, turn_round: int) -> Trial:
+    """How a row is run in a round."""
+    row, method = result.row, result.row.method
+    # What an interrupted run has left is kept: in its directory, this one would resume it.
+    attempt = sum(run.round == turn_round for run in result.runs)
+    return comparison.trial(
+        f"runs/{row.slug}-round{turn_round}{f'-{attempt + 1}' if attempt else ''}",
+        launcher=method.launcher,
+        num_processes=row.num_processes,
+        settings={"strategy": method.strategy, "precision": method.precision},
+        # For libraries that count them before the script joins. (torchrun would set it to 1, and other launchers would not.)
+        variables={"OMP_NUM_THREADS": str(comparison.threads)},
+    )
+
+
+def _run_row(comparison: Comparison, result: RowResult, turn: Turn, observer: Observer) -> RowRun:
+    trial = trial_of(comparison, result, turn.round)
+    done = RowRun(round=turn.round, **vars(run_trial(trial, observer)))
+    if done.status != "ok":
+        return done
+    try:
+        return dataclasses.replace(done, figures=_figures(trial))
+    except UsageError as error:
+        return dataclasses.replace(done, status="failed", reason=str(error))
+
+
+def _figures(trial: Trial) -> Figures:
+    try:
+        figures = figures_of(read_history(trial.run_dir))
+    except FileNotFoundError:
+        raise UsageError(_NO_JOURNAL) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"the run's journal cannot be read ({error!r}): was it written by another version?") from error
+    if figures.num_processes != trial.num_processes:
+        raise UsageError(f"the script ran as {figures.num_processes} processes, not as {trial.num_processes}")
+    return figures

@@ -1,0 +1,78 @@
+"""Findings of ``lockstep doctor`` and ``lockstep run --preflight``, for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from lockstep.cli import tables
+from lockstep.cli.echo import echo
+from lockstep.cli.tables import Page, say
+from lockstep.config import RunConfig
+from lockstep.errors import ConfigError
+from lockstep.launch.local import resolve_nproc
+from lockstep.launch.nodes import plan_nodes
+from lockstep.launch.options import LaunchOptions
+from lockstep.machine.sizes import counted
+from lockstep.tools.doctor import processes
+from lockstep.tools.doctor.finding import FAIL, OK, STATES, WARN, Finding, Situation
+from lockstep.tools.doctor.table import examine
+from lockstep.world import read_environment
+
+PREFLIGHT_S = 3.0
+"""For the checks of this machine together, which take a tenth of that; the all-reduce takes as long as torch's import."""
+_STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
+
+
+def situation_of(options: LaunchOptions, config: RunConfig) -> Situation:
+    """The situation that a command line describes on this machine, under the launcher that has started it, if any."""
+    world, nodes = read_environment().world, plan_nodes(options)
+    is_one_of_several = nodes is None and world.world_size > 1
+    count = world.local_world_size if is_one_of_several else resolve_nproc(options.nproc_per_node, config)
+    return Situation(num_processes=count, config=config, world=world, nodes=nodes, master_port=options.master_port)
+
+
+def preflight(options: LaunchOptions, settings: Mapping[str, Any]) -> None:
+    """Run the checks of ``run --preflight`` on this machine. Warnings go to standard error.
+
+    Raises:
+        ConfigError: a check failed.
+    """
+    situation = situation_of(options, RunConfig.merge(settings, {}))
+    findings = examine(situation, PREFLIGHT_S)
+    if situation.num_processes > 1:
+        findings.append(processes.CHECK.examine(situation))
+    for finding in findings:
+        if finding.state != OK:
+            line = f"lockstep: preflight: {finding.state}: {finding.check}: {finding.found}. Remedy: {finding.remedy}"
+            echo(line, err=True)
+    failed = [finding.check for finding in findings if finding.state == FAIL]
+    if failed:
+        raise ConfigError(
+            f"--preflight: {counted(len(failed), 'check')} of {len(findings)} failed ({', '.join(failed)}), so nothing was "
+            "started. Remedies are above; to start anyway, leave out --preflight"
+        )
+
+
+def show(findings: Sequence[Finding], took_s: float, console: Console) -> None:
+    """Print a table of findings, then what to do."""
+    num_hosts = len({finding.host for finding in findings if finding.host})
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for finding in findings:
+        rows.setdefault((finding.check, finding.state, finding.found), []).append(finding.host)
+    order = list(dict.fromkeys(check for check, _, _ in rows))
+    lines = [
+        (check, state, found if len(hosts) == num_hosts or not hosts[0] else f"{', '.join(hosts)}: {found}")
+        for (check, state, found), hosts in sorted(rows.items(), key=lambda row: order.index(row[0][0]))
+    ]
+    page = Page(headings=("check", "", "found"), rows=lines, styles=[_STYLES[state] for _, state, _ in lines])
+    tables.show(console, page)
+    remedies = dict.fromkeys(
+        (finding.state, finding.check, finding.remedy) for finding in findings if finding.state != OK and finding.remedy
+    )
+    for state, check, remedy in sorted(remedies, key=lambda row: STATES.index(row[0]), reverse=True):
+        say(console, f"{state}: {check}: {remedy}", _STYLES[state])
+    counts = ", ".join(f"{sum(line[1] == state for line in lines)} {state}" for state in STATES)
+    say(console, f"{counts}, in {took_s:.1f} s{f' on {num_hosts} hosts' if num_hosts > 1 else ''}")

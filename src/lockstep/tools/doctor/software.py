@@ -1,0 +1,202 @@
+"""Checks of installed software: versions, GPU driver, NCCL."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import platform
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from lockstep.launch import gpus
+from lockstep.tools.doctor.finding import Finding, Situation, fail, ok, warn
+
+_DISTRIBUTION, _TORCH = "torch-lockstep", "torch>=2.11"
+_REQUIREMENT = re.compile(r"([\w.-]+)>=([\d.]+)$")
+_QUERY = ("index", "name", "driver_version", "memory.total", "memory.used")
+_NVIDIA_SMI_S = 4.0
+_DRIVERS = {"11": (450, 80), "12": (525, 60), "13": (580, 0)}
+"""The oldest driver for each major version of CUDA (release notes, table "minor version compatibility")."""
+_TAKEN = 0.1
+"""If more than this share of a GPU's memory is taken, other processes use it."""
+_SLOWING = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE")
+
+
+def look_at_versions(situation: Situation) -> dict[str, Any]:
+    """Installed versions of lockstep's requirements, and the oldest that it supports."""
+    lines = [_TORCH]
+    with contextlib.suppress(metadata.PackageNotFoundError):  # a checkout
+        lines += metadata.requires(_DISTRIBUTION) or []
+    least = {match[1]: match[2] for line in lines if (match := _REQUIREMENT.match(line))}
+    installed = {name: _version(name) for name in (_DISTRIBUTION, *least)}
+    return {"python": platform.python_version(), "installed": installed, "least": least}
+
+
+def judge_versions(*, python: str, installed: Mapping[str, str | None], least: Mapping[str, str]) -> Finding:
+    """Whether all are installed and new enough."""
+    missing = [name for name in least if installed[name] is None]
+    old = [
+        f"{name} {have} (needs {least[name]})" for name in least if (have := installed[name]) and _older(have, least[name])
+    ]
+    if missing or old:
+        what = "; ".join([*(f"{name} is not installed" for name in missing), *old])
+        wanted = " ".join(
+            f"'{name}>={least[name]}'" for name in least if name in missing or any(name in text for text in old)
+        )
+        return fail(what, f"pip install {wanted}")
+    return ok(f"Python {python}, torch {installed['torch']}, lockstep {installed[_DISTRIBUTION] or 'from a checkout'}")
+
+
+def judge_same(by_host: Mapping[str, Mapping[str, Any]]) -> Finding:
+    """Whether hosts have the same versions. ``by_host``: what ``look_at_versions`` returned there."""
+    (first, here), *rest = by_host.items()
+    for host, there in rest:
+        pairs = {"python": (here["python"], there["python"])}
+        pairs |= {name: (version, there["installed"].get(name)) for name, version in here["installed"].items()}
+        unequal = [f"{name} is {a} on {first}, and {b} on {host}" for name, (a, b) in pairs.items() if a != b]
+        if unequal:
+            return fail("; ".join(unequal), "install the same versions on all hosts: a run would refuse to start")
+    return ok("the same on all hosts")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """``2.13.0+cpu`` as (2, 13, 0)."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+def _older(version: str, least: str) -> bool:
+    return numbers(version) < numbers(least)
+
+
+def look_at_gpus(situation: Situation) -> dict[str, Any]:
+    """What the driver reports about GPUs, without initializing CUDA."""
+    present, rows, error = gpus.num_present(), list[list[str]](), ""
+    program = shutil.which("nvidia-smi")
+    if program is not None:
+        command = [program, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_NVIDIA_SMI_S, check=False)
+            error = "" if done.returncode == 0 else (done.stdout + done.stderr).strip().splitlines()[-1]
+            rows = [line.split(", ") for line in done.stdout.splitlines()] if done.returncode == 0 else []
+        except (OSError, subprocess.TimeoutExpired) as raised:
+            error = str(raised)
+    return {
+        "present": present,
+        "visible": gpus.num_visible(present, situation.environ.get("CUDA_VISIBLE_DEVICES")),
+        "rows": [row for row in rows if len(row) == len(_QUERY)],
+        "error": error if present else "",
+        "torch_cuda": _torch_cuda(),
+        "wants_gpus": situation.config.device == "cuda" or situation.config.backend == "nccl",
+        "num_processes": situation.num_processes,
+    }
+
+
+def judge_gpus(
+    *,
+    present: int,
+    visible: int,
+    rows: Sequence[Sequence[str]],
+    error: str,
+    torch_cuda: str | None,
+    wants_gpus: bool,
+    num_processes: int,
+) -> Finding:
+    """Whether the driver answers, is new enough for PyTorch's CUDA, and the GPUs are free. ``rows``: see ``_QUERY``."""
+    if error:
+        return fail(
+            f"nvidia-smi: {error}", "the driver does not answer: reload it, or restart the machine (dmesg tells why)"
+        )
+    if not present:
+        none = "no NVIDIA GPU"
+        return (
+            fail(f"{none}, and one was asked for", "leave out --device cuda and --backend nccl") if wants_gpus else ok(none)
+        )
+    if torch_cuda is None:
+        return (fail if wants_gpus else warn)(
+            f"{present} GPU(s), and the installed torch is built without CUDA: training runs on the CPU",
+            "install a torch with CUDA (pytorch.org/get-started), or ask for --device cpu",
+        )
+    if not visible:
+        hidden = f"{present} GPU(s), none of them in CUDA_VISIBLE_DEVICES"
+        return (fail if wants_gpus else warn)(hidden, "unset CUDA_VISIBLE_DEVICES, or name GPUs in it")
+    driver = rows[0][2] if rows else ""
+    least = _DRIVERS.get(torch_cuda.partition(".")[0])
+    if driver and least and numbers(driver) < least:
+        return fail(
+            f"driver {driver} is too old for torch's CUDA {torch_cuda}",
+            f"install driver {'.'.join(map(str, least))} or later, or a torch for an older CUDA",
+        )
+    if num_processes > visible:
+        return warn(
+            f"{num_processes} processes for {visible} GPU(s)", f"--nproc-per-node {visible}: processes would share GPUs"
+        )
+    known = [row for row in rows if row[3].isdigit() and row[4].isdigit()]  # else [N/A]: some share the machine's memory
+    taken = [f"GPU {index}: {used} of {total} MiB" for index, _, _, total, used in known if int(used) > _TAKEN * int(total)]
+    if taken:
+        return warn(f"others use memory of {', '.join(taken)}", "see nvidia-smi for whose processes these are")
+    if len({row[1] for row in rows}) > 1:
+        return warn(
+            f"GPUs of different kinds: {', '.join(row[1] for row in rows)}",
+            "every step waits for the slowest: choose equal ones by CUDA_VISIBLE_DEVICES",
+        )
+    names = f" ({rows[0][1]}, driver {driver})" if rows else ""
+    return ok(f"{visible} of {present} GPU(s) visible{names}, torch for CUDA {torch_cuda}")
+
+
+def _torch_cuda() -> str | None:
+    """The CUDA version that the installed torch was built for, from its version file; None: built without CUDA."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    match = re.search(r"^cuda\b[^=]*= *['\"]([^'\"]+)", text, re.MULTILINE)
+    return None if match is None else match[1]
+
+
+def look_at_nccl(situation: Situation) -> dict[str, Any]:
+    """NCCL's packages and environment variables."""
+    names = sorted(_distributions("nvidia-nccl-cu"))
+    return {
+        "num_gpus": gpus.num_gpus(situation.environ),
+        "packages": {name: _version(name) for name in names},
+        "variables": {name: value for name, value in situation.environ.items() if name.startswith("NCCL_")},
+        "interfaces": [name for _, name in socket.if_nameindex()],
+    }
+
+
+def judge_nccl(
+    *, num_gpus: int, packages: Mapping[str, str], variables: Mapping[str, str], interfaces: Sequence[str]
+) -> Finding:
+    """Whether its variables name existing interfaces, and do not disable its fast transports."""
+    wanted = variables.get("NCCL_SOCKET_IFNAME", "")
+    if wanted and wanted[0] not in "^=":  # else a list of what not to take, or of whole names
+        missing = [name for name in wanted.split(",") if not any(here.startswith(name) for here in interfaces)]
+        if missing:
+            return (fail if num_gpus else warn)(
+                f"NCCL_SOCKET_IFNAME={wanted}: there is no interface {missing[0]}, but {', '.join(interfaces)}",
+                "name one of them, or unset NCCL_SOCKET_IFNAME",
+            )
+    slowing = [f"{name}={variables[name]}" for name in _SLOWING if variables.get(name, "0") != "0"]
+    if slowing:
+        return warn(f"{', '.join(slowing)}: NCCL may not use its fast transports", f"unset {slowing[0].partition('=')[0]}")
+    brought = ", ".join(f"{name} {version}" for name, version in packages.items())
+    return ok((brought or "within torch") if num_gpus else "not used: no GPU")
+
+
+def _distributions(prefix: str) -> set[str]:
+    return {
+        name for distribution in metadata.distributions() if (name := distribution.metadata["Name"] or "").startswith(prefix)
+    }

@@ -1,0 +1,64 @@
+"""The checks of one machine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from lockstep.tools.doctor import cores, disk, limits, network, software
+from lockstep.tools.doctor.finding import Check, Finding, Situation, warn
+
+CHECKS = (
+    Check(
+        "versions", "is what lockstep needs installed, and new enough?", software.look_at_versions, software.judge_versions
+    ),
+    Check("GPUs", "do PyTorch, driver and GPUs fit together?", software.look_at_gpus, software.judge_gpus),
+    Check("NCCL", "do NCCL's variables fit this machine?", software.look_at_nccl, software.judge_nccl),
+    Check("host name", "does this machine's name resolve?", network.look_at_name, network.judge_name),
+    Check("ports", "are ports free?", network.look_at_ports, network.judge_ports),
+    Check("interface", "by which interface do processes talk?", network.look_at_interface, network.judge_interface),
+    Check("clock", "does the clock agree with the file server's?", disk.look_at_clock, disk.judge_clock),
+    Check("shared memory", "have batches of loader workers room?", limits.look_at_shared_memory, limits.judge_shared_memory),
+    Check("open files", "may a process open enough files?", limits.look_at_files, limits.judge_files),
+    Check("processes", "may enough processes be made?", limits.look_at_processes, limits.judge_processes),
+    Check("threads", "has each process a core, and each thread?", cores.look_at_threads, cores.judge_threads),
+    Check("OMP and BLAS", "do settings of threads contradict each other?", cores.look_at_settings, cores.judge_settings),
+    Check("cores", "do threads that compute share a core?", cores.look_at_cores, cores.judge_cores),
+    Check("Slurm", "do tasks, cores and GPUs of the job fit?", cores.look_at_slurm, cores.judge_slurm),
+    Check("run directory", "can a run be written there?", disk.look_at_run_dir, disk.judge_run_dir),
+    Check("disk", "has it room for checkpoints, and speed?", disk.look_at_disk, disk.judge_disk),
+)
+"""All of them take about half a second, mostly to measure the disk's speed."""
+
+
+def examine(
+    situation: Situation,
+    limit_s: float,
+    waiting: Callable[[str], None] = lambda name: None,
+    checks: Sequence[Check] = CHECKS,
+) -> list[Finding]:
+    """Run the checks of this machine in parallel. One that hangs (on a dead file server, say) is abandoned.
+
+    Args:
+        situation: the run that is to be started.
+        limit_s: the time limit for all of them together, in seconds.
+        waiting: called with the name of each check before waiting for it.
+        checks: in the order of the results.
+    """
+    deadline = time.monotonic() + limit_s
+    answers: dict[str, Finding] = {}
+
+    def ask(check: Check) -> None:
+        answers[check.name] = check.examine(situation)
+
+    threads = [threading.Thread(target=ask, args=(check,), daemon=True, name=check.name) for check in checks]
+    for thread in threads:
+        thread.start()
+    for check, thread in zip(checks, threads, strict=True):
+        waiting(check.name)
+        thread.join(max(0.0, deadline - time.monotonic()))
+    late = warn(
+        f"no answer within {limit_s:g} s", "a file server or a driver may hang: see dmesg, and try df and nvidia-smi"
+    )
+    return [answers.get(check.name) or check.signed(late, {}) for check in checks]

@@ -1,0 +1,86 @@
+"""Deadlocks: ranks of which it is certain, from their black boxes, that they can never go on. Pure.
+
+A rank that waits in a collective needs every member of its process group to begin that collective. It never goes on if one of
+them has begun another in its place, or has ended, or itself never goes on. Nothing is concluded of a rank that computes, loads
+data, is stopped or does not answer, whatever it keeps the others waiting for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from lockstep.tools.explain.mismatch import may_match
+from lockstep.tools.explain.rank_reports import RankReport
+from lockstep.tools.explain.sampler import is_communicating
+from lockstep.tracebacks.frames import OURS
+
+LEAST_S = 10.0
+"""Ranks that have not moved for this long may be in a deadlock."""
+CERTAIN_S = 5.0
+"""A deadlock that is still one after this long is certain: ranks do not write their black boxes all at once."""
+_ENDED = ("finished", "failed", "gone")
+_TRANSFERS = ("recv", "send")
+_EXCHANGE = f"{OURS}sync/"
+
+
+def deadlocked(reports: Sequence[RankReport]) -> frozenset[int]:
+    """The ranks that wait and never go on; empty: none is known to.
+
+    ``reports``: of all ranks.
+    """
+    by_rank = {report.rank: report for report in reports}
+    if not reports or len(by_rank) < int(reports[0].record["world_size"]):
+        return frozenset()
+    ended = {rank for rank, report in by_rank.items() if report.state in _ENDED}
+    waiting = {rank for rank, report in by_rank.items() if _waits(report)}
+    while True:  # until those that remain hold each other
+        held = {rank for rank in waiting if _is_held(by_rank[rank], reports, waiting | ended)}
+        if held == waiting:
+            return frozenset(held)
+        waiting = held
+
+
+def _waits(report: RankReport) -> bool:
+    """Whether its main thread does nothing else. (In the script's code it may compute, whatever collective is pending.)"""
+    return report.state == "running" and report.still_s >= LEAST_S and is_communicating(report.frames)
+
+
+def _is_held(report: RankReport, reports: Sequence[RankReport], stuck: Collection[int]) -> bool:
+    """Whether a waiting rank never goes on if those in ``stuck`` do not."""
+    others = [peer for peer in reports if peer.rank != report.rank]
+    collective = report.record["collective"]
+    if collective is not None:
+        return any(
+            _differs(collective, peer) or (peer.rank in stuck and _has_not_begun(collective, peer)) for peer in others
+        )
+    if any(name in _TRANSFERS and "/torch/distributed/" in file for file, _, name in report.frames[:1]):
+        return all(peer.rank in stuck for peer in others)  # it is not known from whom it receives
+    if any(file.startswith(_EXCHANGE) for file, _, _ in report.frames):
+        return any(peer.rank in stuck and _is_before_exchange(report, peer) for peer in others)
+    return False
+
+
+def _differs(collective: Mapping[str, Any], peer: RankReport) -> bool:
+    """Whether a rank has called another collective in the place of this one, which is then never completed."""
+    mine = str(collective["text"]).replace(f" number {collective['number']}", "", 1)
+    return any(
+        (number, group) == (collective["number"], collective.get("group")) and not may_match(mine, what)
+        for number, what, group in peer.record.get("recent") or ()
+    )
+
+
+def _has_not_begun(collective: Mapping[str, Any], peer: RankReport) -> bool:
+    """Whether a rank is known to be a member of the collective's group, and has begun only earlier ones there."""
+    begun, group = peer.record.get("begun") or {}, collective.get("group")
+    is_member = group in begun or peer.rank in collective.get("members", ())
+    return is_member and int(begun.get(group, 0)) < int(collective["number"])
+
+
+def _is_before_exchange(report: RankReport, peer: RankReport) -> bool:
+    """Whether a rank has not come to the exchange of gradients in which another one waits: messages, unrecorded."""
+    mine, theirs = report.record["doing"], peer.record["doing"]
+    if "phase" not in mine or "phase" not in theirs:
+        return False
+    at, there = (mine["step"], mine["phase"]), (theirs["step"], theirs["phase"])
+    return bool(there < at or (there == at and theirs["apart"]))

@@ -1,0 +1,455 @@
+"""What the ranks of a run are doing, from their black boxes: which ones wait, which ones keep the others waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import math
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from lockstep.machine.identity import shared_by
+from lockstep.machine.sizes import counted, size
+from lockstep.regular import check_regular
+from lockstep.shapes import fits
+from lockstep.stopping import catches
+from lockstep.tools.explain.black_box import DIRECTORY, read_box
+from lockstep.tools.explain.file_locks import awaited_locks
+from lockstep.tools.explain.holders import has_no_task, holder_in, without_start
+from lockstep.tools.explain.live_step import read_live_step
+from lockstep.tools.explain.loader_workers import LoaderWorker, busy_workers, waits_for_loader
+from lockstep.tools.explain.process import ProcessFacts, facts_of, state_of
+from lockstep.tools.explain.record import Record
+from lockstep.tools.explain.sampler import EVERY_S, is_communicating, waits_at
+from lockstep.tools.explain.script_clock import doing_at
+from lockstep.tools.explain.stack_request import SIGNAL, request_stack
+from lockstep.tools.explain.work import BUSY_BYTES, LEAST_SHARE, Work
+from lockstep.tracebacks.frames import OURS, Frame, claim, is_own, owner, shortened
+
+_LATE_S = 6 * EVERY_S
+"""A process whose record is older than this has stopped reporting."""
+_LAUNCH = f"{OURS}launch/"
+_WAITING_CODE = (OURS, "/torch/", "/multiprocessing/", "/selectors.py", "/threading.py", "/queue.py")
+"""Code in which a script waits."""
+_STILL_S = 2.0
+"""A rank that has not moved for this long is examined more closely."""
+_RECENT_S = 10.0
+"""What was done longer ago than this is over."""
+_MOST_LOADERS = 3
+_MOST_SOURCE_BYTES = 1 << 24
+_ALIVE = ("running", "late")
+DEFAULT_GROUP = "0"
+"""PyTorch's name of the process group of all ranks."""
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank was last seen doing."""
+
+    record: Mapping[str, Any]
+    """The newest of its black box."""
+    state: str
+    """``running``; ``late``: it has stopped reporting; ``stopped`` by a signal; ``replaced`` by another program; ``gone``; or
+    how it ended: ``finished``, ``failed``. (A process that is ending is one of the first four: see ``ending``.)"""
+    late_s: float
+    """How long ago it should have reported."""
+    is_here: bool = True
+    """Whether it is a process of this machine."""
+    facts: ProcessFacts | None = None
+    """Known if it is here and does not move."""
+    loaders: Sequence[LoaderWorker] = ()
+    """Its busy loader workers, if it waits for them."""
+    locks: Sequence[tuple[str, int | None]] = ()
+    """The locks of files that it waits for: who holds each, in a line, and that one's rank, if it is one."""
+    is_behind: bool = False
+    """Whether it has begun a collective, but has not reached the one that others wait in."""
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON values, for a launcher on another machine."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> RankReport:
+        """The inverse of ``as_json``."""
+        claim(content["record"].get("package", ""))
+        facts = None if content["facts"] is None else ProcessFacts(**content["facts"])
+        loaders = [
+            LoaderWorker(worker["pid"], ProcessFacts(**worker["facts"]), worker["frames"]) for worker in content["loaders"]
+        ]
+        return RankReport(**{**content, "facts": facts, "loaders": loaders})
+
+    @property
+    def rank(self) -> int:
+        """The rank of the process."""
+        return int(self.record["rank"])
+
+    @property
+    def frames(self) -> list[Frame]:
+        """The main thread's stack, innermost frame first."""
+        return [(str(file), int(line), str(name)) for file, line, name in self.record["stack"]]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for other ranks."""
+        if self.state not in _ALIVE or self.is_behind or (self.ending and not is_communicating(self.frames)):
+            return False
+        return waits_at(self.frames, self.record["collective"])
+
+    @property
+    def ending(self) -> Mapping[str, Any]:
+        """Of a process whose program is over: ``how`` that ended; when, ``since_s``, in seconds since 1970; and the ``holders``
+        of the process. Empty: its program runs, or the process is gone."""
+        return self.record.get("ending", {}) if self.state in _ALIVE else {}
+
+    @property
+    def ending_s(self) -> float:
+        """How long ago its program was over, in seconds; 0: it runs."""
+        return self._since_in(self.ending, "since_s") if self.ending else 0.0
+
+    @property
+    def call(self) -> str:
+        """The collective in which it waits, in words; empty: none is known."""
+        collective = self.record["collective"]
+        if collective is None:
+            return ""
+        name = str(collective.get("group", DEFAULT_GROUP))
+        group = "" if name == DEFAULT_GROUP else f" of {name_group(name, collective.get('members') or ())}"
+        return f"{own_words(is_own(self.frames))}{collective['text']}{group}"
+
+    @property
+    def still_s(self) -> float:
+        """How long its main thread has not moved."""
+        return self._since("since_s")
+
+    @property
+    def idle_s(self) -> float:
+        """How long its main thread has not moved, and nothing else was done (``work``): one line may take minutes."""
+        return 0.0 if self._work_since is not None else min(self.still_s, self._since("worked_s"))
+
+    @property
+    def work(self) -> Work | None:
+        """What is done while its main thread does not move; None: nothing was seen for a while."""
+        if self._work_since is not None:
+            return self._work_since
+        if "work" in self.record and self._since("worked_s") < _RECENT_S:
+            work = self.record["work"]
+            return Work(work["how"], work.get("pid", 0), work.get("name", ""))
+        is_awake = self.still_s >= _RECENT_S > self.asleep_s and not self.is_waiting and not waits_for_loader(self.frames)
+        return Work("wakes") if is_awake else None
+
+    @property
+    def _work_since(self) -> Work | None:
+        """What a process does that has stopped reporting, as far as the kernel knows."""
+        if self.facts is None or self.state != "late":
+            return None
+        if self.facts.io_bytes > self.record.get("io_bytes", math.inf) + BUSY_BYTES * (1 + self.late_s):
+            return Work("reads or writes")
+        return (
+            Work("computes") if self.facts.cpu_s > self.record.get("cpu_s", math.inf) + LEAST_SHARE * self.late_s else None
+        )
+
+    @property
+    def asleep_s(self) -> float:
+        """How long its main thread has used no processor time: a thread that polls uses some, even at one line for minutes."""
+        return self._since("awake_s")
+
+    def _since(self, event: str) -> float:
+        return self._since_in(self.record, event)
+
+    def _since_in(self, record: Mapping[str, Any], event: str) -> float:
+        return float(self.record["time_s"]) - float(record.get(event, 0.0)) + self.late_s
+
+    def describe(self) -> str:
+        """What it does, in words."""
+        at, of = _step_words(self.record)
+        if self.state == "gone":
+            return f"dead: {self._why_gone()} {at}"
+        if self.state == "replaced":
+            return f"replaced by another program {at} (exec), which does not report"
+        if self.state == "stopped":
+            return f"stopped by a signal {at}: `kill -CONT {self.record['pid']}` resumes it"
+        if self.state not in _ALIVE:
+            status = f", with status {self.record['status']}" if self.record.get("status", -1) >= 0 else ""
+            return f"{self.state}{f' {at}' if at else ''}{status}{self._whether_there()}"
+        if self.ending and not self.is_waiting:
+            silent = self._why_silent()
+            return f"ending, for {self.ending_s:.0f} s: the script is over{of}{self.handles}{silent}"
+        activity = str(self.record["doing"]["activity"])
+        if self.is_waiting:
+            activity = f"waiting {f'in {self.call}' if self.call else 'for the other ranks'}"
+        elif waits_for_loader(self.frames) and self.still_s < _STILL_S:
+            activity = "getting batches from its loader"
+        elif waits_for_loader(self.frames):
+            pid = f" {self.loaders[0].pid}" if self.loaders else ""
+            activity = f"waiting for its loader worker{'s' if len(self.loaders) > 1 else ''}{pid}"
+        elif saves(self.frames) and not self._is_saving:
+            activity = "saving a checkpoint"
+        of = "" if self._is_saving else of  # the checkpoint's step has been named
+        how_long = f"for {self.still_s:.0f} s" if self.still_s >= 2 else "just now"
+        return f"{activity}{of}, {how_long}{self.handles}{self._writes}{self._works}{self._why_silent()}"
+
+    @property
+    def _writes(self) -> str:
+        """Which checkpoint it writes beside what it does, as a clause."""
+        step = self.record["doing"].get("checkpoint")
+        return "" if step is None or self._is_saving else f", while it writes the checkpoint of step {step}"
+
+    @property
+    def _is_saving(self) -> bool:
+        return bool(self.record["doing"].get("held")) and not self.is_waiting
+
+    @property
+    def _works(self) -> str:
+        """What is done while its main thread does not move, as far as it is seen, as a clause."""
+        is_still = self.still_s >= _STILL_S and not self.is_waiting
+        return f"; {self.work}" if is_still and self.work is not None else ""
+
+    def _why_gone(self) -> str:
+        status = self.record.get("status")
+        if status is None:
+            return "killed by its launcher, after another rank had failed, or because memory ran out (see dmesg),"
+        try:
+            return f"killed by {signal.Signals(-status).name} (signal {-status})"
+        except ValueError:
+            return f"killed by signal {-status}"
+
+    def _whether_there(self) -> str:
+        """Whether the process of a run that has ended is still there, as a clause."""
+        if self.facts is None:
+            return ""
+        return "; its process is still there, and `lockstep stacks` without a directory shows what it does"
+
+    @property
+    def handles(self) -> str:
+        """Which exception it is handling, as a clause; empty: none, or it moves."""
+        handled = self.record.get("handled")
+        return f", while it handles {handled}" if handled else ""
+
+    def _why_silent(self) -> str:
+        """Why it does not report or move, as far as the kernel knows."""
+        if self.facts is not None and self.facts.swaps:
+            return f" (swapping: {size(self.facts.swap_bytes)} of its memory are on disk)"
+        if self.facts is not None and (why := self.facts.why_blocked()):
+            return f" ({why})"
+        if self.state != "late":
+            return ""
+        if self.is_here:
+            return " (its interpreter does not answer: C code that holds the GIL)"
+        return f" (it has not reported for {self.late_s:.0f} s)"
+
+    def stack(self, *, short: bool = False) -> list[str]:
+        """The lines of its stack to show, outermost first, from the script's first line on, ``short`` for a report. For a rank
+        that waits: only the script's own frames, and those of the loader workers that it waits for. For one that is ending:
+        what keeps it, with its stack."""
+        if (holders := self.ending.get("holders")) and not self.is_waiting:
+            return [line for holder in holders for line in _held_by(holder, short=short)]
+        frames = list(
+            takewhile(lambda frame: not frame[0].startswith(_LAUNCH), self.frames)
+        )  # behind them: what started the script
+        if self.is_waiting or waits_for_loader(frames):
+            frames = [frame for frame in frames if not any(part in frame[0] for part in _WAITING_CODE)]
+        lines = _shown(frames, short=short)
+        for worker in self.loaders[:_MOST_LOADERS]:
+            lines.append(f"its loader worker {worker.pid}, {worker.describe()}")
+            lines += [f"  {line}" for line in _shown(worker.frames, short=short)]
+        return lines if self.is_waiting else [*lines, *self.record.get("awaits", ()), *(line for line, _ in self.locks)]
+
+
+def _held_by(holder: Mapping[str, Any], *, short: bool) -> list[str]:
+    frames = [(str(file), int(line), str(name)) for file, line, name in holder["stack"]]
+    users = [number for number, frame in enumerate(frames) if owner(frame[0]) == "user"]
+    if users:  # without what has started the thread
+        frames = frames[users[0] : users[0] + 1] if short else frames[: users[-1] + 1]
+    return [f"{holder['what']}{':' if frames else ''}", *(f"  {line}" for line in _shown(frames, short=short))]
+
+
+def saves(frames: Sequence[Frame]) -> bool:
+    """Whether a thread with this stack saves a checkpoint with PyTorch."""
+    return any(
+        (file.endswith("/torch/serialization.py") and name == "save") or "/torch/distributed/checkpoint/" in file
+        for file, _, name in frames
+    )
+
+
+def _step_words(record: Mapping[str, Any]) -> tuple[str, str]:
+    """The step in which a record was made: as an adverbial, and as an attribute of what was being done."""
+    doing = record["doing"]
+    step = doing.get("step", 0)
+    if doing.get("in_step"):
+        return f"in step {step}", f" of step {step}"
+    at = f"after step {step}" if step else "before the first step"
+    if "num_done" in doing:  # a script that does not use lockstep
+        collectives = counted(doing["num_done"], "collective") if doing["num_done"] else ""
+        at = f"after {collectives}" if collectives else "before its first collective"
+        if "ending" in record:  # with the process groups, the number of their collectives is gone
+            at = f"after step {step}" if step else ""
+        elif step:
+            at = f"after step {step} ({collectives or '0 collectives'})"
+    return at, f", {at}" if at else ""
+
+
+def _shown(frames: Sequence[Frame], *, short: bool) -> list[str]:
+    lines = []
+    for frame in reversed(shortened(frames) if short else frames):
+        if frame is None:
+            lines.append("...")
+            continue
+        file, line, name = frame
+        source = _source(file, line)
+        lines += [f"{file}:{line} in {name}", *([f"    {source}"] if source else [])]
+    return lines
+
+
+def read_records(run_dir: Path) -> list[dict[str, Any]]:
+    """The newest record of each rank of a run's latest launch, in rank order.
+
+    ``run_dir`` may also be a launch's private directory: ranks that have joined a run are then looked up in the run's.
+    """
+    records = [record for path in (run_dir / DIRECTORY).glob("rank-*.box") if (record := _read(path)) is not None]
+    if any("program" in record for record in records):
+        records = [(_read(Path(record["joined"])) or record) if "joined" in record else record for record in records]
+    elif records:
+        newest = max(records, key=lambda record: float(record.get("began_s", 0.0)))  # an earlier one may have had more ranks
+        records = [record for record in records if record.get("launch") == newest.get("launch")]
+    for record in records:
+        claim(record.get("package", ""))
+    return sorted(records, key=lambda record: int(record["rank"]))
+
+
+def _source(file: str, line: int) -> str:
+    """A line of a program; empty: it cannot be read. A record may name any file, whose lines a report would pass on."""
+    with contextlib.suppress(OSError, ValueError):
+        if file.endswith(".py"):
+            check_regular(Path(file), _MOST_SOURCE_BYTES)
+            return linecache.getline(file, line).strip()
+    return ""
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    record = read_box(path)
+    return record if fits(record, Record) else None
+
+
+def run_joined(private_dir: Path) -> Path | None:
+    """The directory of the run that a launch's ranks have joined; None: some have not, or they have joined several."""
+    records = [_read(path) or {} for path in (private_dir / DIRECTORY).glob("rank-*.box")]
+    joined = {str(Path(record["joined"]).parents[1]) if "joined" in record else "" for record in records}
+    return Path(min(joined)) if len(joined) == 1 and joined != {""} else None
+
+
+def read_reports(run_dir: Path, now_s: float, *, asks: bool = True, asks_loaders: bool = True) -> list[RankReport]:
+    """What the ranks of a run's latest launch are doing, in rank order.
+
+    Args:
+        run_dir: of the run, or a launch's private directory.
+        now_s: seconds since 1970.
+        asks: whether to request the stacks of this machine's processes that have stopped reporting.
+        asks_loaders: whether to request those of loader workers at work, too, for which a rank waits. That wakes them up, which
+            looks like work: it is for a report that somebody has asked for.
+    """
+    records = read_records(run_dir)
+    ranks = {int(record["pid"]): int(record["rank"]) for record in records if record["machine"] == shared_by("pid")}
+    return [_report(record, now_s, ranks, asks=asks, asks_loaders=asks_loaders) for record in records]
+
+
+def _report(
+    record: Mapping[str, Any], now_s: float, ranks: Mapping[int, int], *, asks: bool, asks_loaders: bool
+) -> RankReport:
+    late_s = max(0.0, now_s - float(record["time_s"]) - EVERY_S)
+    is_here = bool(record["machine"]) and record["machine"] == shared_by("pid")
+    pid = int(record["pid"])
+    state = state_of(pid, float(record["time_s"])) if is_here else "running"
+    if record["ended"] is not None:
+        facts = facts_of(pid) if is_here and state != "gone" else None
+        return RankReport(record, record["ended"], late_s, is_here, facts)
+    if "status" in record or state == "gone":
+        return RankReport(record, _state_at_end(record), late_s, is_here)
+    if state == "running" and late_s > _LATE_S:
+        state = "late"
+        if is_here and asks and (stack := request_stack(record)):
+            record = {**record, "stack": stack, "collective": None, "doing": _doing_now(record, stack)}
+            if "ending" in record and not record["ending"]["holders"]:
+                record["ending"] = {**record["ending"], "holders": [holder_in(stack)]}
+        elif is_here and "stack_fd" in record and not catches(pid, SIGNAL):
+            state = "replaced"
+    report = RankReport(_with_children(record) if is_here and asks else record, state, late_s, is_here)
+    if not is_here or state not in _ALIVE or report.still_s < _STILL_S or report.is_waiting:
+        return report
+    report = replace(report, facts=facts_of(pid), locks=awaited_locks(pid, record.get("polls", ""), ranks))
+    if waits_for_loader(report.frames) and (asks_loaders or report.idle_s >= _RECENT_S):
+        report = replace(report, loaders=busy_workers(record))
+    return report
+
+
+def _doing_now(record: Mapping[str, Any], stack: Sequence[Frame]) -> dict[str, Any]:
+    """What a process does that has stopped reporting, given its present stack: since its record it may have taken steps."""
+    doing = dict(record["doing"])
+    step = read_live_step(int(record["pid"]), int(record.get("live_fd", -1)))
+    if doing.get("held") or "ending" in record:
+        return doing
+    doing["activity"] = doing_at(stack)
+    if step is not None and step != doing.get("step"):
+        doing["step"] = step
+        doing.pop("num_done", None)  # how many collectives that were is not known
+        if "in_step" in doing:
+            doing["in_step"] = True
+    return doing
+
+
+def _state_at_end(record: Mapping[str, Any]) -> str:
+    """The state of a process that is gone."""
+    status = record.get("status")
+    if status is None:
+        return "finished" if "ending" in record else "gone"
+    return "gone" if status < 0 else "failed" if status else "finished"
+
+
+def _with_children(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A record with the stacks of the children that keep its process from ending, as far as they are forks of it."""
+    if not (holders := record.get("ending", {}).get("holders")):
+        return record
+    stacks = [(request_stack(record, holder["pid"]) or []) if holder["pid"] else holder["stack"] for holder in holders]
+    asked = [{**holder, "stack": without_start(stack)} for holder, stack in zip(holders, stacks, strict=True)]
+    busy = [holder for holder in asked if not has_no_task(holder["stack"])]
+    return {**record, "ending": {**record["ending"], "holders": busy or asked}}
+
+
+def grouped(reports: Sequence[RankReport]) -> list[list[RankReport]]:
+    """Reports grouped by state and line of code: ranks that do not wait first, smaller groups before larger ones."""
+    groups: dict[Any, list[RankReport]] = {}
+    for report in reports:
+        collective = report.record["collective"]
+        what = collective and collective["text"]
+        held = tuple(str(holder["stack"]) or holder["what"] for holder in report.ending.get("holders", ()))
+        is_there = report.state == "finished" and report.facts is not None
+        groups.setdefault((report.state, is_there, tuple(report.frames), what, report.handles, held), []).append(report)
+    return sorted(groups.values(), key=lambda group: (group[0].is_waiting, len(group), group[0].rank))
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """``rank 3``; ``ranks 0 and 2 to 5``."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    names = [name for span in spans for name in ([f"{span[0]} to {span[-1]}"] if len(span) > 2 else map(str, span))]
+    listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
+
+
+def own_words(is_own: bool) -> str:
+    """What stands before a collective that lockstep has called for itself."""
+    return "lockstep's own " if is_own else ""
+
+
+def name_group(name: str, members: Sequence[int]) -> str:
+    """``the default process group``; ``process group 2 (ranks 0 and 1)``. ``members``: empty: unknown."""
+    if name == DEFAULT_GROUP:
+        return "the default process group"
+    return f"process group {name}" + (f" ({name_ranks(members)})" if members else "")

@@ -1,0 +1,89 @@
+"""What a record of a black box holds, as far as readers rely on it. The file may be damaged, or somebody else's."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypedDict
+
+from lockstep.shapes import MOST_RANKS, Count, Ranks, Seconds
+from lockstep.tracebacks.frames import Frame
+
+
+class _CollectiveNeeded(TypedDict):
+    text: str
+
+
+class _Collective(_CollectiveNeeded, total=False):
+    members: list[int]
+
+
+class _Holder(TypedDict):
+    kind: str
+    what: str
+    stack: list[Frame]
+    pid: Count | None
+
+
+class _Ending(TypedDict):
+    how: str
+    since_s: Seconds
+    holders: list[_Holder]
+
+
+class _WorkNeeded(TypedDict):
+    how: str
+
+
+class _Work(_WorkNeeded, total=False):
+    pid: Count
+    name: str
+
+
+class _Doing(TypedDict):
+    activity: str
+
+
+class _DoingMore(_Doing, total=False):
+    step: Count
+    num_done: Count
+    usual_s: Seconds
+
+
+class _Needed(TypedDict):
+    rank: Annotated[int, lambda rank: 0 <= rank < MOST_RANKS]
+    host: str
+    pid: Count
+    machine: str | None
+    time_s: Seconds
+    doing: _DoingMore
+    stack: list[Frame]
+    collective: _Collective | None
+    ended: str | None
+
+
+class Record(_Needed, total=False):
+    """What readers rely on in a record. (It has more: see ``sampler``.)"""
+
+    world_size: Ranks
+    launch: str
+    began_s: Seconds
+    since_s: Seconds
+    worked_s: Seconds
+    awake_s: Seconds
+    io_bytes: Count
+    memory: dict[str, Count]
+    cpu_s: Seconds
+    live_fd: int
+    work: _Work
+    ending: _Ending
+    status: int
+    awaits: list[str]
+    polls: str
+    handled: str
+    package: str
+    error: str
+    joined: str
+    program: str
+    stack_file: str
+    stack_fd: Count
+    begun: dict[str, int]
+    recent: list[tuple[int, str, str]]

@@ -1,0 +1,360 @@
+"""Samples what the training thread is doing, twice a second, and writes it to the process's black box.
+
+The training thread itself does nothing for it, so sampling costs a step no time. A thread that holds the interpreter lock in C
+code, or is stopped, cannot be sampled: the newest record is then from before (see ``stack_request``).
+
+A process has at most one sampler at work: that of its run replaces the one that the launcher has given it (``worker_box``),
+which goes on when the run is closed. The sampler's thread is not one of ``threading``'s, so that a script sees only its own
+threads, and it pauses while the process forks, since Python warns of forking with threads.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lockstep.stopping import say
+from lockstep.tools.explain.black_box import BlackBox, fits
+from lockstep.tools.explain.file_locks import polled_file
+from lockstep.tools.explain.flight_recorder import counts, read_recording
+from lockstep.tools.explain.handled import handled_by
+from lockstep.tools.explain.holders import holders_of
+from lockstep.tools.explain.live_step import live_step
+from lockstep.tools.explain.loader_workers import batches_received, is_loading
+from lockstep.tools.explain.process import io_bytes, own_memory
+from lockstep.tools.explain.saving import Lost, Saving
+from lockstep.tools.explain.script_clock import ScriptClock
+from lockstep.tools.explain.stack_request import StackResponder, can_answer
+from lockstep.tools.explain.thread_locks import awaited_by
+from lockstep.tools.explain.work import WorkMeter
+from lockstep.tools.explain.writes import write_in
+from lockstep.tracebacks.frames import OURS, Frame, own_package, stack_of
+
+EVERY_S = 0.5
+_GLANCES = 10
+"""Samples of a script clock per interval, at random times: regular ones would fall on the same part of every step."""
+_WAITS_AFTER_S = 1.0
+"""A thread that has not moved for this long may be waiting in a collective."""
+_SUSPENDED_S = 5.0
+"""A longer interval means that the whole launch was stopped for a while, or the machine was suspended."""
+_MOST_OF_ERROR = 6000
+"""Characters of a traceback."""
+_FEWEST_WINDOWS, _FEWEST_FRAMES, _FEWEST_HELD = 16, 10, 2
+"""What is kept of a record that does not fit into its box."""
+_CLOSE_S = 2.0
+_FORK_S = 0.2
+"""How long a fork waits for the sampler's thread to pause."""
+_COMMUNICATING = (*(f"{OURS}{room}/" for room in ("comm", "sync", "loop")), "/torch/distributed/")
+"""Code that a rank waits for others in."""
+_PICKLING = ("_object_to_tensor", "_tensor_to_object")
+"""Functions of ``torch.distributed`` in which an object collective has not begun, or is over."""
+
+
+def is_communicating(stack: Sequence[Sequence[Any]]) -> bool:
+    """Whether a thread with this stack, innermost frame first, runs code in which ranks wait for each other."""
+    return bool(stack) and any(part in str(stack[0][0]) for part in _COMMUNICATING) and stack[0][2] not in _PICKLING
+
+
+def waits_at(stack: Sequence[Sequence[Any]], collective: object) -> bool:
+    """Whether a thread that does not move waits for other ranks.
+
+    A thread with a pending collective does, wherever it is: ``work.wait()`` and, on a GPU, ``loss.item()`` have no frame.
+
+    Args:
+        stack: innermost frame first.
+        collective: the pending one; None: there is none.
+    """
+    return is_communicating(stack) or (bool(stack) and collective is not None)
+
+
+class Sampler:
+    """Samples the thread that creates it, until it is closed.
+
+    Args:
+        path: of the black box.
+        about: fields of every record: ``rank``, ``world_size``, ``host``, ``pid``, ...
+        doing: what the thread is doing, as far as that is known without its stack. Called from the sampler's thread, as are the
+            next two.
+        waits: called twice a second with the seconds for which the thread has waited for other ranks or loader workers, 0 if it
+            does not; None: that is not watched here, and nothing is ever printed.
+        clock: of a script that does not use lockstep.
+        loses: called with the time that the thread loses in saving, twice a second; None: as above.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        about: Mapping[str, Any],
+        doing: Callable[[], Mapping[str, Any]],
+        waits: Callable[[float], None] | None = None,
+        clock: ScriptClock | None = None,
+        loses: Callable[[Lost], None] | None = None,
+    ) -> None:
+        global _current
+        self._before = _current
+        """The sampler that this one replaces."""
+        if _current is not None:
+            _current.hand_over(path)
+        self._waits, self._loses = waits, loses
+        self._clock = clock
+        self._doing = doing
+        self._box = BlackBox(path, is_shared=about.get("num_nodes", 1) > 1)
+        self._responder = StackResponder(path.with_suffix(".stacks"))
+        self._pid, self._thread_id = os.getpid(), threading.get_ident()
+        self._about = {**about, "thread": self._thread_id, "live_fd": live_step().descriptor}
+        self._stack: list[Frame] = []
+        self._at: Mapping[str, Any] = {}
+        self._batches: object = None
+        """What it has received from loader workers, while it waits for them."""
+        self._same_since_s = time.time()
+        self._work = WorkMeter(lambda pid: can_answer(self._responder.where(), pid))
+        self._clock_id = time.pthread_getcpuclockid(self._thread_id) if hasattr(time, "pthread_getcpuclockid") else None
+        self._cpu_s, self._awake_s = 0.0, time.time()
+        """The thread's processor time, and when that last increased."""
+        self._collective: dict[str, Any] | None = None
+        self._handled = ""
+        """The exception that the thread is handling, once it has not moved for a while."""
+        self._awaits: list[str] = []
+        self._polls = ""
+        """What of another thread it then waits for, and the file whose lock it requests again and again."""
+        self._begun: Mapping[str, int] = {}
+        self._recent: Sequence[tuple[int, str, str]] = ()
+        self._recording_s = 0.0
+        """When the flight recorder was last read."""
+        self._saving, self._glanced_s = Saving(), time.time()
+        self._last: dict[str, Any] = {}
+        self._error = ""
+        self._has_failed = waits is None
+        self._draw = random.Random()
+        """Not the script's."""
+        self._halted = threading.Event()
+        self._running = threading.Lock()
+        """Held by the sampler's thread."""
+        self.resume()
+        _current = self
+
+    def hand_over(self, path: Path) -> None:
+        """Stop, since the process has another black box from now on."""
+        self._about["joined"] = str(path.absolute())
+        self.close("joined")
+        if self._clock is not None:
+            self._clock.close()
+
+    def take_back(self) -> None:
+        """Go on, since the process has no other black box any more."""
+        global _current
+        if os.getpid() == self._pid:
+            self._about.pop("joined", None)
+            self._responder = StackResponder(self._responder.path)
+            self.resume()
+            _current = self
+
+    def close(self, how: str) -> None:
+        """Stop, and record how the run has ended for this process: ``finished``, or ``failed``. The box of a process that has
+        failed keeps what it did before."""
+        global _current
+        if os.getpid() == self._pid and self.halt(_CLOSE_S):  # a forked process has no sampler thread
+            if how == "failed" and self._last:
+                recent = read_recording().recent or self._recent
+                record = {**self._last, "begun": counts().begun or self._begun, "recent": recent, "ended": how}
+                record.pop("steps", None)  # no longer needed, and the traceback needs the room
+                self._try(lambda: self._write({**record, "error": self._error}))
+            else:
+                if self._waits is not None:
+                    self._waits(0.0)  # it waits no more, and the next look might have been too late to say so
+                self._try(lambda: self._look(ended=how))
+            self._responder.close()
+        if _current is self:
+            _current = None
+            if how == "finished" and self._before is not None:
+                self._before.take_back()
+
+    def look_now(self) -> None:
+        """Record at once what the process does, since it may end before the next look. Called by the main thread."""
+        if self.halt(_FORK_S):
+            self._try(self._look)
+            self.resume()
+
+    def note_error(self, error: str) -> None:
+        """Keep the end of the traceback with which this process fails for the last record."""
+        self._error = error[-_MOST_OF_ERROR:]
+
+    def halt(self, most_s: float) -> bool:
+        """Pause the sampler's thread; returns whether it did so in time."""
+        self._halted.set()
+        if self._running.acquire(timeout=most_s):
+            self._running.release()
+            return True
+        return False
+
+    def resume(self) -> None:
+        """Start or continue sampling."""
+        self._halted.clear()
+        _thread.start_new_thread(self._run, ())
+
+    def _run(self) -> None:
+        with self._running:
+            self._halted.wait(self._last.get("time_s", 0.0) + EVERY_S - time.time())
+            while not self._halted.is_set():
+                began_s = time.time()
+                self._try(self._look)
+                self._try(self._watch)
+                self._pause()
+                if time.time() - began_s > _SUSPENDED_S:
+                    self._same_since_s = time.time()
+
+    def _pause(self) -> None:
+        glances = 1 if self._clock is None else _GLANCES
+        for _ in range(glances):
+            if self._halted.wait(EVERY_S / glances * (1 if glances == 1 else self._draw.uniform(0.2, 1.8))):
+                return
+            self._try(self._glance)
+
+    def _glance(self) -> None:
+        frame, now = self._frame(), time.time()
+        if self._clock is not None:
+            self._clock.glance(frame)
+        if (write := write_in(frame)) is not None:
+            at = self._doing()
+            self._saving.note(write, now, now - self._glanced_s, (at.get("step"), at.get("num_done")))
+        self._glanced_s = now
+
+    def _frame(self) -> Any:
+        return sys._current_frames().get(self._thread_id)
+
+    def _try(self, act: Callable[[], None]) -> None:
+        """No error here may affect the training."""
+        try:
+            act()
+        except Exception as error:
+            if not self._has_failed:
+                self._has_failed = True
+                say(f"WARNING: what this rank is doing cannot be recorded for `lockstep stacks`: {error}")
+
+    def _watch(self) -> None:
+        if self._waits is not None:
+            waits = waits_at(self._stack, self._collective) or is_loading(self._stack, self._at)
+            self._waits(time.time() - self._same_since_s if waits else 0.0)
+        if self._loses is not None and (lost := self._saving.lost()) is not None:
+            self._loses(lost)
+
+    def _look(self, ended: str | None = None) -> None:
+        now, frame = time.time(), self._frame()
+        if self._clock is not None:
+            self._clock.see(frame)
+        stack, at, batches = stack_of(frame), self._doing(), batches_received(frame)
+        del frame  # and what it holds
+        if (stack, at, batches) != (self._stack, self._at, self._batches):
+            self._stack, self._at, self._batches = stack, at, batches
+            self._same_since_s, self._collective, self._handled = now, None, ""
+            self._awaits, self._polls = [], ""
+        elif now - self._same_since_s >= _WAITS_AFTER_S and now - self._recording_s >= _WAITS_AFTER_S:
+            recording, self._recording_s = read_recording(), now
+            pending, self._recent = recording.pending, recording.recent
+            self._collective = None if pending is None else {**asdict(pending), "text": str(pending)}
+            self._handled = handled_by(self._thread_id)
+            self._awaits, self._polls = awaited_by(self._thread_id), polled_file(self._thread_id)
+        self._begun = counts().begun
+        if self._clock_id is not None and (cpu_s := time.clock_gettime(self._clock_id)) > self._cpu_s:
+            self._cpu_s, self._awake_s = cpu_s, now
+        self._work.look(now, is_still=now - self._same_since_s >= _WAITS_AFTER_S and not is_communicating(stack))
+        self._last = {
+            **self._about,
+            **self._responder.where(),
+            "time_s": now,
+            "since_s": self._same_since_s,
+            "worked_s": self._work.worked_s,
+            **({} if self._work.newest is None else {"work": asdict(self._work.newest)}),
+            "awake_s": self._awake_s,
+            "io_bytes": io_bytes(),
+            "cpu_s": time.process_time(),
+            "memory": own_memory(),
+            "doing": at,
+            "stack": stack,
+            "collective": self._collective,
+            **({"handled": self._handled} if self._handled else {}),
+            **({"awaits": self._awaits} if self._awaits else {}),
+            **({"polls": self._polls} if self._polls else {}),
+            **({"package": package} if (package := own_package()) else {}),
+            "begun": self._begun,
+            "recent": self._recent,
+            **({} if (lost := self._saving.lost()) is None else {"saving": asdict(lost)}),
+            **({} if self._clock is None else {"steps": self._clock.history()}),
+            **({} if _end is None else {"ending": {**_end, "holders": holders_of(self._thread_id)}}),
+            "ended": ended,
+        }
+        self._write(self._last)
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        try:
+            self._box.write(record)
+        except ValueError:  # it is too long
+            self._box.write(shortened(record))
+
+
+def shortened(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record that did not fit into its box, shortened until it does. Pure.
+
+    The least useful parts go first: older windows of steps, outer frames, all steps, outer frames of what keeps
+    the process, and last the beginning of the traceback.
+    """
+    short = dict(record)
+    if steps := short.get("steps"):
+        short["steps"] = {**steps, "windows": steps["windows"][-_FEWEST_WINDOWS:]}
+    while len(short["stack"]) > _FEWEST_FRAMES and not fits(short):
+        short["stack"] = short["stack"][: max(_FEWEST_FRAMES, len(short["stack"]) - 5)]
+    if not fits(short):
+        short.pop("steps", None)
+    if (ending := short.get("ending")) and not fits(short):
+        holders = [{**holder, "stack": holder["stack"][:_FEWEST_HELD]} for holder in ending["holders"]]
+        short["ending"] = {**ending, "holders": holders}
+    while short.get("error") and not fits(short):
+        short["error"] = short["error"][len(short["error"]) // 4 + 1 :]
+    return short
+
+
+_current: Sampler | None = None
+"""The sampler of this process."""
+_end: dict[str, Any] | None = None
+"""How and when the program of this process has ended; None: it has not."""
+
+
+def note_end(how: str) -> None:
+    """Record that the program of this process has ended, without a failure: threads, exit handlers and children may follow."""
+    global _end
+    _end = {"how": how, "since_s": time.time()}
+    if _current is not None:
+        _current.look_now()
+
+
+def fail_current(error: str) -> None:
+    """Keep in this process's black box that its program has failed, with this traceback, and what it did before."""
+    if _current is not None:
+        _current.note_error(error)
+        _current.close("failed")
+
+
+def _before_fork() -> None:
+    if _current is not None:
+        _current.halt(_FORK_S)
+
+
+def _in_parent() -> None:
+    if _current is not None:
+        _current.resume()
+
+
+def _in_child() -> None:
+    global _current, _end
+    _current = _end = None
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

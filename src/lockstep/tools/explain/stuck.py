@@ -1,0 +1,353 @@
+"""Detects that a run makes no progress, and reports which ranks wait for which, long before anything times out.
+
+Each rank watches only itself. One that has waited for too long reads the black boxes of all ranks, and the lowest of the
+waiting ranks reports. This takes no communication, which might hang as well.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
+from lockstep.tools.explain.loader_workers import is_loading, waits_for_loader
+from lockstep.tools.explain.mismatch import SAME_CALLS, first_mismatch
+from lockstep.tools.explain.rank_reports import RankReport, grouped, name_ranks, read_reports
+from lockstep.tools.explain.remarks import Remarks
+from lockstep.tools.explain.sampler import is_communicating
+from lockstep.tracebacks.frames import MOST_FRAMES, Frame, owner, users_location
+
+LEAST_S = 10.0
+BUSY_S = 120.0
+"""How long a rank that is working may keep the others waiting before that is reported."""
+_LEAST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+"""The delay between two looks of a rank that has waited for too long, until it knows for whom."""
+_ASKED_S = 3.0
+"""How long a rank that waits for too long, and is asked to stop, still waits."""
+_LATER_S = 2.0
+_STEPS = 5
+_FIRST_S = 60.0
+"""The limit while the time of a step is unknown; the first steps, which compile and read most, take long."""
+_KNOWN_AFTER = 3
+_TIMED_OUT_S = 1.0
+"""Ranks that time out have waited for at least this long."""
+_TO_SET_UP = 5
+"""Collectives of DistributedDataParallel's constructor, which compares the ranks' models and broadcasts rank 0's."""
+_PLACES = 2
+"""Outermost calls of the script that tell one place from another."""
+_TRANSFERS = ("recv", "send")
+_DEBUGGERS = ("pdb.py", "bdb.py", "/debugpy/", "/pydevd", "/IPython/")
+
+
+def limit_s(step_s: float, num_steps: int, *, is_asked: bool = False) -> float:
+    """How long ranks may wait for others before that is reported, in seconds.
+
+    Args:
+        step_s: the usual time of a step, in seconds.
+        num_steps: taken in this launch.
+        is_asked: whether the run was asked to stop, so that no more of its first steps is lost than is done already.
+    """
+    if num_steps >= _KNOWN_AFTER:
+        return max(LEAST_S, _STEPS * step_s)
+    return LEAST_S if is_asked else _FIRST_S
+
+
+def limit_of_script_s(record: Mapping[str, Any]) -> float:
+    """The limit for a script that does not use lockstep, from a rank's record. Its collectives count as steps, but for the
+    first ones, which belong to the set-up. (A step has at least one.)"""
+    doing = record["doing"]
+    return limit_s(doing.get("usual_s", 0.0), doing.get("num_done", 0) - _TO_SET_UP)
+
+
+class AtWork(NamedTuple):
+    """What ranks do that keep the others waiting with good reason, as far as can be seen."""
+
+    text: str
+    """One line."""
+    where: tuple[object, ...]
+    """The ranks and their place in the script: the same the next time that they do it."""
+
+
+class StuckWatch:
+    """What a rank does while it waits: it reports who waits for whom, and ends if it waits for what cannot come.
+
+    Args:
+        run_dir: of the run.
+        rank: of this process.
+        limit_s: how long it may wait, in seconds, given whether it was asked to stop.
+        asked: whether this process was asked to stop.
+        progress: how far this process is in its steps.
+        tell: called with what the user is told, on the lowest of the waiting ranks.
+        end: called when this rank cannot finish its step, with the report, whether this rank is the one that tells it, and
+            whether it is a deadlock; else it was asked to stop. Does not return.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        rank: int,
+        limit_s: Callable[[bool], float],
+        asked: Callable[[], bool],
+        progress: Callable[[], object],
+        tell: Callable[[str], None],
+        end: Callable[[str, bool, bool], object],
+    ) -> None:
+        self._run_dir = run_dir
+        self._rank = rank
+        self._limit_s = limit_s
+        self._asked = asked
+        self._progress = progress
+        self._end = end
+        self._still_s = math.inf
+        self._remarks = Remarks(tell)
+        self._warned_at: object = None
+        """How far this process was when it warned."""
+        self._told = ""
+        """What was reported; empty: nothing yet."""
+        self._is_first = False
+        """Whether this rank is the one that reports it."""
+        self._pause_s = self._next_s = 0.0
+        self._dead_s = self._asked_s = math.inf
+        """For how long this rank had waited when it was first seen in a deadlock, and when it was asked to stop."""
+
+    def look(self, still_s: float) -> None:
+        """Called again and again.
+
+        ``still_s``: for how long this rank has waited, for other ranks or for loader workers; 0: it does not.
+        """
+        if self._remarks.has_warned and self._progress() != self._warned_at:
+            self._remarks.all_clear()
+        if still_s == 0 or still_s < self._still_s:  # it has moved
+            self._told, self._pause_s, self._next_s = "", _LEAST_PAUSE_S, 0.0
+            self._remarks.end_wait()
+            self._dead_s = self._asked_s = math.inf
+        self._still_s = still_s
+        asked = self._asked()
+        if still_s > self._limit_s(asked) and still_s >= self._next_s:
+            self._report(still_s)
+        # The others follow: without them the first one would fail before it has told why.
+        later_s = 0.0 if self._is_first else _LATER_S
+        if still_s - self._dead_s >= CERTAIN_S + later_s:
+            self._end(self._told, self._is_first, True)
+        if asked and self._told:
+            self._asked_s = min(still_s, self._asked_s)
+            if still_s - self._asked_s >= _ASKED_S + later_s:
+                self._end(self._told, self._is_first, False)
+
+    def _report(self, still_s: float) -> None:
+        reports = read_reports(self._run_dir, time.time(), asks_loaders=False)
+        text = who_waits(reports, str(self._run_dir))
+        self._is_first = self._rank == min(
+            (report.rank for report in reports if report.is_waiting or _loads(report)), default=None
+        )
+        if text is None:
+            if self._is_first and (work := who_works(reports)) is not None:
+                self._remarks.mention(*work)
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._next_s, self._dead_s = still_s + self._pause_s, math.inf
+            return
+        if not self._told and self._is_first:
+            self._warned_at = self._progress()
+            self._remarks.warn(text, still_s)
+        self._told = text
+        is_dead = self._rank in deadlocked(reports)
+        self._dead_s = min(still_s, self._dead_s) if is_dead else math.inf
+        self._next_s = still_s + (CERTAIN_S if is_dead else math.inf)
+
+
+def who_waits(
+    reports: Sequence[RankReport], run_dir: str = "", *, is_over: bool = False, is_here: bool = False
+) -> str | None:
+    """Which ranks wait for which others, and what those are doing; None: none are missing, or with good reason.
+
+    Args:
+        reports: of the ranks.
+        run_dir: the argument of ``lockstep stacks``; empty: it needs none.
+        is_over: whether the ranks have timed out; otherwise missing ones may be working, or in a debugger.
+        is_here: whether ``lockstep stacks`` shows only ranks of the machine on which it is called.
+    """
+    waiting, missing = _divided(reports)
+    reports = [*waiting, *missing]
+    if not is_over and missing and all(map(_loads, reports)):
+        waiting, missing = missing, []  # for what their own loaders do not bring
+    if not waiting or (not is_over and any(_is_debugged(report) for report in missing)):
+        return None
+    still_s = max(report.still_s for report in waiting)
+    if is_over and still_s < _TIMED_OUT_S:
+        return None  # something else has failed
+    verb = "waits" if len(waiting) == 1 else "wait"
+    if not missing and _loads(waiting[0]):
+        if still_s < BUSY_S and any(map(_loader_works, waiting)):
+            return None
+        lines = [
+            f"{_names(waiting)} {verb} for a batch of {'its' if len(waiting) == 1 else 'their'} own.",
+            *_details(waiting),
+        ]
+    elif not missing:
+        lines = _mismatch(waiting, is_certain=bool(deadlocked(waiting)))
+        if not lines:
+            return None
+    elif (
+        not is_over
+        and still_s < BUSY_S
+        and not any(map(_is_still, _without_locked_out(missing)))
+        and not deadlocked(reports)
+    ):
+        return None  # the missing ranks are working: rank 0 evaluates, say
+    else:
+        lines = [f"{_names(waiting)} {verb} for {_names(missing)}.", *_details(missing)]
+    if not is_over:
+        whose = "the ranks of the machine that it is called on" if is_here else "all ranks"
+        lines.append(f"`{f'lockstep stacks {run_dir}'.strip()}` shows {whose}, at any time.")
+    return "\n".join([f"no progress for {still_s:.0f} s: {lines[0]}", *lines[1:]])
+
+
+def who_works(reports: Sequence[RankReport]) -> AtWork | None:
+    """What ranks do for which others have waited, where ``who_waits`` sees no reason to warn; None: nothing to tell."""
+    waiting, missing = _divided(reports)
+    missing = [report for report in missing if report.state in ("running", "late")]
+    if not waiting or not missing or any(map(_is_debugged, missing)):
+        return None
+    verb = "has" if len(waiting) == 1 else "have"
+    works = "is at work" if len(missing) == 1 else "are at work"
+    still_s = max(report.still_s for report in waiting)
+    does = [f"{group[0].describe()}{_where(group[0].frames)}" for group in grouped(missing)]
+    if len(does) > 1:
+        does = [f"{_names(group)}: {what}" for group, what in zip(grouped(missing), does, strict=True)]
+    text = f"{_names(waiting)} {verb} waited {still_s:.0f} s for {_names(missing)}, which {works}: {'; '.join(does)}"
+    places = tuple((report.rank, *_outermost(report.frames)) for report in missing)
+    return AtWork(text, places)
+
+
+def _outermost(frames: Sequence[Frame]) -> list[Frame]:
+    """The user's own outermost calls."""
+    return [frame for frame in reversed(frames) if owner(frame[0]) == "user"][:_PLACES]
+
+
+def _divided(reports: Sequence[RankReport]) -> tuple[list[RankReport], list[RankReport]]:
+    """The ranks that wait for others, and those that do not."""
+    reports = [
+        replace(report, is_behind=_is_behind(report, reports) or _has_ended_early(report, reports)) for report in reports
+    ]
+    waiting = [report for report in reports if report.is_waiting]
+    return waiting, [report for report in reports if not report.is_waiting]
+
+
+def _names(reports: Sequence[RankReport]) -> str:
+    return name_ranks([report.rank for report in reports])
+
+
+def _details(reports: Sequence[RankReport]) -> list[str]:
+    """What ranks do, and where."""
+    lines = []
+    for group in grouped(reports):
+        hosts = ", ".join(sorted({str(report.record["host"]) for report in group}))
+        pid = f" (pid {group[0].record['pid']})" if len(group) == 1 else ""
+        lines.append(f"  {_names(group)} on {hosts}{pid}: {group[0].describe()}")
+        lines += [f"    {line}" for line in group[0].stack(short=True)]
+    return lines
+
+
+def _loads(report: RankReport) -> bool:
+    """Whether a rank waits for nothing but its next batch."""
+    return (
+        report.state in ("running", "late") and not report.is_waiting and is_loading(report.frames, report.record["doing"])
+    )
+
+
+def _loader_works(report: RankReport) -> bool:
+    """Whether a rank that waits for its next batch does so with good reason, as far as can be seen."""
+    if waits_for_loader(report.frames):
+        return report.idle_s < LEAST_S
+    return min(report.idle_s, report.asleep_s) < LEAST_S
+
+
+def _mismatch(reports: Sequence[RankReport], *, is_certain: bool) -> list[str]:
+    """Lines about ranks that all wait, because their calls do not belong together; none if there is no sign of that.
+
+    ``is_certain``: whether they are in a deadlock.
+    """
+    called: dict[str, list[RankReport]] = {}
+    for report in reports:
+        call = report.call or _transfer(report.frames)
+        if call is None and is_certain:
+            call = "the exchange of gradients"
+        if call:
+            called.setdefault(call, []).append(report)
+    transfers = [call for call in called if call in _TRANSFERS]
+    first = first_mismatch([report.record for report in reports])
+    if len(called) < 2 and first is None and not transfers and not is_certain:
+        return []
+    lines = ["the ranks have called different collectives, and all of them wait."]
+    if transfers:
+        lines = [f"all ranks wait for each other: {' and '.join(sorted(transfers))} without a counterpart."]
+    for call, group in called.items():
+        lines.append(f"  {_names(group)}: {call}{_where(group[0].frames)}")
+        handling = [report for report in group if report.handles]
+        lines += [f"    {_names([report])} calls it{report.handles}" for report in handling]
+    if first is not None:
+        lines.append(f"  The first of the latest ones that differs: {first}.")
+    lines.append(f"Each recv needs a send of another rank to this one. {SAME_CALLS}" if transfers else SAME_CALLS)
+    return lines
+
+
+def _where(frames: Sequence[Frame]) -> str:
+    if location := users_location(frames):
+        return f", at {location}"
+    is_whole = 0 < len(frames) < MOST_FRAMES
+    has_program = any(owner(file) == "library" for file, _, _ in frames)
+    return ", after the end of its program" if is_whole and not has_program else ""
+
+
+def _transfer(frames: Sequence[Frame]) -> str | None:
+    """The point-to-point call in which a rank waits: recorders know only those of NCCL."""
+    file, _, name = frames[0] if frames else ("", 0, "")
+    return name if name in _TRANSFERS and "/torch/distributed/" in file else None
+
+
+def _is_behind(report: RankReport, reports: Sequence[RankReport]) -> bool:
+    """Whether a rank in the script's own code has not yet begun a collective in which another one waits."""
+    if is_communicating(report.frames):
+        return False
+    begun = report.record.get("begun") or {}
+    pending = [peer.record["collective"] for peer in reports if peer is not report and peer.record["collective"] is not None]
+    return any(
+        collective.get("group") in begun and int(begun[collective["group"]]) < int(collective["number"])
+        for collective in pending
+    )
+
+
+def _has_ended_early(report: RankReport, reports: Sequence[RankReport]) -> bool:
+    """Whether a rank's program is over while others wait in theirs, for a collective that it will never call."""
+    waiting = [peer for peer in reports if peer.is_waiting and not peer.ending]
+    return bool(report.ending and report.call and waiting) and all(peer.call not in ("", report.call) for peer in waiting)
+
+
+def _without_locked_out(missing: Sequence[RankReport]) -> list[RankReport]:
+    """Those of the missing ranks that do not wait for a file lock of another one, which may be working for both."""
+    ranks = {report.rank for report in missing}
+    return [report for report in missing if not ranks & {rank for _, rank in report.locks if rank != report.rank}]
+
+
+def _is_still(report: RankReport) -> bool:
+    """Whether a rank that others wait for does nothing, as far as can be seen.
+
+    Inside ``batch.shards`` all ranks do the same, so one that polls there waits for something. Outside, and in a script that
+    does not use lockstep, one rank may do what the others do not: poll until a job is done, or read a file line by line.
+    """
+    if report.state not in ("running", "late"):
+        return True
+    # PyTorch's own loop wakes up now and then.
+    may_poll = report.record["doing"].get("apart", True) and not waits_for_loader(report.frames)
+    idle_s = min(report.idle_s, report.asleep_s) if may_poll else report.idle_s
+    return idle_s >= LEAST_S or (report.state == "late" and idle_s > 0)
+
+
+def _is_debugged(report: RankReport) -> bool:
+    if report.facts is not None and report.facts.state == "t":
+        return True
+    return any(name in file for file, _, _ in report.frames for name in _DEBUGGERS)

@@ -1,0 +1,195 @@
+"""Writes a process's part of the digest journal during training: see ``replay.digests`` for its format.
+
+In most steps it only records the samples' identities and the losses, which are formatted every so many steps. It draws no
+random numbers, changes no tensors and does not communicate. The state's digests are those that the ranks compare.
+"""
+
+from __future__ import annotations
+
+import marshal
+import math
+import zlib
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.comm.dtensors import is_dtensor
+from lockstep.digest import bit_sums, digest
+from lockstep.listener import Listener
+from lockstep.measure.events import EventWriter
+from lockstep.plan.shards import MicroStep
+from lockstep.recovery.fingerprint import Fingerprint, short_digest
+from lockstep.sync.gradients import widen
+from lockstep.tools.replay.digests import NOTHING, PhaseGradient, is_due
+from lockstep.tools.verify.trace.lines import exact
+from lockstep.tools.verify.trace.subjects import Subjects
+
+_FIELDS = 7
+"""Of a micro-step: its step, phase, shard and part, the digests of its samples' identities and of their content, and its losses
+(a number, a tensor on a GPU, or a tuple of several)."""
+
+
+class DigestJournal(Listener):
+    """The digest journal of one process.
+
+    Args:
+        writer: of the process's file.
+        every: steps between lines (see ``digests.is_due``); 0: only for those in ``always``.
+        fingerprint: of the run's state.
+        subjects: the prepared objects.
+        is_main: whether this is rank 0, which also writes what is the same on all ranks.
+        always: further steps that are written in full.
+    """
+
+    def __init__(
+        self,
+        writer: EventWriter,
+        every: int,
+        fingerprint: Fingerprint,
+        subjects: Subjects,
+        *,
+        is_main: bool,
+        always: range = range(0),
+    ) -> None:
+        self._writer = writer
+        self._every = every
+        self._fingerprint = fingerprint
+        self._subjects = subjects
+        self._is_main = is_main
+        self._always = always
+        self._step = self._phase = 0
+        self._is_due = False
+        """Whether the current step ends with a line."""
+        self._micro: MicroStep | None = None
+        self._samples = 0
+        """The digest of the identities of the micro-step's samples so far."""
+        self._contents: list[str] = []
+        """Digests of its samples, one for each loader."""
+        self._losses: list[Any] = []
+        """Numbers, or tensors on a GPU."""
+        self._noted: list[Any] = []
+        """The fields of all micro-steps since the last line, which are faster to format together. (In one list, since thousands
+        of long-lived containers would keep Python's garbage collector busy.)"""
+        self._num_safe = 0
+        """How many fields are of earlier steps. The current step may yet be discarded."""
+        self._gradients: list[PhaseGradient] = []
+        self._has_seen_nan = False
+
+    def begin_step(self, step: int) -> None:
+        """See Listener."""
+        self._step = step
+        self._phase = 0
+        self._is_due = is_due(step, self._every) or step in self._always
+        self._num_safe = len(self._noted)
+
+    def received(self, micro: MicroStep, data: Any) -> None:
+        """See Listener."""
+        if self._micro is None:
+            self._micro, self._samples, self._contents, self._losses = micro, 0, [], []
+        self._samples = zlib.crc32(_as_bytes(micro.samples), self._samples)
+        if self._is_due:
+            self._contents.append(digest(data))
+
+    def before_backward(self, loss: Tensor, weight: float | None) -> None:
+        """See Listener."""
+        if not loss.is_cpu:
+            self._losses.append(loss.detach())  # read when the GPU has long computed it
+            return
+        number = loss.item()
+        self._losses.append(number)
+        if number != number and not self._has_seen_nan and self._micro is not None:
+            self._has_seen_nan = True  # this step may be the last of the process
+            self._write([*self._noted, *self._entry(self._micro)], self._step)
+
+    def end_shard(self) -> None:
+        """See Listener."""
+        if self._micro is not None:
+            self._noted += self._entry(self._micro)
+            self._micro = None
+
+    def _entry(self, micro: MicroStep) -> tuple[Any, ...]:
+        """The fields of the current micro-step."""
+        losses = self._losses[0] if len(self._losses) == 1 else tuple(self._losses)
+        content = digest(self._contents)[:16] if self._contents else NOTHING
+        return self._step, self._phase, micro.shard, micro.part, self._samples, content, losses
+
+    def end_phase(self, phase: int) -> None:
+        """See Listener."""
+        self._phase = phase + 1
+        if self._is_due and self._is_main:
+            gradients = {name: grad for name, grad in self._subjects.gradients().items() if not is_dtensor(grad)}
+            sums = bit_sums(list(gradients.values()))
+            self._gradients.append(
+                PhaseGradient(short_digest(dict(zip(gradients, sums, strict=True))), exact(norm_of(gradients.values())))
+            )
+
+    def drop(self) -> None:
+        """See Listener."""
+        self._micro = None
+        del self._noted[self._num_safe :]
+        self._gradients = []
+
+    def tick(self, step: int) -> None:
+        """See Listener."""
+        if not self._is_due:
+            return
+        self._is_due = False
+        more: dict[str, Any] = {}
+        if self._is_main:
+            sums = self._fingerprint.after(step)
+            more = {
+                "gradients": self._gradients,
+                "state": {owner: short_digest(parts) for owner, parts in sums.items()},
+            }
+        self._write(self._noted, step, **more)
+        self._noted, self._gradients, self._num_safe = [], [], 0
+
+    def end_run(self, step: int, *, failed: bool) -> None:
+        """See Listener."""
+        if self._noted:
+            self._write(self._noted, step)
+        self._writer.close()
+
+    def _write(self, noted: Sequence[Any], step: int, **more: Any) -> None:
+        *columns, losses = [noted[field::_FIELDS] for field in range(_FIELDS)]
+        losses = [item if isinstance(item, tuple) else (item,) for item in losses]
+        numbers = iter(_read([loss for several in losses for loss in several]))
+        texts = []
+        for step_number, phase, shard, part, samples, content, several in zip(*columns, losses, strict=True):
+            exact_losses = ",".join([next(numbers).hex() for _ in several]) or NOTHING
+            # As ``digests.row``:
+            texts.append(f"{step_number} {phase} {shard} {part} {samples:08x} {content} {exact_losses}")
+        self._writer.write("steps", last=step, shards=";".join(texts), **more)
+
+
+def _as_bytes(identities: Sequence[Any]) -> bytes:
+    if type(identities) is list:
+        try:
+            return marshal.dumps(identities, 2)  # three times as fast; later formats depend on reference counts
+        except ValueError:  # not built-in types
+            pass
+    try:
+        return array("q", identities).tobytes()
+    except (TypeError, OverflowError):  # not integers: keys of a table, say
+        return repr([item.tolist() if isinstance(item, Tensor) else item for item in identities]).encode()
+
+
+def _read(losses: Sequence[Any]) -> list[float]:
+    """The values of losses; those on GPUs are read together."""
+    gpu = next((loss.device for loss in losses if isinstance(loss, Tensor)), None)
+    if gpu is None:
+        return list(losses)
+    tensors = [loss.reshape(()) if isinstance(loss, Tensor) else torch.tensor(loss) for loss in losses]
+    numbers: list[float] = torch.stack([tensor.to(gpu, torch.float64) for tensor in tensors]).tolist()
+    return numbers
+
+
+def norm_of(gradients: Iterable[Tensor]) -> float:
+    """The norm of all gradients together. For display: its last bits are not reproducible."""
+    norms = [torch.linalg.vector_norm(widen(g.coalesce().values() if g.is_sparse else g)) for g in gradients]
+    if not norms:
+        return 0.0
+    return math.sqrt(sum(norm**2 for norm in torch.stack([norm.to(norms[0].device).double() for norm in norms]).tolist()))

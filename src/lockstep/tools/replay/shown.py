@@ -1,0 +1,107 @@
+"""What a replay has recorded of its steps, as values and as lines to print. Pure, except for reading files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import UsageError
+from lockstep.tools.replay.digests import Digests, read_digests
+from lockstep.tools.replay.request import SHOWN, Request
+from lockstep.tools.verify.trace.lines import DIRECTORY, number, read_lines
+from lockstep.tools.verify.trace.traced_run import ShardKey, TracedRun, read_run
+
+_SHOWN_SAMPLES = 8
+_SHOWN_NORMS = 12
+
+
+@dataclass(kw_only=True)
+class Details:
+    """What ``StepDetails`` has written in all processes."""
+
+    batch_norm: list[str] = field(default_factory=list)
+    shards: dict[ShardKey, dict[str, float]] = field(default_factory=dict)
+    """Norms by parameter, of a shard's own gradient."""
+    phases: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
+    """Norms by parameter, by step and phase."""
+    rates: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Learning rates by step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """All that a replay has recorded."""
+
+    run: TracedRun
+    details: Details
+    digests: Digests
+
+
+def read_recorded(directory: Path) -> Recorded | None:
+    """What a replay has recorded in its directory; None: not a single step."""
+    try:
+        return Recorded(run=read_run(directory), details=_read_details(directory), digests=read_digests(directory))
+    except UsageError:
+        return None
+
+
+def _read_details(directory: Path) -> Details:
+    details = Details()
+    for path in sorted((directory / DIRECTORY).glob(f"{SHOWN}-*.jsonl")):
+        for line in read_lines(path):
+            if line["event"] == "model":
+                details.batch_norm = line["batch_norm"]
+            elif line["event"] == "shard":
+                key = ShardKey(line["step"], line["phase"], line["shard"], line["part"])
+                details.shards[key] = _numbers(line["norms"])
+            elif line["event"] == "phase":
+                details.phases[line["step"], line["phase"]] = _numbers(line["norms"])
+            elif line["event"] == "step":
+                details.rates[line["step"]] = _numbers(line["rates"])
+    return details
+
+
+def _numbers(texts: Mapping[str, str]) -> dict[str, float]:
+    return {name: number(text) for name, text in texts.items()}
+
+
+def lines_of_steps(request: Request, recorded: Recorded, *, with_samples: bool) -> Iterator[str]:
+    """What is shown of each step; ``with_samples``: all of a shard's samples, not only the first."""
+    run, details = recorded.run, recorded.details
+    for step in (step for step in request.steps if step in run.steps):
+        rates = ", ".join(f"{name} {rate:g}" for name, rate in details.rates.get(step, {}).items())
+        yield f"step {step}" + (f"  learning rate: {rates}" if rates else "")
+        for key, owners in run.shards_of(step):
+            if request.shard not in (None, key.shard):
+                continue
+            line = owners[0][1]
+            samples = [sample for batch in line["batches"] for sample in batch["samples"]]
+            where = f"shard {key.shard}" + (f", part {key.part + 1}" if key.part else "")
+            where += f", phase {key.phase + 1}" if key.phase else ""
+            losses = " and ".join(f"{number(loss):.6g}" for loss in line["losses"]) or "none"
+            yield f"  {where}: loss {losses}, {len(samples)} samples: {_samples(samples, all_of_them=with_samples)}"
+            if request.shard is not None:
+                yield from _norms(details.shards.get(key, {}), "its own gradient's norm")
+        for (of_step, phase), norms in sorted(details.phases.items()):
+            if of_step == step:
+                yield from _norms(norms, "gradient norm" + (f", phase {phase + 1}" if phase else ""))
+
+
+def _samples(samples: Sequence[Any], *, all_of_them: bool) -> str:
+    if all_of_them or len(samples) <= _SHOWN_SAMPLES:
+        return " ".join(map(str, samples))
+    return f"{' '.join(map(str, samples[:_SHOWN_SAMPLES]))} ..."
+
+
+def _norms(norms: Mapping[str, float], label: str) -> Iterator[str]:
+    if not norms:
+        return
+    yield f"  {label}: {sum(norm * norm for norm in norms.values()) ** 0.5:.6g}"
+    largest = sorted(norms, key=lambda name: -norms[name] if norms[name] == norms[name] else float("-inf"))
+    width = max(map(len, largest[:_SHOWN_NORMS]))
+    for name in largest[:_SHOWN_NORMS]:
+        yield f"    {name:{width}}  {norms[name]:.6g}"
+    if len(largest) > _SHOWN_NORMS:
+        yield f"    and {len(largest) - _SHOWN_NORMS} smaller ones"

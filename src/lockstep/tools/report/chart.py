@@ -1,0 +1,250 @@
+"""The two kinds of pictures, as geometry: curves, and rows of bars. Pure. ``templates/charts.html`` draws them as SVG.
+
+Horizontal positions are per cent of the picture's width, so that it fits any screen while its text keeps its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lockstep.machine.sizes import counted
+from lockstep.tools.report.thin import Curve, ticks
+
+_MARGIN = 0.06
+"""Of the range of y, above and below a curve."""
+_MOST_MARKS = 24
+_PLAIN = 1e5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table: the data of a picture, or one in its own right."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: frozenset[int] = frozenset()
+    """Columns of numbers, from 0: aligned at the right, and sorted by value."""
+    caption: str = ""
+    tones: Sequence[str] = ()
+    """The style of each row: ``good``, ``warn``, ``bad``, ``dim``, or empty; no styles: all are plain."""
+    folded_under: str = ""
+    """If given, the heading under which the table is folded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One curve of a picture."""
+
+    name: str
+    curve: Curve
+    tone: str
+    """Its style: see ``style.css``."""
+    has_dots: bool = False
+    """Whether the points are what was measured, and the line between them only leads the eye."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A marked position, with its label."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines:
+    """Curves over a common axis."""
+
+    title: str
+    description: str
+    """The text alternative."""
+    series: tuple[Series, ...]
+    x_ticks: tuple[Mark, ...]
+    y_ticks: tuple[Mark, ...]
+    epochs: tuple[Mark, ...] = ()
+    """Where epochs end."""
+    resumes: tuple[Mark, ...] = ()
+    """Where an interrupted run was resumed."""
+    note: str = ""
+    x_name: str
+    low: tuple[float, float]
+    high: tuple[float, float]
+    """The corners of what is shown: x and y."""
+
+    def across(self, x: float) -> float:
+        """A horizontal position in thousandths of the width."""
+        return 1000 * (x - self.low[0]) / (self.high[0] - self.low[0])
+
+    def down(self, y: float) -> float:
+        """A vertical position in thousandths of the height, from the top."""
+        return 1000 * (self.high[1] - y) / (self.high[1] - self.low[1])
+
+    def line(self, series: Series) -> str:
+        """The points of its line, as SVG's ``points``."""
+        return " ".join(f"{self.across(p.x):.0f},{self.down(p.mean):.0f}" for p in series.curve.points)
+
+    def band(self, series: Series) -> str:
+        """The outline of the band between least and most."""
+        points = series.curve.points
+        upper = [f"{self.across(p.x):.0f},{self.down(p.most):.0f}" for p in points]
+        lower = [f"{self.across(p.x):.0f},{self.down(p.least):.0f}" for p in reversed(points)]
+        return " ".join([*upper, *lower])
+
+    @property
+    def table(self) -> Table:
+        """The points as a table."""
+        rows = list(self._rows())
+        is_summed = any(row[3] for row in rows)
+        headings = (self.x_name, "curve", "mean" if is_summed else "value", *(("least", "most") if is_summed else ()))
+        columns = len(headings)
+        return Table(headings=headings, rows=[row[:columns] for row in rows], numbers=frozenset({0, *range(2, columns)}))
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        for series in self.series:
+            for p in series.curve.points:
+                extremes = (short(p.least), short(p.most)) if series.curve.per_point > 1 else ("", "")
+                yield short(p.x), series.name, short(p.mean), *extremes
+
+
+def lines(
+    title: str,
+    series: Sequence[Series],
+    *,
+    x_name: str,
+    epochs: Sequence[Mark] = (),
+    resumes: Sequence[Mark] = (),
+    note: str = "",
+) -> Lines | None:
+    """A picture of curves; None: there are no points.
+
+    Args:
+        title: above it.
+        series: the curves. Those without a point are left out.
+        x_name: what is counted along the axis.
+        epochs: where epochs end.
+        resumes: where an interrupted run was resumed.
+        note: below it.
+    """
+    drawn = [curve for curve in series if curve.curve.points]
+    points = [point for curve in drawn for point in curve.curve.points]
+    if not points:
+        return None
+    xs = [point.x for point in points]
+    low_y, high_y = min(point.least for point in points), max(point.most for point in points)
+    room = _MARGIN * (high_y - low_y) or abs(high_y) * _MARGIN or 1.0
+    low, high = (min(0.0, min(xs)), low_y - room), (max(xs) if max(xs) > 0 else 1.0, high_y + room)
+    missing = sum(curve.curve.num_missing for curve in series)
+    notes = [note, f"{counted(missing, 'value')} not finite, and not drawn." if missing else ""]
+    per_point = max(curve.curve.per_point for curve in drawn)
+    if per_point > 1:
+        notes.append(f"Line: mean of {per_point:,} values; band: least and most of them.")
+    return Lines(
+        title=title,
+        description=_description(title, drawn, x_name),
+        series=tuple(drawn),
+        x_ticks=tuple(Mark(100 * x / high[0], short(x)) for x in ticks(0.0, high[0], 5)),
+        y_ticks=tuple(Mark(100 * (high[1] - y) / (high[1] - low[1]), short(y)) for y in ticks(low[1], high[1], 6)),
+        epochs=_spread(epochs, high[0]),
+        resumes=_spread(resumes, high[0]),
+        note=" ".join(filter(None, notes)),
+        x_name=x_name,
+        low=low,
+        high=high,
+    )
+
+
+def _spread(marks: Sequence[Mark], most: float) -> tuple[Mark, ...]:
+    """In per cent of the width, thinned to what can be told apart."""
+    every = -(-len(marks) // _MOST_MARKS) or 1
+    return tuple(Mark(100 * mark.at / most, mark.text) for mark in marks[every - 1 :: every])
+
+
+def _description(title: str, drawn: Sequence[Series], x_name: str) -> str:
+    sentences = []
+    for line in drawn[:12]:
+        first, last = line.curve.points[0], line.curve.points[-1]
+        least, most = min(p.least for p in line.curve.points), max(p.most for p in line.curve.points)
+        sentences.append(
+            f"{line.name} goes from {short(first.mean)} to {short(last.mean)} at {x_name} {short(last.x)}, "
+            f"between {short(least)} and {short(most)}"
+        )
+    return f"{title} over the {x_name}s: {'; '.join(sentences)}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A part of a bar."""
+
+    start: float
+    """In per cent of the width, as the length."""
+    length: float
+    tone: str
+    title: str
+    """The tooltip."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A row: a line of text, and what is drawn under it."""
+
+    label: str
+    value: str = ""
+    """At the end of the line."""
+    segments: tuple[Segment, ...] = ()
+    ticks: tuple[Mark, ...] = ()
+    """Small marks on the bar, in per cent of the width."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars:
+    """Rows of bars."""
+
+    title: str
+    description: str
+    bars: tuple[Bar, ...]
+    legend: Mapping[str, str] = field(default_factory=dict)
+    """What each tone means, in order."""
+    note: str = ""
+    table: Table | None = None
+
+
+def bars(title: str, rows: Sequence[tuple[str, str, float | None, str]], *, unit: str, note: str = "") -> Bars | None:
+    """A bar per row: label, figure as text, as a number (None: there is none), and tone. None: no row has a number."""
+    longest = max((number for _, _, number, _ in rows if number is not None), default=None)
+    if longest is None:
+        return None
+    drawn = []
+    for label, text, number, tone in rows:
+        length = 100 * number / longest if number is not None and longest > 0 else 0.0
+        segment = Segment(start=0.0, length=length, tone=tone, title=f"{label}: {text}")
+        drawn.append(Bar(label=label, value=text, segments=(segment,) if length else ()))
+    listed = "; ".join(f"{label}: {text}" for label, text, _, _ in rows)
+    return Bars(title=title, description=f"{title}, in {unit}. {listed}.", bars=tuple(drawn), note=note)
+
+
+def stacked(parts: Mapping[str, float], names: Mapping[str, str], whole: float) -> tuple[Segment, ...]:
+    """The segments of a bar that is made of parts, in their order.
+
+    Args:
+        parts: the size of each, by tone.
+        names: what each is, by tone.
+        whole: the size that fills the width of the picture.
+    """
+    made, start = [], 0.0
+    total = sum(parts.values()) or 1.0
+    for tone, size in parts.items():
+        length = 100 * size / whole if whole else 0.0
+        if length > 0.02:
+            title = f"{names[tone]}: {size / total:.1%}"
+            made.append(Segment(start=start, length=length, tone=tone, title=title))
+        start += length
+    return tuple(made)
+
+
+def short(number: float) -> str:
+    """A number with four significant digits."""
+    if number == int(number) and abs(number) < _PLAIN:
+        return str(int(number))
+    text = f"{number:.4g}"
+    return text.replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")

@@ -1,0 +1,280 @@
+"""The report on one run. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.checkpoint.manifest import Manifest
+from lockstep.machine.sizes import NOTHING, counted, size, span
+from lockstep.measure.events import history_of, number_in
+from lockstep.tools.compare.figures import pace_of
+from lockstep.tools.compare.table import count
+from lockstep.tools.report import launches, training
+from lockstep.tools.report.chart import Table, short
+from lockstep.tools.report.html import Page, Section, moment
+from lockstep.tools.report.launches import Launch
+from lockstep.tools.runs.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
+
+_TONES = {RUNNING: "live", FINISHED: "good", INTERRUPTED: "warn", FAILED: "bad", UNREADABLE: "bad"}
+_WORDS = {FAILED: "ended before its first checkpoint"}
+_DIGITS = 16
+_MOST_LISTED = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedState:
+    """A checkpoint, or the best weights, judged without reading their contents."""
+
+    name: str
+    manifest: Manifest | None = None
+    """None: it cannot be read."""
+    damage: str = ""
+    """What is wrong with it; empty: all files exist, with the right sizes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What the report on a run is made from."""
+
+    run: Run
+    events: Sequence[dict[str, Any]]
+    """All of its journal."""
+    damaged_lines: Sequence[int] = ()
+    """Of the journal: numbers of lines that cannot be read."""
+    saved: Sequence[SavedState] = ()
+    """The newest first."""
+    settings: Mapping[str, Any]
+    """Its birth."""
+    last_words: Sequence[tuple[str, str]] = ()
+    """How ranks ended, as far as known: captions and texts."""
+    version: str
+    now_s: float
+
+
+def run_page(record: RunRecord) -> Page:
+    """The page of a run."""
+    run, now_s = record.run, record.now_s
+    history = history_of(record.events)
+    started = launches.launches_of(record.events, is_running=run.state == RUNNING, now_s=now_s)
+    begin = started[-1].start if started else {}
+    hosts = begin.get("hosts")
+    sections = (
+        _failures(record, started),
+        _curves(history),
+        _time(history, [str(host) for host in hosts] if isinstance(hosts, list) else []),
+        _launches(started),
+        _checkpoints(record, history),
+        _surroundings(record, begin),
+    )
+    return Page(
+        kind="run",
+        name=run.name,
+        state=_WORDS.get(run.state, run.state),
+        tone=_TONES[run.state],
+        command="" if run.script is None else run.command(run.script),
+        summary=_summary(record, history, started),
+        tiles=tuple(_tiles(record, history, begin)),
+        sections=sections,
+        warnings=tuple(_warnings(record)),
+        place=str(run.path.absolute()),
+        version=record.version,
+    )
+
+
+def _warnings(record: RunRecord) -> Iterator[str]:
+    yield from record.run.remarks
+    lines = record.damaged_lines
+    if lines:
+        listed = ", ".join(str(number) for number in lines[:5]) + (", ..." if len(lines) > 5 else "")
+        yield (
+            f"{counted(len(lines), 'line')} of events.jsonl cannot be read (line {listed}): a launch was killed while it "
+            "wrote, or the file was damaged. What stood there is left out here."
+        )
+    if not record.events:
+        yield "There is no journal (events.jsonl): nothing of the training itself is known."
+
+
+def _summary(record: RunRecord, history: training.Events, started: Sequence[Launch]) -> str:
+    run, limit = record.run, training.bound(history)
+    steps = "No step is known to have been taken" if run.step is None else counted(run.step, "step")
+    took = "" if run.ran_s is None else f" in {span(run.ran_s)}"
+    where = f", over {counted(len(started), 'launch', 'launches')}" if len(started) > 1 else ""
+    return f"{steps}{took}{where}. {limit[:1].upper()}{limit[1:]}{'.' if limit else ''}".strip()
+
+
+def _tiles(record: RunRecord, history: training.Events, begin: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    run = record.run
+    epochs = len({event.get("epoch") for event in training.passes_of(history)})
+    yield "steps", NOTHING if run.step is None else f"{run.step:,}", f"{counted(epochs, 'epoch')} ended" if epochs else ""
+    samples, seconds, is_whole = pace_of(training.passes_of(history))
+    yield "samples/s", count(samples / seconds) if seconds else NOTHING, "" if is_whole else "steady, without warm-up"
+    shards = "" if run.shards is None else counted(run.shards, "shard")
+    sizes = [NOTHING if number is None else str(number) for number in run.world_sizes]
+    yield "processes", sizes[-1] if sizes else NOTHING, ", ".join(filter(None, (str(begin.get("strategy") or ""), shards)))
+    yield "duration", span(run.ran_s), f"last active {moment(run.active_s)}"
+    evaluated = training.values_of(history, "evaluate")
+    for name, pairs in list(evaluated.items() or training.values_of(history, "step").items())[:2]:
+        last = next((value for _, value in reversed(pairs) if value is not None), None)
+        where = "last evaluation" if evaluated else f"at step {pairs[-1][0]:,.0f}"
+        yield name, NOTHING if last is None else short(last), where
+    if run.best is not None:
+        yield "best", short(run.best), "kept by team.best()"
+
+
+def _failures(record: RunRecord, started: Sequence[Launch]) -> Section:
+    broken = [launch for launch in started if launch.outcome == launches.BROKEN]
+    failed = [event for event in record.events if event["event"] == "checkpoint_failed"]
+    preempted = [event for event in record.events if event["event"] == "preempted"]
+    remarks = [f"Launch {launch.number} was {launch.describe()}, {moment(launch.ended_s)}." for launch in broken]
+    remarks += [
+        f"After step {event.get('step')}: {event.get('signal')} came to rank {event.get('rank')}; the run stopped, "
+        f"{'with' if event.get('saved') else 'without'} a checkpoint."
+        for event in preempted
+    ]
+    remarks += [f"The checkpoint of step {event.get('step')} could not be written: {event.get('error')}" for event in failed]
+    left_out = len(remarks) - _MOST_LISTED
+    if left_out > 0:
+        remarks = [f"{left_out} earlier ones are not listed.", *remarks[-_MOST_LISTED:]]
+    remarks += [f"{caption[:1].upper()}{caption[1:]}." for caption, text in record.last_words if not text]
+    quotes = [(caption, text) for caption, text in record.last_words if text]
+    return Section(title="What went wrong", remarks=remarks, quotes=quotes)
+
+
+def _curves(history: training.Events) -> Section:
+    pictures, left_out = training.curves(history)
+    pace = training.speed(history)
+    marks = []
+    if any(picture.epochs for picture in pictures):
+        marks.append("Thin lines: ends of epochs.")
+    if any(picture.resumes for picture in pictures):
+        marks.append("Dashed lines: the run was resumed there.")
+    if left_out:
+        marks.append(f"Not drawn: {', '.join(left_out[:_MOST_LISTED])}{', ...' if len(left_out) > _MOST_LISTED else ''}.")
+    return Section(title="Curves", text=" ".join(marks), pictures=[*pictures, *([pace] if pace else [])])
+
+
+def _time(history: training.Events, hosts: Sequence[str]) -> Section:
+    picture = training.where_the_time_went(history, hosts)
+    slow, table = training.slow_ranks(history)
+    quiet = "" if picture is None else "No rank was so slow that the others had to wait for it."
+    return Section(
+        title="Where the time went",
+        text=slow or quiet,
+        pictures=[picture] if picture else [],
+        tables=[table] if table else [],
+    )
+
+
+def _launches(started: Sequence[Launch]) -> Section:
+    picture = launches.time_line(started)
+    rows = [
+        (
+            str(launch.number),
+            moment(launch.began_s),
+            span(launch.ended_s - launch.began_s),
+            NOTHING if launch.world_size is None else str(launch.world_size),
+            NOTHING if launch.resumed_at is None else str(launch.resumed_at),
+            NOTHING if launch.last_step is None else str(launch.last_step),
+            launch.describe(),
+        )
+        for launch in started
+    ]
+    table = Table(
+        headings=("launch", "began", "lasted", "processes", "resumed after step", "last step", "how it ended"),
+        rows=rows[-10 * _MOST_LISTED :],
+        numbers=frozenset({0, 2, 3, 4, 5}),
+    )
+    return Section(title="Launches", pictures=[picture] if picture else [], tables=[table] if len(started) > 1 else [])
+
+
+def _checkpoints(record: RunRecord, history: training.Events) -> Section:
+    written = [event for event in record.events if event["event"] == "checkpoint"]
+    held = [value for event in written if (value := number_in(event, "held_s")) is not None]
+    took = [value for event in written if (value := number_in(event, "wall_s")) is not None]
+    text = "" if record.saved else "There is none: the run can only be started over. " if not written else ""
+    if held and took:
+        text = (
+            f"{counted(len(written), 'checkpoint')} written so far. Training stood still for {_ms(held)} for each "
+            f"(median), and writing took {_ms(took)}."
+        )
+    rows, tones = [], []
+    for saved in record.saved:
+        manifest = saved.manifest
+        tones.append("bad" if saved.damage else "")
+        state = saved.damage or "good: all files are there, in their sizes"
+        if manifest is None:
+            rows.append((saved.name, *[NOTHING] * 6, state))
+            continue
+        rows.append(
+            (
+                saved.name,
+                str(manifest.step),
+                str(manifest.epoch + 1),
+                moment(manifest.time_s),
+                span(record.now_s - manifest.time_s),
+                size(manifest.num_bytes),
+                _digest(manifest),
+                state,
+            )
+        )
+    table = Table(
+        headings=("checkpoint", "step", "epoch", "saved", "age", "size", "weights (SHA-256)", "state"),
+        rows=rows,
+        numbers=frozenset({1, 2, 4, 5}),
+        tones=tones,
+        caption="Contents are verified by lockstep checkpoint verify",
+    )
+    return Section(title="Checkpoints", text=text, tables=[table] if rows else [])
+
+
+def _ms(seconds: Sequence[float]) -> str:
+    median = statistics.median(seconds)
+    return f"{1e3 * median:.0f} ms" if median < 1 else f"{median:.1f} s"
+
+
+def _digest(manifest: Manifest) -> str:
+    entry: Mapping[str, Any] = manifest.files.get("model.safetensors") or next(iter(manifest.files.values()), {})
+    return str(entry.get("sha256") or NOTHING)[:_DIGITS]
+
+
+def _surroundings(record: RunRecord, begin: Mapping[str, Any]) -> Section:
+    shown = dict(record.settings)
+    hosts = begin.get("hosts")
+    if isinstance(hosts, list):
+        names = list(dict.fromkeys(map(str, hosts)))
+        more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+        shown["hosts"] = ", ".join(names[:_MOST_LISTED]) + more
+    shown |= {
+        name: value
+        for name, value in begin.items()
+        if name not in ("event", "time_s", "hosts", "script") and name not in shown
+    }
+    newest = next((saved.manifest for saved in record.saved if saved.manifest is not None), None)
+    for what in () if newest is None else (newest.versions, newest.numerics):
+        shown |= {name: value for name, value in what.items() if name not in shown}
+    facts = [(name.replace("_", " "), _text(value)) for name, value in shown.items() if value is not None]
+    return Section(
+        title="Settings and surroundings",
+        text="Its initial settings, where it ran, and with which versions.",
+        facts=facts,
+        tables=_files_of(newest),
+    )
+
+
+def _files_of(manifest: Manifest | None) -> list[Table]:
+    if manifest is None:
+        return []
+    rows = [(name, size(entry["bytes"]), str(entry.get("sha256") or NOTHING)) for name, entry in manifest.files.items()]
+    caption = f"Digests of the newest checkpoint, step {manifest.step}"
+    return [Table(headings=("file", "size", "SHA-256"), rows=rows, numbers=frozenset({1}), caption=caption)]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {item}" for name, item in value.items()) or NOTHING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)

@@ -1,0 +1,339 @@
+"""``lockstep runs``: list the runs in a directory, say how to resume them, and delete old ones."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+from rich.console import Console
+
+from lockstep.tools.runs import inventory
+from lockstep.tools.runs import prune as pruning
+from lockstep.cli import tables
+from lockstep.tools.runs.as_csv import write_runs, write_values
+from lockstep.cli.echo import echo_json
+from lockstep.cli.options import CONTEXT
+from lockstep.tools.runs.prune import Results
+from lockstep.cli.tables import Page, fits, say
+from lockstep.cli.terminal import open_console
+from lockstep.tools.runs.time_split import show_split
+from lockstep.config import RUNS
+from lockstep.errors import ConfigError, LockstepError
+from lockstep.tools.runs.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
+from lockstep.machine.sizes import NOTHING, counted, size, span
+
+_STYLES = {RUNNING: "green", FINISHED: "", INTERRUPTED: "yellow", FAILED: "red", UNREADABLE: "red"}
+_MAX_WORLD_SIZES = 4
+_MAX_LISTED = 5
+
+_EPILOG = """
+\b
+Examples:
+  lockstep runs
+      the runs in ./runs
+  lockstep runs /data/runs
+      those in another directory
+  lockstep runs runs/train-2
+      one run, and where the time of its steps went
+  lockstep runs | grep interrupted
+      one line per run, if the output is not a terminal
+  lockstep runs --json | jq -r '.[] | select(.state == "failed") | .directory'
+      for other programs; times are in seconds, points in time since 1970
+  lockstep runs runs/train-2 --csv > train-2.csv
+      what it has logged: a row per step with values, evaluation and epoch
+  lockstep runs --prune
+      list runs that were idle for a week, and delete them after confirmation
+  lockstep runs --prune --older-than 12h --keep 3 --yes
+      without confirmation; the newest 3 runs of each script stay
+
+Listing changes nothing, needs no write permission, and does not disturb active runs.
+"""
+
+
+@click.command("runs", epilog=_EPILOG, context_settings=CONTEXT)
+@click.argument("directory", required=False, metavar="[DIR]", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per run.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print the table as CSV; of one run, the values that it has logged.")
+@click.option("--prune", is_flag=True, help="List old runs, ask for confirmation, and delete them; see above.")
+@click.option(
+    "--older-than",
+    metavar="AGE",
+    help="Only runs that have been idle for this time: 12h, 30d.  [default: all; with --prune, 7d]",
+)
+@click.option(
+    "--keep", type=click.IntRange(min=0), metavar="N", help="With --prune: keep the newest N of each script.  [default: 1]"
+)
+@click.option("--interrupted", is_flag=True, help="With --prune: also delete interrupted runs, which could be resumed.")
+@click.option("--yes", is_flag=True, help="With --prune: delete without confirmation.")
+def command(
+    directory: Path | None,
+    as_json: bool,
+    as_csv: bool,
+    prune: bool,
+    older_than: str | None,
+    keep: int | None,
+    interrupted: bool,
+    yes: bool,
+) -> None:
+    """List the runs in DIR (default: ./runs) and their states, the most recently active one last.
+
+    \b
+    States:
+      running      active, in the process shown
+      finished     its script has ended
+      interrupted  stopped or failed; it can be resumed from its newest checkpoint
+      failed       stopped or failed before its first checkpoint
+      unreadable   files damaged, or written by another version (reason below)
+
+    \b
+    Columns:
+      step         the last step recorded
+      saved        the step of its newest checkpoint, its age and its size
+      launches     number of launches, and of processes (4 → 2: first 4, then 2)
+      best         the best metric given to team.best()
+      ran          total time of all launches
+
+    --prune deletes finished runs, and those that ended before their first checkpoint. It never deletes runs that are
+    running or unreadable, nor a finished run while an older, interrupted one of the same command would be resumed in its
+    place. Without DIR, it also considers the verification and comparison directories beside ./runs.
+    """
+    _check_options(as_json, as_csv, prune, keep, interrupted, yes)
+    least_age_s = None if older_than is None else pruning.read_age(older_than)
+    runs_dir = RUNS if directory is None else directory
+    runs, not_runs = _read(runs_dir, is_default=directory is None)
+    if prune:
+        rule = pruning.Rule(
+            older_than_s=pruning.read_age("7d") if least_age_s is None else least_age_s,
+            keep=1 if keep is None else keep,
+            interrupted=interrupted,
+        )
+        _prune(runs, runs_dir, rule, with_results=directory is None, ask=not yes)
+        return
+    runs = [run for run in runs if least_age_s is None or time.time() - run.active_s >= least_age_s]
+    is_run = bool(runs) and inventory.is_run(runs_dir)
+    if as_json:
+        echo_json([run.as_json() for run in runs])
+        return
+    if as_csv:
+        if is_run:
+            write_values(runs_dir, sys.stdout)
+        else:
+            write_runs(runs, sys.stdout)
+        return
+    console = open_console()
+    if runs:
+        show(runs, console)
+        _show_not_runs(not_runs, console)
+        if is_run:
+            show_split(runs_dir, console)
+    elif least_age_s is not None:
+        say(console, f"no runs in {runs_dir.absolute()} that have been idle for {older_than}")
+    else:
+        say(console, _explain_no_runs(runs_dir, not_runs))
+    if directory is None:
+        _show_results(pruning.find_results(Path()), console)
+
+
+def _read(runs_dir: Path, *, is_default: bool) -> tuple[list[Run], list[Path]]:
+    """The runs in a directory, and the directories there that are none. The default directory may be missing."""
+    if runs_dir.is_dir():
+        try:
+            return inventory.read_runs(runs_dir)
+        except OSError as error:
+            raise ConfigError(f"{runs_dir} cannot be read: {error}") from error
+    if is_default:
+        return [], []
+    reason = "it is not a directory" if runs_dir.exists() else "there is no such directory"
+    raise ConfigError(f"no runs in {runs_dir.absolute()}: {reason}")
+
+
+def _check_options(as_json: bool, as_csv: bool, prune: bool, keep: int | None, interrupted: bool, yes: bool) -> None:
+    given = [name for name, is_given in (("--prune", prune), ("--json", as_json), ("--csv", as_csv)) if is_given]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)}: give one of the {'two' if len(given) == 2 else 'three'}")
+    prune_options = {"--keep": keep is not None, "--interrupted": interrupted, "--yes": yes}
+    names = [name for name, is_given in prune_options.items() if is_given]
+    if names and not prune:
+        raise ConfigError(f"{' and '.join(names)} without --prune: runs are deleted only with it")
+
+
+def _prune(runs: Sequence[Run], runs_dir: Path, rule: pruning.Rule, *, with_results: bool, ask: bool) -> None:
+    """Delete what the rule says. ``with_results``: verifications and comparisons in the working directory, too."""
+    if inventory.is_run(runs_dir):
+        raise ConfigError(f"--prune is for a directory of runs, and {runs_dir} is one run: rm -r {runs_dir} deletes it")
+    results = pruning.find_results(Path()) if with_results else []
+    _delete(pruning.plan(runs, results, rule, time.time()), open_console(), ask=ask)
+    for parent in (runs_dir, *([Path()] if with_results else [])):
+        pruning.remove_leftovers(parent)
+
+
+def _delete(plan: pruning.Plan, console: Console, *, ask: bool) -> None:
+    now_s = time.time()
+    for reason, number in plan.reasons().items():
+        say(console, f"{number} stay{'s' if number == 1 else ''}: {reason}", "dim")
+    if not plan.deleted:
+        say(console, "nothing to delete")
+        return
+    sizes = [pruning.num_bytes(entry.path) for entry in plan.deleted]
+    rows = [
+        (str(entry.path), pruning.describe(entry), span(now_s - entry.active_s), size(num_bytes))
+        for entry, num_bytes in zip(plan.deleted, sizes, strict=True)
+    ]
+    tables.show(console, Page(("directory", "state", "idle", "size"), rows, ("idle", "size")))
+    total = f"{counted(len(rows), 'directory', 'directories')}, {size(sum(sizes))}"
+    if ask and not _may_delete(total):
+        say(console, "nothing was deleted")
+        return
+    freed, failed = 0, []
+    for entry, num_bytes in zip(plan.deleted, sizes, strict=True):
+        reason = pruning.delete(entry)
+        if reason:
+            failed.append(f"{entry.path} was not deleted: {reason}")
+        else:
+            freed += num_bytes
+    say(console, f"deleted {counted(len(rows) - len(failed), 'directory', 'directories')}: {size(freed)} freed")
+    if failed:
+        raise LockstepError("\n".join(failed))
+
+
+def _may_delete(total: str) -> bool:
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            f"{total} would be deleted, and there is no terminal to confirm it: nothing was deleted. --yes deletes without "
+            "confirmation"
+        )
+    return click.confirm(f"Delete {total}? This cannot be undone.", default=False)
+
+
+def _show_results(results: Sequence[Results], console: Console) -> None:
+    if results:
+        now_s = time.time()
+        listed = ", ".join(f"{r.path.name} ({pruning.describe(r)}, {span(now_s - r.active_s)} old)" for r in results)
+        newest = results[-1].path.name
+        say(console, f"beside it: {listed}. Their runs: lockstep runs {shlex.quote(newest)}/runs", "dim")
+
+
+def show(runs: Sequence[Run], console: Console) -> None:
+    """Print the table, the remarks on runs, and how to resume."""
+    now = time.time()
+    for columns in _split(runs, console, now):
+        tables.show(console, _page(runs, columns, now))
+    alike: dict[str, list[str]] = {}
+    for run in runs:
+        for remark in run.remarks:
+            alike.setdefault(remark, []).append(run.name)
+    for remark, names in alike.items():
+        more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+        say(console, f"{', '.join(names[:_MAX_LISTED])}{more}: {remark}", "red")
+    interrupted = [run for run in runs if run.state == INTERRUPTED]
+    if interrupted:
+        say(console, _how_to_resume(interrupted))
+
+
+class _Column(NamedTuple):
+    heading: str
+    cell: Callable[[Run, float], str]
+    is_number: bool = True
+
+
+def _state(run: Run) -> str:
+    if run.state == RUNNING:
+        return f"running: {run.holder}"
+    if run.state == INTERRUPTED and run.checkpoint is not None:
+        return f"interrupted in epoch {run.checkpoint.epoch + 1}"
+    return pruning.describe(run)
+
+
+def _processes(run: Run) -> str:
+    """The world sizes of successive launches, ``4 → 2``; the last few if there are many."""
+    sizes = [NOTHING if number is None else str(number) for number, _ in itertools.groupby(run.world_sizes)]
+    shown = sizes if len(sizes) <= _MAX_WORLD_SIZES else ["…", *sizes[-_MAX_WORLD_SIZES + 1 :]]
+    return " → ".join(shown) or NOTHING
+
+
+def _script(run: Run) -> str:
+    if run.script is None:
+        return NOTHING
+    path = Path(run.script)
+    here = Path.cwd()
+    return run.command(str(path.relative_to(here) if path.is_relative_to(here) else path))
+
+
+_COLUMNS = (
+    _Column("run", lambda run, _: run.name, False),
+    _Column("state", lambda run, _: _state(run), False),
+    _Column("step", lambda run, _: NOTHING if run.step is None else str(run.step)),
+    _Column("saved", lambda run, _: NOTHING if run.checkpoint is None else str(run.checkpoint.step)),
+    _Column("age", lambda run, now: NOTHING if run.checkpoint is None else span(now - run.checkpoint.time_s)),
+    _Column("size", lambda run, _: NOTHING if run.checkpoint is None else size(run.checkpoint.num_bytes)),
+    _Column("best", lambda run, _: NOTHING if run.best is None else f"{run.best:.5g}"),
+    _Column("ran", lambda run, _: span(run.ran_s)),
+    _Column("launches", lambda run, _: str(len(run.world_sizes))),
+    _Column("processes", lambda run, _: _processes(run)),
+    _Column("shards", lambda run, _: NOTHING if run.shards is None else str(run.shards)),
+    _Column("script", lambda run, _: _script(run), False),
+)
+
+
+def _split(runs: Sequence[Run], console: Console, now: float) -> list[list[_Column]]:
+    """The columns of as few tables as fit the terminal, each with the runs' names: more readable than wrapped cells."""
+    name, *others = _COLUMNS
+    split = [[name]]
+    for column in others:
+        if len(split[-1]) == 1 or fits(console, _page(runs, [*split[-1], column], now)):
+            split[-1].append(column)
+        else:
+            split.append([name, column])
+    return split
+
+
+def _page(runs: Sequence[Run], columns: Sequence[_Column], now: float) -> Page:
+    return Page(
+        headings=[column.heading for column in columns],
+        rows=[[column.cell(run, now) for column in columns] for run in runs],
+        numbers=[column.heading for column in columns if column.is_number],
+        styles=[_STYLES[run.state] if columns[1].heading == "state" else "" for run in runs],
+    )
+
+
+def _how_to_resume(interrupted: Sequence[Run]) -> str:
+    newest = interrupted[-1].path
+    directory = newest if newest.name else newest.absolute()
+    return (
+        "To resume an interrupted run, run its command again in the same directory, with any number of processes up to its "
+        "shards. Of several runs of a command the newest is resumed; to resume another one, give its directory: "
+        f"lockstep run --run-dir {shlex.quote(str(directory))} ..."
+    )
+
+
+def _explain_no_runs(runs_dir: Path, not_runs: Sequence[Path]) -> str:
+    directory = runs_dir.absolute()
+    if not runs_dir.is_dir():
+        why = "there is no such directory"
+    elif not_runs:
+        why = f"{_listed(not_runs)} {'is not a run' if len(not_runs) == 1 else 'are not runs'}, without a birth.json"
+    else:
+        why = "it is empty"
+    inside = runs_dir / RUNS
+    if inside in not_runs:
+        remedy = f"There may be some in {inside}: lockstep runs {shlex.quote(str(inside))}"
+    else:
+        remedy = "A run creates runs/SCRIPT-N where it is started; lockstep runs DIR lists another directory."
+    return f"no runs in {directory}: {why}. {remedy}"
+
+
+def _show_not_runs(not_runs: Sequence[Path], console: Console) -> None:
+    if not_runs:
+        say(console, f"not shown, without a birth.json: {_listed(not_runs)}", "dim")
+
+
+def _listed(paths: Sequence[Path]) -> str:
+    names = [shlex.quote(path.name) for path in paths[:_MAX_LISTED]]
+    more = len(paths) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more else "")

@@ -1,0 +1,158 @@
+"""``lockstep slurm``: write a Slurm batch file for a script, check it, and submit it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lockstep.cli.config_file import config_option
+from lockstep.cli.echo import echo
+from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, given, options_from
+from lockstep.config import RunConfig
+from lockstep.errors import ConfigError, LaunchError
+from lockstep.launch.doubts import OF_RUNS, misplaced
+from lockstep.launch.program import find_script
+from lockstep.launch.source import Source
+from lockstep.machine.sizes import counted
+from lockstep.option import options_of
+from lockstep.tools.slurm import commands, files, inventory
+from lockstep.tools.slurm.batch import batch_text, output_of
+from lockstep.tools.slurm.request import RUNTIMES, Request
+
+_EPILOG = """
+\b
+Examples:
+  lockstep slurm -N 2 --gpus-per-node 4 -c 12 -t 8:00:00 train.py
+      writes train.sbatch: 8 processes, one per GPU, each with 12 cores
+  lockstep slurm -N 2 --gpus-per-node 4 -c 12 -t 8:00:00 --submit train.py
+      writes the same, and submits it
+  lockstep slurm -N 4 --nproc-per-node 8 train.py --epochs 30
+      on the CPUs of four nodes; arguments after the script are passed to it
+  lockstep slurm --gpus-per-node 4 --container image.sif --bind /data train.py
+      in a container in which /data is visible
+  lockstep slurm --gpus-per-node 1 --array 0-9 train.py --epochs 3
+      ten runs, distinguished by SLURM_ARRAY_TASK_ID
+
+SCRIPT must call lockstep.join().
+
+The job saves a checkpoint before its time limit and when it is preempted; it is then requeued and resumes after the last
+step, as often as necessary (with --no-requeue it ends; submitting the same file again resumes it). scancel ends it for
+good; it saves a checkpoint then too, if a step takes less than Slurm's KillWait.
+
+Exit status: 0 on success, 1 if Slurm does not answer, 2 if the cluster can never run such a job.
+"""
+
+
+@click.command(
+    "slurm",
+    cls=GroupedCommand,
+    headings={"Job": None, "Run (as for lockstep run and lockstep.join())": list(options_of(RunConfig))},
+    epilog=_EPILOG,
+    context_settings=CONTEXT_OF_SCRIPTS,
+    options_metavar="[OPTIONS]",
+)
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@options_from(Request)
+@click.option(
+    "--file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Batch file to write.  [default: NAME.sbatch, after the script]",
+)
+@click.option("--submit", is_flag=True, help="Submit the batch file.")
+@config_option
+@options_from(RunConfig)
+def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool, **values: Any) -> None:
+    """Write a batch file that runs SCRIPT with ARGS on nodes of a Slurm cluster, and check whether the cluster can run it.
+
+    Options go before SCRIPT; all arguments after it (or after -- behind it) are passed to the script.
+    """
+    options = given(Request, values)
+    is_module, container = options.get("is_module", False), options.get("container")
+    if not is_module and not Path(script).is_file():
+        raise ConfigError(f"{script}: no such file. Give the path of the script from this directory, as for python")
+    if args[:1] == ("--",):
+        args = args[1:]
+    else:
+        _check_order(script, args, is_module=is_module)
+    name = script.rpartition(".")[2] if is_module else Path(script).stem
+    defaults = {"python": sys.executable if container is None else "python3", "job_name": name}
+    request = Request(
+        script=script,
+        args=args,
+        settings=given(RunConfig, values),
+        runtime=next((program for program in RUNTIMES if shutil.which(program)), RUNTIMES[0]),
+        **{**defaults, **options},
+    )
+    file = file or Path(f"{name}.sbatch")
+    words = [word for word in sys.argv[1:] if word != "--submit"]  # the file is the same with and without --submit
+    notices = _check(request, needed=submit)
+    backup = files.write(file, batch_text(request, file=str(file), command=["lockstep", *words]))
+    processes = counted(request.nodes * request.tasks, "process", "processes")
+    echo(f"{file}: {processes} on {counted(request.nodes, 'node')}, output in {output_of(request)}")
+    if backup is not None:
+        notices.insert(0, f"{file} had other content before, which is now in {backup}")
+    if container is not None and "://" not in container and not Path(container).exists():
+        notices.append(f"{container}: no such file or directory here. It must exist, with that path, on the nodes")
+    for notice in notices:
+        echo(f"lockstep: {notice}", err=True)
+    if submit:
+        commands.try_out(file)
+        _show_job(request, commands.submit(file))
+    else:
+        echo(f"submit it:  sbatch {file}")
+
+
+def _check_order(script: str, args: Sequence[str], *, is_module: bool) -> None:
+    """Check that no option of the job is among the script's arguments, where it would have no effect.
+
+    Raises:
+        ConfigError: one is, and the script has no such option, as far as it can be read here.
+    """
+    ours = {*OF_RUNS, "--submit", "--file", "--config"}
+    for field, option in options_of(Request).items():
+        for names in option.names or (f"--{field.replace('_', '-')}",):
+            ours.update(names.split("/"))  # --requeue/--no-requeue
+    for name, words in misplaced(args, ours):
+        has_it = False
+        with contextlib.suppress(ConfigError):  # a module in a container, or code for another version of Python
+            path = find_script(script, is_module=is_module)
+            if path is not None:
+                has_it = Source.read(path, Path.cwd() if is_module else None).has_option(name.lstrip("-"))
+        if not has_it:
+            raise ConfigError(
+                f"{name} comes after {script}, so it would go to the script, which has no such option that could be found. "
+                f"Options of lockstep slurm come before the script: lockstep slurm {words} {script} ... If it is the script's: "
+                f"lockstep slurm {script} -- {words} ..."
+            )
+
+
+def _check(request: Request, *, needed: bool) -> list[str]:
+    """Notices for the user about the job on this cluster. ``needed``: it is an error if Slurm does not answer."""
+    if not commands.is_here():
+        if needed:
+            raise ConfigError(
+                "--submit: this machine has no sbatch. Leave it out, and submit the file on a machine with sbatch"
+            )
+        return ["not checked: there is no Slurm on this machine"]
+    try:
+        nodes = commands.look()
+    except LaunchError as error:
+        if needed:
+            raise LaunchError(f"{error}. Nothing was written: without --submit the file is written unchecked") from None
+        return [f"not checked: {error}"]
+    return inventory.check(request, nodes)
+
+
+def _show_job(request: Request, job: str) -> None:
+    echo(f"submitted as job {job}")
+    output = output_of(request).replace("%A", job).replace("%j", job)
+    echo(f"watch it:   squeue --job {job};  tail -F {output.replace('%a', '*')}")
+    echo(f"stop it:    scancel {job}  (it is saved first)")

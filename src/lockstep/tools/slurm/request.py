@@ -1,0 +1,237 @@
+"""The resources that a job requests from Slurm: one frozen value, validated on creation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from lockstep.config import RunConfig
+from lockstep.errors import ConfigError
+from lockstep.job.hostlist import expand_hosts
+from lockstep.option import option
+from lockstep.tools.slurm import units
+
+JOB = "Job"
+RUNTIMES = ("apptainer", "singularity")
+_SIGNALS = ("USR1", "TERM")  # on which a run saves a checkpoint
+_UNWRITABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
+"""Control characters except tabs, and bytes that are not text."""
+_EARLY_S = 60
+"""Slurm may send a signal this many seconds early (sbatch(1), --signal)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A job. Fields are named like sbatch's options, and are those of ``lockstep slurm``."""
+
+    script: str
+    args: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ``RunConfig``, as given to ``lockstep run``."""
+    runtime: str = "apptainer"
+    """The program that runs the container."""
+    nodes: int = option(1, "--nodes", "-N", group=JOB, metavar="N", help="Number of nodes.  [default: 1]")
+    ntasks_per_node: int | str | None = option(
+        None,
+        *("--nproc-per-node", "--nproc", "--ntasks-per-node"),
+        group=JOB,
+        metavar="N",
+        help="Processes per node: a number, or gpu (one per GPU).  [default: one per GPU; without GPUs, one]",
+    )
+    gpus_per_node: str | None = option(None, group=JOB, metavar="[TYPE:]N", help="GPUs per node.  [default: none]")
+    cpus_per_task: int | None = option(
+        None,
+        *("--cpus-per-task", "-c"),
+        group=JOB,
+        metavar="N",
+        help="Cores per process: one, and one per loader worker.  [default: the cluster's]",
+    )
+    mem: str | None = option(
+        None, group=JOB, metavar="SIZE", help="Memory per node, such as 64G; 0 for all of it.  [default: the cluster's]"
+    )
+    time: str | None = option(
+        None,
+        *("--time", "-t"),
+        group=JOB,
+        metavar="TIME",
+        help="Time limit: 8:00:00, or 2-12 (days-hours).  [default: the partition's]",
+    )
+    partition: str | None = option(
+        None, "--partition", "-p", group=JOB, metavar="NAME", help="Partition to submit to.  [default: the cluster's]"
+    )
+    account: str | None = option(
+        None, "--account", "-A", group=JOB, metavar="NAME", help="Account to charge the job to.  [default: the user's]"
+    )
+    qos: str | None = option(
+        None, "--qos", "-q", group=JOB, metavar="NAME", help="Quality of service.  [default: the account's]"
+    )
+    nodelist: str | None = option(
+        None, "--nodelist", "-w", group=JOB, metavar="HOSTS", help="Nodes that must be used: n[07-09].  [default: any]"
+    )
+    exclude: str | None = option(
+        None, "--exclude", "-x", group=JOB, metavar="HOSTS", help="Nodes that must not be used: n[07-09].  [default: none]"
+    )
+    array: str | None = option(
+        None,
+        *("--array", "-a"),
+        group=JOB,
+        metavar="NUMBERS",
+        help="A task and a run for each number: 0-9, 1,3,5, or 0-99%4 (four at a time).  [default: a single run]",
+    )
+    job_name: str = option(
+        "lockstep", "--job-name", "-J", group=JOB, metavar="NAME", help="Name of the job.  [default: the script's name]"
+    )
+    output: str | None = option(
+        None,
+        *("--output", "-o"),
+        group=JOB,
+        metavar="FILE",
+        help="File for the output.  [default: NAME-%j.out, where %j is the job's number]",
+    )
+    requeue: bool = option(
+        True,
+        "--requeue/--no-requeue",
+        group=JOB,
+        help="Requeue the job after a lost node, a preemption, or its time limit, until its script is done.  "
+        "[default: --requeue]",
+    )
+    signal: str = option(
+        "USR1@90",
+        group=JOB,
+        metavar="NAME@SECONDS",
+        help="Signal on which processes save a checkpoint, and how many seconds before the time limit to send it.  "
+        "[default: USR1@90]",
+    )
+    container: str | None = option(
+        None,
+        group=JOB,
+        metavar="IMAGE",
+        help="Run in this image, with apptainer (or singularity, if only that is installed).  [default: none]",
+    )
+    bind: Sequence[str] = option(
+        (), group=JOB, metavar="DIR", help="Make a directory visible in the container. May be repeated."
+    )
+    python: str = option(
+        "python3", group=JOB, metavar="PATH", help="Python interpreter.  [default: this one; in a container, its python3]"
+    )
+    options: Sequence[str] = option(
+        (),
+        "--sbatch-option",
+        group=JOB,
+        metavar="OPTION",
+        help="Any other option of sbatch: --sbatch-option=--exclusive. May be repeated.",
+    )
+    is_module: bool = option(False, "--module", "-m", group=JOB, help="Run SCRIPT as a module, as python -m does.")
+
+    def __post_init__(self) -> None:
+        RunConfig(**self.settings)  # checks them
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            for text in value if isinstance(value, tuple) else (value,):
+                if isinstance(text, str):
+                    check_text(text, "" if spec.name in ("script", "args", "options") else f"{_flag(spec.name)} ")
+        for name in ("nodes", "cpus_per_task"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{_flag(name)} {value}: it must be 1 or more")
+        for name, parse in _PARSERS.items():
+            self._parse(name, parse)
+        object.__setattr__(self, "ntasks_per_node", _count(self.ntasks_per_node, self.num_gpus))
+        if not re.fullmatch(rf"({'|'.join(_SIGNALS)})@\d+", self.signal):
+            raise ConfigError(
+                f"--signal {self.signal}: give {' or '.join(_SIGNALS)}, which ask a run to save itself, with how many seconds "
+                "before the end: USR1@90"
+            )
+        warned_s = int(self.signal.partition("@")[2])
+        if self.time is not None and units.minutes(self.time) * 60 <= warned_s + _EARLY_S:
+            raise ConfigError(
+                f"--time {self.time} and --signal {self.signal}: the signal may come {_EARLY_S} s early, which is at the start "
+                "of this job, when there is nothing to save yet, and would end it. Give more time, or fewer seconds"
+            )
+        if self.array is not None and self.settings.get("run_dir") is not None:
+            raise ConfigError(
+                f"--array {self.array} and --run-dir {self.settings['run_dir']}: each task of an array is a run of its own, "
+                "and all but one would find that directory in use. Leave --run-dir out: each resumes its own run automatically"
+            )
+        if self.runtime not in RUNTIMES:
+            raise ConfigError(f"{self.runtime!r} cannot run a container here: choose one of {', '.join(RUNTIMES)}")
+        listed = [] if self.nodelist is None else expand_hosts(self.nodelist)
+        if len(listed) > self.nodes:
+            raise ConfigError(
+                f"--nodelist names {len(listed)} nodes, and --nodes is {self.nodes}: Slurm would take all that are named. Give "
+                f"--nodes {len(listed)}, or name fewer"
+            )
+        _check_shards(self)
+
+    def _parse(self, name: str, parse: Callable[[str], object]) -> None:
+        text = getattr(self, name)
+        if text is None:
+            return
+        try:
+            parse(text)
+        except ValueError as error:
+            raise ConfigError(f"{_flag(name)} {text}: {error}") from None
+
+    @property
+    def num_gpus(self) -> int:
+        """Number of GPUs per node."""
+        return 0 if self.gpus_per_node is None else units.gpus(self.gpus_per_node)[1]
+
+    @property
+    def tasks(self) -> int:
+        """Number of processes per node."""
+        devices_per_process = self.settings.get("devices_per_process") or 1
+        assert not isinstance(self.ntasks_per_node, str)
+        return self.ntasks_per_node or max(1, self.num_gpus // devices_per_process)
+
+
+_PARSERS: dict[str, Callable[[str], object]] = {
+    "gpus_per_node": units.gpus,
+    "mem": units.megabytes,
+    "time": units.minutes,
+    "nodelist": expand_hosts,
+    "exclude": expand_hosts,
+}
+
+
+def _count(value: int | str | None, num_gpus: int) -> int | None:
+    """Processes per node; None: that follows from the GPUs."""
+    if value is None or value == "auto" or (value == "gpu" and num_gpus):
+        return None
+    if not str(value).isdecimal() or int(value) < 1:
+        raise ConfigError(
+            f"--nproc-per-node {value}: give a number, 1 or more, "
+            + ("or --gpus-per-node as well" if value == "gpu" else "or gpu (one per GPU)")
+        )
+    return int(value)
+
+
+def check_text(text: str, source: str = "") -> None:
+    """Check that a text can be written into a line of the file.
+
+    Args:
+        text: from the user.
+        source: the option by which it was given, followed by a space.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if _UNWRITABLE.search(text):
+        raise ConfigError(
+            f"{source}{text!r}: a line break, other control character, or non-text byte cannot be written into a batch file"
+        )
+
+
+def _check_shards(request: Request) -> None:
+    shards, processes = request.settings.get("shards"), request.nodes * request.tasks
+    if shards is not None and processes > shards:
+        raise ConfigError(
+            f"{processes} processes ({request.nodes} nodes x {request.tasks}) and --shards {shards}: more processes than "
+            f"shards cannot share the work. Ask for --shards {processes} or more, or for fewer processes"
+        )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,1 @@
+"""Short runs of a script, started to be looked at."""

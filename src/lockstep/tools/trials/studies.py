@@ -1,0 +1,122 @@
+"""What ``compare`` and ``verify`` share: their options, and how they begin and end."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+
+from lockstep.atomic import write_atomic
+from lockstep.cli.options import args_of_script
+from lockstep.cli.progress import Progress
+from lockstep.cli.tables import say
+from lockstep.cli.terminal import open_console, sigterm_interrupts
+from lockstep.launch.gpus import num_gpus_here
+from lockstep.launch.program import find_script
+from lockstep.machine.cores import num_cores
+from lockstep.tools.compare.comparison import Comparison
+from lockstep.tools.report.command import DEFAULT as REPORT
+from lockstep.tools.report.command import page_of
+from lockstep.tools.report.html import render
+from lockstep.tools.trials import machine
+from lockstep.tools.trials.study import Task
+from lockstep.tools.trials.trial import Observer
+from lockstep.tools.verify.verification import Verification
+
+Command = Callable[..., None]
+S = TypeVar("S", Comparison, Verification)
+
+
+def options_of_studies(*, run: str, out: str, shards: str, threads: str, timeout: str) -> Callable[[Command], Command]:
+    """A decorator that adds the arguments and options of commands that run a script several times.
+
+    The command is called with the ``Task``, this ``Machine``, the directory for the results, and its own options by name.
+
+    Args:
+        run: the word for a run, in help texts.
+        out: the default directory for the results.
+        shards: description of the default number of shards.
+        threads: description of the default number of threads.
+        timeout: name of the option for the time limit, a colon, and its help.
+    """
+    name, _, timeout_help = timeout.partition(": ")
+    options = (
+        click.argument("script", type=click.Path(path_type=Path)),
+        args_of_script,
+        click.option("-m", "--module", "is_module", is_flag=True, help="Run SCRIPT as a module, as python -m does."),
+        click.option(
+            "--shards",
+            type=click.IntRange(min=1),
+            metavar="V",
+            help=f"Number of shards that each global batch is split into, in every {run}.  [default: {shards}]",
+        ),
+        click.option(
+            "--seed",
+            type=click.IntRange(min=0),
+            metavar="N",
+            help=f"Seed of all random streams, in every {run}.  [default: that of the script]",
+        ),
+        click.option(
+            "--threads",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help=f"Number of CPU threads per process, in every {run}.  [default: {threads}]",
+        ),
+        click.option(
+            "--out",
+            type=click.Path(path_type=Path),
+            default=Path(out),
+            show_default=True,
+            metavar="DIR",
+            help="Directory for the results. If it exists, DIR-2, DIR-3, ... is used instead.",
+        ),
+        click.option(
+            name,
+            "timeout_s",
+            type=click.FloatRange(min=0, min_open=True),
+            metavar="SECONDS",
+            help=f"{timeout_help}  [default: none]",
+        ),
+    )
+
+    def add(command: Command) -> Command:
+        @functools.wraps(command)
+        def called(out: Path, **given: Any) -> None:
+            fields = {field.name: given.pop(field.name) for field in dataclasses.fields(Task) if field.name in given}
+            task = Task(command=("lockstep", *sys.argv[1:]), **fields)
+            find_script(str(task.script), is_module=task.is_module)
+            command(task, machine.look(num_cores=num_cores(), num_gpus=num_gpus_here()), out, **given)
+
+        return functools.reduce(lambda made, option: option(made), reversed(options), called)
+
+    return add
+
+
+def conduct(study: S, what: str, run: Callable[[S, Observer], S], report: Callable[[S, Console], None]) -> S:
+    """Run a study that has begun, or resume it, and report on it. The process ends here if that was interrupted.
+
+    Args:
+        study: what was planned, with a directory for its results.
+        what: the line to begin with says.
+        run: runs it.
+        report: prints what came of it, before the page is written.
+    """
+    console = open_console()
+    say(console, f"{what}, results in {study.directory}")
+    with sigterm_interrupts() as stopped_by, Progress(console) as progress:
+        study = run(study, progress)
+    report(study, console)
+    page = study.directory / REPORT
+    write_atomic(page, render(page_of(study), time.time()))
+    say(console, f"report to open or share: {page.absolute().as_uri()}")
+    if study.is_interrupted:
+        sys.exit(128 + (signal.SIGTERM if stopped_by else signal.SIGINT))
+    return study

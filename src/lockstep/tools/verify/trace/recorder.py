@@ -1,0 +1,188 @@
+"""Writes a process's trace during training: see ``trace.lines`` for its format.
+
+The recorder draws no random numbers, changes no tensors and does not communicate, so a traced run computes the same as an
+untraced one (except at level ``gradient``, see ``diagnosis.first_gradient``). It is slow, since it reads every weight in every
+step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.digest import digest, squared_norm
+from lockstep.listener import Listener
+from lockstep.plan.length import length_of
+from lockstep.plan.shards import MicroStep
+from lockstep.tools.verify.trace.lines import TraceWriter, exact
+from lockstep.tools.verify.trace.subjects import Subjects
+
+
+class Recorder(Listener):
+    """Writes the trace of one process.
+
+    Args:
+        writer: of the process's file.
+        subjects: the prepared objects.
+        until: the step after which to end the script; None: let it run to its end.
+        layers: returns the inputs and outputs of the layers in the shard that has just ended; None: these are not recorded.
+    """
+
+    def __init__(
+        self,
+        writer: TraceWriter,
+        subjects: Subjects,
+        until: int | None,
+        layers: Callable[[], list[list[str]]] | None,
+    ) -> None:
+        self._writer = writer
+        self._subjects = subjects
+        self._until = until
+        self._layers = layers
+        self._hooked: set[Tensor] = set()
+        self._num_loaders = 0
+        self._position = {"epoch": 0, "pass": -1}
+        self._step = 0
+        self._phase = 0
+        self._micro: MicroStep | None = None
+        self._shard: dict[str, Any] = {}
+        self._shards: list[dict[str, Any]] = []
+        """The lines of the current step, written when it ends: it may yet be discarded."""
+        self._order: dict[str, None] = {}
+        """The parameters in the order in which their gradients were computed in the current phase."""
+        self._gradients: list[dict[str, str]] = []
+        self._norms: list[str] = []
+        self._in_pass = False
+        self._has_layers = False
+        """Whether the line about the models' layers is written."""
+        self._is_over = False
+        """Whether the last step to trace has been recorded."""
+
+    def prepared_loader(self, batches: Iterable[Any]) -> None:
+        """See Listener."""
+        self._num_loaders += 1
+        length = length_of(getattr(batches, "dataset", batches))
+        sampler = getattr(batches, "sampler", None)
+        replacement = getattr(sampler, "replacement", None)
+        if replacement is None and type(sampler).__module__ == "torch.utils.data.sampler":
+            replacement = False  # PyTorch's own samplers say so if they draw with replacement
+        self._writer.write(event="loader", loader=self._num_loaders, length=length, replacement=replacement)
+
+    def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
+        """See Listener."""
+        self._stop_if_over()
+        self._in_pass = True
+        if self._position["pass"] < 0:
+            self._writer.write(event="initial", **self._subjects.digests())
+        self._position = {"epoch": epoch, "pass": self._position["pass"] + 1}
+
+    def begin_step(self, step: int) -> None:
+        """See Listener."""
+        self._step = step
+        self.drop()
+
+    def begin_phase(self, phase: int) -> None:
+        """See Listener."""
+        self._phase = phase
+        self._order = {}
+
+    def begin_shard(self, micro: MicroStep) -> None:
+        """See Listener."""
+        self._micro = micro
+        self._shard = {"batches": [], "losses": [], "weights": [], "threads": None, "gradients": {}}
+        self._subjects.hook_gradients(self._hooked, self._note_gradient)
+
+    def received(self, micro: MicroStep, data: Any) -> None:
+        """See Listener."""
+        samples = [_plain(sample) for sample in micro.samples]
+        self._shard["batches"].append({"samples": samples, "content": digest(data)})
+
+    def _note_gradient(self, name: str, gradient: Tensor) -> None:
+        if self._micro is not None:
+            noted, new = self._shard["gradients"], digest(gradient)
+            noted[name] = digest([noted[name], new]) if name in noted else new  # of a second backward call
+            self._order[name] = None
+
+    def before_backward(self, loss: Tensor, weight: float | None) -> None:
+        """See Listener."""
+        if not self._has_layers:
+            self._has_layers = True
+            self._writer.write(event="layers", **self._subjects.layers())
+        self._shard["losses"].append(exact(loss.item()))
+        self._shard["weights"].append(None if weight is None else exact(weight))
+        self._shard["threads"] = torch.get_num_threads()
+
+    def end_shard(self) -> None:
+        """See Listener."""
+        micro, self._micro = self._micro, None
+        if micro is not None:
+            position = {**self._position, "step": self._step, "phase": self._phase, "part": micro.part, "shard": micro.shard}
+            layers = {} if self._layers is None else {"layers": self._layers()}
+            self._shards.append({**position, **self._shard, **layers})
+
+    def end_phase(self, phase: int) -> None:
+        """See Listener."""
+        gradients = self._subjects.gradients()
+        order = [name for name in self._order if name in gradients]  # in the order of the backward pass
+        order += [name for name in gradients if name not in self._order]
+        self._gradients.append({name: digest(gradients[name]) for name in order})
+        self._norms.append(exact(math.sqrt(math.fsum(squared_norm(gradient) for gradient in gradients.values()))))
+
+    def drop(self) -> None:
+        """See Listener."""
+        self._micro = None
+        self._gradients, self._norms, self._shards = [], [], []
+
+    def end_step(self, step: int, num_samples: int) -> None:
+        """See Listener."""
+        for line in self._shards:
+            self._writer.write(event="shard", **line)
+        self._writer.write(
+            event="step",
+            **self._position,
+            step=step,
+            num_samples=num_samples,
+            gradients=self._gradients,
+            norms=self._norms,
+            **self._subjects.digests(),
+        )
+        self.drop()
+        self._is_over = self._until is not None and step >= self._until
+
+    def tick(self, step: int) -> None:
+        """See Listener."""
+        if self._in_pass:  # otherwise the loop was left in the last step, and the script may be ending
+            self._stop_if_over()
+
+    def _stop_if_over(self) -> None:
+        """End the script normally after the last step to trace. All ranks call this after the same step."""
+        if self._is_over:
+            raise SystemExit(0)
+
+    def end_pass(self, step: int, *, exhausted: bool) -> None:
+        """See Listener."""
+        self._in_pass = False
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        """See Listener."""
+        numbers = {name: exact(value) for name, value in values.items()}
+        self._writer.write(event="evaluation", epoch=self._position["epoch"], step=step, values=numbers)
+
+    def end_run(self, step: int, *, failed: bool) -> None:
+        """See Listener."""
+        if not failed:
+            self._writer.write(event="end", step=step, **self._subjects.digests())
+        self._writer.close()
+
+
+def _plain(sample: Any) -> Any:
+    """The identity of a sample, as a JSON value."""
+    if isinstance(sample, (bool, int, str)):
+        return sample
+    if isinstance(sample, Tensor) or hasattr(sample, "__index__"):
+        return int(sample)
+    return [_plain(part) for part in sample] if isinstance(sample, (list, tuple)) else repr(sample)

@@ -1,0 +1,230 @@
+"""The results of a verification in words: a line per setting, and the verdict. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from lockstep.machine.sizes import counted
+from lockstep.tools.check.findings import Finding
+from lockstep.tools.verify.diagnosis.conclusion import Diagnosis
+from lockstep.tools.verify.trace.differences import Difference
+from lockstep.tools.verify.verification import SettingResult, Verification
+
+_DIGITS = 16
+
+
+def outcome(verification: Verification, result: SettingResult) -> str:
+    """The outcome of a setting, in one line."""
+    took = f"({result.command_s or 0:.1f} s)"
+    summary = result.summary
+    if summary is None:  # an error is shown once, and whole, by the verdict
+        return f"{result.status} {took}" if result.error else f"{result.status}: {result.reason} {took}"
+    shares = " + ".join(str(number) for number in summary.samples_by_rank)
+    words = [f"from step {summary.first_step} on"] if summary.first_step > 1 else []
+    words += [counted(summary.num_steps, "step"), f"{shares} samples"]
+    if summary.loss is not None:
+        words.append(f"loss {summary.loss:.6g}")
+    words.append(f"weights {summary.weights[:_DIGITS]}")
+    if result.difference is not None:
+        words.append(f"DIFFERS in {place_of(result.difference)}")
+    elif not summary.learned:
+        words.append("NOTHING LEARNED")
+    elif verification.reference is not result:
+        words.append("the same")
+    return f"{', '.join(words)} {took}"
+
+
+def outcome_of_one_device(verification: Verification) -> str:
+    """How the gradient of the first batch compares with that of one device, in one line."""
+    result = verification.one_device
+    assert result is not None
+    if result.status == "same":
+        return f"the same gradient of the first batch, up to rounding ({result.error:.1e} of its norm){_mode(verification)}"
+    if result.status == "sum":
+        return f"the gradient of the first batch is {result.factor:.4g} TIMES SMALLER"
+    if result.status == "differs":
+        return f"the gradient of the first batch DIFFERS by {result.error:.2g} of its norm"
+    return f"{result.status}: {result.reason}"
+
+
+def _mode(verification: Verification) -> str:
+    summary = verification.reference.summary
+    if summary is None or not (summary.batch_norm or summary.dropout):
+        return ""
+    modes = ["with BatchNorm in evaluation mode"] * summary.batch_norm + ["without dropout"] * summary.dropout
+    return f", computed {' and '.join(modes)}"
+
+
+def notes(verification: Verification) -> Iterator[str]:
+    """What the first run has shown of the script, a line each: it holds in all settings."""
+    summary, shards = verification.reference.summary, verification.shards
+    if summary is None:
+        return
+    if verification.is_shards_chosen:
+        yield (
+            f"V = {counted(shards, 'shard')}, chosen here, since the script sets none. Without --shards a run has one shard "
+            f"per process, and therefore a different answer: set join(shards={shards})"
+        )
+    elif verification.task.shards is None:
+        yield f"V = {counted(shards, 'shard')}, as in the script"
+    if summary.batch_norm and shards > 1:
+        yield (
+            f"BatchNorm normalizes over {counted(summary.shard_size, 'sample')} ({summary.batch_size} / {shards} shards), "
+            f"on any number of processes; one device would over {summary.batch_size}"
+        )
+
+
+def verdict(verification: Verification) -> list[str]:
+    """The last lines: PASS, or FAIL with what differs first and why."""
+    if verification.verdict == "interrupted":
+        return ["interrupted: no verdict"]
+    if verification.passed:
+        return [*_passed(verification), *_not_verified(verification)]
+    lines = [*_failed_settings(verification), *_difference(verification), *_one_device(verification)]
+    return lines or [
+        "FAIL  nothing was learned: no weight changed in any step",
+        "  likely cause: the learning rate is 0, optimizer.step() is never called, or the optimizer has other parameters",
+    ]
+
+
+def _passed(verification: Verification) -> Iterator[str]:
+    summary = verification.reference.summary
+    assert summary is not None
+    once = {result.summary.each_sample_once for result in verification.results if result.summary is not None}
+    use = "each sample used once an epoch" if once == {True} else "the sampler draws samples more than once an epoch"
+    yield (
+        f"PASS  {counted(len(verification.results), 'setting')}, {counted(summary.num_steps, 'step')}, "
+        f"{counted(sum(summary.samples_by_rank), 'sample')}: weights {summary.weights}{'' if None in once else f'  ({use})'}"
+    )
+
+
+def _not_verified(verification: Verification) -> Iterator[str]:
+    skipped = [f"{result.setting.label}: {result.reason}" for result in verification.results if result.status == "skipped"]
+    summary = verification.reference.summary
+    if summary is not None and not summary.num_evaluations:
+        skipped.append("evaluation: the script never called team.evaluate()")
+    one_device = verification.one_device
+    if one_device is not None and one_device.status == "skipped":
+        skipped.append(f"{one_device.shards} shards against one device: {one_device.reason}")
+    if skipped:
+        yield "not verified:"
+        yield from _indented(2, skipped)
+
+
+def _failed_settings(verification: Verification) -> Iterator[str]:
+    for result in verification.results:
+        if result.status not in ("ok", "skipped", "interrupted", "not run"):
+            where = f" ({verification.directory / result.log})" if result.log else ""
+            yield f"FAIL  {result.setting.label}: {result.status}{'' if result.error else f': {result.reason}'}{where}"
+            yield from _indented(2, result.error.splitlines())
+            yield from _indented(2, _findings("found in the script's text", verification.findings_on(result)))
+
+
+def _one_device(verification: Verification) -> Iterator[str]:
+    result = verification.one_device
+    if result is None or not result.is_bad:
+        return
+    yield f"FAIL  {result.shards} shards against one device: {outcome_of_one_device(verification)}"
+    if result.status == "sum":
+        yield "  likely cause: a sum: the loss is summed over the samples, but averaged over the shards"
+        yield '  remedy: team.backward(loss, reduction="sum"); or take the mean over the samples'
+        return
+    yield (
+        "  likely cause: a loss over the whole batch: its value for a sample depends on the others in the batch (negatives "
+        "of a contrastive loss, a hand-written mean or normalization over the batch), and a shard has fewer of them; or it "
+        "is a mean over something other than samples (tokens, say)"
+    )
+    yield (
+        "  remedy: team.backward(loss, weight=number of terms of the mean); if the loss must see the whole batch: --shards "
+        "1, or --no-one-device to accept that the answer depends on V"
+    )
+
+
+def _difference(verification: Verification) -> Iterator[str]:
+    worst = verification.worst
+    if worst is None or worst.difference is None:
+        return
+    difference, label = worst.difference, worst.setting.label
+    names = difference.among or (verification.reference.setting.label, label)
+    if difference.among is None and difference.detail:
+        yield f"FAIL  {label}: {place_of(difference)}: {difference.detail}"
+    else:
+        subject = f"{label} differs" if difference.among is None else f"{label}: {names[1]} differs"
+        yield f"FAIL  {subject} from {names[0]}"
+        yield f"  first difference: {place_of(difference)}"
+        if difference.samples:
+            yield f"    samples of this shard: {samples_of(difference, most=12)}"
+        yield from _indented(4, (f"{name}: {value}" for name, value in zip(names, difference.values, strict=True) if value))
+    if verification.diagnosis is not None:
+        yield from _diagnosis(verification.diagnosis, verification.findings_on(worst))
+
+
+def findings_of_text(findings: Sequence[Finding]) -> list[str]:
+    """Findings in lines, each with what to write instead."""
+    said = []
+    for finding in findings:
+        said += [str(finding) if finding.certain else f"{finding} (perhaps)", f"  write: {finding.remedy}"]
+    return said
+
+
+def _findings(title: str, findings: Sequence[Finding]) -> Iterator[str]:
+    if findings:
+        yield f"{title}:"
+        yield from _indented(2, findings_of_text(findings))
+
+
+def _diagnosis(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Iterator[str]:
+    if diagnosis.arose:
+        yield f"  it arose {diagnosis.arose}"
+    if findings and diagnosis.cause == "unknown":  # no run shows what a script's own variables are used for
+        yield from _indented(2, _findings("likely cause, by the script's text", findings))
+        return
+    yield f"  likely cause: {diagnosis.sentence}"
+    yield from _indented(4, diagnosis.locations)
+    yield f"  remedy: {diagnosis.remedy}"
+    yield from _indented(2, _findings("found in the script's text", findings))
+    if diagnosis.also_seen:
+        yield "  other observations (may be unrelated):"
+        yield from _indented(4, diagnosis.also_seen)
+    if diagnosis.ruled_out and diagnosis.cause in ("unknown", "timing"):
+        yield "  ruled out:"
+        yield from _indented(4, diagnosis.ruled_out)
+
+
+def _indented(width: int, lines: Iterable[str]) -> Iterator[str]:
+    return (" " * width + line for line in lines)
+
+
+def samples_of(difference: Difference, *, most: int) -> str:
+    """The identities of the shard's samples, at most so many of them."""
+    listed = ", ".join(map(str, difference.samples[:most]))
+    return f"{listed}, ... ({len(difference.samples)} in all)" if len(difference.samples) > most else listed
+
+
+def place_of(difference: Difference) -> str:
+    """Where in the run a difference is, in words."""
+    where = "the beginning" if difference.step == 0 else f"step {difference.step}"
+    where = f"after {where}, the last" if difference.is_behind else where
+    if difference.epoch is not None:
+        where += f" (epoch {difference.epoch + 1})"
+    if difference.phase:  # nearly every step has but one, which needs no name
+        where += f", phase {difference.phase}"
+    if difference.shard is not None:
+        where += f", shard {difference.shard}"
+    stage = difference.detail if difference.stage == "ranks" else difference.stage
+    what = _STAGES.get(stage, stage)
+    return f"{where}: {what}{'' if difference.name is None else f' {difference.name}'}"
+
+
+_STAGES = {
+    "steps": "how many steps there are",
+    "samples": "which samples are used",
+    "content": "what is in the batch",
+    "gradient of a shard": "the shard's gradient of",
+    "gradient": "the gradient (after the exchange) of",
+    "number": "the value of",
+    "weights": "the weight",
+    "buffers": "the buffer",
+    "state": "the optimizer's state:",
+    "evaluation": "the evaluation's",
+}

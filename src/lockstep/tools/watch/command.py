@@ -1,0 +1,103 @@
+"""``lockstep watch``: a run on one screen, live."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from lockstep.cli.options import CONTEXT
+from lockstep.cli.terminal import open_console
+from lockstep.config import RUNS
+from lockstep.errors import ConfigError
+from lockstep.tools.runs import inventory
+from lockstep.tools.runs.inventory import RUNNING
+from lockstep.tools.watch.frame import frame
+from lockstep.tools.watch.watched import Snapshot, Watched
+
+_GONE_S = 5.0
+"""A launch that restarts leaves the run for a moment."""
+_HEIGHT = 24
+
+_EPILOG = """
+\b
+Examples:
+  lockstep watch
+      the run in ./runs that was active last, until it ends or Ctrl-C
+  lockstep watch runs/train-2
+      another run, on any machine that sees its directory
+  lockstep watch --once >> notes.txt
+      one frame
+
+It only reads files of the run directory, which every rank updates twice a second. lockstep stacks shows the line of code at
+which each rank is.
+"""
+
+
+@click.command("watch", epilog=_EPILOG, context_settings=CONTEXT)
+@click.argument("directory", required=False, metavar="[RUN]", type=click.Path(path_type=Path))
+@click.option("--once", is_flag=True, help="Print one frame and exit; the default where the output is not a terminal.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    metavar="SECONDS",
+    help="Time between frames, in seconds.  [default: 1]",
+)
+def command(directory: Path | None, once: bool, interval: float) -> None:
+    """Show the run in the directory RUN live: progress with the time left, the loss, samples per second, what each rank does,
+    the last events and the last checkpoint.
+
+    RUN may also be a directory of runs (default: ./runs), of which the most recently active one is shown. The command ends
+    with the run, or on Ctrl-C, with status 0.
+    """
+    console = open_console()
+    watched = Watched(find_run(RUNS if directory is None else directory))
+    if once or not console.is_terminal:
+        console.print(frame(watched.look(time.time()), console.width, _HEIGHT), soft_wrap=True)
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        _follow(watched, console, interval)
+
+
+def find_run(directory: Path) -> Path:
+    """The run directory itself, or the run in it that was active last.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if inventory.is_run(directory):
+        return directory
+    try:
+        runs = inventory.read_runs(directory)[0]
+    except OSError as error:
+        raise ConfigError(
+            f"no run in {directory.absolute()}: {error.strerror}. Give the directory of a run, or one with runs in it"
+        ) from error
+    if not runs:
+        raise ConfigError(f"no run in {directory.absolute()}. A run creates runs/SCRIPT-N where it is started")
+    return runs[-1].path
+
+
+def _follow(watched: Watched, console: Console, interval: float) -> None:
+    from rich.live import Live
+
+    last = watched.look(time.time())
+    alive = time.monotonic()
+
+    with Live(console=console, auto_refresh=False, get_renderable=lambda: frame(last, *console.size)) as live:
+        while True:
+            live.refresh()
+            if last.state == RUNNING:
+                alive = time.monotonic()
+            elif _has_ended(last) or time.monotonic() - alive > _GONE_S:
+                return
+            time.sleep(interval)
+            last = watched.look(time.time())
+
+
+def _has_ended(snapshot: Snapshot) -> bool:
+    return bool(snapshot.events) and snapshot.events[-1]["event"] == "end"

@@ -1,0 +1,188 @@
+"""One frame of ``lockstep watch``: a snapshot as text for a terminal. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from lockstep.machine.sizes import counted, span
+from lockstep.measure.pass_progress import bar_line, time_left
+from lockstep.tools.explain.loader_workers import waits_for_loader
+from lockstep.tools.explain.rank_reports import RankReport, name_ranks
+from lockstep.tools.watch.watched import Point, Snapshot
+from lockstep.visible import visible
+
+_CURVE_HEIGHT = 5
+_LEAST_RANKS, _LEAST_EVENTS = 2, 3
+_LABEL = 9
+_BRAILLE = 0x2800
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+"""Of a braille character: of its left column and its right one, from the top."""
+
+
+def frame(snapshot: Snapshot, width: int, height: int = 24) -> Text:
+    """Lines that fit ``width``, at most ``height`` of them."""
+    above = [*_head(snapshot, width), *_curve(snapshot, width)]
+    ranks, events, saved = _ranks(snapshot), _events(snapshot), _saved(snapshot)
+    room = height - len(above) - len(saved) - 1
+    for_ranks = min(len(ranks), max(_LEAST_RANKS, room - min(len(events), _LEAST_EVENTS)))
+    if for_ranks < len(ranks):
+        ranks = [*ranks[: for_ranks - 1], Text(f"and {len(ranks) - for_ranks + 1} more groups of ranks", "dim")]
+    events = events[len(events) - max(0, min(len(events), room - len(ranks))) :]
+    lines = [*above, *ranks, *saved, *events]
+    for line in lines:
+        line.no_wrap = True
+        line.truncate(width, overflow="ellipsis")
+    return Text("\n", no_wrap=True, end="").join(lines[:height])
+
+
+def _head(snapshot: Snapshot, width: int) -> list[Text]:
+    start = snapshot.start
+    script = f" · {Path(str(start['script'])).name}" if start.get("script") else ""
+    style = {"running": "green", "failed": "red", "unreadable": "red", "interrupted": "yellow"}.get(snapshot.state, "")
+    lines = [Text.assemble((visible(snapshot.name), "bold"), " · ", (snapshot.state, style), visible(script))]
+    progress = snapshot.progress
+    if progress is not None:
+        title = f"epoch {progress.epoch + 1}" + (f"/{progress.num_epochs}" if progress.num_epochs else "")
+        times = time_left(progress, snapshot.now_s) if snapshot.state == "running" else []
+        values = [visible(f"{name} {value:.4g}") for name, value in snapshot.values.items() if name != snapshot.curve_name]
+        lines.append(Text.assemble(*bar_line(title, progress.done, progress.num_steps, times, values, width)))
+    facts = [] if snapshot.step is None else [f"step {snapshot.step:,}"]
+    if snapshot.samples_per_s is not None:
+        facts.append(
+            f"{snapshot.samples_per_s:,.4g} samples/s"
+            if snapshot.samples_per_s < 1000
+            else f"{snapshot.samples_per_s:,.0f} samples/s"
+        )
+    if isinstance(start.get("world_size"), int):
+        hosts = len(set(start.get("hosts") or ()))
+        facts.append(
+            counted(start["world_size"], "process", "processes") + (f" on {counted(hosts, 'host')}" if hosts > 1 else "")
+        )
+    if isinstance(start.get("time_s"), float):
+        facts.append(f"started {span(snapshot.now_s - start['time_s'])} ago")
+    return [*lines, Text(" · ".join(facts) or "nothing has been written yet")]
+
+
+def _curve(snapshot: Snapshot, width: int) -> list[Text]:
+    if len(snapshot.curve) < 2:
+        return []
+    last_step, last = snapshot.curve[-1]
+    title = visible(f"{snapshot.curve_name} {last:.4g} in step {last_step:,}")
+    rows = draw_curve(snapshot.curve, max(10, width - _LABEL - 1), _CURVE_HEIGHT)
+    values = [value for _, value in snapshot.curve]
+    labels = [f"{max(values):.3g}", *[""] * (_CURVE_HEIGHT - 2), f"{min(values):.3g}"]
+    return [Text(title, "bold"), *(Text(f"{label:>{_LABEL}} {row}") for label, row in zip(labels, rows, strict=True))]
+
+
+def draw_curve(curve: Sequence[Point], width: int, height: int) -> list[str]:
+    """Rows of braille characters: a line through the points, by step."""
+    least, most = min(value for _, value in curve), max(value for _, value in curve)
+    first, last = curve[0][0], max(curve[0][0] + 1, curve[-1][0])
+    span_levels = (4 * height - 1) / (most - least) if most > least else 0.0
+    cells = [[0] * width for _ in range(height)]
+    before: tuple[int, int] | None = None
+    for step, value in curve:
+        column = (2 * width - 1) * (step - first) // (last - first)
+        level = round((most - value) * span_levels) if span_levels else 2 * height
+        from_column, from_level = before or (column, level)
+        for at in range(from_column, column + 1):
+            share = (at - from_column) / max(1, column - from_column)
+            now = round(from_level + (level - from_level) * share)
+            ends = (from_level, level) if from_column == column else (now, now)
+            for dot in range(min(ends), max(ends) + 1):
+                cells[dot // 4][at // 2] |= _DOTS[at % 2][dot % 4]
+        before = column, level
+    return ["".join(chr(_BRAILLE + cell) if cell else " " for cell in row) for row in cells]
+
+
+def _ranks(snapshot: Snapshot) -> list[Text]:
+    """One line for all ranks that do the same; those that need attention come first."""
+    if not snapshot.reports:
+        return []
+    groups: dict[tuple[int, str], list[RankReport]] = {}
+    for report in snapshot.reports:
+        groups.setdefault(_phase(report), []).append(report)
+    world_size = snapshot.reports[0].record.get("world_size", len(snapshot.reports))
+    silent = (
+        sorted(set(range(world_size)) - {report.rank for report in snapshot.reports}) if snapshot.state == "running" else []
+    )
+    lines = [Text(f"{name_ranks(silent)}: has not reported yet", "yellow")] if silent else []
+    for (urgency, words), group in sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1][0].rank)):
+        lines.append(Text(visible(_line(group, words)), ("red", "", "dim")[urgency]))
+    return lines
+
+
+def _phase(report: RankReport) -> tuple[int, str]:
+    """How urgently it needs attention (0: most), and what it does."""
+    if report.state in ("finished", "joined"):
+        return 2, report.state
+    if report.state not in ("running", "late"):
+        return 0, report.describe()
+    if report.state == "late":
+        return 0, "has not reported for some time; it was in " + str(report.record["doing"]["activity"])
+    if report.is_waiting:
+        return 2, "waiting for the other ranks"
+    if waits_for_loader(report.frames):
+        return 1, "waiting for its loader workers"
+    return 1, str(report.record["doing"]["activity"])
+
+
+def _line(group: Sequence[RankReport], words: str) -> str:
+    hosts = list(dict.fromkeys(str(report.record["host"]) for report in group))
+    where = f" on {hosts[0]}" if len(hosts) == 1 else f" on {len(hosts)} hosts"
+    steps = sorted({step for report in group if isinstance(step := report.record["doing"].get("step"), int)})
+    at = "" if not steps or " step " in words else f", step {steps[0]}" + (f" to {steps[-1]}" if len(steps) > 1 else "")
+    still_s = min(report.still_s for report in group)
+    how_long = f", for {span(still_s)}" if still_s >= 3 and group[0].state in ("running", "late") else ""
+    return f"{name_ranks([report.rank for report in group])}{where}: {words}{at}{how_long}"
+
+
+def _saved(snapshot: Snapshot) -> list[Text]:
+    saved = snapshot.checkpoint
+    if saved is None:
+        return []
+    age = f", {span(snapshot.now_s - saved['time_s'])} ago" if isinstance(saved.get("time_s"), float) else ""
+    return [Text(f"last checkpoint: step {saved.get('step')}{age}", "cyan")]
+
+
+def _events(snapshot: Snapshot) -> list[Text]:
+    lines = []
+    for event in snapshot.events:
+        words, style = _words(event)
+        if words:
+            age = f"{span(snapshot.now_s - event['time_s']):>7} ago  " if isinstance(event.get("time_s"), float) else ""
+            lines.append(Text.assemble((age, "dim"), (visible(words), style)))
+    return lines
+
+
+def _words(event: Mapping[str, Any]) -> tuple[str, str]:
+    """An event in one line, and its style; empty: it is not shown."""
+    step, kind = event.get("step"), event["event"]
+    if kind == "start":
+        return f"started on {counted(event.get('world_size') or 1, 'process', 'processes')}, {event.get('strategy')}", ""
+    if kind == "resume":
+        return (f"resumed after step {step}" if event.get("checkpoint") else "started over, without a checkpoint"), "yellow"
+    if kind == "evaluate":
+        return f"evaluation after step {step}: {_listed(event.get('values') or {})}", ""
+    if kind == "epoch":
+        bound = f", {event['bound']}-bound" if event.get("bound") else ""
+        return (
+            f"epoch {(event.get('epoch') or 0) + 1}: {event.get('num_steps')} steps in {span(event.get('wall_s'))}{bound}",
+            "",
+        )
+    if kind == "slow":
+        return f"rank {event.get('rank')} on {event.get('host')} was slow up to step {step}", "yellow"
+    if kind == "checkpoint_failed":
+        return f"the checkpoint of step {step} failed: {event.get('error')}", "red"
+    if kind == "preempted":
+        return f"{event.get('signal')}: asked to stop after step {step}", "yellow"
+    return (f"the script finished, at step {step}", "green") if kind == "end" else ("", "")
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    numbers: Iterable[str] = (f"{name} {value:.4g}" for name, value in values.items() if isinstance(value, (int, float)))
+    return ", ".join(numbers)

@@ -1,0 +1,1 @@
+"""Errors and their frames, as they are shown."""
