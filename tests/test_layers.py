@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
 # one row are siblings, which never import each other. A name is a file (errors.py) or a package (plan/); inside a package,
 # files may import each other.
 SPINE = (
-    ("visible",),  # what is safe to print
+    ("visible", "extensions"),  # what is safe to print; what is found by name
     ("errors", "stopping", "digest", "option", "atomic", "shapes"),
     ("regular", "tracebacks"),  # how files and directories are opened; errors as they are shown
     ("machine", "trackers", "interval"),  # cores, threads, addresses; names; and what people write
