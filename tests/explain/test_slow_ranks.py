@@ -73,6 +73,19 @@ def test_one_long_stretch_and_a_difference_that_costs_little_make_nobody_slow():
     assert told(phases(200, EVEN, (8.0, 0.0, 0.0115, 0.023, 0.0))) == []
 
 
+def test_what_another_rank_does_once_is_not_what_the_slow_one_costs():
+    late, long = (8.0, 0.0, 0.06, 0.02, 0.0), (8.0, 0.0, 0.01, 0.02, 16.0)
+    (found,) = told([*phases(30, EVEN, EVEN, late), *phases(1, long, EVEN, EVEN), *phases(69, EVEN, EVEN, late)])
+    assert (found.rank, found.activity, found.times) == (2, "forward", pytest.approx(6.0))
+    assert found.cost == pytest.approx(0.05 / 0.08)
+
+
+def test_brief_phases_are_judged_over_more_of_them():
+    even, late = (8.0, 0.0, 0.001, 0.002, 0.0), (8.0, 0.0, 0.003, 0.002, 0.0)
+    assert told(phases(300, even, late)) == []
+    assert [found.rank for found in told(phases(500, even, late))] == [1]
+
+
 def test_nobody_is_judged_where_all_wait_in_the_forward_pass_or_someone_has_no_samples():
     late = (8.0, 0.0, 0.09, 0.02, 0.0)
     assert told(phases(200, EVEN, late), may_judge=False) == []

@@ -92,7 +92,7 @@ def test_each_cause_is_told_once_and_another_one_of_the_same_rank_when_it_stays(
         ranks.look(late if look < 50 or 60 < look < 100 else other if look in (110, 130) or look > 200 else even)
         for look in range(250)
     ]
-    assert [(look, found.activity) for look, found in enumerate(told) if found] == [(0, "forward"), (210, "script")]
+    assert [(look, found.activity) for look, found in enumerate(told) if found] == [(1, "forward"), (210, "script")]
 
 
 NOBODY = {
@@ -126,7 +126,7 @@ def test_a_rank_that_waits_most_of_the_time_itself_is_judged_by_four_seconds():
         numbers = range(1, num_windows + 1)
         if judge([record(rank, **(late if rank == 0 else even), numbers=numbers) for rank in range(3)]):
             break
-    assert num_windows == 16
+    assert num_windows in (16, 17)
 
 
 def test_how_long_steps_are_seen_does_not_count_what_comes_in_some_only():
@@ -140,6 +140,21 @@ def test_how_long_steps_are_seen_does_not_count_what_comes_in_some_only():
 
     assert judge(list(records(10))) is None
     assert judge(list(records(20))).rank == 1
+
+
+def test_a_rank_that_evaluates_once_is_not_slow_for_a_difference_that_costs_little_otherwise():
+    def once(usual_s, number_s):
+        return lambda number: number_s if number == 7 else usual_s
+
+    waiting = {"busy": 0.1, "waited": once(0.5, 1.7)}
+    rows = [{"busy": once(0.125, 1.3), "waited": once(0.48, 0.48)}, waiting, waiting]
+    assert judge([record(rank, **row) for rank, row in enumerate(rows)]) is None
+
+
+def test_a_long_wait_does_not_make_brief_steps_suffice():
+    waiting = {"busy": 0.004, "waited": lambda number: 1.6 if number == 1 else 0.003}
+    rows = [{"busy": 0.007, "waited": 0.0001}, waiting, waiting]
+    assert judge([record(rank, **row) for rank, row in enumerate(rows)]) is None
 
 
 @pytest.mark.parametrize("step_s", [0.02, 0.1, 0.5, 3.0])

@@ -14,7 +14,9 @@ from operator import itemgetter
 from lockstep.measure.split import ACTIVITIES
 
 _WINDOW = 20
-"""Phases."""
+"""Phases; more where they are brief, since somebody may take a rank's core for that long."""
+_LEAST_S = 1.0
+_MOST_PHASES = 50 * _WINDOW
 _BUSY = itemgetter(-1)
 SLOW = 1.2
 """A slow rank is busy for at least this multiple of the median of the others."""
@@ -62,7 +64,7 @@ class SlowRank:
     times: float
     """How many times as long as the median of the others that takes it."""
     cost: float
-    """The share of all time that the others spend waiting for it."""
+    """The share of a usual phase for which the others wait for it."""
 
     def describe(self, hosts: Sequence[str], step: int) -> str:
         """What it is slow in, and a remedy, for the user.
@@ -101,7 +103,10 @@ class SlowRanks:
         if not self._may_judge:
             return
         self._phases.append((rows, busy))
-        if len(self._phases) < _WINDOW:
+        if len(self._phases) % _WINDOW:
+            return
+        usual_s = statistics.median(max(busy) for _, busy in self._phases)
+        if len(self._phases) * usual_s < _LEAST_S and len(self._phases) < _MOST_PHASES:
             return
         window, self._phases = self._phases, []
         slow = judge(window) if _may_be_slow(window) else None
@@ -126,8 +131,8 @@ def _may_be_slow(window: Sequence[Phase]) -> bool:
 
 def judge(window: Sequence[Phase]) -> SlowRank | None:
     """The slow rank of a window, if there is one. A rank with more samples may be busy for longer. Pure."""
-    slowest: Counter[int] = Counter()
-    lost_s = whole_s = 0.0
+    slowest: list[tuple[int, float]] = []
+    """Of each phase in which a rank is the slowest: that rank, and the share of the phase for which the others wait for it."""
     for rows, busy in window:
         try:
             rates = [seconds / row[0] for seconds, row in zip(busy, rows, strict=True)]
@@ -137,19 +142,20 @@ def judge(window: Sequence[Phase]) -> SlowRank | None:
         highest, typical = ranked[-1], ranked[(len(ranked) - 1) // 2]
         rank = rates.index(highest)
         longest = max(busy)
-        whole_s += longest
         if highest > SLOW * typical and busy[rank] == longest:
-            slowest[rank] += 1
-            lost_s += (highest - typical) * rows[rank][0]
+            slowest.append((rank, (highest - typical) * rows[rank][0] / longest))
     if not slowest:
         return None
-    rank, count = slowest.most_common(1)[0]
-    cost = lost_s / whole_s if whole_s else 0.0
-    if count < NEARLY_ALWAYS * len(window) or cost < LEAST_COST:
+    rank = statistics.mode(each for each, _ in slowest)
+    shares = [share for each, share in slowest if each == rank]
+    # Of what is usual: a phase in which it evaluates, say, may outweigh all others, and makes it not slow.
+    shares += [0.0] * (len(window) - len(shares))
+    cost = statistics.median(shares)
+    if shares.count(0.0) > (1 - NEARLY_ALWAYS) * len(window) or cost < LEAST_COST:
         return None
     seconds_by_rank = [
         {
-            activity: sum(rows[each][column] / rows[each][0] for rows, _ in window if rows[each][0])
+            activity: statistics.median([rows[each][column] / rows[each][0] for rows, _ in window if rows[each][0]] or [0.0])
             for column, activity in enumerate(ACTIVITIES, start=1)
         }
         for each in range(len(window[0][0]))

@@ -12,6 +12,7 @@ only if it hardly waits at all.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ _BUSY_ON_GPU = 0.8
 """The share of its own time for which a rank with a GPU must be busy to be called slow."""
 _LEAST_SENT, _LEAST_SENT_S, _MOST_SENT = 8, 7.5, 20
 """Windows that a launcher sends: up to 2.5 s older for one rank than for another, and those that both have must suffice."""
+_TWICE = 2
+"""Looks in a row that must find a rank slow: for a second, others may take its core."""
 _CHANGED_AFTER = 10
 """Looks in a row that must give a reported rank another cause, before that is reported: by a few samples it may change."""
 
@@ -95,7 +98,8 @@ class SlowScriptRanks:
         self._found = [*self._found[1 - _CHANGED_AFTER :], slow.cause]
         is_known = any(rank == slow.rank for rank, _, _ in self._told)
         has_changed = len(self._found) == _CHANGED_AFTER and set(self._found) == {slow.cause}
-        if slow.cause in self._told or (is_known and not has_changed):
+        is_confirmed = [rank for rank, _, _ in self._found[-_TWICE:]] == [slow.rank] * _TWICE
+        if slow.cause in self._told or (is_known and not has_changed) or not is_confirmed:
             return None
         self._told.add(slow.cause)
         return slow
@@ -195,15 +199,15 @@ def _awaited(rows: Sequence[Row]) -> Awaited | None:
         index == suspect and float(row[suspect][BUSY_20]) > SLOW * typical(row, BUSY_50)
         for row, index in zip(rows, slowest, strict=True)
     )
-    busy_s, waited_s, others_busy_s = (
-        sum(float(row[suspect][BUSY]) for row in rows),
-        sum(float(row[suspect][WAITED]) for row in rows),
-        sum(typical(row, BUSY) for row in rows),
+    # Of what is usual: a window in which it evaluates, say, may outweigh all others, and makes it not slow.
+    cost = statistics.median(
+        (typical(row, WAITED) - row[suspect][WAITED]) / (float(row[suspect][BUSY]) + float(row[suspect][WAITED]))
+        for row in rows
     )
-    cost = sum(typical(row, WAITED) - row[suspect][WAITED] for row in rows) / (busy_s + waited_s)
     if num_slow < NEARLY_ALWAYS * len(rows) or cost < LEAST_COST or waits_more(rows, suspect):
         return None
-    return Awaited(suspect, busy_s / others_busy_s if others_busy_s else float("inf"), cost, len(rows))
+    times = (float(row[suspect][BUSY]) / others_s if (others_s := typical(row, BUSY)) else math.inf for row in rows)
+    return Awaited(suspect, statistics.median(times), cost, len(rows))
 
 
 def newest_steps(steps: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -243,5 +247,5 @@ def _newest(rows: Sequence[list[Window]], least_s: float) -> list[list[Window]]:
     count, took_s = 0, 0.0
     while count < len(rows) and (count < _LEAST_WINDOWS or took_s < least_s):
         count += 1
-        took_s += max(map(_duration_s, rows[-count]))
+        took_s += min(map(_duration_s, rows[-count]))  # of the rank that has not waited for something rare
     return list(rows[len(rows) - count :]) if count >= _LEAST_WINDOWS and took_s >= least_s else []
