@@ -34,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # One thing at a time, also under make -j: these commands time what they run.
 .NOTPARALLEL:
-.PHONY: help install horovod demo test long test-all test-longest soak soak-cluster cluster check bench bench-install gpu wheel release-check docs python clean
+.PHONY: help install horovod demo test test-all test-longest soak soak-cluster cluster check bench bench-install gpu wheel release-check docs python clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -47,11 +47,8 @@ horovod: $(STAMP) ## build Horovod against the torch of .venv and install it the
 demo: $(if $(filter $(VENV),$(DEMO_VENV)),,$(DEMO_STAMP)) ## train on 1, 2 and 3 processes, kill and resume: the same bits, and a page to look at (some 2 minutes)
 	$(DEMO_VENV)/bin/lockstep $(DEMO)
 
-test: $(STAMP) ## the tests, without the long ones and those that need a GPU
+test: $(STAMP) ## the quick tests, some 4 minutes: what is pure, and what starts processes for a promise
 	$(PYTEST) -n $(or $(JOBS),2) --dist loadfile --no-loadscope-reorder -m "not long and not cuda" $(ARGS)
-
-long: $(STAMP) ## the same, and note those that take over a second in tests/long.txt: make test leaves them out from then on
-	$(MAKE) test ARGS="--note-long $(ARGS)"
 
 # Four at a time, also on two cores: tests of several machines mostly wait, for Slurm or for a time limit. A test that hangs in C
 # code is deaf to its own time limit, which comes by a signal: after the longest of all it ends with its process, and is named.

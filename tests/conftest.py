@@ -9,7 +9,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -40,15 +39,29 @@ _KERNEL_THREADS = 2  # the process that is the parent of theirs
 GRACE_S = 10.0  # for what is on its way out when a test ends
 SLOWER = 5  # times: no test fails on such a machine, so each time limit is so much longer than what it says
 
-LIMIT_S = 1.0
-LONG = Path(__file__).with_name("long.txt")
-"""Tests that took longer than that in ``make test``, one id a line: long as if they were marked. ``make long`` adds to it."""
+START_PROCESSES = frozenset(
+    [
+        "alone",
+        "command_here",
+        "crew",
+        "horovod",
+        "lab",
+        "nurseries",
+        "nursery",
+        "python_here",
+        "run_here",
+        "run_script",
+        "standing_crew",
+        "start_launcher",
+        "warm_trials",
+    ]
+)
+"""Fixtures by which a test starts processes: it is long, unless it is marked ``quick``."""
 
 SLOWEST = "test_slurm_jobs.py"  # of the files in tests/cluster
 
 _outliving_tests: set[int] = set()
 _ran_on_gpu: set[str] = set()
-_took_s: Counter[str] = Counter()
 
 
 @pytest.fixture(scope="session")
@@ -190,7 +203,6 @@ def _has_gpu() -> bool:
 
 def pytest_addoption(parser):
     parser.addoption("--require-cuda", action="store_true", help="fail unless a test marked cuda has run")
-    parser.addoption("--note-long", action="store_true", help=f"add the tests that take over {LIMIT_S:g} s to {LONG.name}")
     parser.addoption(
         "--processor", action="store_true", help="say which tests take the processor's time, processes included"
     )
@@ -206,14 +218,10 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)  # before those that are not asked for are taken out
 def pytest_collection_modifyitems(config, items):
     """Give slow machines their time, and let files come in the order of ``in_order``."""
-    listed = set(LONG.read_text().splitlines())
-    if config.option.collectonly and config.args_source is config.ArgsSource.TESTPATHS:
-        gone = sorted(listed - {item.nodeid for item in items})
-        if gone:
-            raise pytest.UsageError(f"{LONG} lists tests that do not exist: {', '.join(gone)}. Take these lines out")
     files = {}
     for item in items:
-        if item.path.parent.name == "cluster" or item.nodeid in listed:
+        starts = item.path.parent.name == "cluster" or START_PROCESSES.intersection(item.fixturenames)
+        if starts and not item.get_closest_marker("quick"):
             item.add_marker(pytest.mark.long)
         limit = item.get_closest_marker("timeout")
         limit_s = limit.args[0] if limit else float(item.config.getini("timeout") or 0)
@@ -252,13 +260,9 @@ def pytest_runtest_setup(item):
 def pytest_runtest_logreport(report):
     if report.when == "call" and not report.skipped and "cuda" in report.keywords:
         _ran_on_gpu.add(report.nodeid)
-    _took_s[report.nodeid] += report.duration
 
 
 def pytest_sessionfinish(session):
     if session.config.getoption("--require-cuda") and not _ran_on_gpu:
         print("\n--require-cuda: no test marked cuda has run")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    if session.config.option.note_long and not hasattr(session.config, "workerinput"):  # not in xdist's workers
-        long = {name for name, took_s in _took_s.items() if took_s > LIMIT_S}
-        LONG.write_text("".join(f"{name}\n" for name in sorted({*LONG.read_text().splitlines(), *long})))

@@ -10,7 +10,7 @@ import lockstep
 
 __all__ = ["crew"]
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 
 
 def train_on_tokens():

@@ -16,9 +16,8 @@ def _pytest(tmp_path: Path, source: str, *options: str) -> subprocess.CompletedP
     """Run a file of tests under our conftest.py, in a pytest of its own."""
     (tmp_path / "conftest.py").write_text(CONFTEST.read_text().replace("GRACE_S = 10.0", "GRACE_S = 0.2"))
     (tmp_path / "pytest.ini").write_text(
-        "[pytest]\ntestpaths = .\nmarkers =\n    cuda: needs a GPU\n    long: not in make test\n"
+        "[pytest]\ntestpaths = .\nmarkers =\n    cuda: needs a GPU\n    long: not in make test\n    quick: in it\n"
     )
-    (tmp_path / "long.txt").touch()
     (tmp_path / "test_it.py").write_text(source)
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *options]
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
@@ -35,6 +34,7 @@ LEAKS = {
 }
 
 
+@pytest.mark.long
 def test_a_leak_fails_the_test_that_made_it_and_is_cleared_for_the_next(tmp_path):
     source = "import subprocess, sys, time\nSLEEP = 'import time; time.sleep(9)'\n"
     for number, leak in enumerate(LEAKS.values()):
@@ -67,17 +67,18 @@ def test_it():
     assert run.returncode == 0, run.stdout
 
 
-def test_what_was_noted_as_long_is_left_out_from_then_on_and_must_exist(tmp_path):
-    source = "import time\ndef test_short():\n    pass\ndef test_of_some_time():\n    time.sleep(1.1)\n"
-    assert "2 passed" in _pytest(tmp_path, source, "-m", "not long", "--note-long").stdout
-    (tmp_path / "long.txt").write_text((noted := (tmp_path / "long.txt").read_text()) + "test_it.py::test_renamed\n")
-    assert noted == "test_it.py::test_of_some_time\n"
-    assert "1 passed, 1 deselected" in _pytest(tmp_path, source, "-m", "not long").stdout
-    run = _pytest(tmp_path, source, "--collect-only")
-    assert "long.txt lists tests that do not exist: test_it.py::test_renamed. Take these lines out" in run.stderr
-    assert run.returncode == 4
+@pytest.mark.long
+def test_a_test_that_starts_processes_is_long_unless_it_is_marked_quick(tmp_path):
+    source = (
+        "import pytest\n"
+        "def test_pure(): pass\n"
+        "def test_starting(run_script): pass\n"
+        "@pytest.mark.quick\ndef test_of_a_promise(run_script): pass\n"
+    )
+    assert "2 passed, 1 deselected" in _pytest(tmp_path, source, "-m", "not long").stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_the_processor_time_of_a_test_is_told_with_that_of_its_processes(tmp_path, workers):
     shutil.copy(CONFTEST.with_name("processor_time.py"), tmp_path)
@@ -111,6 +112,7 @@ def test_starts_it_late(request):
     assert run.returncode == 0, run.stdout
 
 
+@pytest.mark.long
 def test_a_script_that_hangs_is_killed_and_shows_its_output(tmp_path):
     source = """
 def test_hangs(run_script, monkeypatch):

@@ -392,11 +392,13 @@ RULES = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", RULES)
 def test_the_tree_keeps(rule):
     assert not (found := rule(read_tree(SOURCE))), "\n".join(found)
 
 
+@pytest.mark.long
 def test_what_must_start_quickly_does_not_import_torch():
     modules = [m for m in read_tree(SOURCE) if within(m, WITHOUT_TORCH) and not within(m, WITH_TORCH)]
     assert len(modules) > 8
@@ -407,6 +409,7 @@ def test_what_must_start_quickly_does_not_import_torch():
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.long
 def test_the_public_names_are_those_that_are_visible():
     # In a process of its own: importing a submodule, as other tests do, makes it an attribute of the package too.
     program = """

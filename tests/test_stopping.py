@@ -122,6 +122,7 @@ def test_a_process_that_is_forked_does_not_inherit_it():
     assert done.stdout.splitlines() == ["[True, True]", "[False, False]"], done.stderr
 
 
+@pytest.mark.long
 def test_a_second_signal_does_what_it_would_have_done_without_us():
     done = run(
         f"""
@@ -169,6 +170,7 @@ def test_a_loader_worker_is_ended_by_its_parent_alone(tmp_path, method):
     assert done.stdout.split() == ["None", "0"], done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ends", [False, True])
 def test_when_all_is_saved_a_signal_does_not_change_the_status_that_says_so(ends):
     done = run(

@@ -123,11 +123,13 @@ def test_the_picture_has_a_bar_for_each_row_and_marks_those_that_failed(make_com
     assert taller > height, "rows were squeezed instead of given room"
 
 
+@pytest.mark.long
 def test_every_precision_can_be_drawn_and_has_a_pattern_of_its_own(make_comparison):
     assert plot.draw(make_comparison(*[(f"single+{precision}", 1, 2.0) for precision in PRECISIONS])).is_file()
     assert len({plot._HATCHES[precision] for precision in PRECISIONS}) == len(PRECISIONS)
 
 
+@pytest.mark.long
 def test_the_picture_shows_how_speed_scales_where_a_method_ran_with_several_numbers_of_processes(make_comparison):
     from matplotlib.image import imread
 

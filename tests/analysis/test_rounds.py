@@ -83,6 +83,7 @@ def interrupted(planned, out, number):
     return compare.run(planned.begin(out), observer)
 
 
+@pytest.mark.long
 def test_an_interrupted_comparison_is_gone_on_with_and_nothing_is_measured_twice(make_plan, tmp_path):
     then = "import time; time.sleep(1 if Path('slow').exists() else 0)\njournal()"
     (tmp_path / "slow").touch()

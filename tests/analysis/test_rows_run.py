@@ -103,6 +103,7 @@ def test_every_row_gets_the_same_shards_threads_and_seed(fake_script, tmp_path, 
     }
 
 
+@pytest.mark.long
 def test_torchrun_starts_the_processes_of_its_row(fake_script, tmp_path, machine):
     comparison = run(fake_script(), "ddp@torchrun", tmp_path, machine)
     (result,) = comparison.rows
@@ -167,6 +168,7 @@ def test_an_interrupt_ends_the_running_row_and_keeps_what_was_measured(fake_scri
     assert written(comparison)["rows"][0]["figures"]["samples_per_s"] == 160.0
 
 
+@pytest.mark.long
 def test_a_row_does_not_outlive_a_comparison_that_is_killed(fake_script, tmp_path):
     script = fake_script("Path('pid').write_text(str(os.getpid()))\ntime.sleep(60)")
     killed = subprocess.Popen(

@@ -6,7 +6,7 @@ import trainings
 from lockstep.stopping import AUDIT_STATUS
 from lockstep.tools.audit.choice import choose
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.timeout(90), pytest.mark.quick]
 
 
 @pytest.fixture

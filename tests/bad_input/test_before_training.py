@@ -8,7 +8,7 @@ import torch.distributed as dist
 import lockstep
 from lockstep.errors import LaunchError
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 QUICK = {"timeout_s": 20.0}
 
 ONE_AND_TWO = [
@@ -131,6 +131,7 @@ def test_a_process_group_opened_by_the_script_is_told(tmp_path):
     lockstep.join(run_dir=str(tmp_path / "run")).close()  # as the error says
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("born", "now"),
     [

@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.errors import LaunchError
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 QUICK = {"timeout_s": 20.0}
 
 

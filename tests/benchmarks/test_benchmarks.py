@@ -146,6 +146,7 @@ WITH_HELP = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WITH_HELP)
 def test_help_says_what_is_measured(name):
     done = run(name, "--help")
@@ -154,6 +155,7 @@ def test_help_says_what_is_measured(name):
     assert "--rounds" in done.stdout
 
 
+@pytest.mark.long
 def test_a_benchmark_that_cannot_work_says_why():
     assert "multiple of 2" in run("scaling", "--batch", "3").stderr
     assert "at least one round" in run("scaling", "--rounds", "0").stderr
@@ -165,6 +167,7 @@ def test_a_benchmark_that_cannot_work_says_why():
     assert "choose from power, processes" in run("host_loss", "--losses", "fire").stderr
 
 
+@pytest.mark.long
 def test_without_a_gpu_nothing_is_said_of_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     done = run("resnet50")

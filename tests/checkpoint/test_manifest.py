@@ -52,6 +52,7 @@ def test_a_sound_checkpoint_is_read_to_its_last_byte(checkpoint):
     assert (manifest.step, sum(blocks)) == (7, manifest.num_bytes)
 
 
+@pytest.mark.long
 def test_no_single_bit_of_a_manifest_can_change_what_is_read(tmp_path):
     manifest = Manifest(step=7, epoch=0, time_s=1.5, registered=["modèle"])
     manifest.write(tmp_path)

@@ -111,6 +111,7 @@ def test_the_ranks_exchange_about_twice_a_second_and_not_at_every_step():
     assert Ranks(1000, [0.0001] * 2000, (1.0, 1.0)).num_exchanges <= 2000 / MOST_STEPS + 4
 
 
+@pytest.mark.long
 @simulated
 @given(worlds, changing, st.integers(1, 30), st.data())
 def test_a_checkpoint_that_is_due_while_one_is_written_is_cut_at_the_next_possible_step_once(drifts, step_s, every, data):

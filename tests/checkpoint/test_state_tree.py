@@ -153,6 +153,7 @@ def containers(inner):
 trees = st.recursive(hashable | tensors() | arrays(), containers, max_leaves=12)
 
 
+@pytest.mark.long
 @thorough
 @given(trees | tensors() | arrays())
 def test_a_tree_comes_back_as_it_was(tree):
@@ -717,6 +718,7 @@ def watch():
     return watch
 
 
+@pytest.mark.long
 @thorough
 @given(value=noise | bent())
 def test_whatever_a_file_holds_no_code_is_run_and_only_config_errors_are_raised(watch, value):

@@ -23,7 +23,7 @@ from lockstep.checkpoint import manifest as manifests
 from lockstep.cli.main import main
 from lockstep.tools.checkpoint import command as verb
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.quick]
 
 MODEL = {"0.weight": (3, 4), "0.bias": (3,), "1.weight": (3,), "1.bias": (3,), "2.weight": (2, 3), "2.bias": (2,)}
 BUFFERS = {"1.running_mean": (3,), "1.running_var": (3,), "1.num_batches_tracked": ()}
@@ -83,6 +83,7 @@ def make_later(path):
 # inspect
 
 
+@pytest.mark.long
 def test_a_runs_newest_checkpoint_is_shown_in_words(made, call):
     done = call("inspect", made)
     assert (done.status, done.err) == (0, "")
@@ -330,6 +331,7 @@ def test_a_terminal_sees_how_far_it_is(made, call, monkeypatch, capsys):
 # export
 
 
+@pytest.mark.long
 def test_an_exported_model_loads_without_lockstep_and_is_the_same(made, call, tmp_path):
     done = call("export", made, "weights.safetensors")
     assert (done.status, done.err) == (0, "")

@@ -51,6 +51,7 @@ def compare(capfd):
     return run
 
 
+@pytest.mark.long
 def test_prints_the_table_and_writes_results_and_picture(compare, script, tmp_path):
     done = compare("--methods", "single@python", "--rounds", "1", script, "--epochs", "3")
     assert done.exit_code == 0, done.output
@@ -90,6 +91,7 @@ for epoch in team.epochs(2):
 """
 
 
+@pytest.mark.long
 def test_training_for_real_gives_the_answer_of_one_process_on_two(compare, tmp_path):
     script, out = tmp_path / "real.py", tmp_path / "out"
     script.write_text(REAL)
@@ -155,6 +157,7 @@ def test_the_help_names_every_method_and_shows_examples(compare):
         assert word in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["2", "15"])
 def test_a_signal_stops_the_row_and_shows_what_was_measured(script, tmp_path, number):
     methods = "single@python,single@python+bf16-mixed"
@@ -182,6 +185,7 @@ def test_a_signal_stops_the_row_and_shows_what_was_measured(script, tmp_path, nu
     assert [row["status"] for row in rows] == ["ok", "interrupted"]
 
 
+@pytest.mark.long
 def test_the_same_command_goes_on_where_it_was_interrupted_and_fresh_begins_anew(compare, script, tmp_path, monkeypatch):
     command = ("--methods", "single@python,single@python+bf16-mixed", "--rounds", "2", script, "bf16-mixed")
     stopped = subprocess.Popen([sys.executable, "-m", "lockstep.cli.main", "compare", *command], stdout=subprocess.DEVNULL)

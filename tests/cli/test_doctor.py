@@ -34,6 +34,7 @@ def test_a_table_for_people_with_remedies_below(doctor):
     assert " warn, 0 fail, in " in lines[-1]
 
 
+@pytest.mark.long
 def test_json_for_programs_and_status_1_after_a_failure(doctor, tmp_path):
     (tmp_path / "file").touch()
     done = doctor("--json", "--run-dir", "file/run")
@@ -46,6 +47,7 @@ def test_json_for_programs_and_status_1_after_a_failure(doctor, tmp_path):
     assert found[NAME]["values"]["latency_s"] > 0
 
 
+@pytest.mark.long
 def test_a_script_that_is_not_there_is_said_before_anything_is_examined(doctor):
     done = doctor("nosuch.py")
     assert (done.returncode, done.stdout) == (2, "")

@@ -239,6 +239,7 @@ def test_what_there_is_no_report_on_is_refused_with_a_remedy(place, report, tmp_
     assert "cannot be written" in done.err
 
 
+@pytest.mark.long
 def test_a_comparison_shows_every_row_as_the_command_does(studies, page):
     results = json.loads((studies / "comparison" / "results.json").read_text())
     found = Elements(page(studies / "comparison"))
@@ -296,6 +297,7 @@ def browse(file, tmp_path):
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "column"), [("run", 5), ("comparison", 3)])
 def test_a_browser_shows_it_on_a_phone_and_sorts_its_tables(place, studies, report, require, tmp_path, kind, column):
     require("chromium", None if shutil.which("chromium") else "there is no chromium here")

@@ -59,6 +59,7 @@ def rows(out):
     return {line.split()[0]: line for line in out.splitlines() if "-1  " in line}
 
 
+@pytest.mark.long
 def test_every_run_is_one_line_with_its_state_and_the_one_active_last_comes_last(made, look):
     done = look(made)
     assert done.status == 0, done.err

@@ -37,6 +37,7 @@ def read(made, capsys, monkeypatch):
     return call
 
 
+@pytest.mark.long
 def test_the_table_of_runs_has_a_row_a_run_and_numbers_without_units(read, made):
     (row,) = read()
     (said,) = [run.as_json() for run in inventory.read_runs(made / "runs")[0]]

@@ -285,6 +285,7 @@ def test_what_follows_the_script_is_its_own_also_what_looks_like_an_option(verif
     assert done.results["args"] == ["--epochs", "3", "--seed", "5", "--", "-x"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", ["local", "python"])
 def test_a_module_is_verified_as_python_runs_it(verify, tmp_path, launcher):
     (tmp_path / "package").mkdir()
@@ -341,6 +342,7 @@ def test_the_help_teaches_with_examples(verify):
         assert word in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["2", "15"])
 def test_a_signal_stops_the_run_and_keeps_what_was_found(tmp_path, number):
     script = tmp_path / "hang.py"

@@ -40,6 +40,7 @@ def look(capsys, *args):
     return ended.value.code or 0, captured.out, captured.err
 
 
+@pytest.mark.long
 def test_a_frame_of_a_finished_run_tells_its_progress_curve_ranks_events_and_checkpoint(finished, capsys, monkeypatch):
     monkeypatch.chdir(finished)
     before = files(finished / "runs")
@@ -101,6 +102,7 @@ def read_until(ours, words):
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", data.decode(errors="replace"))
 
 
+@pytest.mark.long
 def test_it_follows_a_run_until_that_ends_or_ctrl_c_and_signals_nobody(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with waiting(tmp_path, "runs/train-1", "--wait", "9", nproc=2) as run:

@@ -9,7 +9,7 @@ import torch
 
 from lockstep.errors import LaunchError
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 
 
 def same(found, expected):

@@ -8,7 +8,7 @@ import torch
 
 from lockstep.errors import LaunchError
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 
 
 def test_gradients_of_every_dtype_and_memory_order_are_those_of_plain_autograd(standing_crew):

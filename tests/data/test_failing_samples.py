@@ -23,7 +23,7 @@ from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import DataError, LaunchError
 from lockstep.plan.shards import block, shard_slice
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 SEEDS = range(4)
 
 

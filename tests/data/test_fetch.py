@@ -214,6 +214,7 @@ def test_an_exception_in_the_data_set_surfaces_with_its_own_words(num_workers, c
     assert "sample two is broken" in message
 
 
+@pytest.mark.long
 def test_workers_may_be_spawned():
     dataset = Noisy(4)
     loader = DataLoader(dataset, num_workers=1, multiprocessing_context=multiprocessing.get_context("spawn"))
@@ -278,6 +279,7 @@ def test_samples_are_fetched_with_one_thread_here_as_in_workers_and_the_number_c
     assert numbers() == {2}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("context", [None, "fork", "spawn"])
 def test_only_fetching_has_one_thread(two_threads, context):
     asked = []

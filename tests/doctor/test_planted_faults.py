@@ -319,6 +319,7 @@ def test_a_full_disk(examined, require, tmp_path, options, state, words):
     assert words in found["found"]
 
 
+@pytest.mark.long
 def test_a_slow_disk(examined, preload, tmp_path):
     slow = preload("#include <unistd.h>\nint fsync(int file) { sleep(1); return 0; }\n")
     found = examined("disk", env=slow, run_dir=str(tmp_path / "run"))
@@ -326,6 +327,7 @@ def test_a_slow_disk(examined, preload, tmp_path):
     assert "a checkpoint of 1 GB takes " in found["found"]
 
 
+@pytest.mark.long
 def test_a_slow_link(examined, require):
     require("cluster", missing())
     slow = "ip link set lo mtu 1500 up && tc qdisc add dev lo root tbf rate 40mbit burst 64kb latency 400ms"
@@ -335,6 +337,7 @@ def test_a_slow_link(examined, require):
     assert found["values"]["bandwidth_bytes_s"] < 10e6
 
 
+@pytest.mark.long
 def test_processes_that_cannot_exchange_anything(examined):
     found = examined("all-reduce", env={"GLOO_SOCKET_IFNAME": "nosuch0"})
     assert found["state"] == FAIL

@@ -31,6 +31,7 @@ def test_digits_learns_the_same_on_one_and_on_two_processes(run_here):
         assert one == pytest.approx(two, abs=0.6)  # a sample or two of 360 may be on the edge
 
 
+@pytest.mark.long
 def test_digits_runs_under_plain_python(tmp_path):
     command = [sys.executable, str(EXAMPLE), "--epochs", "1"]
     done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=100)

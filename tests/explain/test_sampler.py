@@ -80,6 +80,7 @@ def test_what_cannot_be_kept_goes_in_the_order_of_its_worth():
     assert fits(short)
 
 
+@pytest.mark.long
 def test_a_thread_that_polls_at_one_line_is_seen_awake_and_one_that_sleeps_is_not(tmp_path):
     path = tmp_path / "boxes" / "rank-0.box"
     box = Sampler(path, {"rank": 0}, lambda: {"activity": "in the script"})

@@ -90,6 +90,7 @@ def test_one_that_another_thread_has_made_never_answers_for_the_main_thread_woul
     found[0].close()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_process_that_runs_python_code_in_two_threads_outlives_a_thousand_questions(start):
     process, record = start("work")

@@ -99,6 +99,7 @@ def test_a_grandchild_that_computes_is_seen_and_a_child_that_sleeps_is_not(child
     assert (work.how, work.pid) == ("computes", computes)
 
 
+@pytest.mark.long
 def test_computing_in_another_thread_is_work_and_what_the_measuring_thread_uses_is_none():
     def compute():
         began_s = time.thread_time()
@@ -129,6 +130,7 @@ class Delayed(Dataset):
         return index
 
 
+@pytest.mark.long
 def test_each_batch_of_a_loader_is_seen_to_arrive_though_the_line_is_the_same():
     seen, over, main = set(), threading.Event(), threading.get_ident()
 

@@ -312,6 +312,7 @@ ODD = """
 """
 
 
+@pytest.mark.long
 def test_a_script_that_forks_closes_all_files_handles_all_signals_and_execs_is_shown_and_not_disturbed(tmp_path):
     (tmp_path / "odd.py").write_text(textwrap.dedent(ODD))
     command = [sys.executable, "-m", "lockstep", "run", "--nproc", "1", "odd.py"]

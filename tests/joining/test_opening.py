@@ -237,6 +237,7 @@ def test_a_birth_of_another_version_or_without_a_checkpoint_is_left_as_it_is(tex
     assert_no_lock_is_held()
 
 
+@pytest.mark.long
 def test_two_launches_in_one_directory_are_refused():
     interrupted(20, run_dir="run")
     with in_use("run") as first:

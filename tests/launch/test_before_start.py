@@ -176,6 +176,7 @@ def test_a_reserved_port_can_be_listened_on_and_is_given_to_nobody_else():
             other.bind(("", port))
 
 
+@pytest.mark.long
 def test_the_launcher_never_imports_torch(tmp_path):
     (tmp_path / "script.py").write_text("import torch")
     source = (

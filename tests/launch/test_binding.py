@@ -163,6 +163,7 @@ def test_workers_and_their_loaders_are_bound_and_the_number_of_threads_does_not_
     assert [one[3:] for one in bound] == [one[3:] for one in free] == [[max(1, CORES // 2)] * 2] * 2
 
 
+@pytest.mark.long
 def test_the_limits_of_the_launcher_are_kept(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     only = max(os.sched_getaffinity(0))

@@ -31,6 +31,7 @@ def test_a_failure_that_speaks_for_itself_gets_no_remark():
     assert Causes({}).name(failure) == failure
 
 
+@pytest.mark.long
 def test_a_crash_that_a_setting_of_pytorch_is_known_for_is_told_with_the_setting(start_cold):
     source = MEET + "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
     launcher = start_cold(source, "--nproc-per-node", "2", env={**os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"})

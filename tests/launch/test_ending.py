@@ -262,6 +262,7 @@ def test_what_comes_to_every_process_of_the_job_ends_a_run_once_and_quietly(star
     assert not [pid for pid in read_pids(tmp_path) if is_running(pid)]
 
 
+@pytest.mark.long
 def test_a_server_whose_launcher_leaves_before_it_has_listened_goes_without_a_word(capfd):
     server = ForkServer()
     try:

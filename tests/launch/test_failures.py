@@ -17,6 +17,7 @@ from lockstep.launch.output import OutputPlan
 pytestmark = pytest.mark.timeout(40)
 
 
+@pytest.mark.long
 def test_the_first_failure_is_shown_once_first_and_with_the_users_frames(run_warm):
     ended = run_warm(
         """
@@ -45,6 +46,7 @@ def test_the_first_failure_is_shown_once_first_and_with_the_users_frames(run_war
     assert ended.err == ""  # the launcher tells; nobody else
 
 
+@pytest.mark.long
 def test_every_process_is_gone_within_5_s_of_a_failure(run_warm, tmp_path):
     ended = run_warm(
         """
@@ -77,6 +79,7 @@ def test_every_process_is_gone_within_5_s_of_a_failure(run_warm, tmp_path):
     assert [failure.rank for failure in ended.outcome.failures] == [0]
 
 
+@pytest.mark.long
 def test_a_failed_rank_that_hangs_in_its_exit_handlers_does_not_hang_the_launch(run_warm):
     ended = run_warm(
         """
@@ -315,6 +318,7 @@ def test_ranks_in_different_collectives_are_said_to_be_where_gloo_aborts_one(run
     assert re.search(r"(?m)^  ranks? .*: .*script.py:\d+ in step$", text), text
 
 
+@pytest.mark.long
 def test_a_rank_that_does_not_come_to_open_the_group_is_named_when_the_others_time_out(run_warm):
     ended = run_warm(
         """
@@ -545,6 +549,7 @@ def test_the_ranks_that_had_ended_when_the_server_was_killed_are_named(run_warm,
     assert rest[1].startswith("  rank 1: it called sys.exit(0)")
 
 
+@pytest.mark.long
 def test_a_lost_server_is_a_launch_error_and_takes_its_workers_along(run_warm, server, tmp_path):
     with pytest.raises(LaunchError, match="fork server"):
         run_warm(
@@ -562,6 +567,7 @@ def test_a_lost_server_is_a_launch_error_and_takes_its_workers_along(run_warm, s
     assert not [pid for pid in read_pids(tmp_path) if is_running(pid)]
 
 
+@pytest.mark.long
 def test_what_is_shown_of_a_crash_is_of_the_script_alone(run_warm):
     (failure,) = run_warm(
         "import os, time\ntime.sleep(0.7)  # a look of the black box\nos.abort()", nproc=1

@@ -13,7 +13,7 @@ from lockstep.errors import ConfigError, LaunchError, UsageError
 from lockstep.launch import server as fork_server
 from lockstep.launch.function import launch
 
-pytestmark = pytest.mark.timeout(40)
+pytestmark = [pytest.mark.timeout(40), pytest.mark.quick]
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +107,7 @@ def run_python(tmp_path, source, **popen):
     return subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, cwd=tmp_path, **popen)
 
 
+@pytest.mark.long
 def test_a_function_and_a_class_of_the_calling_script_work(tmp_path):
     done = run_python(
         tmp_path,
@@ -129,6 +130,7 @@ def test_a_function_and_a_class_of_the_calling_script_work(tmp_path):
     assert (done.stdout, done.stderr) == ("[Box(value=1), Box(value=2)]\n", "")
 
 
+@pytest.mark.long
 def test_a_script_without_a_guard_is_told_so_instead_of_forking_for_ever(tmp_path):
     done = run_python(
         tmp_path,
@@ -142,6 +144,7 @@ def test_a_script_without_a_guard_is_told_so_instead_of_forking_for_ever(tmp_pat
     assert 'if __name__ == "__main__"' in done.stderr
 
 
+@pytest.mark.long
 def test_ctrl_c_raises_keyboard_interrupt_after_everything_is_gone(tmp_path):
     done = run_python(
         tmp_path,

@@ -61,6 +61,7 @@ def test_a_node_finds_how_far_its_clock_is_ahead_of_the_keepers(start):
     assert seconds_ahead(connection) == pytest.approx(1000, abs=20)
 
 
+@pytest.mark.long
 def test_a_store_that_does_not_answer_is_noticed_and_nobody_waits_for_it(start):
     store = Silent()
     _, beats = start(store)

@@ -69,6 +69,7 @@ def test_a_log_dir_that_cannot_be_written_is_refused(run_warm, tmp_path):
         run_warm("print(1)", plan=OutputPlan(log_dir=tmp_path / "file" / "logs"))
 
 
+@pytest.mark.long
 def test_breakpoint_works_on_the_attached_rank(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import os\nif os.environ['RANK'] == '1':\n    breakpoint()\nprint('end of', os.environ['RANK'])\n")

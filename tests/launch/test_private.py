@@ -48,6 +48,7 @@ def kill_holder(parent):
     return kill
 
 
+@pytest.mark.long
 def test_the_next_launch_removes_what_a_killed_launcher_left(start_cold, tmp_path, parent):
     source = "import os, time; print(os.path.dirname(os.environ['LOCKSTEP_STORE']), flush=True); time.sleep(SLEEP)"
     environ = {**os.environ, "TMPDIR": str(parent)}
@@ -130,6 +131,7 @@ def test_without_locks_nothing_is_taken_for_abandoned(parent, monkeypatch):
     assert list(parent.iterdir()) == []
 
 
+@pytest.mark.long
 def test_launches_that_begin_and_end_and_are_killed_at_once_never_take_each_others(parent):
     seed = 31
     draw = random.Random(seed)

@@ -166,6 +166,7 @@ def test_ctrl_c_while_a_failed_start_ends_is_not_followed_by_a_restart(start_own
     assert len(read_pids(tmp_path)) == 2
 
 
+@pytest.mark.long
 def test_a_restart_does_not_wait_for_a_rank_that_will_not_end(run_warm, tmp_path):
     ended = run_warm(
         """

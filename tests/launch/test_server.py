@@ -47,6 +47,7 @@ def start_stuck(server, tmp_path):
         yield start
 
 
+@pytest.mark.long
 def test_workers_say_who_they_are_before_anything_else_and_closing_ends_them(server, start_stuck):
     told = {start_stuck(rank) for rank in range(3)}
     children = {int(pid) for pid in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()}
@@ -57,6 +58,7 @@ def test_workers_say_who_they_are_before_anything_else_and_closing_ends_them(ser
     server.close()
 
 
+@pytest.mark.long
 def test_a_lost_server_is_told_by_the_next_message_after_all_that_it_had_said(server, start_stuck):
     worker = start_stuck(0)
     os.kill(worker, signal.SIGKILL)

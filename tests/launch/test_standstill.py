@@ -60,6 +60,7 @@ def stop_victim(tmp_path):
         thread.join()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_stopped_rank_is_named_killed_and_all_start_again(run_warm, stop_victim, tmp_path, seed):
     place = random.Random(seed)
@@ -78,6 +79,7 @@ def test_a_stopped_rank_is_named_killed_and_all_start_again(run_warm, stop_victi
     assert not [pid for pid in read_pids(tmp_path) if is_running(pid)], told
 
 
+@pytest.mark.long
 def test_a_rank_that_goes_on_in_time_is_left_alone(run_warm, stop_victim):
     stop_victim(0.0, for_s=0.8)
     ended = run_warm(TRAIN, "1", "2", meet=True, settings={"timeout_s": 4.0}, max_restarts=1)
@@ -93,6 +95,7 @@ def test_without_restarts_the_stopped_rank_is_the_failure_that_the_run_ends_with
     assert (first.rank, first.kind, first.exit_status) == (0, "stopped", 137)
 
 
+@pytest.mark.long
 def test_it_is_named_also_where_the_script_lets_the_others_wait_less_than_the_launcher_knows(run_warm, stop_victim):
     stop_victim(0.0)
     source = TRAIN.replace(

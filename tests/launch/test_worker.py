@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(40)
+pytestmark = [pytest.mark.timeout(40), pytest.mark.quick]
 CORES = len(os.sched_getaffinity(0))
 
 
+@pytest.mark.long
 def test_the_script_sees_what_python_would_show_it(run_warm, tmp_path):
     ended = run_warm(
         """
@@ -90,6 +91,7 @@ def test_a_number_for_blas_alone_is_kept(run_warm, monkeypatch):
     assert run_warm(THREADS).lines == ["3 5"] * 2
 
 
+@pytest.mark.long
 def test_modules_beside_the_script_win_over_those_that_the_server_has_imported(run_warm, tmp_path):
     for name in ("code", "statistics", "profile", "tqdm", "os"):
         (tmp_path / f"{name}.py").write_text("MINE = True\n_Utils = run = runctx = mean = object\n")
@@ -270,6 +272,7 @@ def test_the_server_has_one_thread_and_has_imported_torch(server):
     assert "libtorch" in (process / "maps").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "expected"),
     [

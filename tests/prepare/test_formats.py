@@ -13,7 +13,7 @@ from lockstep.config import PRECISIONS
 from lockstep.errors import LaunchError
 from lockstep.precision import find_precision
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.timeout(90), pytest.mark.quick]
 
 # By precision: parameters between the passes (gradients and the optimizer's state are alike), the BatchNorm's weights in
 # them, those of other layers, what layers give, and the buffers of BatchNorm and of others.
@@ -166,6 +166,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["16-master", "16-true", "bf16-true"])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers_of_all_kinds_give_nearly_what_they_give_in_float32(tmp_path, layer, precision):

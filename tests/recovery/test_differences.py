@@ -9,7 +9,7 @@ from laboratory import PLAIN, content_of
 
 from lockstep.prepare import contents
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 
 ANOTHER_ANSWER = "To resume anyway, with a different answer: --allow {}"
 BACK = "the run cannot resume as if it had not been interrupted. Change it back, or start a new run with --fresh"

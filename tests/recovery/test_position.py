@@ -147,6 +147,7 @@ parts = st.one_of(
 scripts = st.lists(parts, max_size=4)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=200)
 @given(scripts)
 def test_from_every_place_and_from_there_again_just_the_steps_that_were_left_are_made(script):

@@ -75,6 +75,7 @@ def text_of(events, now_s=1e6, **fields):
     return render(run_page(record), now_s)
 
 
+@pytest.mark.long
 def test_a_run_of_a_hundred_thousand_steps_makes_a_small_page_that_hides_no_extreme():
     names = ("loss", "lr", "accuracy", "norm", "<b>", "scale")
     events = [start(0.0), *(step(float(n), n, **dict.fromkeys(names, 1 / n)) for n in range(1, 100_001))]

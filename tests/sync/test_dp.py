@@ -94,6 +94,7 @@ def test_batch_statistics_of_parts_are_warned_of_where_there_are_parts(recwarn):
         DataParallelSync(1, 1, TWO).attach(model)
 
 
+@pytest.mark.long
 def test_compiled_layers_are_refused_where_they_would_be_copied(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # which PyTorch would set by itself
     model = nn.Sequential(nn.Linear(2, 2), torch.compile(nn.Linear(2, 2), backend="eager"))

@@ -8,7 +8,7 @@ from torch import nn
 from lockstep.sync import together
 from lockstep.sync.together import fits, size_of
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 
 
 @pytest.mark.parametrize("nproc", [2, 3])

@@ -4,7 +4,7 @@ import pytest
 import sync_scripts
 import torch
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 # Every number of shards is run by one process in both ways, and by more processes.
 KINDS = [("single", 1, 1), ("single", 1, 2), ("single", 1, 3), ("single", 1, 4), ("ddp", 1, 1), ("ddp", 1, 3)]
 KINDS += [("dp", 1, 1), ("dp", 1, 3)]  # without GPUs: see test_dp

@@ -7,7 +7,7 @@ import team_scripts
 
 from lockstep.errors import LaunchError
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 
 
 @pytest.mark.parametrize(("nproc", "shards"), [(1, 1), (2, 2), (1, 4), (2, 4)])

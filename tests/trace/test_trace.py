@@ -9,7 +9,7 @@ import tracing_scripts
 from lockstep.tools.verify.trace.lines import exact, number, read_trace
 from lockstep.tools.verify.trace.traced_run import gather
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 
 
 def test_numbers_are_written_without_rounding():
