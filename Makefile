@@ -47,7 +47,7 @@ horovod: $(STAMP) ## build Horovod against the torch of .venv and install it the
 demo: $(if $(filter $(VENV),$(DEMO_VENV)),,$(DEMO_STAMP)) ## train on 1, 2 and 3 processes, kill and resume: the same bits, and a page to look at (some 2 minutes)
 	$(DEMO_VENV)/bin/lockstep $(DEMO)
 
-test: $(STAMP) ## the quick tests, some 4 minutes: what is pure, and what starts processes for a promise
+test: $(STAMP) ## the quick tests, some 4 minutes on 2 cores: what is pure, and what starts processes for a promise
 	$(PYTEST) -n $(or $(JOBS),2) --dist loadfile --no-loadscope-reorder -m "not long and not cuda" $(ARGS)
 
 # Four at a time, also on two cores: tests of several machines mostly wait, for Slurm or for a time limit. A test that hangs in C

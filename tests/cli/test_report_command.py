@@ -15,7 +15,7 @@ from warm import run_on
 
 from lockstep.cli.main import main
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 
 # It does what it can to harm a page: in its name, in those of its metrics, and in what it fails with.
 SCRIPT_NAME, METRIC, RUN = "<b>.py", "<script>alert(1)</script>", "<u>-1"

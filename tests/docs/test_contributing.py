@@ -56,6 +56,9 @@ def put_row(text, row):
     return "\n".join(lines) + "\n"
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
     """A copy of the sources, with all that the page adds."""
