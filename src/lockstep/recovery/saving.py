@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lockstep.checkpoint.gathered import gather_full
 from lockstep.checkpoint.manifest import Manifest
@@ -119,8 +120,9 @@ class Saver(Listener):
 
     # When
 
+    @override
     def tick(self, step: int) -> None:
-        """See Listener. Every rank must call it."""
+        """Every rank must call it."""
         self._stop_watch.begin_interrupts()
         if self._touching is None and not self._pace.is_off:
             self._rehearse()
