@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
+from typing_extensions import override
+
 from lockstep.tools.check import names, source
 from lockstep.tools.check.expressions import void
 from lockstep.tools.check.methods import Methods
@@ -62,8 +64,8 @@ class Statements(Methods):
         }
         """Each returns False if the next statement is not reached."""
 
+    @override
     def block(self, body: list[ast.stmt]) -> bool:
-        """Run statements one after another. Returns whether the end was reached."""
         return all(self.statement(node) for node in body)
 
     def statement(self, node: ast.stmt) -> bool:
@@ -101,8 +103,8 @@ class Statements(Methods):
 
     # -- binding ------------------------------------------------------------------------------------------------------------
 
+    @override
     def bind(self, target: ast.AST, value: Value, source_: ast.AST | None = None) -> None:
-        """Assign a value to a target; ``source_``: the expression it comes from."""
         if isinstance(target, ast.Name):
             own = source_ is not None and target.id in source.loaded_names(source_)
             value = self.governed(value)
@@ -168,8 +170,8 @@ class Statements(Methods):
         for target, part in zip(targets, parts, strict=True):
             self.bind(target, element._replace(items=None), part)
 
+    @override
     def set_attribute(self, target: ast.Attribute, value: Value, *, own: bool, grows: bool = False) -> None:
-        """``base.name = value``."""
         base = self.eval(target.value)
         name, shown = target.attr, source.shown(target)
         value = self.governed(value)
@@ -246,8 +248,8 @@ class Statements(Methods):
             else:
                 self.change(place, target, shown, "change", stored, own=own)
 
+    @override
     def change_root(self, node: ast.AST, value: Value, *, own: bool) -> None:
-        """A part of something changes of which nothing is known but where it is kept."""
         at = node
         while isinstance(at, (ast.Subscript, ast.Call)):
             at = at.value if isinstance(at, ast.Subscript) else at.func
@@ -466,10 +468,6 @@ class Statements(Methods):
                 value = None if held is None else self.look(held)
             value = value or self.file(inner) or (NOTHING if known is not None else self.external(inner))
             self.state.put(self.key_of(alias.asname or alias.name), value, None)
-
-    def file(self, name: str) -> Value | None:
-        """See Reader: a module of the user's own."""
-        raise NotImplementedError
 
 
 def _is_whole(index: ast.AST) -> bool:
