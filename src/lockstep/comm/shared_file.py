@@ -7,9 +7,8 @@ The path itself is never touched. Beside it, in the directory ``PATH.lockstep``:
 
 What is found there may be of a run that was killed, with other ranks, even under the same names. So nobody believes anything
 but an answer to a question of its own. Each rank writes down a number that it has just drawn. Rank 0 draws a name for this
-session, and repeats all numbers that it reads. A rank that finds its own number repeated knows
-that rank 0 lives, and repeats the session's name; once all have done that, rank 0 knows that they live. The session's store is
-new, so it holds nothing old.
+session, and repeats all numbers that it reads. A rank that finds its own number repeated knows that rank 0 lives, and repeats
+the session's name; once all have done that, rank 0 knows that they live. The session's store is new, so it holds nothing old.
 
 (A FileStore alone will not do: the ranks share nothing but the path, where the store of a killed run may still be, half
 written; and whether a lock is held cannot be seen from another machine on all file systems.)
