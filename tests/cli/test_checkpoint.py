@@ -16,7 +16,6 @@ from crew import warm_server
 from real_runs import COMMAND, STEPS, run
 from rich.console import Console
 from safetensors.torch import load_file
-from warm import run_on
 
 from lockstep import load_weights
 from lockstep.checkpoint import manifest as manifests
@@ -94,7 +93,7 @@ def test_a_runs_newest_checkpoint_is_shown_in_words(made, call):
     assert "by 1 process" in lines["saved"]
     assert "shards 2, exact True" in lines["settings"]
     assert f"torch {torch.__version__}" in lines["versions"]
-    assert "AdamW lr 0.01" in lines["optimizer"]
+    assert "AdamW, prepared with lr 0.01" in lines["optimizer"]
     assert "mine" in lines["registered"]
     assert "batch_size=4" in lines["loader 1"]
     assert "0.75" in lines["best so far"]
@@ -103,55 +102,6 @@ def test_a_runs_newest_checkpoint_is_shown_in_words(made, call):
     assert saved(made, -2).name in lines["others"]
     total = sum(file.stat().st_size for file in saved(made).iterdir() if file.name != "manifest.json")
     assert f"{total / 1000:.1f} kB. To verify their checksums" in done.out
-
-
-SCHEDULES = """
-import lockstep, torch
-team = lockstep.join()
-model = torch.nn.Linear(2, 2)
-groups = [{"params": [model.weight]}, {"params": [model.bias], "lr": torch.tensor(0.5)}]
-optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
-schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2], gamma=0.5)
-plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-loader = torch.utils.data.DataLoader(torch.ones(12, 2), 4)
-model, optimizer, schedule, plateau, loader = team.prepare(model, optimizer, schedule, plateau, loader)
-for _ in team.epochs(1):
-    for batch in loader:
-        for x in batch.shards:
-            team.backward(model(x).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-"""
-
-
-@pytest.fixture(scope="module")
-def scheduled(tmp_path_factory, request, outlives_tests):
-    """A run whose schedules have moved the rates on."""
-    place = tmp_path_factory.mktemp("scheduled")
-    (place / "train.py").write_text(SCHEDULES)
-    assert run_on(warm_server(request, outlives_tests), place, ["train.py"]).returncode == 0
-    return place / "runs" / "train-1"
-
-
-def test_optimizers_and_schedules_are_shown_as_they_were_when_the_checkpoint_was_cut(scheduled, call):
-    lines = {line.split("  ")[0]: line for line in call("inspect", scheduled).out.splitlines()}
-    assert "SGD lr of group 1 0.05, momentum of group 1 0.9" in lines["optimizer"]
-    assert "initial_lr of group 1 0.1," in lines["optimizer"]
-    assert "last_epoch 3, _step_count 4" in lines["schedule"]
-    assert "best inf" in lines["schedule-2"]
-
-
-def test_what_cannot_be_read_of_an_optimizer_or_schedule_is_said_to_be_of_its_beginning(scheduled, call, tmp_path):
-    lines = {line.split("  ")[0]: line for line in call("inspect", scheduled).out.splitlines()}
-    assert "lr of group 2 0.5 (when prepared)" in lines["optimizer"], "it is a tensor, in another file"
-    damaged = Path(shutil.copytree(scheduled, tmp_path / "damaged"))
-    for content in ("", "[]", '{"objects": 3}', '{"objects": [[], {"param_groups": 1}, {"last_epoch": {"$odd": 1}}]}'):
-        (saved(damaged) / "state.json").write_text(content)
-        done = call("inspect", damaged)
-        assert "last_epoch 0 (when prepared)" in done.out
-        assert "lr of group 1 0.1 (when prepared)" in done.out
-        assert done.status == 0
 
 
 def test_the_place_where_an_unfinished_one_goes_on_is_said(made, call):
@@ -209,6 +159,10 @@ def test_damage_that_is_seen_at_once_is_told_and_the_rest_is_shown(mine, call):
     assert "state-0.safetensors was damaged: it has 50 bytes, and" in done.out
     assert ["model", "Sequential", "–", "–", "–", "model.safetensors"] in [line.split() for line in done.out.splitlines()]
     assert set(json.loads(call("inspect", mine, "--json").out)["damage"]) == {"model.safetensors", "state-0.safetensors"}
+    for content in ("", "[]", '{"best": []}'):
+        (saved(mine) / "state.json").write_text(content)
+        found = call("inspect", mine, "--json")
+        assert (found.status, json.loads(found.out)["best"]) == (0, None)
 
 
 @pytest.mark.parametrize("verb_name", ["inspect", "verify", "export"])

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import loops
-import page
 import pytest
+from click.testing import CliRunner
 
-from lockstep.tools.check.explanations import EXPLANATIONS
+from lockstep.tools.check.command import PAGE, command
 from lockstep.tools.check.files import read_script
 from lockstep.tools.check.findings import RULES
 from lockstep.tools.check.reader import read_source
@@ -79,13 +79,15 @@ def test_the_code_of_the_documentation_has_no_certain_finding():
 
 @pytest.mark.parametrize("code", RULES)
 def test_each_code_is_found_in_its_wrong_example_and_nothing_in_the_right_one(code):
-    explanation = EXPLANATIONS[code]
-    assert code in {finding.code for finding in read_source(PREAMBLE + explanation.bad)}
-    assert [str(finding) for finding in read_source(PREAMBLE + explanation.good)] == []
+    explanation = CliRunner().invoke(command, ["--explain", code]).output
+    assert explanation.startswith(f"{code}: ")
+    wrong, right = re.findall(r"```python\n(.*?)```", explanation, re.DOTALL)
+    assert code in {finding.code for finding in read_source(PREAMBLE + wrong)}
+    assert [str(finding) for finding in read_source(PREAMBLE + right)] == []
 
 
-def test_the_page_is_what_the_explanations_say():
-    assert page.PAGE.read_text() == page.page(), "docs/check.md is not up to date: run python tests/reading/page.py"
+def test_the_page_is_what_the_command_prints_from():
+    assert (ROOT / "docs" / "check.md").read_text() == PAGE.read_text()
 
 
 def test_modules_beside_the_script_are_read_and_installed_ones_are_not(tmp_path):

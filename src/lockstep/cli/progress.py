@@ -33,7 +33,7 @@ class Progress:
             self._status.stop()
 
     def started(self, description: str, left_s: float | None = None) -> None:
-        """See Observer."""
+        """Say what begins, and how long all that is left may take."""
         self._description, self._left_s = description, left_s
         if self._status is not None:
             self._status.update(Text(description))
@@ -42,12 +42,12 @@ class Progress:
             say(self._console, f"{description} ...{'' if left_s is None else f' (about {span(left_s)} left)'}")
 
     def waiting(self, elapsed_s: float) -> None:
-        """See Observer."""
+        """Show for how long it has run."""
         if self._status is not None:
             left = "" if self._left_s is None else f", about {span(self._left_s - elapsed_s)} left"
             self._status.update(Text(f"{self._description}: {elapsed_s:.0f} s{left}"))
 
     def ended(self, outcome: str) -> None:
-        """See Observer."""
+        """Say how it has ended."""
         if not self._is_brief:
             say(self._console, f"{self._description}: {outcome}")

@@ -4,20 +4,20 @@ The path itself is never touched. Beside it, in the directory ``PATH.lockstep``:
 
 ``rank-R``         what rank R says while it waits, as JSON
 ``store-SESSION``  PyTorch's FileStore of one run
-``lock-SESSION``   empty, and held by the run's rank 0 for as long as it lives
 
 What is found there may be of a run that was killed, with other ranks, even under the same names. So nobody believes anything
 but an answer to a question of its own. Each rank writes down a number that it has just drawn. Rank 0 draws a name for this
-session, which begins with its host's, and repeats all numbers that it reads. A rank that finds its own number repeated knows
-that rank 0 lives, and repeats the session's name; once all have done that, rank 0 knows that they live. The session's store is
-new, so it holds nothing old.
+session, and repeats all numbers that it reads. A rank that finds its own number repeated knows that rank 0 lives, and repeats
+the session's name; once all have done that, rank 0 knows that they live. The session's store is new, so it holds nothing old.
+
+(A FileStore alone will not do: the ranks share nothing but the path, where the store of a killed run may still be, half
+written; and whether a lock is held cannot be seen from another machine on all file systems.)
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import secrets
@@ -31,7 +31,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from lockstep.comm.waiter import Waiter
 from lockstep.errors import ConfigError
 
-_STORE, _LOCK, _RANK = "store-", "lock-", "rank-"
+_STORE, _RANK = "store-", "rank-"
 
 
 class SharedFile:
@@ -53,16 +53,13 @@ class SharedFile:
         self._session = ""
         self._joined: set[int] = set()
         """Of rank 0: who is known to be here."""
-        self._lock_fd: int | None = None
         try:
             self._make_directory()
             if waiter.rank == 0:
-                self._remove_abandoned()
                 self._call_together()
             else:
                 self._answer()
         except OSError as error:
-            self._unlock()
             raise ConfigError(
                 f"{waiter.endpoint} cannot be used for a rendezvous: {error}. Name a path in a directory that exists, that "
                 "every process can write to, and that is the same one for all of them."
@@ -78,13 +75,11 @@ class SharedFile:
         with contextlib.suppress(OSError, RuntimeError):  # somebody has cleared up already
             if self.store.add("lockstep/left", 1) == self._waiter.world_size:
                 self._clear()
-        self._unlock()
 
     def _clear(self) -> None:
         # Each rank's FileStore counts itself out when it is deleted, and that creates the file anew if it is gone.
         for _ in range(self._waiter.world_size):
-            for kind in (_STORE, _LOCK):
-                (self._directory / f"{kind}{self._session}").unlink(missing_ok=True)
+            (self._directory / f"{_STORE}{self._session}").unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 self._directory.rmdir()
                 return
@@ -102,8 +97,7 @@ class SharedFile:
 
     def _call_together(self) -> None:
         waiter = self._waiter
-        session = self._session = f"{socket.gethostname()}-{secrets.token_hex(8)}"
-        self._lock()
+        session = self._session = secrets.token_hex(8)
         told: dict[str, str] | None = None
         while True:
             notes = {rank: note for rank in range(waiter.world_size) if (note := self._read(rank))}
@@ -194,41 +188,7 @@ class SharedFile:
             is_own = note.get("nonce") == self._nonce if self._waiter.rank else note.get("session") == self._session
             if is_own:
                 self._path(self._waiter.rank).unlink(missing_ok=True)
-            if self._lock_fd is not None:
-                (self._directory / f"{_LOCK}{self._session}").unlink(missing_ok=True)
             self._directory.rmdir()
-        self._unlock()
-
-    def _lock(self) -> None:
-        path = self._directory / f"{_LOCK}{self._session}"
-        while self._lock_fd is None:
-            # By hand: it must not be closed before this process ends, or leaves.
-            try:
-                self._lock_fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-            except FileNotFoundError:  # the last rank of an earlier run has just removed the directory
-                self._make_directory()
-                continue
-            with contextlib.suppress(OSError):  # a file system without locks: then nothing is ever cleared up
-                fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
-            if not path.exists():  # another rank 0 has taken it for abandoned, before it was held
-                self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock_fd is not None:
-            os.close(self._lock_fd)
-            self._lock_fd = None
-
-    def _remove_abandoned(self) -> None:
-        """Remove what is left of runs whose rank 0 has died on this machine. (A lock may not be seen from another one.)"""
-        for lock in self._directory.glob(f"{_LOCK}*"):
-            host, _, _ = lock.name.removeprefix(_LOCK).rpartition("-")
-            if host == socket.gethostname():
-                with contextlib.suppress(OSError), lock.open("rb") as file:  # it is held, or gone
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    lock.unlink(missing_ok=True)
-        for store in self._directory.glob(f"{_STORE}*"):  # a lock is there before its store, and goes after it
-            if not store.with_name(store.name.replace(_STORE, _LOCK, 1)).exists():
-                store.unlink(missing_ok=True)
 
 
 def _who(note: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
+from typing_extensions import override
 
 from lockstep.data.batches import to_device
 from lockstep.data.values import MEAN, Total
@@ -196,8 +197,8 @@ class Batch(GlobalBatch):
             )
         return self.values[name]
 
+    @override
     def refuse(self, use: str) -> NoReturn:
-        """See GlobalBatch."""
         raise UsageError(
             f"{use}: a prepared loader yields one global batch a step, which is not a sample or tensor itself, since each "
             f"process has only its shards of it. Loop over these: `{_LINES}`"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
+from typing_extensions import override
 
 from lockstep.comm.collectives import Collectives
 from lockstep.data.batch import GlobalBatch
@@ -181,7 +182,7 @@ class EvaluationPass:
     def add(
         self, batch: EvaluationBatch | None, weight: float | None, values: dict[str, Any], reduction: str | None = None
     ) -> None:
-        """See ``EvaluationBatch.add``."""
+        """Note the values of the batch that this process is in."""
         if batch not in self._guard.evaluated:
             raise UsageError(f"add({', '.join(values)}) outside of the loop over shards: {LINES}")
         if self._place is None:
@@ -195,7 +196,7 @@ class EvaluationPass:
             self._added.append((self._place, name, kind, taken, float(weight)))
 
     def update(self, batch: EvaluationBatch | None, metric: Any, args: tuple[Any, ...]) -> None:
-        """See ``EvaluationBatch.update``."""
+        """Update a metric with the batch that this process is in."""
         if batch not in self._guard.evaluated:
             raise UsageError(f"update({type(metric).__name__}) outside of the loop over shards: {LINES}")
         if self._place is not None:
@@ -282,8 +283,8 @@ class EvaluationBatch(GlobalBatch):
             )
         self.refuse(f"batch[{name!r}]")
 
+    @override
     def refuse(self, use: str) -> NoReturn:
-        """See GlobalBatch."""
         raise UsageError(
             f"{use}: an evaluation yields each batch of its loader on every process, and the samples on the one that owns it. "
             f"{LINES}"

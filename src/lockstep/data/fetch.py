@@ -7,7 +7,6 @@ called, in whichever process.
 from __future__ import annotations
 
 import array
-import copy
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -125,9 +124,6 @@ class TableFetcher(Dataset[Any]):
     def __init__(self, by_sample: Fetcher) -> None:
         self.dataset: Any = by_sample.dataset
         self._by_sample = by_sample
-        self._known: Any = None
-        """A copy of the subset's indices that ``_rows`` has."""
-        self._rows: torch.Tensor | None = None
         self.look_again()
 
     def look_again(self) -> None:
@@ -135,12 +131,7 @@ class TableFetcher(Dataset[Any]):
         in place."""
         self._tensors, self._indices = _table_of(self.dataset)
         self._is_on_cpu = all(tensor.is_cpu for tensor in self._tensors or ())
-        indices, known = self._indices, self._known
-        if indices is None:
-            self._rows = None
-        elif not (type(indices) in (list, tuple, range) and type(known) is type(indices) and known == indices):
-            self._rows = torch.as_tensor(indices, dtype=torch.long)
-            self._known = copy.copy(indices)
+        self._rows = None if self._indices is None else torch.as_tensor(self._indices, dtype=torch.long)
 
     def __getitem__(self, request: Request) -> Any:
         try:

@@ -21,6 +21,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from typing_extensions import override
 
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.batches import count_samples, cut
@@ -66,7 +67,7 @@ class Source(Protocol):
 _DRAW_ONCE = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
-class SampleSource:
+class SampleSource(Source):
     """A DataLoader over a map-style data set."""
 
     def __init__(self, loader: DataLoader[Any], assignment: ShardAssignment) -> None:
@@ -80,8 +81,8 @@ class SampleSource:
         self._at_begin: Any = None
         """The state before the first index of the current pass was drawn, from which a resumed run draws the pass again."""
 
+    @override
     def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
-        """See Source."""
         assignment = self._assignment
         plans: deque[StepPlan] = deque()
 
@@ -131,21 +132,21 @@ class SampleSource:
             if len(indices):
                 yield indices
 
+    @override
     def state(self, step: int | None) -> Any:
-        """See Source."""
         return list(map(take_state, self._stateful)) if step is None else self._at_begin
 
+    @override
     def load_state(self, state: Any) -> None:
-        """See Source."""
         for item, item_state in zip(self._stateful, state, strict=True):
             put_state(item, item_state)
 
+    @override
     def num_steps(self) -> int:
-        """See Source."""
         return self._assignment.num_steps(len(self._batch_sampler))  # type: ignore[arg-type]
 
+    @override
     def describe(self) -> list[str]:
-        """See Source."""
         lines = [
             f"samples of {type(self._loader.dataset).__name__}",
             f"sampler {type(self._loader.sampler).__name__}, batch sampler {type(self._batch_sampler).__name__}",
@@ -184,7 +185,7 @@ def _positions(first_sample: int, sizes: tuple[int, ...], micro: MicroStep) -> r
     return range(first + micro.rows.start, first + micro.rows.stop)
 
 
-class StreamSource:
+class StreamSource(Source):
     """A DataLoader over an ``IterableDataset``: every rank reads the whole stream and keeps its part."""
 
     def __init__(self, loader: DataLoader[Any], assignment: ShardAssignment) -> None:
@@ -192,26 +193,26 @@ class StreamSource:
         self._assignment = assignment
         self._reader = _ShardReader(loader, assignment)
 
+    @override
     def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
-        """See Source."""
         set_epoch(epoch, self._loader.dataset)
         self._reader.compared = compared
         return self._reader.read(self._loader, first_step, epoch, skip)
 
+    @override
     def state(self, step: int | None) -> Any:
-        """See Source."""
         return self._reader.state(step)
 
+    @override
     def load_state(self, state: Any) -> None:
-        """See Source."""
         self._reader.load_state(state)
 
+    @override
     def num_steps(self) -> int:
-        """See Source."""
         return self._assignment.num_steps(len(self._loader))
 
+    @override
     def describe(self) -> list[str]:
-        """See Source."""
         lines = [
             f"stream of {type(self._loader.dataset).__name__}",
             f"batch_size={self._loader.batch_size}, drop_last={self._loader.drop_last}",
@@ -227,7 +228,7 @@ class _ReadyReader(StreamReader):
             yield self.collate(part, (number,), batch)
 
 
-class ReadySource:
+class ReadySource(Source):
     """Any iterable of ready batches: every rank reads each batch and keeps its own rows."""
 
     def __init__(self, batches: Iterable[Any], assignment: ShardAssignment) -> None:
@@ -253,8 +254,8 @@ class ReadySource:
             else:
                 self._pool = FetchPool(choose_fetcher(assignment.seed, batches, assignment.rank), batches)
 
+    @override
     def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
-        """See Source."""
         assignment = self._assignment
         resumed, self._resumed = self._resumed, None
         first_sample, self._number, begin = 0, 0, first_step
@@ -282,8 +283,8 @@ class ReadySource:
     def _state_after(self, num_samples: int) -> Any:
         return {"number": self._number, "num_samples": num_samples, "own": take_state(self._batches)}
 
+    @override
     def state(self, step: int | None) -> Any:
-        """See Source."""
         if self._reader is not None:
             # How batches make up steps is known only once they are read (empty ones are skipped).
             return {"reader": self._reader.state(step, is_read_again=True)}
@@ -291,8 +292,8 @@ class ReadySource:
             return {"after": self._after[step]}
         return {"begin": list(map(take_state, self._stateful)) if step is None else self._at_begin}
 
+    @override
     def load_state(self, state: Any) -> None:
-        """See Source."""
         if "reader" in state and self._reader is not None:
             self._reader.load_state(state["reader"])
         elif "after" in state:
@@ -348,12 +349,12 @@ class ReadySource:
         steps, part = divmod(number, self._assignment.accumulate)
         return first_step + steps, self._assignment.num_shards, part
 
+    @override
     def num_steps(self) -> int:
-        """See Source."""
         return self._assignment.num_steps(len(self._batches))  # type: ignore[arg-type]
 
+    @override
     def describe(self) -> list[str]:
-        """See Source."""
         return [f"ready batches of {type(self._batches).__name__}", *_lengths(("global batches", self._batches))]
 
 

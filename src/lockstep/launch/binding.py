@@ -1,4 +1,8 @@
-"""The CPUs on which each process may run. Planned here, from a description of the machine; applied in the workers."""
+"""The CPUs on which each process may run. Planned here, from a description of the machine; applied in the workers.
+
+PyTorch's ``torch.numa`` (``torchrun --numa-binding``) cannot take its place: it binds only processes that have a GPU, asks CUDA
+where that is, needs the program numactl, and its public names are options for torchelastic, with nothing that applies them.
+"""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ class _Pump(threading.Thread):
             os.close(fd)
 
     def run(self) -> None:
-        """See Thread."""
+        """Copy what comes until all writers have closed their ends, or it is told to stop."""
         pending = self._pending = dict.fromkeys(self.takers, b"")
         with selectors.DefaultSelector() as selector:
             for fd in self.takers:

@@ -19,7 +19,7 @@ _DEFINES_OPTIONS = {"add_argument", "add_option", "option", "Option", "startswit
 _STARTERS = {"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"}
 _LIGHTNING = ("lightning.", "lightning_fabric.", "pytorch_lightning.")
 _OPTIM = re.compile(rb"\boptim\b")
-_TOGETHER = re.compile("distributed|rank|world_size|environ|getpid", re.IGNORECASE)
+_TOGETHER = re.compile(b"distributed|rank|world_size|environ|getpid", re.IGNORECASE)
 """Words in scripts that know of other processes, or find their own part of some work."""
 _ALONE = {
     *(
@@ -146,21 +146,15 @@ class Source:
         return word.encode() in self.text or any(True for _ in self._imported(word.encode()))
 
     def has_option(self, name: str) -> bool:
-        """Whether the script or a module of its own has an option ``--name``, as far as its code shows, by a string or the name
-        of a field or parameter. (A docstring may show how to start it with an option of ``lockstep run``.)"""
-        word = name.replace("-", "_")
-        for source in (self, *self._imported()):
-            if b"docopt" in source.text and name.encode() in source.text:  # there the docstring defines the options
-                return True
-            parts = (part for spoken in _code_words(source.tree) if " " not in spoken for part in spoken.split("/"))
-            if any(part.lstrip("-").replace("-", "_") == word for part in parts):
-                return True
-        return False
+        """Whether the script or a module of its own contains an option's name, be it in a comment."""
+        word = re.compile(rb"\b" + name.replace("-", "[-_]").encode() + rb"\b")
+        return any(word.search(source.text) for source in (self, *self._imported()))
 
     def trains_alone(self) -> bool:
         """Whether the script has an optimizer, and nothing by which several processes could train together.
 
-        False if it, or a module of its own, imports a package that might do that.
+        False if it, or a module of its own, imports a package that might do that, or has a word of those that do, be it in a
+        comment.
         """
         waiting, seen, has_optimizer = [self], set[Path](), False
         while waiting:
@@ -169,7 +163,7 @@ class Source:
             has_optimizer = has_optimizer or _OPTIM.search(source.text) is not None
             if not source._packages() <= _ALONE | sys.stdlib_module_names | {"lockstep"}:
                 return False
-            if any(name in _JOINS for _, name in source._calls()) or any(map(_TOGETHER.search, _code_words(source.tree))):
+            if any(name in _JOINS for _, name in source._calls()) or _TOGETHER.search(source.text):
                 return False
             waiting.extend(module for module in source._imported() if module.path.resolve() not in seen)
         return has_optimizer
@@ -223,38 +217,6 @@ class Source:
                 path = base.joinpath(*module.split("."))
                 yield path.with_name(path.name + ".py")
                 yield path / "__init__.py"
-
-
-def _code_words(tree: ast.Module) -> Iterator[str]:
-    """The names and strings in code, without docstrings, comments, and what only sets environment variables."""
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Expr) and (isinstance(node.value, ast.Constant) or _sets_environ(node.value)):
-            continue
-        if isinstance(node, ast.Assign) and all(_is_environ(getattr(target, "value", None)) for target in node.targets):
-            waiting.append(node.value)
-            continue
-        yield from _names_of(node)
-        waiting.extend(ast.iter_child_nodes(node))
-
-
-def _names_of(node: ast.AST) -> Iterator[str]:
-    """The names, and the string, that a node itself has."""
-    for field in ("id", "attr", "arg", "name", "asname", "module", "value"):
-        value = getattr(node, field, None)
-        if isinstance(value, str):
-            yield value
-
-
-def _sets_environ(node: ast.expr) -> bool:
-    """Whether this is ``os.environ.setdefault(...)`` or ``update``."""
-    function = node.func if isinstance(node, ast.Call) else None
-    return isinstance(function, ast.Attribute) and function.attr in ("setdefault", "update") and _is_environ(function.value)
-
-
-def _is_environ(node: ast.AST | None) -> bool:
-    return isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in ("os.environ", "environ")
 
 
 def _modules_of(node: ast.AST) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import override
 
 from lockstep.comm.plain import all_gather_plain
 from lockstep.errors import ConfigError, UsageError
@@ -118,8 +119,8 @@ class MetricLog(Listener):
             else:
                 current.sums[name], current.weights[name] = number, weight
 
+    @override
     def end_step(self, step: int, num_samples: int) -> None:
-        """See Listener."""
         self._has_begun = True
         if self._current is not None:
             self._close_step()
@@ -129,12 +130,13 @@ class MetricLog(Listener):
             self._closed.append(self._current)
             self._current = None
 
+    @override
     def drop(self) -> None:
-        """See Listener."""
         self._current = None
 
+    @override
     def tick(self, step: int) -> None:
-        """See Listener. Starts or continues exchanges if that is due, without waiting."""
+        """Starts or continues exchanges if that is due, without waiting."""
         if self._world_size == 1 and not self._closed and not self._pending:
             return
         if self._world_size == 1 and self._on_cpu():
@@ -143,8 +145,8 @@ class MetricLog(Listener):
             self._advance()
             self._close_window()
 
+    @override
     def flush(self) -> None:
-        """See Listener."""
         self._close_step()
         if not self._has_begun:
             self._write_alone()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lockstep.errors import LossError
 from lockstep.listener import Listener
@@ -31,11 +32,10 @@ class NanWatch(Listener):
         self._waiting: list[tuple[int, int, Tensor]] = []
         self._copied: tuple[list[tuple[int, int]], Tensor, Any] | None = None
 
+    @override
     def before_backward(self, loss: Tensor, weight: float | None) -> None:
-        """See Listener.
-
-        Raises:
-            LossError: it is NaN, and the policy is ``stop``.
+        """Raises:
+        LossError: it is NaN, and the policy is ``stop``.
         """
         if self._policy == "ignore" or weight == 0:  # the mean over no tokens is NaN, and has no weight
             return
@@ -48,8 +48,9 @@ class NanWatch(Listener):
         elif (number := loss.item()) != number:
             self._report(*self._position())
 
+    @override
     def flush(self) -> None:
-        """See Listener. Checks all remaining losses, and waits for them."""
+        """Checks all remaining losses, and waits for them."""
         self._read()
         if self._waiting:
             self._copy()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from lockstep.comm.collectives import Collectives
 from lockstep.listener import Listener
@@ -105,25 +106,25 @@ class Meter(Listener):
         self._is_first = True
         self._over: list[Pass] = []
 
+    @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        """See Listener."""
         self._pass = Pass(epoch, None if num_steps is None else num_steps - done, warm_up=self._is_first)
         self._is_first = False
 
+    @override
     def end_step(self, step: int, num_samples: int) -> None:
-        """See Listener."""
         if self._pass is not None:
             self._pass.count(num_samples)
 
+    @override
     def end_pass(self, step: int, *, exhausted: bool) -> None:
-        """See Listener."""
         if self._pass is not None:
             self._pass.end(step, self._split)
             self._over.append(self._pass)
             self._pass = None
 
+    @override
     def flush(self) -> None:
-        """See Listener."""
         over, self._over = self._over, []
         for ended in over:
             event = merge_passes(self._collectives.all_gather_plain(ended.result()))

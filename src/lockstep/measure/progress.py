@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from typing_extensions import override
+
 from lockstep.listener import Listener
 from lockstep.measure.pass_progress import PassProgress, bar_line, clock, time_left
 from lockstep.stopping import note_bar
@@ -33,14 +35,14 @@ class Display(Protocol):
         """The pass has ended."""
 
 
-class Lines:
+class Lines(Display):
     """A line every few seconds, and one at the end of each pass: for log files."""
 
     def __init__(self) -> None:
         self._running = False
 
+    @override
     def begin(self, title: str, num_steps: int | None) -> None:
-        """See Display."""
         self._running = True
         self._title = title
         self._of = "" if num_steps is None else f"/{num_steps}"
@@ -48,19 +50,19 @@ class Lines:
         self._done = 0
         self._began = self._shown = time.monotonic()
 
+    @override
     def step(self, done: int) -> None:
-        """See Display."""
         self._done = done
         now = time.monotonic()
         if now - self._shown >= _PLAIN_EVERY_S:
             self._show(now)
 
+    @override
     def values(self, values: Mapping[str, float]) -> None:
-        """See Display."""
         self._values = "  ".join(_words(values))
 
+    @override
     def end(self) -> None:
-        """See Display."""
         if self._running:
             self._running = False
             if self._done:  # a pass that failed in its first step has no speed
@@ -72,7 +74,7 @@ class Lines:
         print(f"{self._title}  step {self._done}{self._of}  {rate:.1f} steps/s  {self._values}".rstrip(), flush=True)
 
 
-class Bar:
+class Bar(Display):
     """A progress bar with the time left. What the program prints meanwhile appears above it.
 
     Args:
@@ -83,8 +85,8 @@ class Bar:
         self._headway = progress
         self._live: Live | None = None
 
+    @override
     def begin(self, title: str, num_steps: int | None) -> None:
-        """See Display."""
         # Imported here, since it would delay the start of every process by some 50 ms.
         from rich.console import Console
         from rich.live import Live
@@ -104,16 +106,16 @@ class Bar:
         self._live.start()
         note_bar(is_shown=True)
 
+    @override
     def step(self, done: int) -> None:
-        """See Display."""
         self._done = done
 
+    @override
     def values(self, values: Mapping[str, float]) -> None:
-        """See Display."""
         self._values = _words(values)
 
+    @override
     def end(self) -> None:
-        """See Display."""
         if self._live is not None:
             self._over_s = self._elapsed()
             note_bar(is_shown=False)
@@ -136,18 +138,18 @@ class ProgressUpdater(Listener):
         self._display = display
         self._done = 0
 
+    @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        """See Listener."""
         self._done = done
         self._display.begin(f"epoch {epoch + 1}" + (f"/{num_epochs}" if num_epochs else ""), num_steps)
 
+    @override
     def end_step(self, step: int, num_samples: int) -> None:
-        """See Listener."""
         self._done += 1
         self._display.step(self._done)
 
+    @override
     def end_pass(self, step: int, *, exhausted: bool) -> None:
-        """See Listener."""
         self._display.end()
 
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from typing_extensions import override
 
 from lockstep.listener import Listener
 from lockstep.measure.device_clock import DeviceClock
@@ -42,7 +43,6 @@ def _charges(part: int, then: str) -> Callable[..., None]:
     """
 
     def charge(self: StepClock, *_: Any) -> None:
-        """See Listener."""
         now_s = perf_counter()
         self._seconds[part] += now_s - self._last_s
         self._last_s = now_s
@@ -153,8 +153,8 @@ class StepClock(Listener):
 
     # See Listener
 
+    @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        """See Listener."""
         self._seconds, self._transferred = [0.0] * len(PARTS), [0.0] * len(PARTS)
         if self._device is not None:
             self._device.begin()
@@ -164,8 +164,8 @@ class StepClock(Listener):
         self._is_in_pass = True
         self.activity = LOADING
 
+    @override
     def begin_step(self, step: int) -> None:
-        """See Listener."""
         self.charge(DATA)
         self._live.memory[0] = step
         self.activity = _IN_SCRIPT
@@ -179,8 +179,8 @@ class StepClock(Listener):
     received = _charges(COPY, "in the forward pass")
     before_backward = _charges(FORWARD, "in the backward pass")
 
+    @override
     def after_backward(self) -> None:
-        """See Listener."""
         self.charge(BACKWARD)
         self.activity = _IN_SCRIPT
         waited_s = self._overlapping.waited_s
@@ -193,8 +193,8 @@ class StepClock(Listener):
 
     end_shard = _charges(SCRIPT, "ending a shard")
 
+    @override
     def end_phase(self, phase: int) -> None:
-        """See Listener."""
         began_s, rows = self._last_s, self._rows
         self.charge(COMMUNICATION if rows else BACKWARD)  # a single process only adds up its gradients
         if rows:
@@ -205,8 +205,8 @@ class StepClock(Listener):
             self._begin_phase()
         self.activity = _IN_SCRIPT
 
+    @override
     def before_optimizer(self, *_: Any) -> None:
-        """See Listener."""
         self.charge(SCRIPT)
         self.activity = _IN_OPTIMIZER
         self._is_in_optimizer = True
@@ -218,28 +218,28 @@ class StepClock(Listener):
             self.activity = _IN_SCRIPT
             self._is_in_optimizer = False
 
+    @override
     def end_step(self, step: int, num_samples: int) -> None:
-        """See Listener."""
         self.charge(SCRIPT)
         self.activity = "logging"
         took_s, self._step_began_s = self._last_s - self._step_began_s, self._last_s
         self.step_s += (took_s - self.step_s) / min(self.num_steps + 1, _USUAL)
         self.num_steps += 1
 
+    @override
     def drop(self) -> None:
-        """See Listener."""
         self.charge(SCRIPT)
         self._begin_phase()
 
+    @override
     def end_pass(self, step: int, *, exhausted: bool) -> None:
-        """See Listener."""
         self._is_in_pass = False
         self.activity = _BETWEEN_PASSES
 
     # Exchanges between ranks: implements ``loop.ledger.Clock``
 
     def device_finished(self) -> None:
-        """See Clock."""
+        """What precedes is the backward pass."""
         self.charge(BACKWARD)
 
     def report(self, num_samples: int) -> list[float]:
@@ -254,7 +254,7 @@ class StepClock(Listener):
         return [float(num_samples), data, forward, backward, script, self._busy_s]
 
     def receive(self, rows: Sequence[Row]) -> None:
-        """See Clock."""
+        """Keep the rows of all ranks until the phase ends."""
         self._rows = rows
 
     def _begin_phase(self) -> None:
@@ -269,13 +269,13 @@ class AuditTimer(Listener):
     def __init__(self, clock: StepClock) -> None:
         self._clock = clock
 
+    @override
     def begin_shard(self, micro: MicroStep) -> None:
-        """See Listener."""
         self._clock.charge(WAITING)
         self._clock.activity = "in an audit"
 
+    @override
     def end_shard(self) -> None:
-        """See Listener."""
         self._clock.charge(LOGGING)
         self._clock.activity = _IN_SCRIPT
 
@@ -286,8 +286,8 @@ class LoaderTimer(Listener):
     def __init__(self, clock: StepClock) -> None:
         self._clock = clock
 
+    @override
     def flush(self) -> None:
-        """See Listener."""
         self._clock.charge(DATA)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from typing_extensions import override
+
 from lockstep.listener import Listener
 from lockstep.measure.pass_progress import PassProgress
 
@@ -34,8 +36,8 @@ class StepCounter(Listener):
             num_samples=self._num_samples,
         )
 
+    @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        """See Listener."""
         now_s, before = time.time(), self.progress()
         began_s, epoch_s, passes = now_s, None if before is None else before.epoch_s, 1
         if before is not None and before.epoch == epoch:
@@ -60,8 +62,8 @@ class StepCounter(Listener):
         )
         self._done, self._counted, self._num_samples, self._since_s, self._until_s = done, 0, 0, None, None
 
+    @override
     def end_step(self, step: int, num_samples: int) -> None:
-        """See Listener."""
         self._done += 1
         if self._since_s is None:
             self._since_s = time.time()
@@ -69,6 +71,6 @@ class StepCounter(Listener):
             self._counted += 1
             self._num_samples += num_samples
 
+    @override
     def end_pass(self, step: int, *, exhausted: bool) -> None:
-        """See Listener."""
         self._until_s = time.time()

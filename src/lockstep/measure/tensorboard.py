@@ -31,10 +31,10 @@ class TensorBoard:
         self._next_try_s = 0.0
 
     def open(self) -> None:
-        """See Tracker. Opened with the first value, since importing it takes about a second."""
+        """Nothing yet: opened with the first value, since importing TensorBoard takes about a second."""
 
     def write(self, group: str, step: int, values: Mapping[str, float]) -> None:
-        """See Tracker."""
+        """Write values, unless the disk is full: then it says so, and tries again later."""
         try:
             board = self._open()
             for name, value in values.items() if board is not None else ():
@@ -64,7 +64,7 @@ class TensorBoard:
         return self._board or None
 
     def close(self, *, failed: bool) -> None:
-        """See Tracker."""
+        """Close the files."""
         board, self._board = self._board, None
         if board:
             with contextlib.suppress(OSError):

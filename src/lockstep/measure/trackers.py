@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from lockstep.listener import Listener
 from lockstep.measure.tensorboard import TensorBoard
@@ -46,19 +47,19 @@ class Trackers(Listener):
         self.hyperparameters: dict[str, Any] = {}
         """Hyperparameters of the script: ``batch_size``, ``epochs``, and the initial settings of each optimizer."""
 
+    @override
     def prepared(self, item: Any) -> None:
-        """See Listener."""
         if isinstance(item, Optimizer):
             numbers = {name: value for name, value in item.defaults.items() if isinstance(value, (bool, int, float, str))}
             self.hyperparameters.setdefault("optimizers", []).append({"type": type(item).__name__, **numbers})
 
+    @override
     def prepared_loader(self, batches: Iterable[Any]) -> None:
-        """See Listener."""
         if isinstance(size := getattr(batches, "batch_size", None), int):
             self.hyperparameters.setdefault("batch_size", size)
 
+    @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        """See Listener."""
         if num_epochs is not None:
             self.hyperparameters.setdefault("epochs", num_epochs)
         for tracker in self._trackers:
@@ -75,8 +76,9 @@ class Trackers(Listener):
         if not self._is_behind():
             self.flush()
 
+    @override
     def flush(self) -> None:
-        """See Listener. All values have arrived."""
+        """All values have arrived."""
         self._write_up_to(None)
 
     def close(self, *, failed: bool) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, amp, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
+from typing_extensions import override
 
 from lockstep.comm.dtensors import distribute_like, to_local
 
@@ -69,13 +70,13 @@ class ModelContent(Content):
 
     kind = "model"
 
+    @override
     def weights(self) -> Weights:
-        """See Content."""
         state = innermost(self.target).state_dict()
         return {name: value.detach() for name, value in state.items() if isinstance(value, Tensor)}
 
+    @override
     def state_dict(self) -> Any:
-        """See Content."""
         model: nn.Module = self.target
         saved = {_memory_of(value) for value in self.weights().values()}
         state = innermost(model).state_dict()
@@ -88,8 +89,8 @@ class ModelContent(Content):
         }
 
     @torch.no_grad()
+    @override
     def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
-        """See Content."""
         assert weights is not None
         model: nn.Module = self.target
         inner = innermost(model)
@@ -110,15 +111,16 @@ class ModelContent(Content):
         for name, module in model.named_modules():
             module.training = name not in evaluating
 
+    @override
     def describe(self) -> list[str]:
-        """See Content. Parameters only: buffers may be created later, and loading checks them."""
+        """Parameters only: buffers may be created later, and loading checks them."""
         return [
             f"{name} of shape {tuple(parameter.shape)}, {str(parameter.dtype).removeprefix('torch.')}"
             for name, parameter in innermost(self.target).named_parameters()
         ]
 
+    @override
     def compared(self) -> Iterator[tuple[str, Any]]:
-        """See Content."""
         for name, tensor in (*self.target.named_parameters(), *self.target.named_buffers()):
             yield repr(name), tensor
 
@@ -135,19 +137,19 @@ class OptimizerContent(Content):
     kind = "optimizer"
 
     @torch.no_grad()
+    @override
     def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
-        """See Content."""
         state = _distribute(self.target, state)
         self.target.load_state_dict(state)
         _restore_dtypes(self.target, state)
 
+    @override
     def describe(self) -> list[str]:
-        """See Content."""
         groups = self.target.param_groups
         return [f"group {number} of {len(group['params'])} parameters" for number, group in enumerate(groups, 1)]
 
+    @override
     def options(self) -> dict[str, Any]:
-        """See Content."""
         groups = self.target.param_groups
         options = {}
         for number, group in enumerate(groups, 1):
@@ -157,8 +159,8 @@ class OptimizerContent(Content):
                     options[key] = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
         return options
 
+    @override
     def apply_options(self, names: list[str], before: Mapping[str, str]) -> None:
-        """See Content."""
         options, groups = self.options_at_birth, self.target.param_groups
         for number, group in enumerate(groups, 1):
             suffix = "" if len(groups) == 1 else f" of group {number}"
@@ -180,8 +182,8 @@ class OptimizerContent(Content):
                 else:
                     group[name] = value
 
+    @override
     def compared(self) -> Iterator[tuple[str, Any]]:
-        """See Content."""
         groups = self.target.param_groups
         yield "an option", [{name: value for name, value in group.items() if name != "params"} for group in groups]
         for number, parameter in enumerate(parameters_of(self.target)):
@@ -194,12 +196,12 @@ class ScheduleContent(Content):
 
     kind = "schedule"
 
+    @override
     def options(self) -> dict[str, Any]:
-        """See Content."""
         return {name: value for name, value in self.target.state_dict().items() if _is_plain(value)}
 
+    @override
     def apply_options(self, names: list[str], before: Mapping[str, str]) -> None:
-        """See Content."""
         options = self.options_at_birth
         self.target.__dict__.update({name: options[name] for name in names if name in options})
 

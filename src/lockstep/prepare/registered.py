@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lockstep.data.states import has_state, is_generator, put_state, take_state
 from lockstep.errors import MismatchError, UsageError
@@ -17,36 +18,36 @@ from lockstep.prepare.per_shard import PerShard
 class StatefulContent(Content):
     """An object with ``state_dict`` and ``load_state_dict``, or a random generator."""
 
+    @override
     def state_dict(self) -> Any:
-        """See Content. A copy."""
+        """A copy."""
         return take_state(self.target)
 
+    @override
     def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
-        """See Content."""
         put_state(self.target, state)
 
 
 class ShardsContent(StatefulContent):
     """Values per shard, which differ between ranks, so none are compared."""
 
+    @override
     def compared(self) -> Iterator[tuple[str, Any]]:
-        """See Content."""
         return iter(())
 
 
 class PlainContent(Content):
     """A tensor, a list or a dict: restored in place."""
 
+    @override
     def state_dict(self) -> Any:
-        """See Content."""
         return self.target.detach() if isinstance(self.target, Tensor) else self.target
 
     @torch.no_grad()
+    @override
     def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
-        """See Content.
-
-        Raises:
-            MismatchError: the state is that of an object of another kind, or of a tensor of another shape.
+        """Raises:
+        MismatchError: the state is that of an object of another kind, or of a tensor of another shape.
         """
         target = self.target
         now, was = _kind(target), _kind(state)

@@ -163,7 +163,7 @@ class Journey:
         return self._saver.close(self._cursor.end(), step, self._epoch, failed=failed, is_saved=is_saved)
 
     def keep_best(self, metric: float, mode: str, step: int, epoch: int) -> bool:
-        """See ``Team.best``. Every rank must call it."""
+        """Save the weights if the metric is the best so far; returns whether it is. Every rank must call it."""
         if not self._saver.is_best(metric, mode):
             return False
         self._parted.compare(step, "before the best weights are saved")

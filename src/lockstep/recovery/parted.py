@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from lockstep.comm.collectives import Collectives
 from lockstep.errors import MismatchError
@@ -51,11 +52,10 @@ class PartedRanks(Listener):
         self._trained: tuple[dict[str, Any], list[int]] | None = None
         """This rank's sums, and how often its tensors had been written, when the last loop over epochs was left."""
 
+    @override
     def tick(self, step: int) -> None:
-        """See Listener.
-
-        Raises:
-            MismatchError: the ranks have parted.
+        """Raises:
+        MismatchError: the ranks have parted.
         """
         is_due = step >= self._next or self._is_journaled(step)
         if is_due and self._collectives.size > 1 and not self.have_parted:

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import math
-import platform
 import shlex
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
-from torch import Tensor
+from typing_extensions import override
 
-from lockstep.checkpoint.gathered import gather_full
-from lockstep.checkpoint.manifest import Manifest
 from lockstep.checkpoint.pace import Pace
-from lockstep.checkpoint.staging import Staging
 from lockstep.checkpoint.store import Store, step_of
 from lockstep.checkpoint.writer import Job, Writer, Written
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
-from lockstep.comm.dtensors import is_dtensor
 from lockstep.config import RunConfig
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.listener import Listener
@@ -33,7 +26,7 @@ from lockstep.measure.journal import Journal
 from lockstep.recovery.lateness import Lateness
 from lockstep.recovery.position import Position
 from lockstep.recovery.run_state import RunState
-from lockstep.recovery.software import numerics, version
+from lockstep.recovery.snapshots import Snapshots
 from lockstep.rundir.birth import Birth
 from lockstep.stopping import (
     INTERRUPTED_STATUS,
@@ -91,13 +84,9 @@ class Saver(Listener):
         """For how long training has stood still for checkpoints."""
         self.holds_up = False
         """Whether training stands still for a checkpoint now."""
-        self.num_saved = 0
-        """Number of checkpoints that this launch has begun to write. The same on every rank."""
         self._store = store
-        self._keep, self._keep_every = config.keep, config.keep_every
-        self._token = token
-        self._birth = birth
         self._state = state
+        self._snapshots = Snapshots(config, token, birth, state, collectives)
         self._collectives = collectives
         self._journal = journal
         self._is_main = collectives.rank == 0
@@ -106,8 +95,6 @@ class Saver(Listener):
             "off" if config.trace != "off" else config.interval, self._exchange, is_alone=collectives.size == 1
         )
         self._writer = Writer(store)
-        self._staging, self._staging_of_best = Staging(), Staging()
-        self._touching: threading.Thread | None = None
         self._last_sound: int | None = None
         self._copies: int | None = None
         """The step of the checkpoint that is being copied."""
@@ -119,11 +106,12 @@ class Saver(Listener):
 
     # When
 
+    @override
     def tick(self, step: int) -> None:
-        """See Listener. Every rank must call it."""
+        """Every rank must call it."""
         self._stop_watch.begin_interrupts()
-        if self._touching is None and not self._pace.is_off:
-            self._rehearse()
+        if not self._snapshots.is_rehearsed and not self._pace.is_off:
+            self._snapshots.rehearse()
         if self._writer.has_results:
             self._read_results()
         stop_request = 0 if self._stop_watch.received is None else self._stop_request()
@@ -149,20 +137,12 @@ class Saver(Listener):
         largest: list[int] = self._collectives.all_reduce(torch.tensor(numbers, dtype=torch.int64), "max").tolist()
         return largest
 
-    def _rehearse(self) -> None:
-        """After the first step, when all state exists: check that it can be saved, and allocate memory for its copy."""
-        parts, _ = self._state.divide(self._collectives.size)
-        mine = parts[self._collectives.rank]
-        tensors = {f"{file}/{name}": tensor for file, part in mine.items() for name, tensor in part.items()}
-        shapes = {
-            name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-            for name, tensor in tensors.items()
-            if is_dtensor(tensor) or not tensor.is_cuda
-        }
-        self._touching = threading.Thread(target=self._staging.prepare, args=(shapes,), name="lockstep-staging", daemon=True)
-        self._touching.start()
-
     # What
+
+    @property
+    def num_saved(self) -> int:
+        """Number of checkpoints that this launch has begun to write. The same on every rank."""
+        return self._snapshots.num_taken
 
     @property
     def is_stopping(self) -> bool:
@@ -239,50 +219,10 @@ class Saver(Listener):
         if warning and self._is_main:
             say(f"WARNING: {warning}")
         self._pace.begin_save()
-        if self._touching is not None:
-            self._touching.join()
-        parts, state = self._state.divide(self._collectives.size)
-        mine = gather_full(parts, self._collectives.rank)
-        manifest = Manifest(
-            step=step,
-            epoch=epoch,
-            time_s=time.time(),
-            finished=finished,
-            position=position.as_json(),
-            numerics=numerics(),
-            **self._state.describe(),
-            **self._origin(),
-        )
-        self.num_saved += 1
-        self._writer.submit(self._job(manifest, mine, state, self._staging))
+        self._writer.submit(self._snapshots.take(position, step, epoch, finished=finished))
         self._copies = None
         self._held_s[step] = time.perf_counter() - began
         self.held_s += self._held_s[step]
-
-    def _origin(self) -> dict[str, Any]:
-        return {
-            "birth": {**self._birth.as_json(), "script_seed": self._state.script_seed},
-            "world_size": self._collectives.size,
-            "versions": {"lockstep": version(), "torch": torch.__version__, "python": platform.python_version()},
-        }
-
-    def _job(self, manifest: Manifest, files: dict[str, dict[str, Tensor]], state: Any, staging: Staging) -> Job:
-        """This rank's part in writing ``files``, with copies of their tensors."""
-        flat = {f"{file}/{name}": tensor for file, part in files.items() for name, tensor in part.items()}
-        copies, copied = staging.copy(flat)
-        # The token is the same on all ranks: they have saved equally many checkpoints.
-        is_best = manifest.kind == "weights"
-        return Job(
-            manifest=manifest,
-            token=f"{self._token}-{'best' if is_best else self.num_saved}",
-            rank=self._collectives.rank,
-            world_size=self._collectives.size,
-            keep=self._keep,
-            keep_every=self._keep_every,
-            tensors={file: {name: copies[f"{file}/{name}"] for name in part} for file, part in files.items()},
-            state=state,
-            copied=copied,
-        )
 
     # Results
 
@@ -425,20 +365,8 @@ class Saver(Listener):
         """Save the weights as the best so far. Every rank must call it, with the same value."""
         self._state.best, self._state.best_epoch = value, epoch
         self.settle()
-        manifest = Manifest(
-            kind="weights",
-            step=step,
-            epoch=epoch,
-            time_s=time.time(),
-            metric=value if math.isfinite(value) else None,
-            objects=self._state.describe_objects(),
-            **self._origin(),
-        )
-        parts = [self._state.weights(), *({} for _ in range(1, self._collectives.size))]
-        weights = gather_full(parts, self._collectives.rank)
-        if self._is_main:  # alone: the weights are the same on every rank, and retries need no agreement
-            job = self._job(manifest, weights, {}, self._staging_of_best)
-            self._best_job = replace(job, world_size=1)
+        self._best_job = self._snapshots.take_weights(value, step, epoch)
+        if self._best_job is not None:
             self._writer.submit(self._best_job)
 
     def _write_best(self, step: int) -> bool:

@@ -15,6 +15,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
+from typing_extensions import override
 
 from lockstep.errors import UsageError
 from lockstep.listener import Listener
@@ -52,8 +53,8 @@ class Unprepared(Listener):
         self._judged: dict[int, ref[Optimizer]] = {}
         """By id, which another optimizer may have later."""
 
+    @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        """See Listener."""
         if self._speaks and not self._has_searched:
             self._has_searched = True  # only once: it takes some 80 ms
             # isinstance() would take ten times as long, and call proxies.
@@ -61,11 +62,10 @@ class Unprepared(Listener):
             candidates = [item for item in gc.get_objects() if type(item) in kinds]
             self._resting = [(ref(item), _progress(item)) for item in candidates]
 
+    @override
     def before_optimizer(self, optimizer: Optimizer) -> None:
-        """See Listener.
-
-        Raises:
-            UsageError: its gradients may be scaled, or have overflowed.
+        """Raises:
+        UsageError: its gradients may be scaled, or have overflowed.
         """
         known = self._judged.get(id(optimizer))
         if known is not None and known() is optimizer:
@@ -80,8 +80,8 @@ class Unprepared(Listener):
         if not self._is_kept(optimizer):
             self._warn(f"{name} acts on prepared parameters")
 
+    @override
     def end_step(self, step: int, num_samples: int) -> None:
-        """See Listener."""
         if not self._resting:
             return
         alive = [(item, before) for reference, before in self._resting if (item := reference()) is not None]

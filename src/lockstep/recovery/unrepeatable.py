@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from lockstep.listener import Listener
 from lockstep.stopping import say
@@ -25,18 +26,18 @@ class Unrepeatable(Listener):
         self._optimizers: list[tuple[Optimizer, list[int]]] = []
         """Those prepared, with the sizes that their parameter groups had then."""
 
+    @override
     def prepared(self, item: Any) -> None:
-        """See Listener."""
         if isinstance(item, Optimizer):
             self._optimizers.append((item, _sizes(item)))
         self._check_place(item)
 
+    @override
     def prepared_loader(self, batches: Iterable[Any]) -> None:
-        """See Listener."""
         self._check_place(batches)
 
+    @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        """See Listener."""
         if not self._warns_of_groups:
             return
         for optimizer, before in self._optimizers:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
 from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
@@ -116,8 +117,8 @@ class DDPSync(ShardedSync):
         self._overlapped: dict[int, list[_Engine]] = {}
         """By backward call, the models whose gradients DDP has reduced."""
 
+    @override
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
-        """See Sync."""
         super().begin_phase(plan, phase)
         self._overlapped = {}
         for engine in self._engines:
@@ -140,14 +141,14 @@ class DDPSync(ShardedSync):
             engine.proven, engine.partial = set(), set()
             self._build(engine)
 
+    @override
     def begin_shard(self, micro: MicroStep) -> None:
-        """See Sync."""
         super().begin_shard(micro)
         for engine in self._engines:
             engine.overlaps = micro.is_last and engine.may_overlap
 
+    @override
     def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
-        """See Sync."""
         self.waited_s = 0.0
         if not any(engine.overlaps for engine in self._engines):
             super().backward(loss, call, factor, options)
@@ -167,11 +168,10 @@ class DDPSync(ShardedSync):
         self._sums[call] = {**self._earlier, **reduced}
         self._earlier = {}
 
+    @override
     def end_shard(self) -> None:
-        """See Sync.
-
-        Raises:
-            UsageError: the other ranks wait in a backward pass that this rank's last shard did not run.
+        """Raises:
+        UsageError: the other ranks wait in a backward pass that this rank's last shard did not run.
         """
         micro = self._micro
         assert micro is not None
@@ -187,22 +187,22 @@ class DDPSync(ShardedSync):
         for engine in self._engines:
             engine.overlaps = False  # forward passes outside of the shards are local
 
+    @override
     def end_phase(self, outcome: Outcome) -> None:
-        """See Sync."""
         self._num_calls[self._phase] = len(outcome.totals)
         self._is_weighted = self._is_weighted or any(total is not None for total in outcome.totals)
         super().end_phase(outcome)
         self._gathered = {}
 
+    @override
     def drop(self) -> None:
-        """See Sync."""
         super().drop()
         self._gathered = {}
         for engine in self._engines:
             engine.overlaps = False
 
+    @override
     def close(self) -> None:
-        """See Sync."""
         for engine in self._engines:
             engine.ddp, engine.overlaps = None, False
 
@@ -236,8 +236,8 @@ class DDPSync(ShardedSync):
 
     # Gradients
 
+    @override
     def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
-        """See Sync."""
         if not self._is_small:
             return None
         learning = list(dict.fromkeys(p for engine in self._engines for p in engine.learning()))

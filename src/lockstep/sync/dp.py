@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
@@ -56,8 +57,8 @@ class DataParallelSync(SingleSync):
         self._devices = devices
         self._batch_dim = batch_dim
 
+    @override
     def attach(self, model: nn.Module) -> Callable[..., Any]:
-        """See Sync."""
         if len(self._devices) > 1:
             _check_copies(model, len(self._devices))
         super().attach(model)

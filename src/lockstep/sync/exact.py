@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
 
 from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
@@ -57,7 +58,7 @@ class _History:
         """Numbers of modules whose buffers any shard has changed."""
 
 
-class ExactSync:
+class ExactSync(Sync):
     """The strategy ``exact``.
 
     Args:
@@ -121,8 +122,8 @@ class ExactSync:
 
     # Methods of Sync
 
+    @override
     def attach(self, model: nn.Module) -> Callable[..., Any]:
-        """See Sync."""
         if self._world_size > 1:
             take_from_rank_0(model)
         for name, parameter in model.named_parameters():
@@ -133,8 +134,8 @@ class ExactSync:
         self.buffers.attach(model)
         return model
 
+    @override
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
-        """See Sync."""
         self.buffers.begin_step(num_filled(plan.sizes, self._num_shards))
         self._lay_out()
         self._history = self._histories.setdefault(phase, _History())
@@ -143,13 +144,13 @@ class ExactSync:
         for exchange in self._on_gpus.values():
             exchange.begin_phase(self._roots)
 
+    @override
     def begin_shard(self, micro: MicroStep) -> None:
-        """See Sync."""
         self._micro = micro
         self._shard_samples = micro.num_samples + (0 if micro.begins_shard else self._shard_samples)
 
+    @override
     def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
-        """See Sync."""
         micro = self._micro
         assert micro is not None
         if options.get("create_graph"):
@@ -176,8 +177,8 @@ class ExactSync:
             self._num_calls = call + 1
 
     @torch.no_grad()
+    @override
     def end_shard(self) -> None:
-        """See Sync."""
         micro, self._micro = self._micro, None
         assert micro is not None
         if not micro.ends_shard:  # each part of a shard continues with the buffers of the part before
@@ -194,8 +195,9 @@ class ExactSync:
         push(self._changes, Node(shard, 1, changes), add_changes)
         self._next_shard = shard + 1
 
+    @override
     def unforeseen(self) -> Sequence[Hashable]:
-        """See Sync: ``(call, bucket)`` of buckets with gradients, numbers of modules whose buffers have changed, and looks."""
+        """``(call, bucket)`` of buckets with gradients, numbers of modules whose buffers have changed, and looks."""
         with torch.no_grad():
             for shard in range(self._next_shard, self._block.stop):  # shards without samples
                 self._end_leaves(shard, {})
@@ -207,8 +209,8 @@ class ExactSync:
         return [*more, *sorted(owners - self._history.owners), *self.buffers.looks()]
 
     @torch.no_grad()
+    @override
     def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
-        """See Sync."""
         return self._exchange.gather(row) if self._exchange.holds else None
 
     def _goes_together(self) -> bool:
@@ -218,8 +220,8 @@ class ExactSync:
         return size * max(map(len, self._roots)) * (self._world_size - 1) <= MOST_TOGETHER
 
     @torch.no_grad()
+    @override
     def end_phase(self, outcome: Outcome) -> None:
-        """See Sync."""
         more = [key for key in outcome.unforeseen if isinstance(key, tuple)]
         for call, index in sorted(more):
             self._start(call, index)
@@ -238,8 +240,8 @@ class ExactSync:
             self._set_gradients(index, self._sums.pop((call, index)))
         self._clear()
 
+    @override
     def drop(self) -> None:
-        """See Sync."""
         self.buffers.rewind()
         self._clear()
 
@@ -249,8 +251,8 @@ class ExactSync:
         self._forget_phase()
         self._micro = None
 
+    @override
     def close(self) -> None:
-        """See Sync."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from typing_extensions import override
 
 from lockstep.comm.group import Transport, default_group
 from lockstep.config import RunConfig
@@ -54,8 +55,9 @@ class FSDPSync(ShardedSync):
         self._waited = Waited()
         self._mesh: DeviceMesh | None = None
 
+    @override
     def attach(self, model: nn.Module) -> Callable[..., Any]:
-        """See Sync. The parameters of ``model`` are replaced by DTensors: see ``replaced``."""
+        """The parameters of ``model`` are replaced by DTensors: see ``replaced``."""
         _check(model)
         take_from_rank_0(model)
         before = dict(model.named_parameters())
@@ -68,11 +70,10 @@ class FSDPSync(ShardedSync):
         self.replaced.update({old: model.get_parameter(name) for name, old in before.items()})
         return super().attach(model)
 
+    @override
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
-        """See Sync.
-
-        Raises:
-            DataError: a global batch has too few samples for all shards.
+        """Raises:
+        DataError: a global batch has too few samples for all shards.
         """
         if min(plan.sizes) < self._num_shards:
             raise DataError(
@@ -82,13 +83,13 @@ class FSDPSync(ShardedSync):
             )
         super().begin_phase(plan, phase)
 
+    @override
     def begin_shard(self, micro: MicroStep) -> None:
-        """See Sync."""
         super().begin_shard(micro)
         self._waited.take()  # an evaluation may have come before
 
+    @override
     def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
-        """See Sync."""
         self.waited_in_forward_s = self._waited.take()
         # The backward pass sums over the ranks, so the weight must already be in the loss.
         if factor == 0 and not math.isfinite(loss.item()):
@@ -99,8 +100,8 @@ class FSDPSync(ShardedSync):
         super().backward(loss if factor == 1.0 else loss * factor, call, 1.0, options)
         self.waited_s = self._waited.take()
 
+    @override
     def close(self) -> None:
-        """See Sync."""
         self._mesh = None
 
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
 
 from lockstep.comm.group import Transport
 from lockstep.comm.horovod import start_horovod
@@ -59,8 +60,9 @@ class HorovodSync(ShardedSync):
         self._sent: dict[int, dict[Parameter, Callable[[], Tensor]]] = {}
         """By backward call, a function for each sent gradient that waits for its sum."""
 
+    @override
     def close(self) -> None:
-        """See Sync. Horovod runs until the process ends: a single rank cannot leave it."""
+        """Horovod runs until the process ends: a single rank cannot leave it."""
         super().close()
         for hook in self._hooks:
             hook.remove()
@@ -76,13 +78,13 @@ class HorovodSync(ShardedSync):
                 self._hooks.append(on_gradient(parameter, self._arrived))
         return model
 
+    @override
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
-        """See Sync."""
         super().begin_phase(plan, phase)
         self._sent = {}
 
+    @override
     def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
-        """See Sync."""
         assert self._micro is not None
         if not self._micro.is_last or self._world_size == 1:
             super().backward(loss, call, factor, options)

@@ -32,7 +32,7 @@ class OrderedExchange:
         self._roots = roots
 
     def start(self, nodes: list[Tensor]) -> None:
-        """See ``Exchange``."""
+        """Sum this rank's subtrees over all ranks into ``nodes[0]``, on a stream of its own where there is one."""
         with self._on_stream():
             num_ranks, length = len(self._roots), nodes[0].numel()
             width = -(-length // num_ranks)

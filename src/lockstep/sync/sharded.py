@@ -9,14 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
+from typing_extensions import override
 
 from lockstep.plan.shards import MicroStep, StepPlan, num_filled
 from lockstep.sync.buffers import ShardBuffers, add_changes
 from lockstep.sync.gradients import Gradients, add_weighted
-from lockstep.sync.protocol import Outcome
+from lockstep.sync.protocol import Outcome, Sync
 
 
-class ShardedSync:
+class ShardedSync(Sync):
     """Sums a process's shards; a subclass reduces the sums over processes."""
 
     forward_is_collective = False
@@ -42,32 +43,32 @@ class ShardedSync:
         self._micro: MicroStep | None = None
         self._shard_samples = 0
 
+    @override
     def attach(self, model: nn.Module) -> Callable[..., Any]:
-        """See Sync."""
         attached = set(self._parameters)
         self._parameters.extend(parameter for parameter in model.parameters() if parameter not in attached)
         forward = self._replicate(model)
         self.buffers.attach(model)
         return forward
 
+    @override
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
-        """See Sync."""
         self._plan, self._phase = plan, phase
         self.buffers.begin_step(num_filled(plan.sizes, self._num_shards))
 
+    @override
     def begin_shard(self, micro: MicroStep) -> None:
-        """See Sync."""
         self._micro = micro
         self._shard_samples = micro.num_samples + (0 if micro.begins_shard else self._shard_samples)
 
+    @override
     def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
-        """See Sync."""
         with self.buffers.held():
             loss.backward(**options)  # type: ignore[no-untyped-call]
         add_weighted(self._parameters, self._sums.setdefault(call, {}), factor)
 
+    @override
     def end_shard(self) -> None:
-        """See Sync."""
         micro, self._micro = self._micro, None
         assert micro is not None
         if micro.ends_shard:  # each part of a shard continues with the buffers of the part before
@@ -77,17 +78,18 @@ class ShardedSync:
             add_changes(self._changes, changes)
             self.buffers.rewind()
 
+    @override
     def unforeseen(self) -> Sequence[Hashable]:
-        """See Sync: the modules whose buffers have changed for the first time, and looks at buffers."""
+        """The modules whose buffers have changed for the first time, and looks at buffers."""
         new = [number for number in sorted(self._changes) if number not in self._changing]
         return [*new, *self.buffers.looks()]
 
+    @override
     def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
-        """See Sync."""
         return None
 
+    @override
     def end_phase(self, outcome: Outcome) -> None:
-        """See Sync."""
         gradients: Gradients = {}
         for call, total in enumerate(outcome.totals):
             for parameter, gradient in self._reduce(call).items():
@@ -116,15 +118,16 @@ class ShardedSync:
             sums.update(zip(numbers, parts, strict=True))
         return sums
 
+    @override
     def drop(self) -> None:
-        """See Sync."""
         self._sums.clear()
         self.buffers.rewind()
         self._changes = {}
         self._plan = self._micro = None
 
+    @override
     def close(self) -> None:
-        """See Sync."""
+        pass
 
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:
         """Copy the model from rank 0 to every rank, and return the callable for its forward pass. Here the model is there

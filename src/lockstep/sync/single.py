@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
@@ -27,33 +28,33 @@ class SingleSync(ShardedSync):
         super().__init__(num_shards)
         self.is_plain = num_shards == 1 == accumulate
 
+    @override
     def attach(self, model: nn.Module) -> Callable[..., Any]:
-        """See Sync."""
         return model if self.is_plain else super().attach(model)
 
+    @override
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
-        """See Sync."""
         if not self.is_plain:
             super().begin_phase(plan, phase)
 
+    @override
     def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
-        """See Sync."""
         if self.is_plain:
             loss.backward(**options)  # type: ignore[no-untyped-call]
         else:
             super().backward(loss, call, factor, options)
 
+    @override
     def end_shard(self) -> None:
-        """See Sync."""
         if not self.is_plain:
             super().end_shard()
 
+    @override
     def unforeseen(self) -> Sequence[Hashable]:
-        """See Sync."""
         return () if self.is_plain else super().unforeseen()
 
+    @override
     def end_phase(self, outcome: Outcome) -> None:
-        """See Sync."""
         if not self.is_plain:
             super().end_phase(outcome)
 

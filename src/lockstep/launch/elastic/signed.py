@@ -11,6 +11,7 @@ import uuid
 from typing import Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]
+from typing_extensions import override
 
 from lockstep.errors import LaunchError
 from lockstep.launch.secret import Secret
@@ -44,24 +45,26 @@ class SignedStore(Store):
         """The same store, with a further prefix, and a slash, for all names."""
         return SignedStore(self._inner, self._secret, self._where, f"{self._prefix}{prefix}/")
 
+    @override
     def set(self, key: str, value: str | bytes) -> None:
-        """See Store."""
         name = self._prefix + key
         self._inner.set(name, self._sign(name, value))
 
+    @override
     def get(self, key: str) -> bytes:
-        """See Store."""
         name = self._prefix + key
         return self._open(name, self._inner.get(name))
 
+    @override
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """See Store. ``expected`` empty: the name must not exist."""
+        """``expected`` empty: the name must not exist."""
         name = self._prefix + key
         before = self._sign(name, expected) if expected else b""
         return self._open(name, self._inner.compare_set(name, before, self._sign(name, desired)))
 
+    @override
     def add(self, key: str, amount: int) -> int:
-        """See Store. (By compare_set: numbers that the store adds itself could not be signed.)"""
+        """By compare_set: numbers that the store adds itself could not be signed."""
         name, before, number = self._prefix + key, b"", 0
         while True:
             # Concurrent callers write different bytes, so that each knows whether it was first.
@@ -76,21 +79,21 @@ class SignedStore(Store):
             if amount == 0:
                 return number
 
+    @override
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """See Store."""
         names = [self._prefix + key for key in keys]
         return [self._open(name, value) for name, value in zip(names, self._inner.multi_get(names), strict=True)]
 
+    @override
     def check(self, keys: list[str]) -> bool:
-        """See Store."""
         return bool(self._inner.check([self._prefix + key for key in keys]))
 
+    @override
     def wait(self, keys: list[str], *timeout: Any) -> None:
-        """See Store."""
         self._inner.wait([self._prefix + key for key in keys], *timeout)
 
+    @override
     def delete_key(self, key: str) -> bool:
-        """See Store."""
         return bool(self._inner.delete_key(self._prefix + key))
 
     deleteKey = delete_key  # noqa: N815 - as PrefixStore calls it

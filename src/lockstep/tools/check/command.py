@@ -13,10 +13,11 @@ from lockstep.cli.echo import Styled, echo, echo_json
 from lockstep.cli.options import CONTEXT
 from lockstep.errors import UsageError
 from lockstep.machine.sizes import counted
-from lockstep.tools.check.explanations import EXPLANATIONS, explain
 from lockstep.tools.check.files import read_script
 from lockstep.tools.check.findings import RULES, Finding
 
+PAGE = Path(__file__).with_name("check.md")
+"""Says of each code in a section of its own why it is found, and what to write instead."""
 _EPILOG = """
 \b
 Examples:
@@ -67,9 +68,10 @@ def command(scripts: tuple[Path, ...], as_json: bool, code: str | None) -> None:
 
 
 def _explain(code: str) -> None:
-    if code not in EXPLANATIONS:
+    if code not in RULES:
         raise UsageError(f"there is no code {code!r}: choose one of {', '.join(RULES)}")
-    echo(f"{code}: {RULES[code].title}\n\n{explain(code)}".removesuffix("\n"), has_lines=True)
+    _, *sections = PAGE.read_text(encoding="utf-8").split("\n## ")
+    echo(next(section for section in sections if section.startswith(f"{code}: ")).strip(), has_lines=True)
 
 
 def _check_readable(script: Path) -> None:

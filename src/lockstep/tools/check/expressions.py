@@ -370,32 +370,6 @@ class Expressions(Machine):
             self.yielded(element)
         return NOTHING
 
-    # -- what others define -------------------------------------------------------------------------------------------------
-
-    def call(self, node: ast.Call) -> Value:
-        """See Functions."""
-        raise NotImplementedError
-
-    def invoke(self, function: Object, args: list[Value], keywords: dict[str, Value], node: ast.AST) -> Value:
-        """See Functions."""
-        raise NotImplementedError
-
-    def iterate(self, node: ast.AST) -> tuple[Value, str]:
-        """See Loops."""
-        raise NotImplementedError
-
-    def bind(self, target: ast.AST, value: Value, source: ast.AST | None = None) -> None:
-        """See Statements."""
-        raise NotImplementedError
-
-    def written(self, value: Value) -> Value:
-        """See Functions."""
-        raise NotImplementedError
-
-    def yielded(self, value: Value) -> Value:
-        """See Statements."""
-        raise NotImplementedError
-
 
 def void(_: Value) -> None:
     """For what is called for its effect."""

@@ -11,7 +11,6 @@ from typing import Any
 class Rule:
     """A kind of finding. ``{name}`` stands for what the script calls it, ``{read}`` for the place that reads it."""
 
-    title: str
     message: str
     remedy: str
     of_object: str = ""
@@ -23,127 +22,103 @@ DIFFERS, STARTS_ANEW, MISUSE = "LS1", "LS2", "LS3"
 
 RULES = {
     "LS101": Rule(
-        "a value of one shard, read outside",
         "`{name}` is that of the last shard of this process{read}",
         'inside: batch.add({short}={short}); outside: batch["{short}"]',
     ),
     "LS102": Rule(
-        "counted or summed inside, read elsewhere",
         "`{name}` counts the shards of this process only{read}",
         'inside: batch.add({short}=...), a mean over the global batch; outside: batch["{short}"]. A sum: '
         "team.all_reduce(torch.tensor({name})), outside",
     ),
     "LS103": Rule(
-        "filled or changed inside, read elsewhere",
         "`{name}` gets what the shards of this process put into it{read}",
         "collect inside in a new list, and write outside, of all ranks: for part in team.all_gather_object(found): ...",
         'inside: batch.add(...); outside: {call}(...) with what batch["..."] is then, the mean over the global batch',
     ),
     "LS104": Rule(
-        "an attribute set inside, read elsewhere",
         "`{name}` is set once a shard of this process{read}",
         "set it outside (team.step counts steps), or make it a buffer, which is combined over the shards: "
         'self.register_buffer("{short}", ...)',
     ),
     "LS105": Rule(
-        "a generator of the script's own, drawn inside",
         "`{name}` runs on from shard to shard of this process{read}",
         "draw from torch, numpy.random or random, which lockstep reseeds for each shard; or draw outside",
     ),
     "LS106": Rule(
-        "an average of weights, written inside",
         "`{name}` is changed once a shard of this process{read}",
         "move it outside of batch.shards, after optimizer.step()",
     ),
     "LS107": Rule(
-        "a number of this process's shards",
         "`{name}` counts what this process alone runs through{read}",
         "use a value that all processes share: team.step, batch.num_samples, or a column of the data",
     ),
     "LS108": Rule(
-        "weights written through .data inside",
         "`{name}` is written through `.data` once a shard of this process",
         "write it outside of batch.shards, after optimizer.step()",
     ),
     "LS109": Rule(
-        "a data set, or a collate_fn, that remembers",
         "`{name}` is separate in each process and loader worker{read}",
         "compute it from the sample's index, or fill it before the loop, on all ranks",
     ),
     "LS110": Rule(
-        "statistics of a module that is not prepared",
         "the running statistics of `{name}` follow the shards of this process{read}",
         "{name} = team.prepare({name}), or {name}.eval()",
     ),
     "LS111": Rule(
-        "an iterator advanced inside",
         "which item `{name}` yields follows from the shards before it on this process{read}",
         "prepare that loader too, and run over zip(batch.shards, other.shards); or call next() outside",
     ),
     "LS112": Rule(
-        "the number of processes in the answer",
         "`{name}` changes with the number of processes{read}",
         "leave it out: the batch size in the script is the global one, so nothing has to be scaled",
     ),
     "LS201": Rule(
-        "a value carried from step to step",
         "`{name}` starts over on a resume{read}",
         "state = team.state({short}=...) before the loop, then state.{short}",
     ),
     "LS202": Rule(
-        "a number of enumerate, or of range",
         "`{name}` counts from its start again on a resume{read}",
         "use team.step, which continues",
     ),
     "LS203": Rule(
-        "an object carried from step to step",
         "`{name}` starts over on a resume{read}",
         'team.register("{short}", {name})',
         'team.register("{short}", {name}), with state_dict() and load_state_dict() in {cls}; or keep it in team.state()',
     ),
     "LS204": Rule(
-        "a copy or average of a model, in no checkpoint",
         "`{name}` starts over on a resume{read}",
         "{name} = team.prepare({name})",
     ),
     "LS205": Rule(
-        "a generator of the script's own, in no checkpoint",
         "`{name}` starts over on a resume{read}",
         'team.register("{short}", {name})',
     ),
     "LS206": Rule(
-        "an iterator, in no checkpoint",
         "`{name}` starts over on a resume{read}",
         "prepare its loader: then its position is saved",
     ),
     "LS301": Rule(
-        "a plain backward() inside",
         "`{name}.backward()` inside batch.shards: its gradient is not part of the sum over the shards",
         "team.backward({name}); for gradients that are no part of the step: torch.autograd.grad",
     ),
     "LS302": Rule(
-        "a step inside",
         "`{name}()` inside batch.shards runs once a shard of this process",
         "move it outside of batch.shards, behind the loop",
     ),
     "LS303": Rule(
-        "a loader that is not prepared",
         "`{name}` is a plain loader: every process reads all of it",
         "{name} = team.prepare({name})",
     ),
     "LS304": Rule(
-        "a model made before join()",
         "`{name}` is made before lockstep.join(): its initial weights do not follow from the run's seed, and differ in each "
         "launch",
         "move lockstep.join() above it, or call torch.manual_seed(...) first",
     ),
     "LS305": Rule(
-        "data in the order of a set",
         "`{name}` is in the order of a set, which differs between processes{read}",
         "sorted({name})",
     ),
     "LS306": Rule(
-        "an evaluation's batch, used without its shards",
         "`{name}` yields batches, which are run over by `.shards`",
         "for batch in {name}: for x, y in batch.shards: ... batch.add(...)",
     ),

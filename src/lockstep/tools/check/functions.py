@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 
+from typing_extensions import override
+
 from lockstep.tools.check import names, source
 from lockstep.tools.check.loops import Loops
 from lockstep.tools.check.state import CONTENT, State, join
@@ -43,8 +45,8 @@ class Functions(Loops):
         """The latest call whose effect nothing is known of."""
         self.returned: list[list[tuple[Value, State]]] = []
 
+    @override
     def call(self, node: ast.Call) -> Value:
-        """A call's value. Its effects happen."""
         if isinstance(node.func, ast.Attribute):
             receiver = self.eval(node.func.value)
             function = self.attribute(receiver, node.func)
@@ -139,8 +141,8 @@ class Functions(Loops):
         method = self.method(target, name)
         return NOTHING if method is None else self.run(method, [Value(frozenset((target,))), *args], {})
 
+    @override
     def invoke(self, function: Object, args: list[Value], keywords: dict[str, Value], node: ast.AST) -> Value:
-        """Call a function of the script."""
         definition = function.definition
         if definition is None:
             return mix([self.use(value) for value in (*args, *keywords.values())])
@@ -155,8 +157,8 @@ class Functions(Loops):
     def _is_context_manager(definition: ast.AST) -> bool:
         return any("contextmanager" in source.dotted(d) for d in getattr(definition, "decorator_list", []))
 
+    @override
     def run(self, function: Object, args: list[Value], keywords: dict[str, Value]) -> Value:
-        """Run a function's body."""
         definition = function.definition
         if definition is None or definition in self.active or len(self.active) > DEEPEST:
             return mix([self.use(value) for value in (*args, *keywords.values())])
@@ -245,8 +247,8 @@ class Functions(Loops):
             return Value(frozenset((made,)), given.flags, given.sites)
         return Value(frozenset((made,)))
 
+    @override
     def from_loop(self, site: Site) -> Site:
-        """A change in a method of an object of the script's: as the loop shows it, by its variable and the call."""
         own = self.state.get((self.frame, "self"))
         if own is None or self.in_data_set or not site.name.startswith("self.") or site.how not in _OF_OBJECTS:
             return site
@@ -263,8 +265,8 @@ class Functions(Loops):
                 return Site(*place, site.how, site.inside, site.doubtful, id(frame.definition), method)
         return site
 
+    @override
     def written(self, value: Value, depth: int = 3) -> Value:
-        """What stands in a text for a value: for an object of the script, what its ``__str__`` makes of it."""
         found = [self.use(value)]
         for item in value.items or ():
             found.append(self.written(item, depth - 1) if depth else NOTHING)
@@ -345,47 +347,9 @@ class Functions(Loops):
         finally:
             self.hook_runs = False
 
-    # -- what others define -------------------------------------------------------------------------------------------------
-
-    def of_method(
-        self,
-        node: ast.Call,
-        func: ast.Attribute,
-        receiver: Value,
-        function: Value,
-        args: list[Value],
-        keywords: dict[str, Value],
-    ) -> Value | None:
-        """See Methods."""
-        raise NotImplementedError
-
-    def of_library(self, name: str, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
-        """See Libraries."""
-        raise NotImplementedError
-
-    def builtin(self, name: str, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
-        """See Libraries."""
-        raise NotImplementedError
-
-    def drawn(self, target: Object, node: ast.AST, shown: str) -> Value:
-        """See Methods."""
-        raise NotImplementedError
-
-    def next(self, target: Object, node: ast.AST, shown: str) -> Value:
-        """See Methods."""
-        raise NotImplementedError
-
     def is_weights(self, place: Object) -> bool:
         """Whether it is, or is made of, weights that are prepared."""
         return place.is_prepared and place.kind in ("module", "instance", "opaque")
-
-    def change_root(self, node: ast.AST, value: Value, *, own: bool) -> None:
-        """See Statements."""
-        raise NotImplementedError
-
-    def set_attribute(self, target: ast.Attribute, value: Value, *, own: bool) -> None:
-        """See Statements."""
-        raise NotImplementedError
 
 
 def without_text(value: Value) -> Value:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 
+from typing_extensions import override
+
 from lockstep.tools.check import names, source
 from lockstep.tools.check.loops import BATCHES, EVALUATION, SHARDS
 from lockstep.tools.check.state import CONTENT
@@ -27,8 +29,8 @@ from lockstep.tools.check.values import (
 class Libraries(Teams):
     """Knows functions and classes that are not the script's."""
 
+    @override
     def of_library(self, name: str, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
-        """A call of something that is imported from a library."""
         given = [*args, *keywords.values()]
         last = name.rpartition(".")[2]
         if name in ("lockstep.join", "lockstep.joining.join.join"):
@@ -139,8 +141,8 @@ class Libraries(Teams):
         self.read_data_set(data, keywords.get("collate_fn", NOTHING))
         return Value(frozenset((made,)))
 
+    @override
     def served(self, loader: Object) -> Value:
-        """That on which it depends what a loader yields next: what its data set and its sampler are by now."""
         found = []
         for name in ("dataset", "sampler", "batch_sampler"):
             for target in (self.field(loader, name) or NOTHING).objects:
@@ -262,8 +264,8 @@ class Libraries(Teams):
             return Value(frozenset((self.make(node, names.CONTAINERS[name]),)))
         return merge([self.call_of(target, node, NOTHING, [], {}) for target in factory.objects] or [NOTHING])
 
+    @override
     def builtin(self, name: str, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
-        """A call of a builtin of Python."""
         if name in names.CONTAINERS:
             return self._container(names.CONTAINERS[name], node, args, keywords)
         if name == "len":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
+from typing_extensions import override
+
 from lockstep.tools.check import names, source
 from lockstep.tools.check.expressions import Expressions, unordered
 from lockstep.tools.check.state import State, join
@@ -36,8 +38,8 @@ class Loops(Expressions):
 
     # -- what is iterated ---------------------------------------------------------------------------------------------------
 
+    @override
     def iterate(self, node: ast.AST, target: ast.AST | None = None) -> tuple[Value, str]:
-        """What a loop over an expression binds in each iteration, and what it runs over."""
         if isinstance(node, ast.Call) and node.args:
             name = source.dotted(node.func)
             last = name.rpartition(".")[2]
@@ -179,8 +181,8 @@ class Loops(Expressions):
             self.on_yield.pop()
             self.in_step = inside_step
 
+    @override
     def yielded(self, value: Value) -> Value:
-        """The generator that runs yields."""
         if self.on_yield:
             handler = self.on_yield.pop()
             try:
@@ -422,20 +424,6 @@ class Loops(Expressions):
             while isinstance(at, ast.Call) and at.args and source.dotted(at.func) in ("enumerate", *names.WRAPPERS):
                 at = at.args[0]
             self.find("LS303", node.iter, source.shown(at))
-
-    # -- what others define -------------------------------------------------------------------------------------------------
-
-    def block(self, body: list[ast.stmt]) -> bool:
-        """See Statements."""
-        raise NotImplementedError
-
-    def served(self, loader: Object) -> Value:
-        """See Libraries."""
-        raise NotImplementedError
-
-    def run(self, function: Object, args: list[Value], keywords: dict[str, Value]) -> Value:
-        """See Functions."""
-        raise NotImplementedError
 
 
 def _unnumbered(value: Value) -> Value:

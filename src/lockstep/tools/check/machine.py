@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from lockstep.tools.check.findings import Finding, make
+from lockstep.tools.check.reading import Reading
 from lockstep.tools.check.state import CONTENT, Key, State
 from lockstep.tools.check.values import (
     CLOCK,
@@ -63,7 +64,7 @@ class TooMuch(Exception):  # noqa: N818
     """The script is too large to be read to its end."""
 
 
-class Machine:
+class Machine(Reading):
     """One execution. Subclasses know expressions, calls and statements."""
 
     def __init__(self) -> None:
@@ -176,10 +177,6 @@ class Machine:
         if not self.loops or (value.objects and all(o.kind in _UNWRITTEN or o.is_kept_iterator() for o in value.objects)):
             return None
         return Write(self.from_loop(self.site(node, name, how, doubtful=doubtful)), self.loops)
-
-    def from_loop(self, site: Site) -> Site:
-        """See Functions."""
-        raise NotImplementedError
 
     def governed(self, value: Value) -> Value:
         """A value as it is where it is written: that it is written at all depends on something, too."""

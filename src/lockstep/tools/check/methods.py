@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 
+from typing_extensions import override
+
 from lockstep.tools.check import names, source
 from lockstep.tools.check.libraries import Libraries
 from lockstep.tools.check.state import CONTENT
@@ -25,6 +27,7 @@ from lockstep.tools.check.values import (
 class Methods(Libraries):
     """Knows methods that are not the script's."""
 
+    @override
     def of_method(
         self,
         node: ast.Call,
@@ -34,7 +37,6 @@ class Methods(Libraries):
         args: list[Value],
         keywords: dict[str, Value],
     ) -> Value | None:
-        """A method that is known by its name; None: it is not."""
         name = func.attr
         given = [*args, *keywords.values()]
         kinds = {o.kind for o in receiver.objects}
@@ -263,14 +265,14 @@ class Methods(Libraries):
             return NOTHING
         return self.drawn(target, node, shown)
 
+    @override
     def drawn(self, target: Object, node: ast.AST, shown: str) -> Value:
-        """What is drawn from a generator, which goes on by that."""
         before = self.content(target)
         self.change(target, node, shown, "draw", Value(frozenset(), RANDOM), own=True)
         return Value(frozenset(), RANDOM, before.sites)
 
+    @override
     def next(self, target: Object, node: ast.AST, shown: str) -> Value:
-        """The next item of an iterator."""
         if target.is_prepared:
             return Value(frozenset((self.batch,)))
         before = self.content(target)

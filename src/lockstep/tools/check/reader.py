@@ -6,6 +6,8 @@ import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from typing_extensions import override
+
 from lockstep.tools.check import source
 from lockstep.tools.check.findings import Finding, in_order
 from lockstep.tools.check.machine import TooMuch
@@ -81,8 +83,8 @@ class Reader(Statements):
         finally:
             self.frame, self.active, self.returned, self.jumps = outer, active, returned, jumps
 
+    @override
     def file(self, name: str) -> Value | None:
-        """A module of the user's own, run when it is imported first."""
         found = self._load(name, self.frame.path)
         if found is None or found[0] not in self.parsed:
             return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,9 +65,7 @@ def inspect_command(path: Path, with_tensors: bool, as_json: bool) -> None:
         except CheckpointError as error:
             remarks[name] = str(error)
     models = headers.describe_models(manifest, tensors)
-    state = _read_state(directory)
-    best = manifest.metric if manifest.kind == "weights" else _best_so_far(state)
-    current = _current_options(manifest, state)
+    best = manifest.metric if manifest.kind == "weights" else _best_so_far(directory)
     if as_json:
         record = {
             "directory": str(directory),
@@ -76,7 +73,6 @@ def inspect_command(path: Path, with_tensors: bool, as_json: bool) -> None:
             **dataclasses.asdict(manifest),
             "bytes": manifest.num_bytes,
             "best": best,
-            "current": current,
             "models": [model._asdict() for model in models],
             "damage": remarks,
         }
@@ -86,7 +82,7 @@ def inspect_command(path: Path, with_tensors: bool, as_json: bool) -> None:
         return
     console = open_console()
     say(console, str(directory), "bold")
-    facts = [(key, value) for key, value in _facts(directory, manifest, best, current) if value]
+    facts = [(key, value) for key, value in _facts(directory, manifest, best) if value]
     model_cells = [_model_cells(model) for model in models]
     file_cells = [(name, size(entry["bytes"]), _num(tensors.get(name))) for name, entry in manifest.files.items()]
     for page in (
@@ -105,63 +101,15 @@ def inspect_command(path: Path, with_tensors: bool, as_json: bool) -> None:
     say(console, f"{total}. To verify their checksums: lockstep checkpoint verify {directory}")
 
 
-def _read_state(directory: Path) -> dict[str, Any]:
-    """The contents of ``state.json``; empty if it is missing or damaged."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        state = parse(read_bytes(directory / _STATE))
-        return state if isinstance(state, dict) else {}
-    return {}
+def _best_so_far(directory: Path) -> float | None:
+    """As ``state.json`` has it; None if there is none, or the file is missing or damaged."""
+    with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
+        best = parse(read_bytes(directory / _STATE)).get("best")
+        return float(best) if isinstance(best, (int, float)) else None
+    return None
 
 
-def _best_so_far(state: dict[str, Any]) -> float | None:
-    best = state.get("best")
-    return float(best) if isinstance(best, (int, float)) else None
-
-
-def _current_options(manifest: Manifest, state: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """The options of each optimizer and schedule, by name, when the checkpoint was saved.
-
-    The manifest has their values when the object was prepared; schedules have changed learning rates since.
-    """
-    states = state.get("objects")
-    states = states if isinstance(states, list) else []
-    by_name = {}
-    for record, state_of_object in itertools.zip_longest(manifest.objects, states[: len(manifest.objects)]):
-        if "file" not in record:
-            options = record["options"]
-            by_name[record["name"]] = {name: _current(state_of_object, name, str(options[name])) for name in options}
-    return by_name
-
-
-def _current(state: Any, name: str, prepared: str) -> str:
-    """The value of an option, named as by ``Content.options``, in the state of its optimizer or schedule."""
-    name, _, number = name.partition(" of group ")
-    with contextlib.suppress(KeyError, IndexError, TypeError, ValueError, RecursionError):
-        holder = state["param_groups"][int(number or 1) - 1] if "param_groups" in state else state
-        return repr(_value(holder[name]))
-    return prepared if prepared in _LEFT_OUT else f"{prepared} (when prepared)"
-
-
-def _value(content: Any) -> Any:
-    """Decode a plain value of ``state.json`` (see ``checkpoint.tree``).
-
-    Raises:
-        ValueError: it is not a plain value.
-    """
-    if isinstance(content, list):
-        return [_value(item) for item in content]
-    if not isinstance(content, dict):
-        return content
-    if content.keys() == {"$tuple"}:
-        return tuple(_value(item) for item in content["$tuple"])
-    if content.keys() == {"$float"}:
-        return float(content["$float"])
-    raise ValueError("not a plain value")
-
-
-def _facts(
-    directory: Path, manifest: Manifest, best: float | None, current: dict[str, dict[str, str]]
-) -> Iterator[tuple[str, str]]:
+def _facts(directory: Path, manifest: Manifest, best: float | None) -> Iterator[tuple[str, str]]:
     """Labels and texts of the facts to show; empty texts are left out."""
     is_whole = manifest.kind == "checkpoint"
     other_names = [path.name for path in Store(directory.absolute().parent.parent).all() if path != directory.absolute()]
@@ -181,8 +129,9 @@ def _facts(
     yield "numerics", _listed(manifest.numerics)
     for record in manifest.objects:
         if "file" not in record:
-            options = {name: value for name, value in current[record["name"]].items() if value not in _LEFT_OUT}
-            yield record["name"], f"{record['type']} {_listed(options)}".strip()
+            options = {name: value for name, value in record["options"].items() if value not in _LEFT_OUT}
+            prepared = _listed(options)
+            yield record["name"], record["type"] + (f", prepared with {prepared}" if prepared else "")
     yield "registered", ", ".join(manifest.registered)
     for number, lines in enumerate(manifest.loaders, 1):
         yield f"loader {number}", ", ".join(lines)

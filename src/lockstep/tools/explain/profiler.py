@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from lockstep.listener import Listener
 from lockstep.regular import own_directory
 from lockstep.stopping import say
@@ -32,21 +34,21 @@ class StepProfiler(Listener):
         self._path = path
         self._profile: Any = None
 
+    @override
     def begin_step(self, step: int) -> None:
-        """See Listener."""
         if self._profile is None and self._first <= step <= self._last:
             from torch import profiler  # slow: imported only if a run is profiled
 
             self._profile = profiler.profile(record_shapes=True)
             self._profile.start()
 
+    @override
     def end_step(self, step: int, num_samples: int) -> None:
-        """See Listener."""
         if step >= self._last:
             self._write(step)
 
+    @override
     def end_run(self, step: int, *, failed: bool) -> None:
-        """See Listener."""
         self._write(step)
 
     def _write(self, step: int) -> None:

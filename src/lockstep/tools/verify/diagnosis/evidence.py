@@ -29,6 +29,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from lockstep.listener import Listener
 from lockstep.plan.shards import MicroStep
 from lockstep.tools.verify.trace.lines import TraceWriter
@@ -73,22 +75,23 @@ class Evidence(Listener):
             file, line = location
             self._writer.write(kind=kind, what=what, file=file, line=line, scope=scope, layer=layer, step=self.step)
 
+    @override
     def begin_step(self, step: int) -> None:
-        """See Listener."""
         self.step = step
 
+    @override
     def begin_shard(self, micro: MicroStep) -> None:
-        """See Listener."""
         self.in_shard = True
 
+    @override
     def end_shard(self) -> None:
-        """See Listener."""
         self.in_shard = False
 
     drop = end_shard
 
+    @override
     def end_run(self, step: int, *, failed: bool) -> None:
-        """See Listener. Later evidence is not written."""
+        """Later evidence is not written."""
         if self._writer is not None:
             self._writer.close()
         self._writer, self._pid = None, os.getpid()

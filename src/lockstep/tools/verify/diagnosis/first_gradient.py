@@ -15,6 +15,7 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lockstep.digest import digest
 from lockstep.listener import Listener
@@ -73,18 +74,18 @@ class FirstGradient(Listener):
         with contextlib.suppress(TypeError):  # a list, say, which draws no random numbers
             dataset.__class__ = type(plain.__name__, (plain,), methods)
 
+    @override
     def received(self, micro: MicroStep, data: Any) -> None:
-        """See Listener."""
         self._streams = state_of_streams()
         columns = [column for column in _tensors(data) if column.shape[:1] == (micro.num_samples,)]
         self._rows += [digest([column[index] for column in columns]) for index in range(micro.num_samples)]
 
+    @override
     def end_shard(self) -> None:
-        """See Listener."""
         self._draws = self._draws or state_of_streams() != self._streams
 
+    @override
     def end_phase(self, phase: int) -> None:
-        """See Listener."""
         if self._writer is not None:
             gradients = self._subjects.gradients()
             every = 1 + sum(gradient.numel() for gradient in gradients.values()) // _MOST_NUMBERS

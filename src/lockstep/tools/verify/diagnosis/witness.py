@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import nn
+from typing_extensions import override
 
 from lockstep.digest import digest
 from lockstep.listener import Listener
@@ -103,21 +104,22 @@ class Witness(Listener):
 
     # The loop
 
+    @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        """See Listener."""
         self._generators.find(thoroughly=True)
         self._generators.refresh()
         self._begin_fetching()
 
+    @override
     def begin_step(self, step: int) -> None:
-        """See Listener."""
         for kept in self._kept:
             if self._evidence.step:  # before the first one, the script was still setting up
                 self._note_changes(kept, "outside", "kept")
             kept.remember()
 
+    @override
     def begin_shard(self, micro: MicroStep) -> None:
-        """See Listener. Its samples have been fetched."""
+        """Its samples have been fetched."""
         self._layers = []
         self._num_shards += 1
         if self._num_shards < 16 or self._num_shards & (self._num_shards - 1) == 0:
@@ -127,8 +129,8 @@ class Witness(Listener):
         if self._fetched is not None:
             self._note_changes(self._fetched, "data")
 
+    @override
     def end_shard(self) -> None:
-        """See Listener."""
         if self._evidence.in_shard:
             self._note_weights(thoroughly=True)
             self._begin_fetching()
@@ -140,8 +142,9 @@ class Witness(Listener):
         if self._fetched is not None:
             self._fetched.remember()
 
+    @override
     def end_run(self, step: int, *, failed: bool) -> None:
-        """See Listener. Stop observing."""
+        """Stop observing."""
         sys.setprofile(None)
         sys.settrace(None)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lockstep.digest import digest, squared_norm
 from lockstep.listener import Listener
@@ -62,8 +63,8 @@ class Recorder(Listener):
         self._is_over = False
         """Whether the last step to trace has been recorded."""
 
+    @override
     def prepared_loader(self, batches: Iterable[Any]) -> None:
-        """See Listener."""
         self._num_loaders += 1
         length = length_of(getattr(batches, "dataset", batches))
         sampler = getattr(batches, "sampler", None)
@@ -72,32 +73,32 @@ class Recorder(Listener):
             replacement = False  # PyTorch's own samplers say so if they draw with replacement
         self._writer.write(event="loader", loader=self._num_loaders, length=length, replacement=replacement)
 
+    @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        """See Listener."""
         self._stop_if_over()
         self._in_pass = True
         if self._position["pass"] < 0:
             self._writer.write(event="initial", **self._subjects.digests())
         self._position = {"epoch": epoch, "pass": self._position["pass"] + 1}
 
+    @override
     def begin_step(self, step: int) -> None:
-        """See Listener."""
         self._step = step
         self.drop()
 
+    @override
     def begin_phase(self, phase: int) -> None:
-        """See Listener."""
         self._phase = phase
         self._order = {}
 
+    @override
     def begin_shard(self, micro: MicroStep) -> None:
-        """See Listener."""
         self._micro = micro
         self._shard = {"batches": [], "losses": [], "weights": [], "threads": None, "gradients": {}}
         self._subjects.hook_gradients(self._hooked, self._note_gradient)
 
+    @override
     def received(self, micro: MicroStep, data: Any) -> None:
-        """See Listener."""
         samples = [_plain(sample) for sample in micro.samples]
         self._shard["batches"].append({"samples": samples, "content": digest(data)})
 
@@ -107,8 +108,8 @@ class Recorder(Listener):
             noted[name] = digest([noted[name], new]) if name in noted else new  # of a second backward call
             self._order[name] = None
 
+    @override
     def before_backward(self, loss: Tensor, weight: float | None) -> None:
-        """See Listener."""
         if not self._has_layers:
             self._has_layers = True
             self._writer.write(event="layers", **self._subjects.layers())
@@ -116,29 +117,29 @@ class Recorder(Listener):
         self._shard["weights"].append(None if weight is None else exact(weight))
         self._shard["threads"] = torch.get_num_threads()
 
+    @override
     def end_shard(self) -> None:
-        """See Listener."""
         micro, self._micro = self._micro, None
         if micro is not None:
             position = {**self._position, "step": self._step, "phase": self._phase, "part": micro.part, "shard": micro.shard}
             layers = {} if self._layers is None else {"layers": self._layers()}
             self._shards.append({**position, **self._shard, **layers})
 
+    @override
     def end_phase(self, phase: int) -> None:
-        """See Listener."""
         gradients = self._subjects.gradients()
         order = [name for name in self._order if name in gradients]  # in the order of the backward pass
         order += [name for name in gradients if name not in self._order]
         self._gradients.append({name: digest(gradients[name]) for name in order})
         self._norms.append(exact(math.sqrt(math.fsum(squared_norm(gradient) for gradient in gradients.values()))))
 
+    @override
     def drop(self) -> None:
-        """See Listener."""
         self._micro = None
         self._gradients, self._norms, self._shards = [], [], []
 
+    @override
     def end_step(self, step: int, num_samples: int) -> None:
-        """See Listener."""
         for line in self._shards:
             self._writer.write(event="shard", **line)
         self._writer.write(
@@ -153,8 +154,8 @@ class Recorder(Listener):
         self.drop()
         self._is_over = self._until is not None and step >= self._until
 
+    @override
     def tick(self, step: int) -> None:
-        """See Listener."""
         if self._in_pass:  # otherwise the loop was left in the last step, and the script may be ending
             self._stop_if_over()
 
@@ -163,17 +164,17 @@ class Recorder(Listener):
         if self._is_over:
             raise SystemExit(0)
 
+    @override
     def end_pass(self, step: int, *, exhausted: bool) -> None:
-        """See Listener."""
         self._in_pass = False
 
+    @override
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
-        """See Listener."""
         numbers = {name: exact(value) for name, value in values.items()}
         self._writer.write(event="evaluation", epoch=self._position["epoch"], step=step, values=numbers)
 
+    @override
     def end_run(self, step: int, *, failed: bool) -> None:
-        """See Listener."""
         if not failed:
             self._writer.write(event="end", step=step, **self._subjects.digests())
         self._writer.close()

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
+from typing_extensions import override
 
 from lockstep.digest import digest
 from lockstep.listener import Listener
@@ -33,8 +34,8 @@ class Subjects(Listener):
         self.parameters: dict[Tensor, str] = {}
         """The models' parameters, with their names."""
 
+    @override
     def prepared(self, item: Any) -> None:
-        """See Listener."""
         kinds: list[tuple[type, list[Any]]] = [
             (AveragedModel, self._averages),
             (nn.Module, self._models),
