@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.config import RunConfig
 from lockstep.errors import ConfigError
-from lockstep.measure.events import EventWriter, read_history
+from lockstep.journal.events import EventWriter, read_history
 from lockstep.measure.trackers import Trackers
 from lockstep.measure.wandb_like import last_written
 from lockstep.trackers import split_track, without_services

@@ -14,7 +14,7 @@ from lockstep.checkpoint.manifest import Manifest
 from lockstep.checkpoint.store import Store
 from lockstep.config import RUNS, RunConfig
 from lockstep.errors import CheckpointError, ConfigError
-from lockstep.measure.events import read_events
+from lockstep.journal.events import read_events
 from lockstep.plan.shards import block
 from lockstep.recovery.resuming import Checkpoint
 from lockstep.regular import own_directory

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.atomic import write_atomic
-from lockstep.measure.events import FILE_NAME as JOURNAL
+from lockstep.journal.events import FILE_NAME as JOURNAL
 from lockstep.regular import read_bytes, read_lines
 from lockstep.shapes import fits, parse
 from lockstep.stopping import say

@@ -17,11 +17,11 @@ import click
 from lockstep.cli.echo import echo, echo_json
 from lockstep.cli.options import CONTEXT
 from lockstep.errors import ConfigError, LaunchError, UsageError
+from lockstep.journal.events import read_events
 from lockstep.launch.gpus import num_gpus_here
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.script import Interruption, run_script
 from lockstep.machine.sizes import counted
-from lockstep.measure.events import read_events
 from lockstep.tools.replay import culprits, step_names
 from lockstep.tools.replay.digests import Digests, read_digests
 from lockstep.tools.replay.directory import checkpoint_before, make_directory

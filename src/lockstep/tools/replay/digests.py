@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from lockstep.errors import UsageError
-from lockstep.measure.events import read_events
+from lockstep.journal.events import read_events
 from lockstep.regular import MOST_BYTES
 from lockstep.shapes import Count, fits
 from lockstep.tools.verify.trace.traced_run import ShardKey

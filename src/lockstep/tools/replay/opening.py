@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from lockstep.config import RunConfig
+from lockstep.journal.events import EventWriter
 from lockstep.listener import Listener
-from lockstep.measure.events import EventWriter
 from lockstep.recovery.fingerprint import Fingerprint
 from lockstep.regular import own_directory
 from lockstep.rundir.birth import Birth

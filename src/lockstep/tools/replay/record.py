@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.checkpoint.store import Store, step_of
 from lockstep.errors import UsageError
-from lockstep.measure.events import read_events
+from lockstep.journal.events import read_events
 from lockstep.rundir.birth import Birth, Command, read_birth
 
 Fields = Mapping[str, Any]

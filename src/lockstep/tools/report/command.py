@@ -20,8 +20,8 @@ from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT
 from lockstep.config import RUNS
 from lockstep.errors import CheckpointError, ConfigError
+from lockstep.journal.events import read_events, read_history
 from lockstep.machine.sizes import counted
-from lockstep.measure.events import read_events, read_history
 from lockstep.regular import open_to_read
 from lockstep.rundir.birth import read_birth
 from lockstep.tools.compare.comparison import Comparison

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.journal.events import number_in
 from lockstep.machine.sizes import counted, span
-from lockstep.measure.events import number_in
 from lockstep.tools.report.chart import Bar, Bars, Mark, Segment
 
 FINISHED, PREEMPTED, RUNNING, BROKEN = "finished", "preempted", "running", "broken"

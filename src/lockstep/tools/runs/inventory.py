@@ -19,8 +19,8 @@ from typing import Any
 from lockstep.checkpoint.manifest import Manifest, NewerFormatError, verify_file
 from lockstep.checkpoint.store import BEST, Store
 from lockstep.errors import CheckpointError, ConfigError
-from lockstep.measure.events import FILE_NAME as JOURNAL
-from lockstep.measure.events import read_event
+from lockstep.journal.events import FILE_NAME as JOURNAL
+from lockstep.journal.events import read_event
 from lockstep.regular import read_lines
 from lockstep.rundir.birth import read_birth
 from lockstep.rundir.lock import holder_of

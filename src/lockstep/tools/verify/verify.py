@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lockstep.errors import UsageError
-from lockstep.measure.events import read_events
+from lockstep.journal.events import read_events
 from lockstep.tools.check.findings import Finding
 from lockstep.tools.trials.machine import Machine
 from lockstep.tools.trials.study import Task

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.measure.events import FILE_NAME, read_event
+from lockstep.journal.events import FILE_NAME, read_event
 from lockstep.measure.pass_progress import PassProgress
 from lockstep.regular import MOST_BYTES, MOST_LINE_BYTES, open_to_read
 from lockstep.rundir.lock import holder_of

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from lockstep.measure.events import FILE_NAME, EventWriter, read_events, read_history
+from lockstep.journal.events import FILE_NAME, EventWriter, read_events, read_history
 
 pytestmark = pytest.mark.timeout(20)
 
