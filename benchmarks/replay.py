@@ -26,7 +26,7 @@ from pathlib import Path
 import _harness as harness
 from _crew import clean_environ
 
-from lockstep.journal.events import read_events
+from lockstep.journal.history import read_events
 from lockstep.tools.replay.digests import file_of, read_digests
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -15,7 +15,7 @@ from seeds import seeds
 
 from lockstep.config import PRECISIONS
 from lockstep.errors import LaunchError
-from lockstep.journal.events import read_events
+from lockstep.journal.history import read_events
 from lockstep.loop.loop import Loop
 from lockstep.stopping import REQUEUE_STATUS
 

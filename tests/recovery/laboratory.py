@@ -16,7 +16,7 @@ import pytest
 from crew import warm_server
 
 from lockstep.checkpoint.store import Store
-from lockstep.journal.events import read_events
+from lockstep.journal.history import read_events
 from lockstep.launch.local import run_workers
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.output import OutputPlan

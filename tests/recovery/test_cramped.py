@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from laboratory import HERE
 
-from lockstep.journal.events import read_events
+from lockstep.journal.history import read_events
 from lockstep.measure import journal, tensorboard
 from lockstep.measure.trackers import Trackers
 from lockstep.stopping import UNSAVED_END_STATUS

@@ -32,7 +32,7 @@ def journal(*losses, state="same"):
 def test_a_row_says_what_was_put_in():
     key, shard = ShardKey(3, 1, 2, 0), Shard("1a2b", "-", (exact(0.1), exact(float("nan"))))
     digests = Digests()
-    digests.add({"shards": row(key, shard)})
+    digests.add({"shards": row(key, shard)}, until=3)
     assert digests.shards == {key: shard}
 
 

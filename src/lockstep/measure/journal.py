@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lockstep.journal.events import EventWriter
+from lockstep.journal.writer import EventWriter
 from lockstep.measure.trackers import Trackers
 
 

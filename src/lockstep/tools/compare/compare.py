@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from lockstep.errors import ConfigError, UsageError
-from lockstep.journal.events import read_history
+from lockstep.journal.history import read_history
 from lockstep.tools.compare import advice
 from lockstep.tools.compare.comparison import Comparison, RowResult, RowRun
 from lockstep.tools.compare.figures import Figures, figures_of

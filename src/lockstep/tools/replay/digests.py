@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from lockstep.errors import UsageError
-from lockstep.journal.events import read_events
+from lockstep.journal.history import counts_until, read_events
 from lockstep.regular import MOST_BYTES
 from lockstep.shapes import Count, fits
 from lockstep.tools.verify.trace.traced_run import ShardKey
@@ -102,17 +102,14 @@ class Digests:
             by_step.setdefault(key.step, {})[key] = shard
         return by_step
 
-    def resume(self, step: int) -> None:
-        """Discard the steps after this one, since a launch resumes there."""
-        self.shards = {key: shard for key, shard in self.shards.items() if key.step <= step}
-        self.gradients = {number: value for number, value in self.gradients.items() if number <= step}
-        self.states = {number: value for number, value in self.states.items() if number <= step}
-
-    def add(self, line: Line) -> None:
-        """Add a line of a rank."""
+    def add(self, line: Line, until: float) -> None:
+        """Add a line of a rank, up to the last step of its launch that counts."""
         for text in filter(None, line["shards"].split(";")):
             key, shard = _parse(text)
-            self.shards[key] = shard
+            if key.step <= until:
+                self.shards[key] = shard
+        if line.get("last", 0) > until:
+            return
         if "state" in line:
             self.states[line["last"]] = dict(line["state"])
         if line.get("gradients"):
@@ -191,9 +188,8 @@ def gather(ranks: Sequence[Iterable[Line]]) -> Digests:
             elif line["event"] == "steps":
                 launches.setdefault(launch, []).append(line)
     digests = Digests()
-    for start in starts:
-        digests.resume(start["after"])
+    for start, until in zip(starts, counts_until([start["after"] for start in starts]), strict=True):
         digests.every, digests.num_shards, digests.exact = start["every"], start["shards"], start["exact"]
         for line in launches.get(start["launch"], ()):
-            digests.add(line)
+            digests.add(line, until)
     return digests

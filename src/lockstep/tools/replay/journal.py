@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lockstep.comm.dtensors import is_dtensor
 from lockstep.digest import bit_sums, digest
-from lockstep.journal.events import EventWriter
+from lockstep.journal.writer import EventWriter
 from lockstep.listener import Listener
 from lockstep.plan.shards import MicroStep
 from lockstep.recovery.fingerprint import Fingerprint, short_digest

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from lockstep.config import RunConfig
-from lockstep.journal.events import EventWriter
+from lockstep.journal.writer import EventWriter
 from lockstep.listener import Listener
 from lockstep.recovery.fingerprint import Fingerprint
 from lockstep.regular import own_directory

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.checkpoint.manifest import Manifest
-from lockstep.journal.events import history_of, number_in
+from lockstep.journal.events import number_in
+from lockstep.journal.history import history as history_of
 from lockstep.machine.sizes import NOTHING, counted, size, span
 from lockstep.tools.compare.figures import pace_of
 from lockstep.tools.compare.table import count

@@ -1,6 +1,6 @@
 """What a run's journal tells of its training: curves, speed, where the time went, slow ranks. Pure.
 
-All functions take the history of a run (``journal.events.history_of``), and pass over what they cannot read.
+All functions take the history of a run (``journal.history``), and pass over what they cannot read.
 """
 
 from __future__ import annotations

@@ -7,11 +7,8 @@ as remarks on the run concerned.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import time
-from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +17,7 @@ from lockstep.checkpoint.manifest import Manifest, NewerFormatError, verify_file
 from lockstep.checkpoint.store import BEST, Store
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.journal.events import FILE_NAME as JOURNAL
-from lockstep.journal.events import read_event
-from lockstep.regular import read_lines
+from lockstep.journal.history import read_launches
 from lockstep.rundir.birth import read_birth
 from lockstep.rundir.lock import holder_of
 
@@ -30,9 +26,6 @@ RUNNING, FINISHED, INTERRUPTED, FAILED, UNREADABLE = "running", "finished", "int
 _BIRTH = "birth.json"
 _MARKERS = (_BIRTH, JOURNAL, "checkpoints")
 """A directory with any of these is, or was, a run directory."""
-_START = re.compile(rb'"event": ?"start"')
-_TAIL = 64
-"""Number of lines at the end of the journal that are searched for the last step."""
 _TRIES = 5
 _BAD_FILE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """Errors raised on reading a damaged file. (``ConfigError`` is a ``ValueError``.)"""
@@ -297,44 +290,25 @@ def _read_best(path: Path, fields: dict[str, Any], remarks: list[str]) -> None:
 
 
 def _read_journal(path: Path, remarks: list[str]) -> History:
-    """Read a journal, of which only few lines are parsed: there may be millions."""
-    history = History()
-    began_s: float | None = None
-    tail: deque[bytes] = deque(maxlen=_TAIL)
-    file = path / JOURNAL
-
-    def close_launch() -> None:
-        events = [event for line in tail if (event := _event(line))]
-        history.last_s = max((t for event in events if (t := _number(event.get("time_s"))) is not None), default=began_s)
-        history.step = max((n for event in events if (n := _whole(event.get("step"))) is not None), default=None)
-        ends = [_whole(event.get("step")) for event in events if event.get("event") == "end"]
-        history.has_ended = bool(ends)
-        if ends:
-            history.ended_at = ends[-1] or history.step or 0
-        if began_s is not None and history.last_s is not None:
-            history.ran_s += max(0.0, history.last_s - began_s)
-
+    file, history = path / JOURNAL, History()
     try:
-        if not os.path.lexists(file):
-            return history
-        for line in read_lines(file):
-            event = _event(line) if _START.search(line, 0, 40) else {}
-            if event.get("event") == "start":
-                close_launch()
-                tail.clear()
-                began_s = _number(event.get("time_s"))
-                history.world_sizes.append(_whole(event.get("world_size")))
-                args = event.get("args")
-                history.args = tuple(map(str, args)) if isinstance(args, list) else None
-            tail.append(line)
-        close_launch()
+        launches = read_launches(path) if os.path.lexists(file) else []
     except OSError as error:
         remarks.append(f"{file} cannot be read: {error}")
+        return history
+    for launch in launches:
+        end = launch.last("end")
+        history.step = launch.resumed_after if launch.last_step is None else launch.last_step
+        history.last_s = max(launch.times_s, default=None)
+        history.has_ended = end is not None
+        if end is not None:
+            history.ended_at = end.get("step") or history.step or 0
+        if launch.start:
+            args = launch.start.get("args")
+            history.world_sizes.append(launch.start.get("world_size"))
+            history.args = None if args is None else tuple(args)
+            history.ran_s += max(launch.times_s, default=0.0) - min(launch.times_s, default=0.0)
     return history
-
-
-def _event(line: bytes) -> Mapping[str, Any]:
-    return read_event(line) or {}  # truncated or damaged: other lines remain usable
 
 
 def _number(value: Any) -> float | None:
