@@ -69,6 +69,12 @@ class Shard(NamedTuple):
     """That of what they hold; ``NOTHING``: not computed."""
     losses: tuple[str, ...]
 
+    def as_line(self) -> Line:
+        """As a trace's line ``shard`` has it, for the comparison: the samples as one digest, and no weights or gradients."""
+        content = None if self.content == NOTHING else self.content
+        batches = [{"samples": self.samples, "content": content}]
+        return {"batches": batches, "losses": self.losses, "weights": (), "gradients": {}}
+
 
 class PhaseGradient(NamedTuple):
     """The gradient of a phase, after the exchange."""
@@ -101,6 +107,19 @@ class Digests:
         for key, shard in sorted(self.shards.items()):
             by_step.setdefault(key.step, {})[key] = shard
         return by_step
+
+    def line_of(self, step: int, names: Iterable[str]) -> Line:
+        """A step as a trace's line ``step`` has it, for the comparison: with one digest of all gradients of a phase, and one of
+        each object in ``names``."""
+        gradients = self.gradients.get(step, ())
+        return {
+            "step": step,
+            "gradients": [{None: gradient.digest} for gradient in gradients],
+            "norms": [gradient.norm for gradient in gradients],
+            "weights": {},
+            "buffers": {},
+            "state": {name: self.states[step][name] for name in names},
+        }
 
     def add(self, line: Line, until: float) -> None:
         """Add a line of a rank, up to the last step of its launch that counts."""
