@@ -134,15 +134,21 @@ _KIND = re.compile(rb'\{"event": ?"(\w{1,40})"')
 
 def read_event(line: str | bytes) -> dict[str, Any] | None:
     """The event in a line; None: it is truncated or damaged, or a field is not of the type in the table above."""
+    event = read_object(line)
+    if event is None or not isinstance(event.get("event"), str):
+        return None
+    return event if fits(event, KINDS.get(event["event"], _Any)) else None
+
+
+def read_object(line: str | bytes) -> dict[str, Any] | None:
+    """The JSON object in a line; None: it is truncated or damaged."""
     if line[:1] not in ("{", b"{"):  # a gigabyte of zeros, say, which would be decoded first
         return None
     try:
-        event = parse(line)
+        found = parse(line)
     except ValueError:
         return None
-    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-        return None
-    return event if fits(event, KINDS.get(event["event"], _Any)) else None
+    return found if isinstance(found, dict) else None
 
 
 def kind_of(line: bytes) -> str:

@@ -27,29 +27,30 @@ def _finite(value: Any) -> Any:
     return value
 
 
-class EventWriter:
-    """Appends events to the journal of a run directory, each at once.
+class LineWriter:
+    """Appends JSON objects to a file of a run directory, one a line, each at once.
 
     While the disk is full, lines are kept in memory, and training continues.
 
     Args:
         run_dir: of the run.
         name: of the file in it.
+        is_fresh: whether what is in the file is removed.
     """
 
-    def __init__(self, run_dir: Path, name: str = FILE_NAME) -> None:
+    def __init__(self, run_dir: Path, name: str, *, is_fresh: bool = False) -> None:
         self._path = run_dir / name
-        self._fd = open_to_write(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        more = os.O_TRUNC if is_fresh else 0
+        self._fd = open_to_write(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | more, 0o644)
         self._waiting = b""
         self._has_warned = False
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":  # an earlier launch was killed in the middle of a line
             self._waiting = b"\n"
 
-    def write(self, event: str, **fields: Any) -> None:
-        """Append one event."""
-        line = json.dumps({"event": event, "time_s": time.time(), **_finite(fields)})
-        self._waiting += line.encode() + b"\n"
+    def write_line(self, fields: Mapping[str, Any]) -> None:
+        """Append one line."""
+        self._waiting += json.dumps(_finite(fields)).encode() + b"\n"
         self._flush()
 
     def _flush(self) -> None:
@@ -74,6 +75,22 @@ class EventWriter:
                 _warn(f"{self._path} has lost its last {self._waiting.count(10)} lines, which could not be written")
             os.close(self._fd)
             self._fd = -1
+
+
+class EventWriter(LineWriter):
+    """Appends events to a journal.
+
+    Args:
+        run_dir: of the run.
+        name: of the file in it.
+    """
+
+    def __init__(self, run_dir: Path, name: str = FILE_NAME) -> None:
+        super().__init__(run_dir, name)
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one event."""
+        self.write_line({"event": event, "time_s": time.time(), **fields})
 
 
 def _warn(what: str) -> None:

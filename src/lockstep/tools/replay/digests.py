@@ -21,13 +21,14 @@ If the run is bit-exact, all of this is the same for every number of processes. 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from lockstep.errors import UsageError
 from lockstep.journal.history import counts_until, read_events
+from lockstep.journal.ranks import files
 from lockstep.regular import MOST_BYTES
 from lockstep.shapes import Count, fits
 from lockstep.tools.verify.trace.traced_run import ShardKey
@@ -152,11 +153,6 @@ def _parse(text: str) -> tuple[ShardKey, Shard]:
     return ShardKey(*map(int, numbers)), Shard(samples, content, () if losses == NOTHING else tuple(losses.split(",")))
 
 
-def file_of(rank: int) -> str:
-    """The path of a rank's file, relative to the run directory."""
-    return f"{DIRECTORY}/rank-{rank}.jsonl"
-
-
 def read_digests(run_dir: Path) -> Digests:
     """The digest journal of a run.
 
@@ -164,9 +160,8 @@ def read_digests(run_dir: Path) -> Digests:
         UsageError: there is none, or it cannot be read.
     """
     try:
-        ranks = [
-            list(read_events(run_dir, name=f"{DIRECTORY}/{path.name}", most_bytes=_MOST_BYTES)) for path in _files(run_dir)
-        ]
+        names = files(run_dir, DIRECTORY)
+        ranks = [list(read_events(run_dir, name=name, most_bytes=_MOST_BYTES)) for name in names]
         digests = gather(ranks)
     except (OSError, TypeError, ValueError) as error:
         raise UsageError(
@@ -178,13 +173,6 @@ def read_digests(run_dir: Path) -> Digests:
             "older lockstep"
         )
     return digests
-
-
-def _files(run_dir: Path) -> Iterator[Path]:
-    rank = 0
-    while (path := run_dir / file_of(rank)).is_file():  # every launch has a rank 0, and all ranks below its highest
-        yield path
-        rank += 1
 
 
 def gather(ranks: Sequence[Iterable[Line]]) -> Digests:
