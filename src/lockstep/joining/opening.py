@@ -241,7 +241,7 @@ def _state_of(path: Path, launch: Launch, notices: list[str]) -> str | None:
 def _has_ended(path: Path) -> bool:
     """Whether a script has come to its end in this run."""
     with contextlib.suppress(OSError):  # it was killed before it had a journal
-        return any(launch.last("end") for launch in read_launches(path))
+        return any(launch.has_ended for launch in read_launches(path))
     return False
 
 

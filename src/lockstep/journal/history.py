@@ -44,6 +44,16 @@ class Launch:
         """When its events were written, in seconds since 1970."""
         return [time_s for event in self.events if (time_s := number_in(event, "time_s")) is not None]
 
+    @property
+    def ended_s(self) -> float | None:
+        """When the last of them was written; None: no time is known."""
+        return max(self.times_s, default=None)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it came to the end of the script."""
+        return self.last("end") is not None
+
     def last(self, kind: str) -> Event | None:
         """Its last event of a kind."""
         return next((event for event in reversed(self.events) if event["event"] == kind), None)

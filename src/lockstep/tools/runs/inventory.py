@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from lockstep.checkpoint.manifest import Manifest, NewerFormatError, verify_file
 from lockstep.checkpoint.store import BEST, Store
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.journal.events import FILE_NAME as JOURNAL
-from lockstep.journal.history import read_launches
+from lockstep.journal.history import Launch, read_launches
 from lockstep.rundir.birth import read_birth
 from lockstep.rundir.lock import holder_of
 
@@ -42,26 +42,6 @@ class Saved:
     time_s: float
     num_bytes: int
     finished: bool
-
-
-@dataclass(kw_only=True)
-class History:
-    """The contents of a run's journal."""
-
-    world_sizes: list[int | None] = field(default_factory=list)
-    """One per launch."""
-    ran_s: float = 0.0
-    """Total time of all launches, each up to its last event."""
-    step: int | None = None
-    """The last step recorded by the last launch."""
-    last_s: float | None = None
-    """Time of the last event, in seconds since 1970."""
-    has_ended: bool = False
-    """Whether the last launch reached the end of the script."""
-    args: tuple[str, ...] | None = None
-    """The script's arguments in the last launch; None: not recorded."""
-    ended_at: int | None = None
-    """The last step of the last launch that reached the end of the script; None: none did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +152,13 @@ def read_run(path: Path) -> Run:
     holder = holder_of(path)
     is_starting = holder is not None and not is_run(path)  # the lock is created first
     can_be_read = is_starting or _read_birth(path, fields, remarks)
-    history = _read_journal(path, remarks)
+    launches = _read_journal(path, remarks)
+    starts = [launch.start for launch in launches if launch.start]
+    step, last_s, has_ended = None, None, False
+    if launches:
+        newest = launches[-1]
+        step, last_s, has_ended = newest.last_step or newest.resumed_after, newest.ended_s, newest.has_ended
+    ended_at = next((launch.last_step or 0 for launch in reversed(launches) if launch.has_ended), None)
     saved, is_usable = _find_checkpoint(path, remarks)
     _read_best(path, fields, remarks)
     if not can_be_read or not is_usable:
@@ -182,21 +168,20 @@ def read_run(path: Path) -> Run:
     elif saved is not None:
         state = FINISHED if saved.finished else INTERRUPTED
     else:
-        state = FAILED if history.ended_at is None else FINISHED
-    if state == FINISHED and saved is None and not history.has_ended:
-        remarks.append(
-            f"it finished at step {history.ended_at} without a checkpoint; a later launch started over and did not finish"
-        )
-        history.step = history.ended_at
+        state = FAILED if ended_at is None else FINISHED
+    if state == FINISHED and saved is None and not has_ended:
+        remarks.append(f"it finished at step {ended_at} without a checkpoint; a later launch started over and did not finish")
+        step = ended_at
     if state == FAILED:
         remarks.append("ended before its first checkpoint, so there is nothing to resume: the same command starts over")
-    if state == INTERRUPTED and history.has_ended and not remarks:
+    if state == INTERRUPTED and has_ended and not remarks:
         remarks.append("it finished, but its end could not be saved: it resumes from the previous checkpoint")
-    steps = [step for step in (history.step, None if saved is None else saved.step) if step is not None]
-    times = [when for when in (history.last_s, None if saved is None else saved.time_s) if when is not None]
+    steps = [step for step in (step, None if saved is None else saved.step) if step is not None]
+    times = [when for when in (last_s, None if saved is None else saved.time_s) if when is not None]
     active_s = max(times, default=_time_of_change(path))
+    ran_s = sum(launch.ended_s - launch.times_s[0] for launch in launches if launch.start and launch.ended_s is not None)
     if holder is not None:
-        history.ran_s += max(0.0, time.time() - (history.last_s or active_s))
+        ran_s += max(0.0, time.time() - (last_s or active_s))
         active_s = time.time()
     return Run(
         path=path,
@@ -206,9 +191,9 @@ def read_run(path: Path) -> Run:
         remarks=tuple(remarks),
         step=max(steps, default=None),
         checkpoint=saved,
-        world_sizes=tuple(history.world_sizes),
-        last_args=history.args,
-        ran_s=history.ran_s if history.world_sizes else None,
+        world_sizes=tuple(start.get("world_size") for start in starts),
+        last_args=tuple(starts[-1]["args"]) if starts and "args" in starts[-1] else None,
+        ran_s=ran_s if starts else None,
         **fields,
     )
 
@@ -289,26 +274,12 @@ def _read_best(path: Path, fields: dict[str, Any], remarks: list[str]) -> None:
         remarks.append(f"{directory} cannot be read: {error or type(error).__name__}")
 
 
-def _read_journal(path: Path, remarks: list[str]) -> History:
-    file, history = path / JOURNAL, History()
+def _read_journal(path: Path, remarks: list[str]) -> list[Launch]:
     try:
-        launches = read_launches(path) if os.path.lexists(file) else []
+        return read_launches(path) if os.path.lexists(path / JOURNAL) else []
     except OSError as error:
-        remarks.append(f"{file} cannot be read: {error}")
-        return history
-    for launch in launches:
-        end = launch.last("end")
-        history.step = launch.resumed_after if launch.last_step is None else launch.last_step
-        history.last_s = max(launch.times_s, default=None)
-        history.has_ended = end is not None
-        if end is not None:
-            history.ended_at = end.get("step") or history.step or 0
-        if launch.start:
-            args = launch.start.get("args")
-            history.world_sizes.append(launch.start.get("world_size"))
-            history.args = None if args is None else tuple(args)
-            history.ran_s += max(launch.times_s, default=0.0) - min(launch.times_s, default=0.0)
-    return history
+        remarks.append(f"{path / JOURNAL} cannot be read: {error}")
+        return []
 
 
 def _number(value: Any) -> float | None:
