@@ -14,7 +14,7 @@ import _harness as harness
 import torch
 from torch import nn
 
-from lockstep.measure.events import EventWriter
+from lockstep.journal.writer import EventWriter
 from lockstep.plan.shards import plan_step
 from lockstep.recovery.fingerprint import Fingerprint
 from lockstep.recovery.run_state import RunState

@@ -26,8 +26,9 @@ from pathlib import Path
 import _harness as harness
 from _crew import clean_environ
 
-from lockstep.measure.events import read_events
-from lockstep.tools.replay.digests import file_of, read_digests
+from lockstep.journal.history import read_events
+from lockstep.journal.ranks import file_of
+from lockstep.tools.replay.digests import DIRECTORY, read_digests
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))
@@ -132,7 +133,11 @@ def is_named(kind: str, culprit: int, nproc: int, place: Path) -> bool:
 
 def step_times(run_dir: Path) -> dict[int, float]:
     """When each line of rank 0's digest journal was written, by step."""
-    return {event["last"]: event["time_s"] for event in read_events(run_dir, name=file_of(0)) if event["event"] == "steps"}
+    return {
+        event["last"]: event["time_s"]
+        for event in read_events(run_dir, name=file_of(DIRECTORY, 0))
+        if event["event"] == "steps"
+    }
 
 
 def ratios(run_dir: Path, directory: Path) -> list[float]:

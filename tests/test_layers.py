@@ -21,7 +21,7 @@ SPINE = (
     ("visible", "extensions"),  # what is safe to print; what is found by name
     ("errors", "stopping", "digest", "option", "atomic", "shapes"),
     ("regular", "tracebacks"),  # how files and directories are opened; errors as they are shown
-    ("machine", "trackers", "interval"),  # cores, threads, addresses; names; and what people write
+    ("machine", "trackers", "interval", "journal"),  # cores, addresses; names; what people write; events of a run
     ("config", "job"),
     ("plan",),
     ("world", "listener"),
@@ -39,7 +39,7 @@ SPINE = (
 # What all tools may import that look at runs from outside.
 OUTSIDE = (
     *("visible", "atomic", "errors", "regular", "shapes", "tracebacks", "machine", "config", "option", "world"),
-    *("measure.events", "measure.split", "launch", "tools", "cli"),
+    *("journal", "measure.split", "launch", "tools", "cli"),
 )
 
 # Beside the engine: the launcher, which starts processes and knows nothing of what they compute, and the tools, which look at
@@ -188,7 +188,7 @@ WITHOUT_TORCH = (
     "config",
     "world",
     "plan",
-    "measure.events",
+    "journal",
     "tools.verify.trace.lines",
     "tools.verify.trace.traced_run",
     "tools.verify.trace.differences",
@@ -471,7 +471,7 @@ WRONG = {
 RIGHT = {
     "plan/shards.py": "from lockstep import errors\nfrom lockstep.config import RunConfig\nimport torch",
     "sync/ddp.py": "from lockstep.sync.protocol import Sync\nimport torch.distributed",
-    "tools/trials/a.py": "from lockstep.measure.events import read_events\nx = {n: v for n, v in os.environ.items()}",
+    "tools/trials/a.py": "from lockstep.journal.events import read_events\nx = {n: v for n, v in os.environ.items()}",
     "launch/local.py": "import os\nos.environ['X'] = '1'\nf({**os.environ}, dict(os.environ))\nos.environ.pop('X')",
     "cli/main.py": "from lockstep.tools.trials import a",
     "__init__.py": "'''Names.'''\nfrom lockstep.team import join\n__all__ = ['join']\ndef __getattr__(name): ...",
@@ -480,9 +480,10 @@ RIGHT = {
 
 def _violations(root: Path, files: dict[str, str]) -> list[str]:
     packages = {
-        f"{name}/__init__.py": "" for name in ("plan", "comm", "data", "sync", "measure", "tools", "tools/trials", "cli")
+        f"{name}/__init__.py": ""
+        for name in ("plan", "comm", "data", "sync", "measure", "journal", "tools", "tools/trials", "cli")
     }
-    modules = ("__init__", "errors", "config", "team", "data/loader", "sync/protocol", "measure/events", "tools/trials/a")
+    modules = ("__init__", "errors", "config", "team", "data/loader", "sync/protocol", "journal/events", "tools/trials/a")
     everything = {**{f"{name}.py": "" for name in modules}, **packages, **files}
     for name, text in everything.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.checkpoint.files import write_bytes
 from lockstep.errors import ConfigError
-from lockstep.measure.events import EventWriter
+from lockstep.journal.writer import EventWriter
 from lockstep.regular import NotRegularError, open_to_read, open_to_write, own_directory, read_bytes, read_lines
 from lockstep.rundir.lock import RunLock, holder_of
 from lockstep.rundir.sight import leave_mark

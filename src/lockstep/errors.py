@@ -61,12 +61,14 @@ class StrangerError(PeerError):
 class LaunchError(LockstepError, RuntimeError):
     """Worker processes could not be started, or one of them failed.
 
-    ``exit_status`` is the exit status for the command that launched them.
+    ``exit_status`` is the exit status for the command that launched them, and ``summary`` the error in one line, without which
+    rank it was.
     """
 
-    def __init__(self, message: str, exit_status: int = 1) -> None:
+    def __init__(self, message: str, exit_status: int = 1, summary: str = "") -> None:
         super().__init__(message)
         self.exit_status = exit_status
+        self.summary = summary or message.partition("\n")[0]
 
 
 def unknown_name(kind: str, name: object, valid: Iterable[str]) -> ConfigError:

@@ -34,6 +34,8 @@ TUNE = "LOCKSTEP_TUNE"
 TRIAL = "LOCKSTEP_TRIAL"
 """Set in the runs that ``compare``, ``verify`` and ``doctor`` make to learn something, of which nothing goes to trackers: the
 fields of ``TrialSettings``, as a JSON object."""
+FAILURE = "LOCKSTEP_FAILURE"
+"""Set with it: the file in which a failure is told to the program that made the run (see ``journal.failure``)."""
 SECRET = "LOCKSTEP_SECRET"
 """The secret with which the launchers of several machines sign their messages."""
 CORES = "LOCKSTEP_CORES"
@@ -368,6 +370,11 @@ def read_secret() -> str | None:
 def shows_tracebacks() -> bool:
     """Whether errors are to be shown with their whole traceback."""
     return os.environ.get(TRACEBACK) == "full"
+
+
+def failure_file() -> str | None:
+    """The file in which a failure of this program is to be told; None: nobody asks for it."""
+    return os.environ.get(FAILURE) or None
 
 
 def _object(environ: Mapping[str, str], name: str) -> dict[str, Any]:

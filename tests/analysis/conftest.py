@@ -95,7 +95,7 @@ def make_comparison(tmp_path):
 SCRIPT = """
 import json, os, subprocess, sys, time
 from pathlib import Path
-from lockstep.measure.events import EventWriter
+from lockstep.journal.writer import EventWriter
 
 settings = json.loads(os.environ["LOCKSTEP_SETTINGS"])
 rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))

@@ -65,18 +65,6 @@ def test_what_another_process_or_torchrun_says_after_it_is_no_part_of_the_error(
         assert whole_error(worker + after) == f"{TRACE}KeyError: 'x'"
 
 
-def test_lockstep_s_own_report_is_shown_to_its_end():
-    report = 'error: DataError: sample 7\n  File "a.py", line 1, in <module>\n    f()\n\nIn words: it is empty.'
-    worker = "".join(f"[rank1]: {line}\n" for line in report.splitlines())
-    echo = worker.replace("rank1", "rank0").replace("sample 7", "closed by peer")
-    for after in ("", echo, f"{TRACE}ChildFailedError: \n", "=====\nroot cause\n"):
-        assert whole_error(f"step 1\n{worker}{after}") == report
-        assert first_error(f"step 1\n{worker}{after}", 1) == "DataError: sample 7"
-    assert first_error(report.replace("DataError", "rank 1 of 2 on vm failed: DataError"), 1) == "DataError: sample 7"
-    whole = f"{TRACE}KeyError: 'x'"
-    assert whole_error(f"error: rank 0 of 1 failed: KeyError\n\n{whole}\n") == whole
-
-
 def test_without_a_traceback_the_whole_error_is_what_was_said_last():
     assert whole_error("Usage: x\n\nError: No such option: --shard\n") == "Error: No such option: --shard"
     assert whole_error("\n".join(map(str, range(100)))).splitlines() == [str(number) for number in range(80, 100)]

@@ -7,6 +7,8 @@ import textwrap
 
 import pytest
 
+from lockstep.journal.failure import read_failure
+
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -141,10 +143,13 @@ def test_the_batch_of_a_loader_that_was_not_prepared_is_told(run_here, loader):
 def test_it_is_told_without_a_launcher_too(python_here, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(UNPREPARED.format(loader="[[torch.zeros(3)]]")))
-    done = python_here(script)
+    done = python_here(script, env={"LOCKSTEP_FAILURE": str(tmp_path / "failure")})
     assert done.returncode == 1
     assert done.stderr.count("error: AttributeError") == 1
     assert "`loader = team.prepare(loader)`" in done.stderr
+    told = read_failure(tmp_path / "failure")
+    assert told.summary.startswith("AttributeError: ")
+    assert told.report.strip() in done.stderr
 
 
 BAD_SETTING = "import lockstep\nlockstep.join(shards=0)\n"

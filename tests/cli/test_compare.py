@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(60)
 SCRIPT = """
 import json, os, sys, time
 from pathlib import Path
-from lockstep.measure.events import EventWriter
+from lockstep.journal.writer import EventWriter
 
 settings = json.loads(os.environ["LOCKSTEP_SETTINGS"])
 if settings["precision"] in sys.argv and "HURRY" not in os.environ:

@@ -9,7 +9,7 @@ from crew import warm_server
 from logged_runs import EPOCHS, STEPS, run_logged
 
 from lockstep.cli.main import main
-from lockstep.measure.events import EventWriter
+from lockstep.journal.writer import EventWriter
 from lockstep.tools.runs import as_csv, inventory
 
 pytestmark = pytest.mark.timeout(180)

@@ -267,13 +267,14 @@ def test_a_script_that_learns_nothing_fails(verify):
 
 
 @pytest.mark.usefixtures("warm_trials")
-def test_a_setting_that_fails_by_itself_is_the_last_and_its_error_is_shown_once_and_whole(verify):
+def test_a_setting_that_fails_by_itself_is_the_last_and_its_error_is_shown_once_and_whole(verify, tmp_path):
     done = verify("--world-sizes", "1,2", *BRIEFLY, "train.py", "fails")
     assert done.exit_code == 1
     assert re.search(r"\[1/2\] 1 process: failed \(", done.output)
     assert "[2/2]" not in done.output
     assert "FAIL  1 process: failed (verification/runs/1-x1-local.log)\n  error: rank 0 of 1" in done.output
     assert done.output.count("RuntimeError: no luck") == 1
+    assert {entry.suffix for entry in (tmp_path / "verification" / "runs").iterdir()} == {"", ".log"}
     assert [setting["status"] for setting in done.results["settings"]] == ["failed", "not run"]
 
 

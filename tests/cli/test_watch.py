@@ -15,9 +15,10 @@ from crew import warm_server
 from logged_runs import run_logged, until, waiting
 
 from lockstep.cli.main import main
+from lockstep.journal.tail import Tail
 from lockstep.tools.explain.rank_reports import RankReport
 from lockstep.tools.watch.frame import draw_curve, frame
-from lockstep.tools.watch.watched import Snapshot, Tail, Watched, add_point
+from lockstep.tools.watch.watched import Snapshot, Watched, add_point
 
 pytestmark = pytest.mark.timeout(120)
 

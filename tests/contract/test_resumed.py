@@ -15,8 +15,8 @@ from seeds import seeds
 
 from lockstep.config import PRECISIONS
 from lockstep.errors import LaunchError
+from lockstep.journal.history import read_events
 from lockstep.loop.loop import Loop
-from lockstep.measure.events import read_events
 from lockstep.stopping import REQUEUE_STATUS
 
 pytestmark = pytest.mark.timeout(90)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 import lockstep
 from lockstep.data.loader import PreparedLoader
 from lockstep.errors import DataError, UsageError
-from lockstep.measure.events import read_events
+from lockstep.journal.history import read_events
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from lockstep.measure.events import FILE_NAME, read_events
+from lockstep.journal.events import FILE_NAME
+from lockstep.journal.history import read_events
 from lockstep.measure.journal import Journal
 from lockstep.measure.tensorboard import TensorBoard
 from lockstep.measure.trackers import Trackers

@@ -16,6 +16,7 @@ import pytest
 from crew import warm_server
 
 from lockstep.checkpoint.store import Store
+from lockstep.journal.history import read_events
 from lockstep.launch.local import run_workers
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.output import OutputPlan
@@ -26,7 +27,6 @@ from lockstep.launch.script import interruption
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.source import Source
 from lockstep.launch.spec import LaunchSpec
-from lockstep.measure.events import read_events
 
 HERE = Path(__file__).parent
 PLAIN = HERE / "plain.py"

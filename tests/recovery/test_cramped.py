@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from laboratory import HERE
 
+from lockstep.journal.history import read_events
 from lockstep.measure import journal, tensorboard
-from lockstep.measure.events import read_events
 from lockstep.measure.trackers import Trackers
 from lockstep.stopping import UNSAVED_END_STATUS
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from lockstep.measure.events import read_events
+from lockstep.journal.history import read_events
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -15,7 +15,7 @@ SCRIPT = """
 import json, time
 from pathlib import Path
 import torch, lockstep
-from lockstep.measure.events import read_events
+from lockstep.journal.history import read_events
 team = lockstep.join()
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

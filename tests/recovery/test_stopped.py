@@ -17,8 +17,8 @@ import pytest
 from interrupted_scripts import TAILS, source_of
 from laboratory import PLAIN, SETTINGS
 
+from lockstep.journal.history import read_events
 from lockstep.launch import supervise
-from lockstep.measure.events import read_events
 from lockstep.stopping import INTERRUPTED_STATUS, REQUEUE_STATUS, SAME_S, UNSAVED_STATUS
 
 pytestmark = pytest.mark.timeout(60)

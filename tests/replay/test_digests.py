@@ -32,7 +32,7 @@ def journal(*losses, state="same"):
 def test_a_row_says_what_was_put_in():
     key, shard = ShardKey(3, 1, 2, 0), Shard("1a2b", "-", (exact(0.1), exact(float("nan"))))
     digests = Digests()
-    digests.add({"shards": row(key, shard)})
+    digests.add({"shards": row(key, shard)}, until=3)
     assert digests.shards == {key: shard}
 
 
@@ -79,7 +79,7 @@ def test_a_gradient_that_differs_comes_before_the_state():
     one, two = journal(1.0, 2.0), journal(1.0, 2.0, state="other")
     two.gradients[2] = (PhaseGradient("h", exact(2.0)),)
     assert in_words(compare(one, two).difference) == (
-        "step 2: the gradient after the exchange: digest g, norm 1, and digest h, norm 2"
+        "step 2: the gradient after the exchange: digest g, norm of all 1.0, and digest h, norm of all 2.0"
     )
 
 

@@ -105,7 +105,11 @@ def _run_group(args: list[str]) -> int:
 def show_error(error: LockstepError) -> int:
     """Print an error without a traceback; returns the exit status."""
     from lockstep.cli.echo import Styled, echo
+    from lockstep.journal.failure import FailureRecord
+    from lockstep.world import failure_file
 
+    summary = error.summary if isinstance(error, LaunchError) else str(error).partition("\n")[0]
+    FailureRecord(summary=summary, report=f"error: {error}").write(failure_file())
     echo(Styled("error:", "red", bold=True), f" {error}", err=True, has_lines=True)
     if isinstance(error, (ConfigError, UsageError)):
         return 2

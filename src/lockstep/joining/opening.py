@@ -14,7 +14,7 @@ from lockstep.checkpoint.manifest import Manifest
 from lockstep.checkpoint.store import Store
 from lockstep.config import RUNS, RunConfig
 from lockstep.errors import CheckpointError, ConfigError
-from lockstep.measure.events import read_events
+from lockstep.journal.history import read_launches
 from lockstep.plan.shards import block
 from lockstep.recovery.resuming import Checkpoint
 from lockstep.regular import own_directory
@@ -241,7 +241,7 @@ def _state_of(path: Path, launch: Launch, notices: list[str]) -> str | None:
 def _has_ended(path: Path) -> bool:
     """Whether a script has come to its end in this run."""
     with contextlib.suppress(OSError):  # it was killed before it had a journal
-        return any(event["event"] == "end" for event in read_events(path))
+        return any(launch.has_ended for launch in read_launches(path))
     return False
 
 

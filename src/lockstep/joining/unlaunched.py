@@ -6,7 +6,7 @@ import sys
 from types import TracebackType
 
 from lockstep.tools.explain.sampler import fail_current
-from lockstep.world import shows_tracebacks
+from lockstep.world import failure_file, shows_tracebacks
 
 
 def show_uncaught() -> None:
@@ -20,10 +20,12 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     # Only here: needed by failures alone.
     import traceback
 
+    from lockstep.journal.failure import FailureRecord
     from lockstep.tools.explain.errors.words import in_words
     from lockstep.tracebacks.excerpt import excerpt, first_line, plain_message, without_noise
 
-    fail_current(without_noise("".join(traceback.format_exception(kind, error, trace))))
+    text = without_noise("".join(traceback.format_exception(kind, error, trace)))
+    fail_current(text)
     words = in_words(error)
     if isinstance(error, KeyboardInterrupt) or shows_tracebacks() or not (frames := excerpt(error)):
         sys.__excepthook__(kind, error, trace)
@@ -32,3 +34,6 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
         print(f"error: {kind.__qualname__}: {message}\n{frames}", file=sys.stderr, flush=True)
     if words:
         print(f"\nIn words: {words}", file=sys.stderr, flush=True)
+    summary = f"{kind.__qualname__}: {first_line(plain_message(error))}"
+    told = f"error: {summary}\n{excerpt(error) or text}" + (f"\n\nIn words: {words}" if words else "")
+    FailureRecord(summary=summary, report=told).write(failure_file())

@@ -49,7 +49,8 @@ def last_error(
 ) -> LaunchError:
     """The error for a launch whose last start has failed."""
     text = failures.report(reported, spec.world_size, attached=attached)
-    return LaunchError(text + why_not(reported[0], spec.max_restarts, stopped_by), reported[0].exit_status or 1)
+    text += why_not(reported[0], spec.max_restarts, stopped_by)
+    return LaunchError(text, reported[0].exit_status or 1, reported[0].summary())
 
 
 def why_not(cause: Failure | None, max_restarts: int, stopped_by: signal.Signals | None = None) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives, all_gather_flat
+from lockstep.comm.waiter import has_timed_out
 from lockstep.data.values import COUNT, Part, Total, check_weight, combine, is_float, on_cpu, part_of, take
 from lockstep.errors import DataError, LossError, PeerError, UsageError
 from lockstep.plan.shards import MicroStep
@@ -244,7 +245,7 @@ class Ledger:
         try:
             lines = sync.gather(line, len(form.kinds)) or self._gather(line)
         except RuntimeError as error:
-            if "imed out" not in str(error):
+            if not has_timed_out(error):
                 raise
             raise PeerError(
                 f"another rank did not reach the end of its loop over batch.shards in step {step} within the timeout "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lockstep.measure.events import EventWriter
+from lockstep.journal.writer import EventWriter
 from lockstep.measure.trackers import Trackers
 
 
@@ -22,7 +22,7 @@ class Journal:
         self._trackers = Trackers() if trackers is None else trackers
 
     def write(self, event: str, **fields: Any) -> None:
-        """Write an event (see ``measure.events``)."""
+        """Write an event (see ``journal.events``)."""
         if self._events is not None:
             self._events.write(event, **fields)
 

@@ -6,7 +6,6 @@ import importlib
 import inspect
 import json
 import os
-import re
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -15,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.atomic import write_atomic
-from lockstep.measure.events import FILE_NAME as JOURNAL
-from lockstep.regular import read_bytes, read_lines
+from lockstep.journal.history import read_launches
+from lockstep.regular import read_bytes
 from lockstep.shapes import fits, parse
 from lockstep.stopping import say
 from lockstep.trackers import OBJECT, TRACKERS, plugins
 
 _FILE_NAME = "trackers.json"
-_WRITTEN = re.compile(rb'^\{"event": "(step|evaluate)"[^\n]*?"step": (\d{1,18})\b', re.MULTILINE)
-_GROUPS = {b"step": "training", b"evaluate": "evaluation"}
+_GROUPS = {"training": "step", "evaluation": "evaluate"}
+"""The kind of events that are written together with a group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,7 @@ class WandbLike:
         self._run: Any = None
         self._is_over = False
         self._known = self._read() if about.is_again else {}
-        self._written = last_written(about.run_dir / JOURNAL) if self._name in self._known else {}
+        self._written = last_written(about.run_dir) if self._name in self._known else {}
         """The last steps that an earlier launch has written, by group."""
 
     def open(self) -> None:
@@ -141,20 +140,20 @@ def _taken(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name in {parameter.name for parameter in parameters}}
 
 
-def last_written(journal: Path) -> dict[str, int]:
+def last_written(run_dir: Path) -> dict[str, int]:
     """The last steps whose values were written, by group, from the journal, which is written together with the trackers.
 
     Steps that a resumed run repeats have the same values, so only later ones are written. An evaluation counts if its step
     does.
     """
-    last = {"training": 0, "evaluation": 0}
     try:
-        for line in read_lines(journal):
-            if match := _WRITTEN.match(line):
-                group = _GROUPS[match[1]]
-                last[group] = max(last[group], int(match[2]))
+        launches = read_launches(run_dir)
     except OSError:
         return {}
+    last = {
+        group: max((event.get("step", 0) for launch in launches if (event := launch.last(kind))), default=0)
+        for group, kind in _GROUPS.items()
+    }
     if last["training"]:
         last["evaluation"] = min(last.values())
     return last

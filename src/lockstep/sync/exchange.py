@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep.comm.waiter import has_timed_out
 from lockstep.errors import PeerError
 from lockstep.plan.tree import sum_subtrees
 from lockstep.sync.together import gather_parts
@@ -246,7 +247,7 @@ class _Underway:
             for work in works:
                 work.wait()
         except RuntimeError as error:
-            if "imed out" not in str(error):
+            if not has_timed_out(error):
                 raise
             raise PeerError(
                 f"another rank did not reach the end of this phase within the timeout ({error}): it may be stuck (loading "

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from lockstep.errors import ConfigError, UsageError
-from lockstep.measure.events import read_history
+from lockstep.journal.events import FILE_NAME
+from lockstep.journal.history import read_history
 from lockstep.tools.compare import advice
 from lockstep.tools.compare.comparison import Comparison, RowResult, RowRun
 from lockstep.tools.compare.figures import Figures, figures_of
@@ -77,9 +78,14 @@ def run(comparison: Comparison, observer: Observer) -> Comparison:
         comparison = comparison.noting(notes=tuple(advice.notes_on(comparison)))
         speed = f"{count(done.figures.samples_per_s)} samples/s" if done.figures else f"{done.status}: {done.reason}"
         observer.ended(f"{speed} ({done.command_s or 0:.1f} s in all)")
-        if done.status == "interrupted" or (done.reason == _NO_JOURNAL and not any(row.measured for row in rows)):
+        if done.status == "interrupted" or not (_has_joined(comparison, done) or any(row.measured for row in rows)):
             break  # the script would not join in another row either
     return comparison
+
+
+def _has_joined(comparison: Comparison, done: RowRun) -> bool:
+    """Whether a script that has ended well is one of lockstep's. (One that failed may be.)"""
+    return done.exit_status != 0 or (comparison.directory / str(done.run_dir) / FILE_NAME).exists()
 
 
 def trial_of(comparison: Comparison, result: RowResult, turn_round: int) -> Trial:

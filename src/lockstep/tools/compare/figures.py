@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.errors import UsageError
-from lockstep.measure.events import number_in
+from lockstep.journal.events import number_in
 from lockstep.measure.split import shares_of
 from lockstep.tools.compare.confidence import Interval, interval_of, middle
 from lockstep.tools.compare.splits import slowest_of, splits_of

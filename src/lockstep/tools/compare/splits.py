@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lockstep.measure.events import number_in
+from lockstep.journal.events import number_in
 from lockstep.measure.split import PARTS
 
 Split = dict[str, float]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.measure.events import read_events
+from lockstep.journal.history import read_events
 from lockstep.measure.split import PARTS, notable_wait, sentence, shares_of
 from lockstep.tools.doctor.finding import Finding, fail, ok, warn
 from lockstep.tools.explain.black_box import box_path, read_box

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LaunchError, LockstepError
 from lockstep.launch import gpus
 from lockstep.launch.function import launch
 from lockstep.tools.doctor.finding import Check, Finding, Situation, fail, ok, warn
@@ -14,8 +13,6 @@ from lockstep.tools.doctor.finding import Check, Finding, Situation, fail, ok, w
 NAME = "all-reduce"
 QUESTION = "how fast do processes exchange gradients?"
 GROUP_TIMEOUT_S = 20.0
-_FAILED = re.compile(r"rank \d+ of ")
-"""The beginning of the line about the first rank that failed."""
 _SETTINGS = ("backend", "device")
 _SLOW_BYTES_S = {"gloo": 100e6, "nccl": 1e9}
 _SLOW_S = {"gloo": 0.01, "nccl": 0.002}
@@ -29,8 +26,7 @@ def look(situation: Situation) -> dict[str, Any]:
         num_gpus = 0 if config.device == "cpu" else gpus.num_gpus(situation.environ)
         return {"num_gpus": num_gpus, **launch(_measure, nproc=situation.num_processes, **settings)[0]}
     except LockstepError as error:
-        lines = str(error).splitlines() or ["no message"]
-        return {"error": next((line for line in lines if _FAILED.match(line)), lines[0])}
+        return {"error": error.summary if isinstance(error, LaunchError) else str(error).partition("\n")[0] or "no message"}
 
 
 def judge(*, error: str = "", num_gpus: int = 0, torch_gpus: int = 0, **measured: Any) -> Finding:

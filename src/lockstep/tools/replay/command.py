@@ -17,11 +17,11 @@ import click
 from lockstep.cli.echo import echo, echo_json
 from lockstep.cli.options import CONTEXT
 from lockstep.errors import ConfigError, LaunchError, UsageError
+from lockstep.journal.history import read_events
 from lockstep.launch.gpus import num_gpus_here
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.script import Interruption, run_script
 from lockstep.machine.sizes import counted
-from lockstep.measure.events import read_events
 from lockstep.tools.replay import culprits, step_names
 from lockstep.tools.replay.digests import Digests, read_digests
 from lockstep.tools.replay.directory import checkpoint_before, make_directory
@@ -143,7 +143,7 @@ def command(run: Path, against: Path | None, **values: Any) -> int:
     say = _ignore if options.as_json else echo
     if remark:
         say(remark)
-    _agree(program, why_doubtful(record, record.launch_of(first).start, runs_recorded=options.script is None), options)
+    _agree(program, why_doubtful(record, record.start_of(first), runs_recorded=options.script is None), options)
     checkpoint = checkpoint_before(run, first, say, from_start=options.from_start)
     request = Request(
         run=str(run.resolve()),
@@ -243,7 +243,7 @@ def _check(record: RunRecord, first: int, last: int, options: _Options) -> None:
 
 
 def _program(record: RunRecord, step: int, script: Path | None) -> _Program:
-    start = record.launch_of(step).start
+    start = record.start_of(step)
     args = tuple(start.get("args", record.command.args))
     cwd = Path(start.get("cwd") or Path.cwd())
     if script is not None:

@@ -6,14 +6,11 @@ difference is exact if it shows in a loss; otherwise it lies between two steps w
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from lockstep.tools.replay.digests import NOTHING, Digests, Shard
-from lockstep.tools.verify.trace.differences import Difference
-from lockstep.tools.verify.trace.lines import number
+from lockstep.tools.replay.digests import Digests, Shard
+from lockstep.tools.verify.trace.differences import Difference, in_shard, in_step
 from lockstep.tools.verify.trace.traced_run import ShardKey
 
 
@@ -54,7 +51,7 @@ def compare(first: Digests, second: Digests, steps: range | None = None, toleran
         compared += [step] if mine.keys() & theirs.keys() else []
         difference = next(_in_shards(mine, theirs, tolerance), None)
         if difference is None and tolerance is None and step in first.states and step in second.states:
-            difference = next(_after(first, second, step), None)
+            difference = next(iter(_after(first, second, step)), None)
             states += [step] if difference is None else []
         if difference is not None:
             break
@@ -65,38 +62,14 @@ def _in_shards(
     mine: Mapping[ShardKey, Shard], theirs: Mapping[ShardKey, Shard], tolerance: float | None
 ) -> Iterator[Difference]:
     """Differences between the micro-steps that both have. (The last lines of a rank that was killed are missing.)"""
-    for key in [key for key in mine if key in theirs]:
-        left, right = mine[key], theirs[key]
-        at = functools.partial(Difference, step=key.step, phase=key.phase, shard=key.shard)
-        if left.samples != right.samples:
-            yield at(stage="samples", values=(f"digest {left.samples}", f"digest {right.samples}"))
-        elif NOTHING not in (left.content, right.content) and left.content != right.content:
-            yield at(stage="content", values=(f"digest {left.content}", f"digest {right.content}"))
-        elif not _are_equal(left.losses, right.losses, tolerance):
-            yield at(stage="loss", values=(_decimals(left.losses), _decimals(right.losses)))
+    for key in [key for key in mine if key in theirs and mine[key] != theirs[key]]:
+        yield from in_shard(key, mine[key].as_line(), theirs[key].as_line(), tolerance)
 
 
-def _after(first: Digests, second: Digests, step: int) -> Iterator[Difference]:
-    """Differences in the gradients of a step, and in the state after it."""
-    pairs = zip(first.gradients.get(step, ()), second.gradients.get(step, ()), strict=False)
-    for phase, (left, right) in enumerate(pairs):
-        if left.digest != right.digest:
-            words = [f"digest {gradient.digest}, norm {number(gradient.norm):.6g}" for gradient in (left, right)]
-            yield Difference(step=step, phase=phase, stage="gradient", values=(words[0], words[1]))
-    mine, theirs = first.states[step], second.states[step]
-    for name in [name for name in mine if name in theirs and mine[name] != theirs[name]]:
-        yield Difference(step=step, stage="state", name=name, values=(f"digest {mine[name]}", f"digest {theirs[name]}"))
-
-
-def _are_equal(first: tuple[str, ...], second: tuple[str, ...], tolerance: float | None) -> bool:
-    if first == second or tolerance is None or len(first) != len(second):
-        return first == second
-    pairs = [(number(a), number(b)) for a, b in zip(first, second, strict=True)]
-    return all(math.isclose(a, b, rel_tol=tolerance) or (a != a and b != b) for a, b in pairs)
-
-
-def _decimals(losses: tuple[str, ...]) -> str:
-    return " and ".join(repr(number(loss)) for loss in losses) or "none"
+def _after(first: Digests, second: Digests, step: int) -> list[Difference]:
+    """Differences in the gradients of a step, and in the state after it, of what both have."""
+    names = [name for name in first.states[step] if name in second.states[step]]
+    return in_step(first.line_of(step, names), second.line_of(step, names))
 
 
 STAGES = {

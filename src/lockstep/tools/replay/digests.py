@@ -21,13 +21,14 @@ If the run is bit-exact, all of this is the same for every number of processes. 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from lockstep.errors import UsageError
-from lockstep.measure.events import read_events
+from lockstep.journal.history import counts_until, read_events
+from lockstep.journal.ranks import files
 from lockstep.regular import MOST_BYTES
 from lockstep.shapes import Count, fits
 from lockstep.tools.verify.trace.traced_run import ShardKey
@@ -69,6 +70,12 @@ class Shard(NamedTuple):
     """That of what they hold; ``NOTHING``: not computed."""
     losses: tuple[str, ...]
 
+    def as_line(self) -> Line:
+        """As a trace's line ``shard`` has it, for the comparison: the samples as one digest, and no weights or gradients."""
+        content = None if self.content == NOTHING else self.content
+        batches = [{"samples": self.samples, "content": content}]
+        return {"batches": batches, "losses": self.losses, "weights": (), "gradients": {}}
+
 
 class PhaseGradient(NamedTuple):
     """The gradient of a phase, after the exchange."""
@@ -102,17 +109,27 @@ class Digests:
             by_step.setdefault(key.step, {})[key] = shard
         return by_step
 
-    def resume(self, step: int) -> None:
-        """Discard the steps after this one, since a launch resumes there."""
-        self.shards = {key: shard for key, shard in self.shards.items() if key.step <= step}
-        self.gradients = {number: value for number, value in self.gradients.items() if number <= step}
-        self.states = {number: value for number, value in self.states.items() if number <= step}
+    def line_of(self, step: int, names: Iterable[str]) -> Line:
+        """A step as a trace's line ``step`` has it, for the comparison: with one digest of all gradients of a phase, and one of
+        each object in ``names``."""
+        gradients = self.gradients.get(step, ())
+        return {
+            "step": step,
+            "gradients": [{None: gradient.digest} for gradient in gradients],
+            "norms": [gradient.norm for gradient in gradients],
+            "weights": {},
+            "buffers": {},
+            "state": {name: self.states[step][name] for name in names},
+        }
 
-    def add(self, line: Line) -> None:
-        """Add a line of a rank."""
+    def add(self, line: Line, until: float) -> None:
+        """Add a line of a rank, up to the last step of its launch that counts."""
         for text in filter(None, line["shards"].split(";")):
             key, shard = _parse(text)
-            self.shards[key] = shard
+            if key.step <= until:
+                self.shards[key] = shard
+        if line.get("last", 0) > until:
+            return
         if "state" in line:
             self.states[line["last"]] = dict(line["state"])
         if line.get("gradients"):
@@ -136,11 +153,6 @@ def _parse(text: str) -> tuple[ShardKey, Shard]:
     return ShardKey(*map(int, numbers)), Shard(samples, content, () if losses == NOTHING else tuple(losses.split(",")))
 
 
-def file_of(rank: int) -> str:
-    """The path of a rank's file, relative to the run directory."""
-    return f"{DIRECTORY}/rank-{rank}.jsonl"
-
-
 def read_digests(run_dir: Path) -> Digests:
     """The digest journal of a run.
 
@@ -148,9 +160,8 @@ def read_digests(run_dir: Path) -> Digests:
         UsageError: there is none, or it cannot be read.
     """
     try:
-        ranks = [
-            list(read_events(run_dir, name=f"{DIRECTORY}/{path.name}", most_bytes=_MOST_BYTES)) for path in _files(run_dir)
-        ]
+        names = files(run_dir, DIRECTORY)
+        ranks = [list(read_events(run_dir, name=name, most_bytes=_MOST_BYTES)) for name in names]
         digests = gather(ranks)
     except (OSError, TypeError, ValueError) as error:
         raise UsageError(
@@ -162,13 +173,6 @@ def read_digests(run_dir: Path) -> Digests:
             "older lockstep"
         )
     return digests
-
-
-def _files(run_dir: Path) -> Iterator[Path]:
-    rank = 0
-    while (path := run_dir / file_of(rank)).is_file():  # every launch has a rank 0, and all ranks below its highest
-        yield path
-        rank += 1
 
 
 def gather(ranks: Sequence[Iterable[Line]]) -> Digests:
@@ -191,9 +195,8 @@ def gather(ranks: Sequence[Iterable[Line]]) -> Digests:
             elif line["event"] == "steps":
                 launches.setdefault(launch, []).append(line)
     digests = Digests()
-    for start in starts:
-        digests.resume(start["after"])
+    for start, until in zip(starts, counts_until([start["after"] for start in starts]), strict=True):
         digests.every, digests.num_shards, digests.exact = start["every"], start["shards"], start["exact"]
         for line in launches.get(start["launch"], ()):
-            digests.add(line)
+            digests.add(line, until)
     return digests

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from lockstep.comm.dtensors import is_dtensor
 from lockstep.digest import bit_sums, digest
+from lockstep.journal.writer import EventWriter
 from lockstep.listener import Listener
-from lockstep.measure.events import EventWriter
 from lockstep.plan.shards import MicroStep
 from lockstep.recovery.fingerprint import Fingerprint, short_digest
 from lockstep.sync.gradients import widen

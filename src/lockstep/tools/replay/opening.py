@@ -7,13 +7,14 @@ from pathlib import Path
 import torch
 
 from lockstep.config import RunConfig
+from lockstep.journal.ranks import file_of
+from lockstep.journal.writer import EventWriter
 from lockstep.listener import Listener
-from lockstep.measure.events import EventWriter
 from lockstep.recovery.fingerprint import Fingerprint
 from lockstep.regular import own_directory
 from lockstep.rundir.birth import Birth
 from lockstep.tools.replay.breakpoint import Breakpoint
-from lockstep.tools.replay.digests import DIRECTORY, file_of
+from lockstep.tools.replay.digests import DIRECTORY
 from lockstep.tools.replay.journal import DigestJournal
 from lockstep.tools.replay.request import SHOWN, Request
 from lockstep.tools.replay.step_details import StepDetails
@@ -47,7 +48,7 @@ def open_digests(
         return []
     assert config.run_dir is not None
     own_directory(Path(config.run_dir) / DIRECTORY)
-    writer = EventWriter(Path(config.run_dir), file_of(world.rank))
+    writer = EventWriter(Path(config.run_dir), file_of(DIRECTORY, world.rank))
     writer.write(
         "start",
         launch=launch[0],

@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.checkpoint.store import Store, step_of
 from lockstep.errors import UsageError
-from lockstep.measure.events import read_events
+from lockstep.journal.history import Launch, read_launches
 from lockstep.rundir.birth import Birth, Command, read_birth
 
 Fields = Mapping[str, Any]
@@ -18,16 +18,6 @@ OF_BITS = ("torch", "device", "device_name", "threads")
 """Fields of a launch that may change bits although the run's birth is the same."""
 _OF_MACHINES = ("launcher", "world_size", "num_nodes", "hosts", "num_cores", "python", "lockstep", "strategy")
 _OF_SCRIPTS = ("args", "script_sha256", "cwd")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """One launch of a run."""
-
-    after: int
-    """The step after which it resumed; 0: it started from the beginning."""
-    start: Fields
-    """The journal's event ``start``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +31,11 @@ class RunRecord:
     last_step: int
     """The last step known to have been taken."""
 
-    def launch_of(self, step: int) -> Launch:
-        """The last launch that took a step, whose result counts."""
-        taken = [launch for launch in self.launches if launch.after < step]
-        return taken[-1] if taken else Launch(after=0, start={})
+    def start_of(self, step: int) -> Fields:
+        """The event ``start`` of the last launch that took a step, whose result counts; empty: it is not known."""
+        taken = [launch.start for launch in self.launches if (launch.resumed_after or 0) < step]
+        start = taken[-1] if taken else {}
+        return {**start, "hosts": sorted(set(start["hosts"]))} if "hosts" in start else start
 
 
 def read_record(run_dir: Path) -> RunRecord:
@@ -57,21 +48,20 @@ def read_record(run_dir: Path) -> RunRecord:
     contents = read_birth(run_dir)
     if contents is None:
         raise UsageError(f"{run_dir} is not a run: it has no birth.json (lockstep runs DIR lists the runs in a directory)")
-    launches: list[Launch] = []
-    last = max((step_of(path) for path in Store(run_dir).all()), default=0)
+    saved = [step_of(path) for path in Store(run_dir).all()]
     try:
-        for event in read_events(run_dir):
-            if event["event"] == "start":
-                launches.append(Launch(after=0, start={**event, "hosts": sorted(set(event.get("hosts", ())))}))
-            elif event["event"] == "resume" and launches and isinstance(event.get("step"), int):
-                launches[-1] = Launch(after=event["step"], start=launches[-1].start)
-            if isinstance(event.get("step"), int):
-                last = max(last, event["step"])
+        launches = read_launches(run_dir)
     except FileNotFoundError:
-        pass
+        launches = []
     except OSError as error:
         raise UsageError(f"the journal of {run_dir} cannot be read: {error}") from error
-    return RunRecord(path=run_dir, birth=contents[0], command=contents[1], launches=tuple(launches), last_step=last)
+    return RunRecord(
+        path=run_dir,
+        birth=contents[0],
+        command=contents[1],
+        launches=tuple(launches),
+        last_step=max([0, *saved, *(launch.last_step or launch.resumed_after or 0 for launch in launches)]),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +79,7 @@ def differences(first: RunRecord, second: RunRecord, step: int) -> Iterator[Unli
     births = first.birth.as_json(), second.birth.as_json()
     yield from _unlike(births[0], births[1], births[0], changes_answer=True)
     scripts = tuple({"script": record.command.script, "args": list(record.command.args)} for record in (first, second))
-    starts = first.launch_of(step).start, second.launch_of(step).start
+    starts = first.start_of(step), second.start_of(step)
     both = [name for name in (*_OF_SCRIPTS, *OF_BITS, *_OF_MACHINES) if name in starts[0] and name in starts[1]]
     yield from _unlike(scripts[0], scripts[1], [name for name in scripts[0] if name not in both], changes_answer=True)
     for names, changes in (((*_OF_SCRIPTS[:2], *OF_BITS), True), ((_OF_SCRIPTS[2], *_OF_MACHINES), False)):

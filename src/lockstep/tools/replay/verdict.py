@@ -34,7 +34,7 @@ def judge(request: Request, record: RunRecord, here: Fields, digests: Digests | 
         digests: the run's journal; None: it has none.
         mine: the replay's.
     """
-    launch = record.launch_of(request.first).start
+    launch = record.start_of(request.first)
     differing = [name for name in (*OF_BITS, "script_sha256") if _differs(here, launch, name)]
     notes = [f"{name} is {here[name]} here, and was {launch[name]} in the run" for name in differing if name in OF_BITS]
     if "script_sha256" in differing:

@@ -20,8 +20,9 @@ from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT
 from lockstep.config import RUNS
 from lockstep.errors import CheckpointError, ConfigError
+from lockstep.journal.events import Event
+from lockstep.journal.history import read_events, read_history
 from lockstep.machine.sizes import counted
-from lockstep.measure.events import read_events, read_history
 from lockstep.regular import open_to_read
 from lockstep.rundir.birth import read_birth
 from lockstep.tools.compare.comparison import Comparison
@@ -213,7 +214,7 @@ def _end_of(log: Path) -> str:
         return ""
 
 
-def _histories(directory: Path, run_dirs: Mapping[int, str | Path | None]) -> dict[int, list[dict[str, Any]]]:
+def _histories(directory: Path, run_dirs: Mapping[int, str | Path | None]) -> dict[int, list[Event]]:
     """The history of each run of a study, by its number; those that have none are left out."""
     histories = {}
     for number, run_dir in run_dirs.items():

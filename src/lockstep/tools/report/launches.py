@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.journal import history
+from lockstep.journal.events import number_in
 from lockstep.machine.sizes import counted, span
-from lockstep.measure.events import number_in
 from lockstep.tools.report.chart import Bar, Bars, Mark, Segment
 
 FINISHED, PREEMPTED, RUNNING, BROKEN = "finished", "preempted", "running", "broken"
@@ -28,7 +29,7 @@ _MOST_TICKS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """From one ``start`` in the journal to the next."""
+    """A launch as it is shown."""
 
     number: int
     """From 1."""
@@ -43,7 +44,7 @@ class Launch:
     """The step after which it resumed; None: it began at the start."""
     last_step: int | None = None
     kept_until_s: float
-    """The next launch repeated the steps after this time."""
+    """Later launches repeated the steps after this time."""
     lost_steps: int = 0
     checkpoints: tuple[tuple[float, int], ...] = ()
     """The time and step of each."""
@@ -74,58 +75,42 @@ def launches_of(events: Sequence[Mapping[str, Any]], *, is_running: bool, now_s:
         is_running: whether a process holds the run now: then the last launch is still active.
         now_s: seconds since 1970.
     """
-    parts: list[list[Mapping[str, Any]]] = []
-    for event in events:
-        if event["event"] == "start":
-            parts.append([])
-        if parts and number_in(event, "time_s") is not None:
-            parts[-1].append(event)
-    parts = [part for part in parts if part]
+    found = [launch for launch in history.launches(events) if launch.start and launch.times_s]
     return [
-        _launch(index + 1, part, parts[index + 1] if index + 1 < len(parts) else None, is_running=is_running, now_s=now_s)
-        for index, part in enumerate(parts)
+        _launch(number, launch, now_s if is_running and launch is found[-1] else None)
+        for number, launch in enumerate(found, start=1)
     ]
 
 
-def _launch(
-    number: int,
-    events: Sequence[Mapping[str, Any]],
-    following: Sequence[Mapping[str, Any]] | None,
-    *,
-    is_running: bool,
-    now_s: float,
-) -> Launch:
-    kinds = {event["event"]: event for event in events}
-    is_live = is_running and following is None
-    outcome = FINISHED if "end" in kinds else PREEMPTED if "preempted" in kinds else RUNNING if is_live else BROKEN
-    times = [float(event["time_s"]) for event in events]
-    steps = [(float(event["time_s"]), event["step"]) for event in events if _is_step(event)]
-    last_step = max((step for _, step in steps), default=None)
-    resume = next((event for event in following or () if event["event"] == "resume"), None)
-    kept = None if resume is None else int(resume.get("step") or 0)
-    lost = 0 if kept is None or last_step is None else max(0, last_step - kept)
-    ended_s = max(now_s, *times) if is_live else max(times)
-    kept_until_s = ended_s if not lost else max((t for t, step in steps if step <= (kept or 0)), default=times[0])
-    resumed = next((event for event in events if event["event"] == "resume"), None)
+def _launch(number: int, launch: history.Launch, now_s: float | None) -> Launch:
+    """A launch; ``now_s``: it is still active."""
+    preempted, last_step, until = launch.last("preempted"), launch.last_step, launch.counts_until
+    outcome = RUNNING if now_s is not None else BROKEN
+    outcome = FINISHED if launch.last("end") else PREEMPTED if preempted else outcome
+    steps = list(_steps(launch.events))
+    lost = 0 if last_step is None else max(0, last_step - int(max(min(until, last_step), launch.resumed_after or 0)))
+    began_s, ended_s = launch.times_s[0], max([*launch.times_s, *([] if now_s is None else [now_s])])
     return Launch(
         number=number,
-        start=events[0],
-        began_s=times[0],
+        start=launch.start,
+        began_s=began_s,
         ended_s=ended_s,
         outcome=outcome,
-        signal=str(kinds.get("preempted", {}).get("signal") or ""),
-        resumed_at=None if resumed is None else int(resumed.get("step") or 0) or None,
+        signal=str((preempted or {}).get("signal") or ""),
+        resumed_at=launch.resumed_after or None,
         last_step=last_step,
-        kept_until_s=kept_until_s,
+        kept_until_s=ended_s if not lost else max((time_s for time_s, step in steps if step <= until), default=began_s),
         lost_steps=lost,
-        checkpoints=tuple(
-            (float(event["time_s"]), event["step"]) for event in events if event["event"] == "checkpoint" and _is_step(event)
-        ),
+        checkpoints=tuple(_steps(event for event in launch.events if event["event"] == "checkpoint")),
     )
 
 
-def _is_step(event: Mapping[str, Any]) -> bool:
-    return event["event"] != "resume" and isinstance(event.get("step"), int)
+def _steps(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[float, int]]:
+    """The time and the step of each event that has both."""
+    for event in events:
+        time_s, step = number_in(event, "time_s"), event.get("step")
+        if event["event"] != "resume" and time_s is not None and isinstance(step, int):
+            yield time_s, step
 
 
 def time_line(launches: Sequence[Launch]) -> Bars | None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.checkpoint.manifest import Manifest
+from lockstep.journal.events import number_in
+from lockstep.journal.history import history as history_of
 from lockstep.machine.sizes import NOTHING, counted, size, span
-from lockstep.measure.events import history_of, number_in
 from lockstep.tools.compare.figures import pace_of
 from lockstep.tools.compare.table import count
 from lockstep.tools.report import launches, training

@@ -1,6 +1,6 @@
 """What a run's journal tells of its training: curves, speed, where the time went, slow ranks. Pure.
 
-All functions take the history of a run (``measure.events.history_of``), and pass over what they cannot read.
+All functions take the history of a run (``journal.history``), and pass over what they cannot read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lockstep.measure.events import number_in
+from lockstep.journal.events import number_in
 from lockstep.measure.split import ACTIVITIES, PARTS, shares_of, verdict
 from lockstep.tools.compare.figures import pace_of
 from lockstep.tools.compare.splits import Split, splits_of

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from lockstep.errors import ConfigError
 from lockstep.tools.runs.inventory import Run
-from lockstep.measure.events import read_history
+from lockstep.journal.history import read_history
 from lockstep.visible import visible
 
 _RUN = (

@@ -7,21 +7,17 @@ as remarks on the run concerned.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import time
-from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lockstep.checkpoint.manifest import Manifest, NewerFormatError, verify_file
 from lockstep.checkpoint.store import BEST, Store
 from lockstep.errors import CheckpointError, ConfigError
-from lockstep.measure.events import FILE_NAME as JOURNAL
-from lockstep.measure.events import read_event
-from lockstep.regular import read_lines
+from lockstep.journal.events import FILE_NAME as JOURNAL
+from lockstep.journal.history import Launch, read_launches
 from lockstep.rundir.birth import read_birth
 from lockstep.rundir.lock import holder_of
 
@@ -30,9 +26,6 @@ RUNNING, FINISHED, INTERRUPTED, FAILED, UNREADABLE = "running", "finished", "int
 _BIRTH = "birth.json"
 _MARKERS = (_BIRTH, JOURNAL, "checkpoints")
 """A directory with any of these is, or was, a run directory."""
-_START = re.compile(rb'"event": ?"start"')
-_TAIL = 64
-"""Number of lines at the end of the journal that are searched for the last step."""
 _TRIES = 5
 _BAD_FILE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """Errors raised on reading a damaged file. (``ConfigError`` is a ``ValueError``.)"""
@@ -49,26 +42,6 @@ class Saved:
     time_s: float
     num_bytes: int
     finished: bool
-
-
-@dataclass(kw_only=True)
-class History:
-    """The contents of a run's journal."""
-
-    world_sizes: list[int | None] = field(default_factory=list)
-    """One per launch."""
-    ran_s: float = 0.0
-    """Total time of all launches, each up to its last event."""
-    step: int | None = None
-    """The last step recorded by the last launch."""
-    last_s: float | None = None
-    """Time of the last event, in seconds since 1970."""
-    has_ended: bool = False
-    """Whether the last launch reached the end of the script."""
-    args: tuple[str, ...] | None = None
-    """The script's arguments in the last launch; None: not recorded."""
-    ended_at: int | None = None
-    """The last step of the last launch that reached the end of the script; None: none did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +152,13 @@ def read_run(path: Path) -> Run:
     holder = holder_of(path)
     is_starting = holder is not None and not is_run(path)  # the lock is created first
     can_be_read = is_starting or _read_birth(path, fields, remarks)
-    history = _read_journal(path, remarks)
+    launches = _read_journal(path, remarks)
+    starts = [launch.start for launch in launches if launch.start]
+    step, last_s, has_ended = None, None, False
+    if launches:
+        newest = launches[-1]
+        step, last_s, has_ended = newest.last_step or newest.resumed_after, newest.ended_s, newest.has_ended
+    ended_at = next((launch.last_step or 0 for launch in reversed(launches) if launch.has_ended), None)
     saved, is_usable = _find_checkpoint(path, remarks)
     _read_best(path, fields, remarks)
     if not can_be_read or not is_usable:
@@ -189,21 +168,20 @@ def read_run(path: Path) -> Run:
     elif saved is not None:
         state = FINISHED if saved.finished else INTERRUPTED
     else:
-        state = FAILED if history.ended_at is None else FINISHED
-    if state == FINISHED and saved is None and not history.has_ended:
-        remarks.append(
-            f"it finished at step {history.ended_at} without a checkpoint; a later launch started over and did not finish"
-        )
-        history.step = history.ended_at
+        state = FAILED if ended_at is None else FINISHED
+    if state == FINISHED and saved is None and not has_ended:
+        remarks.append(f"it finished at step {ended_at} without a checkpoint; a later launch started over and did not finish")
+        step = ended_at
     if state == FAILED:
         remarks.append("ended before its first checkpoint, so there is nothing to resume: the same command starts over")
-    if state == INTERRUPTED and history.has_ended and not remarks:
+    if state == INTERRUPTED and has_ended and not remarks:
         remarks.append("it finished, but its end could not be saved: it resumes from the previous checkpoint")
-    steps = [step for step in (history.step, None if saved is None else saved.step) if step is not None]
-    times = [when for when in (history.last_s, None if saved is None else saved.time_s) if when is not None]
+    steps = [step for step in (step, None if saved is None else saved.step) if step is not None]
+    times = [when for when in (last_s, None if saved is None else saved.time_s) if when is not None]
     active_s = max(times, default=_time_of_change(path))
+    ran_s = sum(launch.ended_s - launch.times_s[0] for launch in launches if launch.start and launch.ended_s is not None)
     if holder is not None:
-        history.ran_s += max(0.0, time.time() - (history.last_s or active_s))
+        ran_s += max(0.0, time.time() - (last_s or active_s))
         active_s = time.time()
     return Run(
         path=path,
@@ -213,9 +191,9 @@ def read_run(path: Path) -> Run:
         remarks=tuple(remarks),
         step=max(steps, default=None),
         checkpoint=saved,
-        world_sizes=tuple(history.world_sizes),
-        last_args=history.args,
-        ran_s=history.ran_s if history.world_sizes else None,
+        world_sizes=tuple(start.get("world_size") for start in starts),
+        last_args=tuple(starts[-1]["args"]) if starts and "args" in starts[-1] else None,
+        ran_s=ran_s if starts else None,
         **fields,
     )
 
@@ -296,45 +274,12 @@ def _read_best(path: Path, fields: dict[str, Any], remarks: list[str]) -> None:
         remarks.append(f"{directory} cannot be read: {error or type(error).__name__}")
 
 
-def _read_journal(path: Path, remarks: list[str]) -> History:
-    """Read a journal, of which only few lines are parsed: there may be millions."""
-    history = History()
-    began_s: float | None = None
-    tail: deque[bytes] = deque(maxlen=_TAIL)
-    file = path / JOURNAL
-
-    def close_launch() -> None:
-        events = [event for line in tail if (event := _event(line))]
-        history.last_s = max((t for event in events if (t := _number(event.get("time_s"))) is not None), default=began_s)
-        history.step = max((n for event in events if (n := _whole(event.get("step"))) is not None), default=None)
-        ends = [_whole(event.get("step")) for event in events if event.get("event") == "end"]
-        history.has_ended = bool(ends)
-        if ends:
-            history.ended_at = ends[-1] or history.step or 0
-        if began_s is not None and history.last_s is not None:
-            history.ran_s += max(0.0, history.last_s - began_s)
-
+def _read_journal(path: Path, remarks: list[str]) -> list[Launch]:
     try:
-        if not os.path.lexists(file):
-            return history
-        for line in read_lines(file):
-            event = _event(line) if _START.search(line, 0, 40) else {}
-            if event.get("event") == "start":
-                close_launch()
-                tail.clear()
-                began_s = _number(event.get("time_s"))
-                history.world_sizes.append(_whole(event.get("world_size")))
-                args = event.get("args")
-                history.args = tuple(map(str, args)) if isinstance(args, list) else None
-            tail.append(line)
-        close_launch()
+        return read_launches(path) if os.path.lexists(path / JOURNAL) else []
     except OSError as error:
-        remarks.append(f"{file} cannot be read: {error}")
-    return history
-
-
-def _event(line: bytes) -> Mapping[str, Any]:
-    return read_event(line) or {}  # truncated or damaged: other lines remain usable
+        remarks.append(f"{path / JOURNAL} cannot be read: {error}")
+        return []
 
 
 def _number(value: Any) -> float | None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from lockstep.cli import tables
 from lockstep.cli.tables import Page, say
 from lockstep.measure.split import ACTIVITIES, PARTS, shares_of, verdict
-from lockstep.measure.events import read_history
+from lockstep.journal.history import read_history
 
 _HEADINGS = ("part of a step", "share", "ms", "least", "most")
 

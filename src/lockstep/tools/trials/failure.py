@@ -1,4 +1,8 @@
-"""Why a run failed, from its output: in one line, and whole. Pure."""
+"""Why a program failed, from its output: in one line, and whole. Pure.
+
+For what fails before anything of lockstep's tells of it (see ``journal.failure``), and for logs: Python's tracebacks, and what
+programs say of errors.
+"""
 
 from __future__ import annotations
 
@@ -14,35 +18,41 @@ _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(: .*)?$")
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 _OTHERS = re.compile(r"^([EWI]\d{4} \d\d:|=+$)")  # what torchrun says after it
-_OURS = "error: "  # lockstep's: the message, then the user's frames
-_WHO = re.compile(r"^error: (?:(?:rank \d+ of \d+ on \S+|all \d+ ranks) failed: )?")
-_FRAME = re.compile(r'^  File "')
 _ERROR = re.compile(r"^(\S+: )?[Ee]rror: ")
 
 
 def first_error(output: str, exit_status: int | None) -> str:
-    """The first error in the output, on one line: lockstep's report or an exception (the last of a chain), else an ``Error:``
-    line, else the last line, with how the process ended if there is nothing to show."""
+    """The first error in the output, on one line: an exception (the last of a chain), else an ``Error:`` line, else the last
+    line, with how the process ended if there is nothing to show."""
     lines = [_PREFIX.sub("", line) for line in output.splitlines()]
-    report = lines[slice(*_report(lines))]
-    error = _WHO.sub("", report[0]) if report else _first_exception(lines)
-    error = error or next((line for line in lines if _ERROR.match(line)), None)
+    error = _first_exception(lines) or next((line for line in lines if _ERROR.match(line)), None)
     if error is None:
         error = next((line.strip() for line in reversed(lines) if line.strip()), "")
         ending = how_it_ended(exit_status)
         error = f"{ending}; its last line: {error}" if error else f"{ending} without any message"
+    return in_one_line(error)
+
+
+def in_one_line(error: str) -> str:
+    """The beginning of an error."""
+    error = error.partition("\n")[0]
     return error if len(error) <= _LONGEST else error[: _LONGEST - 1] + "…"
 
 
+def in_few_lines(error: str) -> str:
+    """An error without the middle of a long one: of a deep traceback, what was called first and what failed last are left."""
+    lines = error.strip().splitlines()
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[:10], "  ...", *lines[-(_MOST_LINES - 11) :]]
+    return "\n".join(lines)
+
+
 def whole_error(output: str) -> str:
-    """All of the first error in the output: lockstep's report, or a traceback with what it follows from, else what comes from
-    ``Error:`` on, else the last lines."""
+    """All of the first error in the output: a traceback with what it follows from, else what comes from ``Error:`` on, else the
+    last lines."""
     lines = [_PREFIX.sub("", line).rstrip() for line in output.splitlines()]
     begins = [index for index, line in enumerate(lines) if line.startswith(_TRACEBACK)]
-    begin, end = _report(lines)
-    if begin < end:
-        lines = lines[begin:end]
-    elif begins:
+    if begins:
         lines = lines[begins[0] :]
         chained = {
             index
@@ -55,17 +65,7 @@ def whole_error(output: str) -> str:
     else:
         first = next((index for index, line in enumerate(lines) if _ERROR.match(line)), None)
         lines = lines[-20:] if first is None else lines[first : first + 20]
-    if len(lines) > _MOST_LINES:  # of a deep one, what was called first and what failed last
-        lines = [*lines[:10], "  ...", *lines[-(_MOST_LINES - 11) :]]
-    return "\n".join(lines).strip()
-
-
-def _report(lines: list[str]) -> tuple[int, int]:
-    """Where lockstep's report of the first error begins and ends; it is empty if a traceback comes first, or follows in it."""
-    ends = [p for p, line in enumerate(lines) if line.startswith((_OURS, _TRACEBACK)) or _OTHERS.match(line)]
-    begin, end = (*ends, len(lines), len(lines))[:2]
-    is_whole = begin < len(lines) and lines[begin].startswith(_OURS) and any(map(_FRAME.match, lines[begin:end]))
-    return (begin, end) if is_whole else (0, 0)
+    return in_few_lines("\n".join(lines))
 
 
 def how_it_ended(exit_status: int | None) -> str:

@@ -16,10 +16,11 @@ from typing import Any, Protocol
 
 from lockstep import world
 from lockstep.config import RunConfig
+from lockstep.journal.failure import read_failure
 from lockstep.launch.guard import die_with_parent
 from lockstep.launch.processes import sweep
 from lockstep.option import options_of
-from lockstep.tools.trials.failure import first_error, whole_error
+from lockstep.tools.trials.failure import first_error, in_few_lines, in_one_line, whole_error
 from lockstep.world import TrialSettings
 
 _POLL_EVERY_S = 0.1
@@ -74,6 +75,11 @@ class Trial:
         return f"{self.name}{'' if self.kill_when is None else '-killed'}.log"
 
     @property
+    def failure(self) -> Path:
+        """The file in which its first failure is told, while it runs."""
+        return (self.directory / f"{self.log}.failure").absolute()
+
+    @property
     def command(self) -> tuple[str, ...]:
         """The command line. Pure, but for a look at where ``lockstep`` is installed."""
         count = f"--nproc-per-node={self.num_processes}"
@@ -97,7 +103,13 @@ class Trial:
         environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES}
         asked = json.dumps(dataclasses.asdict(self.of_script))
         environment.update(
-            {_MARK: mark, world.TRIAL: asked, **(_OPEN_MPI if self.launcher == "mpirun" else {}), **self.variables}
+            {
+                _MARK: mark,
+                world.TRIAL: asked,
+                world.FAILURE: str(self.failure),
+                **(_OPEN_MPI if self.launcher == "mpirun" else {}),
+                **self.variables,
+            }
         )
         if self.launcher != "lockstep":
             environment[world.SETTINGS] = json.dumps(dict(self.settings))
@@ -165,6 +177,7 @@ def run_trial(trial: Trial, observer: Observer) -> Record:
     """
     log = trial.directory / trial.log
     log.parent.mkdir(parents=True, exist_ok=True)
+    trial.failure.unlink(missing_ok=True)
     began, mark = time.monotonic(), uuid.uuid4().hex
     status, reason, error, exit_status, process = "ok", None, "", None, None
     with log.open("wb") as output:
@@ -193,7 +206,11 @@ def run_trial(trial: Trial, observer: Observer) -> Record:
             wall_s = time.monotonic() - began
             if process is not None:
                 _stop_all(process, mark)
-    if exit_status:
+    told = read_failure(trial.failure)
+    trial.failure.unlink(missing_ok=True)
+    if exit_status and told is not None:
+        status, reason, error = "failed", in_one_line(told.summary), in_few_lines(told.report)
+    elif exit_status:
         text = log.read_text(encoding="utf-8", errors="replace")
         status, reason, error = "failed", first_error(text, exit_status), whole_error(text)
     return Record(

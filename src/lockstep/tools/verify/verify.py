@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lockstep.errors import UsageError
-from lockstep.measure.events import read_events
+from lockstep.journal.events import FILE_NAME
+from lockstep.journal.tail import Tail
 from lockstep.tools.check.findings import Finding
 from lockstep.tools.trials.machine import Machine
 from lockstep.tools.trials.study import Task
@@ -147,7 +148,8 @@ class _Verifier:
             variables=variables,
         )
         if is_killed:
-            trial = dataclasses.replace(trial, kill_when=functools.partial(_has_checkpoint, trial.run_dir))
+            journal = Tail(trial.run_dir / FILE_NAME)
+            trial = dataclasses.replace(trial, kill_when=functools.partial(_has_new_checkpoint, journal))
         return run_trial(trial, self._observer)
 
     def _run_setting(self, setting: Setting) -> tuple[SettingResult, TracedRun | None]:
@@ -257,8 +259,6 @@ def _read_partial_run(run_dir: Path) -> TracedRun | None:
         return None
 
 
-def _has_checkpoint(run_dir: Path) -> bool:
-    try:
-        return any(event["event"] == "checkpoint" and event["kind"] == "checkpoint" for event in read_events(run_dir))
-    except FileNotFoundError:
-        return False
+def _has_new_checkpoint(journal: Tail) -> bool:
+    events, _ = journal.read()
+    return any(event["event"] == "checkpoint" and event.get("kind") == "checkpoint" for event in events)

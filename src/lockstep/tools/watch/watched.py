@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.measure.events import FILE_NAME, read_event
+from lockstep.journal.events import FILE_NAME, repeated_after
+from lockstep.journal.tail import Tail
 from lockstep.measure.pass_progress import PassProgress
-from lockstep.regular import MOST_BYTES, MOST_LINE_BYTES, open_to_read
 from lockstep.rundir.lock import holder_of
 from lockstep.shapes import check
 from lockstep.tools.explain.rank_reports import RankReport, read_reports
 from lockstep.tools.runs.inventory import RUNNING, read_run
 
 _MOST_POINTS = 2048
-_BLOCK_BYTES = 1 << 24
 _MOST_EVENTS = 8
 _FRESH_S = 6.0
 """A black box that was written more recently is that of a live process."""
@@ -54,35 +52,6 @@ class Snapshot:
     """The last ones worth a line."""
     checkpoint: Mapping[str, Any] | None = None
     """The newest event ``checkpoint``."""
-
-
-class Tail:
-    """Reads new events from a journal, complete lines only."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = 0
-        self._at = 0
-        self._rest = b""
-
-    def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """The new events, and whether these are all, since the file was replaced or truncated."""
-        try:
-            with open_to_read(self._path, MOST_BYTES) as file:
-                status = os.fstat(file.fileno())
-                is_replaced = status.st_ino != self._file or status.st_size < self._at
-                if is_replaced:
-                    self._file, self._at, self._rest = status.st_ino, 0, b""
-                file.seek(self._at)
-                events = []
-                while data := file.read(_BLOCK_BYTES):
-                    self._at += len(data)
-                    *lines, self._rest = (self._rest + data).split(b"\n")
-                    events += [event for line in lines if (event := read_event(line)) is not None]
-                    self._rest = self._rest if len(self._rest) < MOST_LINE_BYTES else b""
-                return events, is_replaced
-        except OSError:  # it has not begun, or the file server does not answer
-            return [], False
 
 
 class Watched:
@@ -139,9 +108,9 @@ class Watched:
             self._step = step
         if kind == "start":
             self._start = event
-        elif kind == "resume" and isinstance(step, int):
+        elif (until := repeated_after(event)) is not None:
             for name, curve in self._curves.items():
-                self._curves[name] = [point for point in curve if point[0] <= step]
+                self._curves[name] = [point for point in curve if point[0] <= until]
         elif kind in ("step", "evaluate") and isinstance(step, int) and isinstance(event.get("values"), dict):
             for name, value in event["values"].items():
                 if isinstance(value, (int, float)) and math.isfinite(value):

@@ -1,8 +1,9 @@
-"""Whether two traced runs computed the same, and if not, what differed first. Pure.
+"""Whether two runs computed the same, and if not, what differed first. Pure.
 
-Within a step, values are compared in causal order: in each phase the samples, the content of their batch, each shard's loss and
-gradients, and the gradients after the exchange; then weights, buffers, and the state of optimizers. So the first difference is
-where to look for the cause.
+Traces and digest journals are compared by the same functions, line by line (see ``Digests.line_of``). Within a step, values are
+compared in causal order: in each phase the samples, the content of their batch, each shard's loss and gradients, and the
+gradients after the exchange; then weights, buffers, and the state of optimizers. So the first difference is where to look for
+the cause.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ STAGES = (
 )
 """What can differ, in causal order."""
 _SHOWN = 12
-"""Hexadecimal digits of a digest that are shown."""
+"""Hexadecimal digits of a digest that are shown, unless it has no more than"""
+_SHORT = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,7 @@ def _repeated(run: TracedRun) -> Iterator[tuple[ShardKey, Line, Any, ShardKey]]:
 def _ranks_that_differ(run: TracedRun) -> Iterator[Difference]:
     for lines in (run.initial, *run.steps.values()):
         for rank, line in enumerate(lines[1:], start=1):
-            for difference in _in_step(lines[0], line):
+            for difference in in_step(lines[0], line):
                 among = ("rank 0", f"rank {rank}")
                 yield dataclasses.replace(difference, stage="ranks", among=among, detail=difference.stage)
                 return
@@ -141,7 +143,7 @@ def first_difference(reference: TracedRun, run: TracedRun, *, until: int | None 
     """
     first = min(run.steps)
     before = reference.initial if first == 1 else reference.steps.get(first - 1, ())
-    if before and run.initial and (differences := _in_step({**before[0], "gradients": ()}, run.initial[0])):
+    if before and run.initial and (differences := in_step({**before[0], "gradients": ()}, run.initial[0])):
         return differences[0]
     for step in sorted({*reference.steps, *run.steps}):
         if step < first:
@@ -152,8 +154,7 @@ def first_difference(reference: TracedRun, run: TracedRun, *, until: int | None 
             counts = (f"{reference.num_steps} steps", f"{run.num_steps} steps")
             return Difference(step=step, phase=0, stage="steps", values=counts)
         mine, theirs = reference.steps[step][0], run.steps[step][0]
-        in_step = (_with_norms(difference, mine, theirs) for difference in _in_step(mine, theirs))
-        differences = [*_in_shards(reference, run, step), *in_step] or [*_in_evaluations(reference, run, step)]
+        differences = [*_in_shards(reference, run, step), *in_step(mine, theirs)] or [*_in_evaluations(reference, run, step)]
         if differences:
             return min(differences, key=lambda difference: difference.order)
     return None if until is not None else next(_behind(reference, run), None)
@@ -162,7 +163,7 @@ def first_difference(reference: TracedRun, run: TracedRun, *, until: int | None 
 def _behind(reference: TracedRun, run: TracedRun) -> Iterator[Difference]:
     """Differences in what the scripts did after their last step."""
     if reference.end is not None and run.end is not None and "weights" in reference.end and "weights" in run.end:
-        for difference in _in_step(reference.end, run.end):
+        for difference in in_step(reference.end, run.end):
             yield dataclasses.replace(difference, is_behind=True)
 
 
@@ -180,29 +181,49 @@ def _in_shards(reference: TracedRun, run: TracedRun, step: int) -> Iterator[Diff
     for key in [key for key in mine if key in theirs]:
         line = mine[key]
         samples = tuple(line["batches"][0]["samples"]) if line["batches"] else ()
-        for stage, name, values in _in_shard(line, theirs[key]):
-            yield _at(key, stage, epoch=line["epoch"], name=name, values=values, samples=samples)
+        for difference in in_shard(key, line, theirs[key]):
+            yield dataclasses.replace(difference, epoch=line["epoch"], samples=samples)
 
 
-def _in_shard(mine: Line, theirs: Line) -> Iterator[tuple[str, str | None, Pair]]:
-    """What differs between two lines of a shard: the stage, the parameter's name, and both values."""
+def in_shard(key: ShardKey, mine: Line, theirs: Line, tolerance: float | None = None) -> Iterator[Difference]:
+    """Differences between two lines of a micro-step, in causal order.
+
+    Args:
+        key: of the micro-step.
+        mine: a line.
+        theirs: the other.
+        tolerance: the relative difference up to which losses count as equal; None: they must be equal to the bit.
+    """
+    for stage, name, values in _in_shard(mine, theirs, tolerance):
+        yield _at(key, stage, name=name, values=values)
+
+
+def _in_shard(mine: Line, theirs: Line, tolerance: float | None) -> Iterator[tuple[str, str | None, Pair]]:
     if len(mine["batches"]) != len(theirs["batches"]):
         yield "samples", None, (f"{len(mine['batches'])} batches", f"{len(theirs['batches'])} batches")
     for left, right in zip(mine["batches"], theirs["batches"], strict=False):
         if left["samples"] != right["samples"]:
             yield "samples", None, (_list(left["samples"]), _list(right["samples"]))
-        if left["content"] != right["content"]:
+        if None not in (left["content"], right["content"]) and left["content"] != right["content"]:
             yield "content", None, (_shown(left["content"]), _shown(right["content"]))
-    for stage, field in (("loss", "losses"), ("weight of a loss", "weights")):
-        if mine[field] != theirs[field]:
+    for stage, field, near in (("loss", "losses", tolerance), ("weight of a loss", "weights", None)):
+        if not _are_equal(mine[field], theirs[field], near):
             yield stage, None, (_decimals(mine[field]), _decimals(theirs[field]))
     for name, values in _in_digests(mine["gradients"], theirs["gradients"]):
         yield "gradient of a shard", name, values
 
 
-def _in_step(mine: Line, theirs: Line) -> list[Difference]:
+def _are_equal(first: Sequence[Any], second: Sequence[Any], tolerance: float | None) -> bool:
+    if first == second or tolerance is None or len(first) != len(second):
+        return first == second
+    pairs = [(number(a), number(b)) for a, b in zip(first, second, strict=True)]
+    return all(math.isclose(a, b, rel_tol=tolerance) or (a != a and b != b) for a, b in pairs)
+
+
+def in_step(mine: Line, theirs: Line) -> list[Difference]:
     """Differences between two lines of one step, of the beginning or of the end, in causal order."""
-    return sorted(_in_lines(mine, theirs), key=lambda difference: difference.order)
+    found = (_with_norms(difference, mine, theirs) for difference in _in_lines(mine, theirs))
+    return sorted(found, key=lambda difference: difference.order)
 
 
 def _in_lines(mine: Line, theirs: Line) -> Iterator[Difference]:
@@ -228,7 +249,7 @@ def _with_norms(difference: Difference, mine: Line, theirs: Line) -> Difference:
     return dataclasses.replace(difference, values=(values[0], values[1]))
 
 
-def _in_digests(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[tuple[str, Pair]]:
+def _in_digests(mine: Mapping[Any, str], theirs: Mapping[Any, str]) -> Iterator[tuple[Any, Pair]]:
     for name in dict.fromkeys((*mine, *theirs)):
         if mine.get(name) != theirs.get(name):
             yield name, (_shown(mine.get(name)), _shown(theirs.get(name)))
@@ -250,7 +271,9 @@ def _in_evaluations(reference: TracedRun, run: TracedRun, step: int) -> Iterator
 def _shown(value: str | None) -> str:
     if value is None:
         return "none"
-    return value[1:] if value.startswith("=") else f"digest {value[:_SHOWN]}"
+    if value.startswith("="):
+        return value[1:]
+    return f"digest {value if len(value) <= _SHORT else value[:_SHOWN]}"
 
 
 def _decimal(text: str | None) -> str:
@@ -262,5 +285,7 @@ def _decimals(texts: Sequence[str | None]) -> str:
 
 
 def _list(samples: Sequence[Any]) -> str:
+    if isinstance(samples, str):
+        return _shown(samples)
     shown = ", ".join(str(sample) for sample in samples[:8])
     return f"{shown}, ... ({len(samples)} in all)" if len(samples) > 8 else shown or "none"

@@ -35,25 +35,24 @@ reader must ignore kinds and fields that it does not know.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from lockstep import regular
-from lockstep.regular import open_to_write, own_directory
-from lockstep.shapes import parse
+from lockstep.journal.events import read_object
+from lockstep.journal.ranks import files
+from lockstep.journal.writer import LineWriter
+from lockstep.regular import own_directory
 
 DIRECTORY = "trace"
 _MOST_BYTES = 16 * regular.MOST_BYTES
 
 
-class TraceWriter:
-    """Writes lines to one file of a run's trace, each at once.
+class TraceWriter(LineWriter):
+    """Writes lines to one file of a run's trace.
 
     Args:
         run_dir: the run's directory.
@@ -61,26 +60,17 @@ class TraceWriter:
     """
 
     def __init__(self, run_dir: Path, name: str) -> None:
-        directory = run_dir / DIRECTORY
-        own_directory(directory)
-        fd = open_to_write(directory / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        self._file = os.fdopen(fd, "w", encoding="utf-8", buffering=1)
+        own_directory(run_dir / DIRECTORY)
+        super().__init__(run_dir, f"{DIRECTORY}/{name}.jsonl", is_fresh=True)
 
     def write(self, **fields: Any) -> None:
         """Write one line."""
-        self._file.write(json.dumps(fields) + "\n")
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        self.write_line(fields)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of one file. Truncated lines are skipped."""
-    for line in regular.read_lines(path, _MOST_BYTES):
-        with contextlib.suppress(ValueError):  # the process was killed while it wrote the line
-            if isinstance(content := parse(line), dict):
-                yield content
+    return (found for line in regular.read_lines(path, _MOST_BYTES) if (found := read_object(line)) is not None)
 
 
 def read_trace(run_dir: Path) -> list[list[dict[str, Any]]]:
@@ -89,9 +79,8 @@ def read_trace(run_dir: Path) -> list[list[dict[str, Any]]]:
     Raises:
         FileNotFoundError: the directory holds no trace.
     """
-    ranks: list[list[dict[str, Any]]] = []
-    while (path := run_dir / DIRECTORY / f"rank-{len(ranks)}.jsonl").is_file():
-        ranks.append([line for line in read_lines(path) if isinstance(line.get("event"), str)])
+    names = files(run_dir, DIRECTORY)
+    ranks = [[line for line in read_lines(run_dir / name) if isinstance(line.get("event"), str)] for name in names]
     if not ranks:
         raise FileNotFoundError(f"{run_dir} holds no trace")
     return ranks

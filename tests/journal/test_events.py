@@ -7,7 +7,9 @@ import resource
 
 import pytest
 
-from lockstep.measure.events import FILE_NAME, EventWriter, read_events, read_history
+from lockstep.journal.events import FILE_NAME
+from lockstep.journal.history import read_events, read_history, read_launches
+from lockstep.journal.writer import EventWriter
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -145,6 +147,23 @@ def test_a_run_that_begins_again_at_its_beginning_has_no_history_before(tmp_path
     writer.write("resume", step=0, checkpoint=None)
     writer.write("step", step=1)
     assert [event["event"] for event in read_history(tmp_path)] == ["resume", "step"]
+
+
+def test_launches_are_told_apart_by_their_last_events_also_where_a_line_was_cut_short(tmp_path, writer):
+    writer.write("start", world_size=2)
+    for step in range(1, 9):
+        writer.write("step", step=step)
+    with (tmp_path / FILE_NAME).open("a") as file:
+        file.write('{"event": "step", "time_s": 1.0, "step": 9, "val\n[]\n\0\0\n{"event": "strange", "step": 99}\n')
+    writer.write("start", world_size=1)
+    writer.write("resume", step=6)
+    writer.write("step", step=7)
+    writer.write("resume", step=4)  # its start was lost
+    writer.write("end", step=7)
+    first, second, third = read_launches(tmp_path)
+    assert (first.start["world_size"], first.last_step, first.counts_until) == (2, 8, 4)
+    assert (second.resumed_after, second.last_step, second.last("end")) == (6, 7, None)
+    assert (third.start, third.resumed_after, third.counts_until) == ({}, 4, math.inf)
 
 
 def test_where_even_the_warning_finds_no_room_training_goes_on(tmp_path, writer, monkeypatch):

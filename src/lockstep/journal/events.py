@@ -1,6 +1,6 @@
-"""The run's journal: JSON lines, the only interface between training and analysis.
+"""The format of a run's journal, the only interface between training and analysis.
 
-Rank 0 writes ``<run directory>/events.jsonl``. Each line is one JSON object with ``event`` (its kind), ``time_s``
+Rank 0 writes ``<run directory>/events.jsonl``. Each line is one JSON object with ``event`` first (its kind), ``time_s``
 (seconds since 1970) and the fields of the kind:
 
 =====================  =================================================================================================
@@ -41,21 +41,15 @@ kinds and fields that it does not know. Numbers that are not finite are written 
 
 from __future__ import annotations
 
-import contextlib
-import json
-import math
-import os
-import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+import re
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from lockstep.regular import MOST_BYTES, open_to_write, read_lines
 from lockstep.shapes import Count, Ranks, Seconds, fits, parse
-from lockstep.visible import visible
 
 FILE_NAME = "events.jsonl"
+
+Event = Mapping[str, Any]
 
 
 class _Any(TypedDict, total=False):
@@ -120,7 +114,7 @@ class _Checkpoint(_Any, total=False):
     wall_s: Seconds | None
 
 
-_KINDS: Mapping[str, Any] = {
+KINDS: Mapping[str, Any] = {
     "start": _Start,
     "resume": _Resume,
     "step": _Values,
@@ -128,135 +122,46 @@ _KINDS: Mapping[str, Any] = {
     "epoch": _Epoch,
     "slow": _Slow,
     "checkpoint": _Checkpoint,
+    "checkpoint_failed": _Any,
+    "preempted": _Any,
+    "audit": _Any,
+    "end": _Any,
 }
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None  # JSON cannot represent it, and most readers reject Python's extension
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
-
-
-class EventWriter:
-    """Appends events to the journal of a run directory, each at once.
-
-    While the disk is full, lines are kept in memory, and training continues.
-
-    Args:
-        run_dir: of the run.
-        name: of the file in it.
-    """
-
-    def __init__(self, run_dir: Path, name: str = FILE_NAME) -> None:
-        self._path = run_dir / name
-        self._fd = open_to_write(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        self._waiting = b""
-        self._has_warned = False
-        size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":  # an earlier launch was killed in the middle of a line
-            self._waiting = b"\n"
-
-    def write(self, event: str, **fields: Any) -> None:
-        """Append one event."""
-        line = json.dumps({"event": event, "time_s": time.time(), **_finite(fields)})
-        self._waiting += line.encode() + b"\n"
-        self._flush()
-
-    def _flush(self) -> None:
-        try:
-            while self._waiting:
-                self._waiting = self._waiting[os.write(self._fd, self._waiting) :]
-        except OSError as error:
-            if not self._has_warned:
-                _warn(
-                    f"{self._path} cannot be written: {error}. Training continues, and lines are kept in memory until it "
-                    "can be written"
-                )
-            self._has_warned = True
-        else:
-            self._has_warned = False
-
-    def close(self) -> None:
-        """Close the file. May be called again."""
-        if self._fd >= 0:
-            self._flush()
-            if self._waiting:
-                _warn(f"{self._path} has lost its last {self._waiting.count(10)} lines, which could not be written")
-            os.close(self._fd)
-            self._fd = -1
-
-
-def _warn(what: str) -> None:
-    # Not a Python warning: it could be turned into an error, and a full disk must not end the training.
-    with contextlib.suppress(OSError):  # standard error may be a file on that disk
-        print(visible(f"lockstep: WARNING: {what}."), file=sys.stderr, flush=True)
-
-
-def read_events(
-    run_dir: Path, damaged: list[int] | None = None, name: str = FILE_NAME, most_bytes: int = MOST_BYTES
-) -> Iterator[dict[str, Any]]:
-    """The events of a run, in order. Lines that are truncated (the launch was killed while writing) or damaged are skipped.
-
-    Args:
-        run_dir: of the run.
-        damaged: a list to which the numbers of such lines, from 1, are appended; not that of a last line still being written.
-        name: of the file in it.
-        most_bytes: the size of the largest file that is read.
-
-    Raises:
-        FileNotFoundError: the directory holds no journal.
-        OSError: it cannot be read, is too large, or is not a regular file.
-    """
-    for number, line in enumerate(read_lines(run_dir / name, most_bytes), start=1):
-        if (event := read_event(line)) is not None:
-            yield event
-        elif damaged is not None and line.endswith(b"\n"):
-            damaged.append(number)
+REPEATED = ("step", "epoch", "evaluate", "end")
+"""The kinds of events of a step that are written again where a launch resumes before it."""
+_KIND = re.compile(rb'\{"event": ?"(\w{1,40})"')
 
 
 def read_event(line: str | bytes) -> dict[str, Any] | None:
     """The event in a line; None: it is truncated or damaged, or a field is not of the type in the table above."""
+    event = read_object(line)
+    if event is None or not isinstance(event.get("event"), str):
+        return None
+    return event if fits(event, KINDS.get(event["event"], _Any)) else None
+
+
+def read_object(line: str | bytes) -> dict[str, Any] | None:
+    """The JSON object in a line; None: it is truncated or damaged."""
     if line[:1] not in ("{", b"{"):  # a gigabyte of zeros, say, which would be decoded first
         return None
     try:
-        event = parse(line)
+        found = parse(line)
     except ValueError:
         return None
-    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-        return None
-    return event if fits(event, _KINDS.get(event["event"], _Any)) else None
+    return found if isinstance(found, dict) else None
 
 
-def read_history(run_dir: Path) -> list[dict[str, Any]]:
-    """The events of a run as if it had never been interrupted: see ``history_of``.
-
-    Raises:
-        FileNotFoundError: the directory holds no journal.
-    """
-    return history_of(read_events(run_dir))
+def kind_of(line: bytes) -> str:
+    """The kind of the event in a line, which is not parsed; empty: it is no event, or of an unknown kind."""
+    match = _KIND.match(line)
+    return kind if match and (kind := match[1].decode()) in KINDS else ""
 
 
-def history_of(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The events without those that were repeated after a ``resume``. Pure."""
-    history: list[dict[str, Any]] = []
-    for event in events:
-        history = add_to_history(history, event)
-    return history
-
-
-def add_to_history(history: list[dict[str, Any]], event: dict[str, Any]) -> list[dict[str, Any]]:
-    """The history with one more event, and after a ``resume`` without the events that will be repeated. May modify the list."""
-    if event["event"] == "resume" and (until := number_in(event, "step")) is not None:
-        history = [old for old in history if old["event"] not in _REPEATED or (number_in(old, "step") or 0) <= until]
-    history.append(event)
-    return history
-
-
-_REPEATED = ("step", "epoch", "evaluate", "end")
+def repeated_after(event: Event) -> int | None:
+    """The step after which a launch resumes with this event, so that what earlier ones wrote of later steps counts no more;
+    None: with this event, none does."""
+    step = event.get("step")
+    return step if event["event"] == "resume" and isinstance(step, int) else None
 
 
 def number_in(fields: Mapping[str, Any], name: str) -> float | None:
