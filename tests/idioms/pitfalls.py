@@ -3,10 +3,11 @@
 import re
 from pathlib import Path
 
-from table import FOUND, PITFALLS, ROWS, TABLE, Documented, Equal, Refused
+from table import PITFALLS, ROWS, TABLE, TOPICS
+from topics.promises import Differs, Equal, Refused
 
 DOCS = Path(__file__).parents[2] / "docs"
-WRITTEN = "<!-- Written by tests/idioms/pitfalls.py from tests/idioms/table.py: change the table, and run it. -->"
+WRITTEN = "<!-- Written by tests/idioms/pitfalls.py from tests/idioms/topics/ and table.py: change those, and run it. -->"
 PITFALLS_HEAD = f"""\
 # Pitfalls: the ten that matter
 
@@ -31,7 +32,7 @@ shard, holds what the shards of this process left in it.
 PITFALLS_TAIL = """
 ## Everything else
 
-Of {num_scripts} ordinary idioms that are tested, {num_equal} are equal to the bit on any number of processes,
+Of {num_idioms} ordinary idioms that are tested, {num_equal} are equal to the bit on any number of processes,
 {num_refused} are refused with an error that says what to write instead, and {num_documented} differ, as listed above:
 [all of them, by topic](idioms.md). What the contract leaves open besides: [where it ends](contract.md#where-it-ends).
 """
@@ -40,10 +41,11 @@ IDIOMS_HEAD = """\
 
 {written}
 
-How far the [contract](contract.md) goes: {num_scripts} ordinary training idioms, each linked to its script and run by a test.
-*Inside* and *outside* mean `batch.shards`.
+How far the [contract](contract.md) goes: {num_idioms} ordinary training idioms, each linked to its function and run by a test.
+The model, the data and the step that they share are in [shared.py](../tests/idioms/topics/shared.py). *Inside* and *outside*
+mean `batch.shards`.
 
-| scripts | outcome |
+| idioms | outcome |
 |---|---|
 | {num_equal} | **equal to the bit** on 1 to 4 processes with 4 shards, and on 1 and 4 with 6, on every rank |
 | {num_plain} of these | † with one process and one shard, also equal to the same loop without lockstep |
@@ -60,14 +62,12 @@ def pitfalls():
     lines = [PITFALLS_HEAD]
     for number, pitfall in enumerate(PITFALLS, 1):
         rows = [row for name in pitfall.names for row in ROWS if row.name == name]
-        shown = ", ".join(
-            f"[{letter}](../tests/idioms/scripts/{row.name}.py)" for letter, row in zip("abcd", rows, strict=False)
-        )
+        shown = ", ".join(f"[{letter}]({place(row)})" for letter, row in zip("abcd", rows, strict=False))
         [outcome] = {outcome_of(row) for row in rows}
         lines.append(f"| {number} | {pitfall.written} | {pitfall.why} | {pitfall.instead} | {outcome}: {shown} |")
     lines.append(PITFALLS_MIDDLE)
-    for row in of_kind(Documented):
-        lines.append(f"- {link(row)}" + (f": {FOUND[row.name]}" if row.name in FOUND else f". {row.promise.why}"))
+    for row in of_kind(Differs):
+        lines.append(f"- {link(row)}" + (f": {row.found}" if row.found else f". {row.promise.why}"))
     lines.append(PITFALLS_TAIL.format(**counts()))
     return "\n".join(lines)
 
@@ -75,9 +75,9 @@ def pitfalls():
 def idioms():
     """The text of docs/idioms.md."""
     lines = [IDIOMS_HEAD.format(written=WRITTEN, **counts())]
-    for group, rows in TABLE.items():
-        lines.append(f"## {group[0].upper()}{group[1:]}\n")
-        for kind, outcome in ((Equal, "Equal"), (Refused, "Refused"), (Documented, "Differ")):
+    for name, rows in TABLE.items():
+        lines.append(f"## {TOPICS[name].__doc__.removesuffix('.')}\n")
+        for kind, outcome in ((Equal, "Equal"), (Refused, "Refused"), (Differs, "Differ")):
             if named := [f"{link(row)}{marks(row)}" for row in of_kind(kind, rows)]:
                 lines.append(f"**{outcome}**: " + ",\n".join(named) + "\n")
     return "\n".join(lines)
@@ -90,12 +90,12 @@ def of_kind(kind, rows=ROWS):
 def counts():
     equal = of_kind(Equal)
     return {
-        "num_scripts": len(ROWS),
+        "num_idioms": len(ROWS),
         "num_equal": len(equal),
         "num_plain": sum(row.promise.plain for row in equal),
         "num_carried": sum(starts_over(row) for row in equal),
         "num_refused": len(of_kind(Refused)),
-        "num_documented": len(of_kind(Documented)),
+        "num_documented": len(of_kind(Differs)),
     }
 
 
@@ -103,7 +103,7 @@ def outcome_of(row):
     """What a user sees of a pitfall."""
     if isinstance(row.promise, Equal):
         return "differs after a resume"
-    return "differs" if isinstance(row.promise, Documented) else "refused"
+    return "differs" if isinstance(row.promise, Differs) else "refused"
 
 
 def marks(row):
@@ -113,13 +113,19 @@ def marks(row):
 
 
 def starts_over(row):
-    """Whether the script carries something from step to step that no checkpoint holds."""
-    return "LS2" in FOUND.get(row.name, "").replace("?", "")
+    """Whether it carries something from step to step that no checkpoint holds."""
+    return "LS2" in row.found.replace("?", "")
 
 
 def link(row):
-    """What the script does, without its article, with the way to it."""
-    return f"[{re.sub('^(an?|the) ', '', row.what)}](../tests/idioms/scripts/{row.name}.py)"
+    """What the idiom does, without its article, with the way to it."""
+    what = re.sub("^(An?|The) ", "", row.what)
+    return f"[{what[0].upper()}{what[1:]}]({place(row)})"
+
+
+def place(row):
+    """Where its function begins."""
+    return f"../tests/idioms/topics/{row.topic}.py#L{row.line}"
 
 
 PAGES = {DOCS / "pitfalls.md": pitfalls, DOCS / "idioms.md": idioms}

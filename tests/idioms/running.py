@@ -1,9 +1,8 @@
-"""Runs scripts of the corpus in a process of a crew, one after another, and takes down what each left behind."""
+"""Runs idioms in a process of a crew, one after another, and takes down what each left behind."""
 
 import contextlib
 import gc
 import hashlib
-import importlib.util
 import os
 import sys
 import time
@@ -12,19 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from plain import Plain
+from table import ROWS
 
 import lockstep
 
-SCRIPTS = Path(__file__).parent / "scripts"
 PATIENCE_S = 120.0
 
 
 @dataclass
 class Outcome:
-    """What one script came to on one rank."""
+    """What one idiom came to on one rank."""
 
     bits: dict[str, str] = field(default_factory=dict)
-    """Digests of all that its ``main()`` returned, by where it stands in it."""
+    """Digests of all that its function returned, by where it stands in it."""
     error: str = ""
     """The exception that ended it: the names of its classes, and the message."""
     is_finite: bool = True
@@ -34,32 +34,32 @@ class Outcome:
     """Of this process's processor."""
 
 
-def run(names, nproc, folder, function="main"):
-    """What each script came to in this process, by name. Every rank of the crew must call it with the same arguments.
+def run(names, nproc, folder, is_plain=False):
+    """What each idiom came to in this process, by name. Every rank of the crew must call it with the same arguments.
 
     Args:
-        names: of the scripts.
+        names: of the idioms.
         nproc: how many ranks there are.
         folder: for the directories of their runs, which it must be the first to use.
-        function: of the script.
+        is_plain: to run them without lockstep.
     """
-    for name in names:
-        load(name)
+    idioms = {idiom.name: idiom for idiom in ROWS}
     gc.freeze()  # a run collects garbage when it closes its process group, and need not go through all of PyTorch for it
     outcomes = {}
     for name in names:
-        outcomes[name] = run_one(name, folder, function)
+        outcomes[name] = run_one(idioms[name], f"{folder}/{name}", is_plain)
         wait_for_all(Path(folder, "done", name), nproc)
     return outcomes
 
 
-def run_one(name, folder, function):
+def run_one(idiom, run_dir, is_plain=False):
     outcome, begin = Outcome(), time.process_time()
-    argv, sys.argv = sys.argv, [str(SCRIPTS / f"{name}.py")]
+    argv, sys.argv = sys.argv, [f"{idiom.name}.py"]
     torch.seed()  # 64 random bits, as in a process that has just begun
     try:
-        with closing_teams(f"{folder}/{name}"):
-            take_down(outcome, "", getattr(load(name), function)())
+        with joining(run_dir, idiom.settings) as join:
+            given = Plain() if is_plain else join if idiom.joins else join()
+            take_down(outcome, "", idiom.function(given))
     except Exception as error:
         outcome.error = f"{' '.join(kind.__name__ for kind in type(error).__mro__)}: {error}"
     finally:
@@ -71,7 +71,7 @@ def run_one(name, folder, function):
 
 
 def wait_for_all(folder, nproc):
-    """An error may end a script sooner on one rank than on others: the next must not begin before it has ended on all."""
+    """An error may end an idiom sooner on one rank than on others: the next must not begin before it has ended on all."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / str(os.getpid())).touch()
     deadline = time.monotonic() + PATIENCE_S
@@ -80,30 +80,18 @@ def wait_for_all(folder, nproc):
         time.sleep(0.002)
 
 
-def load(name):
-    """The script as a module of its own, under a name that nothing else has."""
-    known = f"idiom_{name}"
-    if known not in sys.modules:
-        spec = importlib.util.spec_from_file_location(known, SCRIPTS / f"{name}.py")
-        sys.modules[known] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[known]
-
-
 @contextlib.contextmanager
-def closing_teams(run_dir):
-    """Scripts leave their teams to the end of the process: here the next script comes first."""
-    join, teams = lockstep.join, []
+def joining(run_dir, settings):
+    """How to join: idioms leave their team to the end of the process, and here the next idiom comes first."""
+    teams = []
 
-    def remember(**settings):
-        teams.append(join(**{"run_dir": run_dir, "checkpoint_every": "off", **settings}))
+    def join():
+        teams.append(lockstep.join(run_dir=run_dir, checkpoint_every="off", **settings))
         return teams[-1]
 
-    lockstep.join = remember
     try:
-        yield
+        yield join
     finally:
-        lockstep.join = join
         for team in teams:
             team.close()  # inside an exception's handling it says nothing to the others
 

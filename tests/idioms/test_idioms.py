@@ -1,12 +1,15 @@
 """Ordinary training idioms, each with a promise that is kept: equal to the bit, refused with words, or documented."""
 
+import inspect
 import os
+import re
 
 import pitfalls
 import pytest
 import running
 from running import differences
-from table import ROWS, Documented, Equal, Refused
+from table import ROWS, TOPICS
+from topics.promises import Differs, Equal, Refused
 
 SHARDS = (4, 6)
 WORLDS = {4: (1, 2, 3, 4), 6: (1, 4)}  # with 6 shards ranks have one or two
@@ -21,7 +24,7 @@ def rows_of(kind, **wanted):
 
 
 def every(number, count):
-    """Some of the scripts that are promised to be equal, and import little."""
+    """Some of the idioms that are promised to be equal, and import little."""
     return rows_of(Equal, heavy=False)[number::count]
 
 
@@ -34,12 +37,12 @@ def known():
 def results(crew, known):
     """``results(rows, nproc, shards)``: for each row's name what it came to on each rank, of tests before this one too."""
 
-    def run(rows, nproc, shards, function="main"):
+    def run(rows, nproc, shards, is_plain=False):
         names = [row.name for row in rows]
-        found = known.setdefault((nproc, shards, function), {})
+        found = known.setdefault((nproc, shards, is_plain), {})
         if new := [name for name in names if name not in found]:
-            folder = f"{function}-{shards}-{nproc}"
-            by_rank = crew(nproc, running.run, new, nproc, folder, function, shards=shards, timeout_s=20.0)
+            folder = f"{'plain' if is_plain else 'team'}-{shards}-{nproc}"
+            by_rank = crew(nproc, running.run, new, nproc, folder, is_plain, shards=shards, timeout_s=20.0)
             found.update({name: [outcomes[name] for outcomes in by_rank] for name in new})
         return {name: found[name] for name in names}
 
@@ -63,17 +66,27 @@ def assert_equal(results, rows, shards, worlds):
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_corpus_is_large_and_every_script_has_a_row():
-    scripts = sorted(path.stem for path in running.SCRIPTS.glob("*.py"))
-    assert sorted(row.name for row in ROWS) == scripts
-    assert len(scripts) >= 120
-    assert len(rows_of(Equal)) >= 100
+def test_the_idioms_are_many_and_each_has_a_name_of_its_own():
+    assert len({row.name for row in ROWS}) == len(ROWS) >= 345
+    assert len(rows_of(Equal)) >= 250
 
 
-def test_every_script_says_in_its_first_line_what_its_row_says():
+def test_every_function_of_a_topic_that_is_given_only_a_team_has_a_promise():
+    """One without would run in no test."""
+    promised = {row.function for row in ROWS}
+    forgotten = [
+        f"{name}.{function.__name__}"
+        for name, module in TOPICS.items()
+        for function in vars(module).values()
+        if inspect.isfunction(function) and function.__module__ == module.__name__
+        if [*inspect.signature(function).parameters] in (["team"], ["join"]) and function not in promised
+    ]
+    assert forgotten == []
+
+
+def test_every_idiom_says_in_one_line_what_it_does():
     for row in ROWS:
-        first = (running.SCRIPTS / f"{row.name}.py").read_text().partition("\n")[0]
-        assert first == f'"""{row.what[0].upper()}{row.what[1:]}."""', row.name
+        assert re.fullmatch(r"[A-Z`.].*\.", row.function.__doc__), row.name
 
 
 @pytest.mark.parametrize(
@@ -106,7 +119,7 @@ def test_idioms_that_import_much_are_equal_to_the_bit(results):
 
 def test_idioms_on_one_process_with_one_shard_are_equal_to_the_plain_loop(results):
     rows = [row for row in rows_of(Equal) if row.promise.plain]
-    ours, plain = results(rows, 1, 1), results(rows, 1, 1, "plain")
+    ours, plain = results(rows, 1, 1), results(rows, 1, 1, True)
     wrong = {}
     for row in rows:
         [mine], [theirs] = ours[row.name], plain[row.name]
@@ -133,7 +146,7 @@ def test_what_cannot_be_equal_is_refused_with_words(results, nproc):
 
 
 def test_what_is_documented_to_differ_runs_and_differs(results):
-    rows = rows_of(Documented)
+    rows = rows_of(Differs)
     alone = results(rows, 1, 4)
     assert [outcome.error for by_rank in alone.values() for outcome in by_rank] == [""] * len(rows)
     for nproc in WORLDS[4][:0:-1]:  # until each has differed somewhere

@@ -16,12 +16,13 @@ from lockstep.tools.check.reader import read_source
 ROOT = Path(__file__).parents[2]
 PREAMBLE = "import copy\nimport numpy as np\nimport torch\nimport torch.nn.functional as F\nimport lockstep\n"
 
-sys.path.insert(0, str(ROOT / "tests" / "idioms"))
-from table import FOUND, ROWS, Documented, Equal  # noqa: E402
+sys.path.insert(0, str(loops.IDIOMS))
+from table import ROWS  # noqa: E402
+from topics.promises import Differs, Equal  # noqa: E402
 
 
 def codes(findings):
-    """As the table of idioms writes them."""
+    """As idioms write them."""
     certain = {f.code for f in findings if f.certain}
     return " ".join([*sorted(certain), *sorted({f"{f.code}?" for f in findings if f.code not in certain})])
 
@@ -42,20 +43,19 @@ def test_the_corpus_is_half_right_and_half_wrong():
 
 
 @pytest.mark.long
-def test_each_idiom_has_the_findings_that_the_table_says():
-    found = {row.name: codes(read_source((loops.SCRIPTS / f"{row.name}.py").read_text())) for row in ROWS}
-    assert {name: what for name, what in found.items() if what} == FOUND
+def test_each_idiom_has_the_findings_that_it_says_and_no_others():
+    found = {row.name: (codes(findings), row.found) for row, findings in loops.idioms()}
+    assert {name: both for name, both in found.items() if both[0] != both[1]} == {}
+    assert len(found) == len(ROWS)
 
 
 def test_an_idiom_that_is_equal_on_every_number_of_processes_has_no_finding_of_another_answer():
-    assert [
-        row.name for row in ROWS if isinstance(row.promise, Equal) and re.search("LS[13]", FOUND.get(row.name, ""))
-    ] == []
+    assert [row.name for row in ROWS if isinstance(row.promise, Equal) and re.search("LS[13]", row.found)] == []
 
 
 def test_idioms_that_differ_are_found():
-    differ = [row.name for row in ROWS if isinstance(row.promise, Documented)]
-    missed = [name for name in differ if not re.search(r"LS1\d\d(?!\?)", FOUND.get(name, ""))]
+    differ = [row for row in ROWS if isinstance(row.promise, Differs)]
+    missed = [row.name for row in differ if not re.search(r"LS1\d\d(?!\?)", row.found)]
     assert missed == ["summed_by_all_reduce"]  # gathered as it should be, and equal up to rounding
 
 

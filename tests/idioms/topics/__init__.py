@@ -1,0 +1,1 @@
+"""The idioms, by topic: every function with a promise is one."""

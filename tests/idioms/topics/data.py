@@ -1,0 +1,572 @@
+"""Data."""
+
+import random
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+    random_split,
+)
+
+from topics.promises import differs, equal, refused
+from topics.shared import dataset, evaluated, mlp, prepared, step, train, update
+
+
+@equal()
+def weighted_sampler(team):
+    """WeightedRandomSampler."""
+    model = mlp()
+    data = dataset()
+    sampler = WeightedRandomSampler(torch.rand(22), num_samples=22)
+    model, optimizer, loader = prepared(team, model, loader=DataLoader(data, 10, sampler=sampler))
+    seen = []
+    for batch in loader:
+        step(team, model, optimizer, batch)
+        seen.append(batch["loss"])
+    return model, seen
+
+
+@equal(found="LS203")
+def weights_by_loss(team):
+    """Sampler weights that follow losses."""
+    model = mlp()
+    data = dataset()
+    data = [(x, y, i) for i, (x, y) in enumerate(data)]
+    sampler = WeightedRandomSampler(torch.ones(22), num_samples=22)
+    model, optimizer, loader = prepared(team, model, loader=DataLoader(data, 10, sampler=sampler))
+    for _ in team.epochs(2):
+        for batch in loader:
+            found, seen = [], []
+            for inputs, targets, indices in batch.shards:
+                losses = functional.cross_entropy(model(inputs), targets, reduction="none")
+                team.backward(losses.mean())
+                found.append(losses)
+                seen.append(indices)
+            update(optimizer)
+            sampler.weights[team.all_gather_rows(seen)[0]] = team.all_gather_rows(found)[0].double()
+    return model, sampler.weights
+
+
+@equal()
+def hard_examples(team):
+    """Hard example mining within a shard."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            losses = functional.cross_entropy(model(inputs), targets, reduction="none")
+            team.backward(losses.topk((len(losses) + 1) // 2).values.mean())
+        update(optimizer)
+    return model
+
+
+@equal()
+def table_filled_outside(team):
+    """A table of targets by sample, filled outside."""
+    model, optimizer, loader = prepared(
+        team, mlp(), data=TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)), torch.arange(22))
+    )
+    table = team.register("targets", torch.full((22, 3), 1 / 3))
+    for _ in team.epochs(2):
+        for batch in loader:
+            seen, found = [], []
+            for inputs, targets, index in batch.shards:
+                logits = model(inputs)
+                chances = logits.softmax(dim=1)
+                regularizer = (1 - (table[index] * chances).sum(dim=1)).log().mean()
+                team.backward(functional.cross_entropy(logits, targets) + regularizer)
+                seen.append(index)
+                found.append(chances)
+            rows, _ = team.all_gather_rows(seen)
+            table[rows] = 0.7 * table[rows] + 0.3 * team.all_gather_rows(found)[0]
+            update(optimizer)
+    return model, table
+
+
+@equal()
+def hard_examples_of_all(team):
+    """Hard example mining, global."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        mine = []
+        for inputs, targets in batch.shards:
+            with torch.no_grad():
+                mine.append(functional.cross_entropy(model(inputs), targets, reduction="none"))
+        limit = team.all_gather_rows(mine)[0].median()
+        for inputs, targets in batch.shards:
+            losses = functional.cross_entropy(model(inputs), targets, reduction="none")
+            hard = losses >= limit
+            team.backward((losses * hard).sum() / hard.sum().clamp(min=1), weight=hard.sum())
+        update(optimizer)
+    return model
+
+
+class Halves(Sampler):
+    def __iter__(self):
+        order = torch.randperm(22).tolist()
+        yield from (order[first : first + 9] for first in range(0, 22, 9))
+
+    def __len__(self):
+        return 3
+
+
+@equal()
+def batch_sampler(team):
+    """A custom batch sampler."""
+    model = mlp()
+    data = dataset()
+    model, optimizer, loader = prepared(team, model, loader=DataLoader(data, batch_sampler=Halves()))
+    train(team, model, optimizer, loader)
+    return model, len(loader)
+
+
+class ByLength(Sampler):
+    def __init__(self, lengths, size):
+        order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        self.batches = [order[first : first + size] for first in range(0, len(order), size)]
+
+    def __iter__(self):
+        yield from random.sample(self.batches, len(self.batches))
+
+    def __len__(self):
+        return len(self.batches)
+
+
+def pad(rows):
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+@equal()
+def bucketed_by_length(team):
+    """Length buckets."""
+    model = nn.Sequential(nn.Embedding(20, 6, padding_idx=0), nn.Linear(6, 20))
+    lengths = torch.randint(1, 9, (22,)).tolist()
+    data = [torch.randint(1, 20, (length,)) for length in lengths]
+    loader = DataLoader(data, batch_sampler=ByLength(lengths, 10), collate_fn=pad)
+    model, optimizer, loader = prepared(team, model, loader=loader)
+    for batch in loader:
+        for words in batch.shards:
+            loss = functional.cross_entropy(model(words).flatten(0, 1), words.flatten(), ignore_index=0)
+            team.backward(loss, weight=(words != 0).sum())
+        update(optimizer)
+    return model
+
+
+class Curriculum(Sampler):
+    def __init__(self, difficulty):
+        self.order = difficulty.argsort().tolist()
+        self.share = 0.5
+
+    def __iter__(self):
+        chosen = self.order[: len(self)]
+        yield from (chosen[i] for i in torch.randperm(len(chosen)).tolist())
+
+    def __len__(self):
+        return int(self.share * len(self.order))
+
+
+@equal()
+def curriculum(team):
+    """A curriculum sampler."""
+    model = mlp()
+    data = dataset()
+    sampler = Curriculum(data.tensors[0].norm(dim=1))
+    model, optimizer, loader = prepared(team, model, loader=DataLoader(data, 10, sampler=sampler))
+    counts = []
+    for epoch in team.epochs(2):
+        sampler.share = 0.5 if epoch == 0 else 1.0
+        for batch in loader:
+            step(team, model, optimizer, batch)
+            counts.append(batch.num_samples)
+    return model, counts
+
+
+@equal()
+def sampler_with_own_generator(team):
+    """A sampler's own `torch.Generator`."""
+    model = mlp()
+    data = dataset()
+    loader = DataLoader(data, 10, shuffle=True, generator=torch.Generator().manual_seed(3))
+    model, optimizer, loader = prepared(team, model, loader=loader)
+    for _ in team.epochs(2):
+        train(team, model, optimizer, loader)
+    return model
+
+
+@equal()
+def drop_last(team):
+    """`drop_last=True`."""
+    model = mlp()
+    data = dataset()
+    model, optimizer, loader = prepared(team, model, loader=DataLoader(data, 10, shuffle=True, drop_last=True))
+    train(team, model, optimizer, loader)
+    return model, team.step
+
+
+@equal()
+def subset_and_split(team):
+    """`random_split`, Subset, ConcatDataset."""
+    model = mlp()
+    data = dataset(40)
+    first, second, test = random_split(data, [20, 15, 5])
+    model, optimizer, loader = prepared(team, model, data=ConcatDataset([Subset(first, range(12)), second]))
+    train(team, model, optimizer, loader)
+    evaluation = evaluated(team, model, DataLoader(test, 2))
+    return model, evaluation["loss"]
+
+
+class Numbers(IterableDataset):
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(5)
+        for _ in range(22):
+            x = torch.randn(6, generator=generator)
+            yield x, int(x.sum() > 0)
+
+
+@equal()
+def stream(team):
+    """An IterableDataset."""
+    model = mlp()
+    model, optimizer, loader = prepared(team, model, loader=DataLoader(Numbers(), 10))
+    train(team, model, optimizer, loader)
+    return model, team.step
+
+
+class Shuffled(IterableDataset):
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __iter__(self):
+        waiting = []
+        for sample in self.samples:
+            waiting.append(sample)
+            if len(waiting) > 8:
+                yield waiting.pop(random.randrange(len(waiting))) + 0.1 * torch.randn(6)
+        while waiting:
+            yield waiting.pop(random.randrange(len(waiting)))
+
+
+@equal()
+def stream_shuffled(team):
+    """A stream with shuffle buffer."""
+    model = nn.Linear(6, 6)
+    model, optimizer, loader = prepared(team, model, loader=DataLoader(Shuffled(torch.randn(22, 6)), 10))
+    for _ in team.epochs(2):
+        for batch in loader:
+            for inputs in batch.shards:
+                team.backward(functional.mse_loss(model(inputs), inputs))
+            update(optimizer)
+    return model, team.step
+
+
+class Augmented(Dataset):
+    def __init__(self, samples, labels):
+        self.samples, self.labels = samples, labels
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        x = self.samples[index] + 0.1 * torch.randn(6) + 0.1 * float(np.random.randn())
+        return (x.flip(0) if random.random() < 0.5 else x), self.labels[index]
+
+
+@equal()
+def augmented(team):
+    """Augmentation."""
+    model, optimizer, loader = prepared(team, mlp(), data=Augmented(torch.randn(22, 6), torch.randint(0, 3, (22,))))
+    losses = []
+    for _ in team.epochs(2):
+        for batch in loader:
+            step(team, model, optimizer, batch)
+            losses.append(batch["loss"])
+    return model, losses
+
+
+class Noisy(Dataset):
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index] + 0.1 * torch.randn(6) + 0.1 * random.random()
+
+
+@equal()
+def augmented_in_workers(team):
+    """Augmentation in loader workers."""
+    model = nn.Linear(6, 6)
+    data = DataLoader(Noisy(torch.randn(22, 6)), 10, shuffle=True, num_workers=1)
+    model, optimizer, loader = prepared(team, model, loader=data)
+    for batch in loader:
+        for inputs in batch.shards:
+            team.backward(functional.mse_loss(model(inputs), inputs))
+        update(optimizer)
+    return model
+
+
+def mask(rows):
+    words = torch.stack(rows)
+    hidden = torch.rand(words.shape) < 0.3
+    return words.masked_fill(hidden, 0), words
+
+
+@equal()
+def random_collate(team):
+    """Random masking in `collate_fn`."""
+    model = nn.Sequential(nn.Embedding(20, 6), nn.Linear(6, 20))
+    loader = DataLoader(torch.randint(1, 20, (22, 5)), 10, shuffle=True, collate_fn=mask)
+    model, optimizer, loader = prepared(team, model, loader=loader)
+    for batch in loader:
+        for masked, words in batch.shards:
+            team.backward(functional.cross_entropy(model(masked).flatten(0, 1), words.flatten()))
+        update(optimizer)
+    return model
+
+
+@equal()
+def dict_batches(team):
+    """Batches that are dicts."""
+    model, optimizer, loader = prepared(
+        team, mlp(), data=[{"x": torch.randn(6), "y": i % 3, "name": f"sample {i}"} for i in range(22)]
+    )
+    names = []
+    for batch in loader:
+        mine = []
+        for part in batch.shards:
+            team.backward(functional.cross_entropy(model(part["x"]), part["y"]))
+            mine += part["name"]
+        update(optimizer)
+        names.append([name for found in team.all_gather_object(mine) for name in found])
+    return model, names
+
+
+@dataclass
+class Samples:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+def samples_of(rows):
+    return Samples(torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows]))
+
+
+@equal()
+def dataclass_batches(team):
+    """Batches that are dataclasses."""
+    model = mlp()
+    data = dataset()
+    model, optimizer, loader = prepared(team, model, loader=DataLoader(data, 10, shuffle=True, collate_fn=samples_of))
+    for batch in loader:
+        for part in batch.shards:
+            team.backward(functional.cross_entropy(model(part.x), part.y))
+        update(optimizer)
+    return model
+
+
+class OwnBatch:
+    def __init__(self, rows):
+        self.x, self.y = torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows])
+
+    def to(self, device):
+        self.x, self.y = self.x.to(device), self.y.to(device)
+        return self
+
+
+@equal()
+def own_batch_class(team):
+    """A custom batch class."""
+    model = mlp()
+    data = dataset()
+    model, optimizer, loader = prepared(team, model, loader=DataLoader(data, 10, shuffle=True, collate_fn=OwnBatch))
+    for batch in loader:
+        for part in batch.shards:
+            part = part.to(team.device)
+            team.backward(functional.cross_entropy(model(part.x), part.y))
+        update(optimizer)
+    return model
+
+
+class Sample(NamedTuple):
+    x: torch.Tensor
+    y: int
+
+
+@equal()
+def named_tuple_batches(team):
+    """Named tuples."""
+    model, optimizer, loader = prepared(team, mlp(), data=[Sample(torch.randn(6), i % 3) for i in range(22)])
+    for batch in loader:
+        for part in batch.shards:
+            team.backward(functional.cross_entropy(model(part.x), part.y))
+        update(optimizer)
+    return model
+
+
+@equal()
+def lists_of_sizes(team):
+    """Lists of tensors (detection)."""
+    model = nn.Linear(6, 2)
+    data = [(torch.randn(6), torch.randn(i % 3 + 1, 2)) for i in range(22)]
+    loader = DataLoader(data, 10, shuffle=True, collate_fn=lambda rows: tuple(zip(*rows, strict=True)))
+    model, optimizer, loader = prepared(team, model, loader=loader)
+    for batch in loader:
+        for inputs, boxes in batch.shards:
+            found = model(torch.stack(inputs))
+            team.backward(sum((b - f).square().mean() for f, b in zip(found, boxes, strict=True)) / len(boxes))
+        update(optimizer)
+    return model
+
+
+@equal()
+def ready_batches(team):
+    """A list of ready-made batches."""
+    model = mlp()
+    batches = [(torch.randn(n, 6), torch.randint(0, 3, (n,))) for n in (10, 10, 2, 7)]
+    model, optimizer, loader = prepared(team, model, loader=batches)
+    for _ in team.epochs(2):
+        train(team, model, optimizer, loader)
+    return model
+
+
+class MadeUp:
+    def __iter__(self):
+        for size in (10, 10, 2):
+            x = torch.randn(size, 6)
+            yield x, (x.sum(dim=1) > 0).long()
+
+
+@equal()
+def made_up_batches(team):
+    """Random batches without a data set."""
+    model = mlp()
+    model, optimizer, loader = prepared(team, model, loader=MadeUp())
+    for _ in team.epochs(2):
+        train(team, model, optimizer, loader)
+    return model
+
+
+@refused("a generator can be read only once")
+def read_once(team):
+    """A generator instead of a loader."""
+    model = mlp()
+    batches = ((torch.randn(10, 6), torch.randint(0, 3, (10,))) for _ in range(3))
+    model, optimizer, loader = prepared(team, model, loader=batches)
+    train(team, model, optimizer, loader)
+
+
+@equal()
+def mixup(team):
+    """Mixup."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            share, order = np.random.beta(0.4, 0.4), torch.randperm(len(inputs))
+            logits = model(share * inputs + (1 - share) * inputs[order])
+            loss = share * functional.cross_entropy(logits, targets)
+            team.backward(loss + (1 - share) * functional.cross_entropy(logits, targets[order]))
+        update(optimizer)
+    return model
+
+
+@equal()
+def mixup_share_of_the_step(team):
+    """Mixup, one coefficient a step."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        share = np.random.beta(0.4, 0.4)
+        for inputs, targets in batch.shards:
+            order = torch.randperm(len(inputs))
+            logits = model(share * inputs + (1 - share) * inputs[order])
+            loss = share * functional.cross_entropy(logits, targets, label_smoothing=0.1)
+            team.backward(loss + (1 - share) * functional.cross_entropy(logits, targets[order], label_smoothing=0.1))
+        update(optimizer)
+    return model
+
+
+@equal()
+def cutmix(team):
+    """Cutmix."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
+    model, optimizer, loader = prepared(team, model, data=dataset(shape=(1, 5, 5)))
+    for batch in loader:
+        for images, targets in batch.shards:
+            top, left = random.randrange(3), random.randrange(3)
+            order = torch.randperm(len(images))
+            mixed = images.clone()
+            mixed[:, :, top : top + 3, left : left + 3] = images[order, :, top : top + 3, left : left + 3]
+            logits = model(mixed)
+            loss = 16 / 25 * functional.cross_entropy(logits, targets)
+            team.backward(loss + 9 / 25 * functional.cross_entropy(logits, targets[order]))
+        update(optimizer)
+    return model
+
+
+@equal()
+def class_weights(team):
+    """Class weights from each batch."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for _, targets in batch.shards:
+            batch.add(**{f"share{c}": (targets == c).float().mean() for c in range(3)})
+        weights = torch.tensor([1.0 / max(0.1, batch[f"share{c}"]) for c in range(3)])
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets, weight=weights)
+            team.backward(loss, weight=weights[targets].sum())
+        update(optimizer)
+    return model
+
+
+class Cached(Dataset):
+    def __init__(self, samples):
+        self.samples, self.cache = samples, {}
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        if index not in self.cache:
+            self.cache[index] = self.samples[index] + 0.1 * torch.randn(6)
+        return self.cache[index]
+
+
+@differs("Each process and loader worker caches what it drew: fill caches before the loop, on all ranks.", found="LS109")
+def cached_augmentation(team):
+    """A data set that caches its augmentation."""
+    model, optimizer, loader = prepared(team, nn.Linear(6, 6), data=Cached(torch.randn(22, 6)))
+    for _ in team.epochs(2):
+        for batch in loader:
+            for inputs in batch.shards:
+                team.backward(functional.mse_loss(model(inputs), inputs))
+            update(optimizer)
+    return model
+
+
+@differs(
+    "`torch.Generator()` or `numpy.random.default_rng()`, also in a data set, runs on from shard to shard: "
+    "draw from torch, `numpy.random` or `random`, which lockstep reseeds.",
+    found="LS105",
+)
+def own_generator_inside(team):
+    """A generator of the script's own, drawn inside."""
+    model, optimizer, loader = prepared(team)
+    generator = np.random.default_rng(0)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            noise = torch.tensor(generator.normal(size=tuple(inputs.shape)), dtype=torch.float32)
+            team.backward(functional.cross_entropy(model(inputs + 0.1 * noise), targets))
+        update(optimizer)
+    return model

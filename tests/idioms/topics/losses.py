@@ -1,0 +1,444 @@
+"""Losses."""
+
+import copy
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from topics.promises import equal, refused
+from topics.shared import dataset, gradients, make, mlp, prepared, train, update
+
+
+@equal()
+def gradient_penalty(team):
+    """A penalty on input gradients."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            inputs.requires_grad_(True)
+            loss = functional.cross_entropy(model(inputs), targets)
+            [slope] = torch.autograd.grad(loss, inputs, create_graph=True)
+            team.backward(loss + 0.1 * slope.square().sum())
+        update(optimizer)
+    return model
+
+
+@equal()
+def second_order_weights(team):
+    """A penalty on weight gradients."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+            team.backward(loss + 0.05 * sum(slope.square().sum() for slope in slopes))
+        update(optimizer)
+    return model
+
+
+@refused("backward(create_graph=True)")
+def create_graph_in_backward(team):
+    """`team.backward(loss, create_graph=True)`."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets), create_graph=True)
+        update(optimizer)
+
+
+@equal()
+def maml(team):
+    """MAML."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            weights = dict(model.named_parameters())
+            inner = functional.cross_entropy(model(inputs), targets)
+            slopes = torch.autograd.grad(inner, list(weights.values()), create_graph=True)
+            moved = {name: p - 0.1 * slope for (name, p), slope in zip(weights.items(), slopes, strict=True)}
+            outer = functional_call(team.unwrap(model), moved, (inputs + 0.1,))
+            team.backward(functional.cross_entropy(outer, targets))
+        update(optimizer)
+    return model
+
+
+@equal()
+def fomaml(team):
+    """First-order MAML."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            fast = copy.deepcopy(model)
+            inner = torch.optim.SGD(fast.parameters(), lr=0.1)
+            for _ in range(2):
+                inner.zero_grad()
+                functional.cross_entropy(fast(inputs), targets).backward()
+                inner.step()
+            outer = functional.cross_entropy(fast(inputs + 0.1), targets)
+            slopes = torch.autograd.grad(outer, list(fast.parameters()))
+            team.backward(
+                sum((p * slope).sum() for p, slope in zip(model.parameters(), slopes, strict=True)), reduction="mean"
+            )
+        update(optimizer)
+    return model
+
+
+@equal()
+def adversarial_examples(team):
+    """Adversarial training (FGSM)."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            moved = inputs.clone().requires_grad_(True)
+            [slope] = torch.autograd.grad(functional.cross_entropy(model(moved), targets), moved)
+            team.backward(functional.cross_entropy(model(inputs + 0.1 * slope.sign()), targets))
+        update(optimizer)
+    return model
+
+
+@refused("pass moved copies to torch.func.functional_call")
+def weights_perturbed(team):
+    """Adversarial weights (AWP), moved in place and back."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            functional_loss = functional.cross_entropy(model(inputs), targets)
+            slopes = torch.autograd.grad(functional_loss, list(model.parameters()))
+            with torch.no_grad():
+                for parameter, slope in zip(model.parameters(), slopes, strict=True):
+                    parameter.add_(0.1 * slope)
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            with torch.no_grad():
+                for parameter, slope in zip(model.parameters(), slopes, strict=True):
+                    parameter.sub_(0.1 * slope)
+        update(optimizer)
+
+
+@equal()
+def weights_perturbed_in_copies(team):
+    """Adversarial weights (AWP) by `functional_call`."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            weights = dict(model.named_parameters())
+            slopes = torch.autograd.grad(functional.cross_entropy(model(inputs), targets), list(weights.values()))
+            moved = {name: p + 0.1 * slope for (name, p), slope in zip(weights.items(), slopes, strict=True)}
+            outputs = functional_call(team.unwrap(model), moved, (inputs,))
+            team.backward(functional.cross_entropy(outputs, targets))
+        update(optimizer)
+    return model
+
+
+@equal(found="LS203")
+def adversarial_model(team):
+    """A learned adversary of no model, by `torch.autograd.grad`."""
+    model = mlp()
+    data = dataset()
+    shift = torch.zeros(6, requires_grad=True)
+    model, optimizer, loader = prepared(team, model, data=data)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs + shift), targets)
+            batch.add(
+                **{f"slope_{at}": value for at, value in enumerate(torch.autograd.grad(loss, shift, retain_graph=True)[0])}
+            )
+            team.backward(loss)
+        update(optimizer)
+        with torch.no_grad():
+            shift += 0.1 * torch.tensor([batch[f"slope_{at}"] for at in range(6)])
+    return model, shift
+
+
+@equal()
+def projected_gradient_descent(team):
+    """PGD by `loss.backward(inputs=[delta])`."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            delta = torch.zeros_like(inputs, requires_grad=True)
+            for _ in range(3):
+                functional.cross_entropy(model(inputs + delta), targets).backward(inputs=[delta])
+                with torch.no_grad():
+                    delta.add_(0.1 * delta.grad.sign()).clamp_(-0.2, 0.2)
+                delta.grad = None
+            team.backward(functional.cross_entropy(model(inputs + delta.detach()), targets))
+        update(optimizer)
+    return model
+
+
+@equal()
+def free_adversarial_training(team):
+    """Adversarial inputs from the gradient of the same backward pass."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            inputs.requires_grad_(True)
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            moved = inputs.detach() + 0.1 * inputs.grad.sign()
+            team.backward(functional.cross_entropy(model(moved), targets))
+        update(optimizer)
+    return model
+
+
+@equal()
+def dp_sgd(team):
+    """Differential privacy (DP-SGD)."""
+    model, optimizer, loader = prepared(team)
+
+    def one_loss(weights, x, y):
+        return functional.cross_entropy(functional_call(team.unwrap(model), weights, (x[None],)), y[None])
+
+    per_sample = torch.func.vmap(torch.func.grad(one_loss), in_dims=(None, 0, 0))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            weights = {name: p.detach() for name, p in model.named_parameters()}
+            slopes = per_sample(weights, inputs, targets)
+            norms = torch.stack([g.flatten(1).norm(dim=1) for g in slopes.values()]).norm(dim=0)
+            scale = (0.5 / norms).clamp(max=1.0)
+            clipped = {name: torch.tensordot(scale, g, 1) for name, g in slopes.items()}
+            team.backward(sum((p * clipped[name]).sum() for name, p in model.named_parameters()), reduction="sum")
+        for p in model.parameters():
+            p.grad = (p.grad + 0.1 * torch.randn_like(p)) / batch.num_samples
+        update(optimizer)
+    return model
+
+
+@equal()
+def gradient_surgery(team):
+    """PCGrad."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+    model, optimizer, loader = prepared(team, model, data=TensorDataset(torch.randn(22, 6), torch.randn(22, 2)))
+    for batch in loader:
+        found = []
+        for task in range(2):
+            for inputs, targets in batch.shards:
+                team.backward(functional.mse_loss(model(inputs)[:, task], targets[:, task]))
+            found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+            optimizer.zero_grad()
+        first, second = found
+        overlap = torch.dot(first, second)
+        total = first + second
+        if overlap < 0:
+            total = total - overlap / second.square().sum() * second - overlap / first.square().sum() * first
+        for p, part in zip(model.parameters(), total.split([p.numel() for p in model.parameters()]), strict=True):
+            p.grad = part.view_as(p)
+        update(optimizer)
+    return model
+
+
+@equal()
+def several_losses(team):
+    """Several losses."""
+    model, optimizer, loader = prepared(team)
+    losses = []
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            logits = model(inputs)
+            main_loss = functional.cross_entropy(logits, targets)
+            decay = sum(p.square().sum() for p in model.parameters())
+            spread = logits.var() if len(logits) > 1 else logits.sum() * 0.0
+            team.backward(main_loss + 0.01 * decay + 0.1 * spread)
+            batch.add(main=main_loss, decay=decay, spread=spread)
+        update(optimizer)
+        losses.append((batch["main"], batch["decay"], batch["spread"]))
+    return model, losses, loader.averages
+
+
+@equal(plain=True)
+def several_backward_calls(team):
+    """Two backward calls."""
+    model, optimizer, loader = team.prepare(*make())
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            logits = model(inputs)
+            team.backward(functional.cross_entropy(logits, targets), retain_graph=True)
+            team.backward(0.1 * logits.square().mean())
+        update(optimizer)
+    return model
+
+
+@equal(plain=True)
+def summed_loss(team):
+    """A summed loss (`reduction="sum"`)."""
+    model, optimizer, loader = team.prepare(*make(lambda parameters: torch.optim.SGD(parameters, lr=0.01)))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets, reduction="sum")
+            team.backward(loss, reduction="sum")
+        update(optimizer)
+    return model
+
+
+@equal()
+def summed_loss_by_global_size(team):
+    """A loss divided by `batch.num_samples`."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets, reduction="sum") / batch.num_samples
+            team.backward(loss, reduction="sum")
+        update(optimizer)
+    return model
+
+
+@refused("is a sum over its")
+def summed_loss_not_said(team):
+    """A summed loss without `reduction="sum"`."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets, reduction="sum"))
+        update(optimizer)
+
+
+@equal()
+def token_weights(team):
+    """A mean over tokens."""
+    model = nn.Sequential(nn.Embedding(20, 6, padding_idx=0), nn.Linear(6, 20))
+    words = torch.randint(1, 20, (22, 5))
+    for row, length in enumerate(torch.randint(1, 6, (22,)).tolist()):
+        words[row, length:] = 0
+    model, optimizer, loader = prepared(team, model, data=words)
+    losses = []
+    for batch in loader:
+        for rows in batch.shards:
+            loss = functional.cross_entropy(model(rows).flatten(0, 1), rows.flatten(), ignore_index=0)
+            team.backward(loss, weight=(rows != 0).sum())
+            batch.add(loss=loss)
+        update(optimizer)
+        losses.append(batch["loss"])
+    return model, losses
+
+
+@equal()
+def shards_of_no_weight(team):
+    """Weight 0 without valid targets."""
+    model, optimizer, loader = prepared(team)
+    losses = []
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            num_valid = (targets != 2).sum()
+            loss = functional.cross_entropy(model(inputs), targets, ignore_index=2)
+            team.backward(loss, weight=num_valid)
+            batch.add(loss=loss)
+        update(optimizer)
+        losses.append(batch["loss"])
+    return model, losses
+
+
+@equal()
+def deep_supervision(team):
+    """Losses at several depths."""
+    model = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3), nn.Linear(6, 3)])
+    model, optimizer, loader = prepared(team, model)
+    first, second, head, helper = model
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            hidden = torch.tanh(first(inputs))
+            side = functional.cross_entropy(helper(hidden), targets)
+            main_loss = functional.cross_entropy(head(torch.tanh(second(hidden))), targets)
+            team.backward(main_loss + 0.3 * side)
+        update(optimizer)
+    return model
+
+
+class Weighted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 5)
+        self.log_variances = nn.Parameter(torch.zeros(5))
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@equal()
+def uncertainty_weighting(team):
+    """Learned loss weights."""
+    model = Weighted()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    model, optimizer, loader = prepared(team, model, optimizer, TensorDataset(torch.randn(22, 6), torch.randn(22, 5)))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            errors = (model(inputs) - targets).square().mean(dim=0)
+            team.backward((torch.exp(-model.log_variances) * errors + model.log_variances).sum())
+        update(optimizer)
+    return model, optimizer
+
+
+@equal()
+def loss_weights_by_hand(team):
+    """GradNorm."""
+    model = mlp()
+    data = dataset()
+    weights = nn.Parameter(torch.ones(2))
+    for_weights = torch.optim.SGD([weights], lr=0.05)
+    model, optimizer, loader = prepared(team, model, data=data)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            outputs = model(inputs)
+            losses = torch.stack([functional.cross_entropy(outputs, targets), outputs.square().mean()])
+            slopes = [torch.autograd.grad(loss, model[2].weight, retain_graph=True)[0].norm() for loss in losses]
+            team.backward(weights[0] * losses[0] + weights[1] * losses[1])
+            batch.add(first=losses[0], second=losses[1], slope_of_first=slopes[0], slope_of_second=slopes[1])
+        update(optimizer)
+        norms = weights * torch.tensor([batch["slope_of_first"], batch["slope_of_second"]])
+        weights.grad = torch.autograd.grad((norms - norms.mean().detach()).abs().sum(), weights)[0]
+        update(for_weights)
+    return model, weights
+
+
+@equal()
+def hutchinson_curvature(team):
+    """AdaHessian."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            weights = list(model.parameters())
+            slopes = torch.autograd.grad(loss, weights, create_graph=True)
+            signs = [torch.randint(0, 2, p.shape) * 2.0 - 1.0 for p in weights]
+            team.backward(sum((slope * sign).sum() for slope, sign in zip(slopes, signs, strict=True)))
+        curvature = [p.grad.abs() + 0.1 for p in model.parameters()]
+        optimizer.zero_grad()
+        gradients(team, model, batch)
+        for p, size in zip(model.parameters(), curvature, strict=True):
+            p.grad /= size
+        update(optimizer)
+    return model
+
+
+@equal(found="LS203")
+def fisher_information(team):
+    """Elastic weight consolidation."""
+    model, optimizer, loader = prepared(team)
+    train(team, model, optimizer, loader)
+    fisher = [torch.zeros_like(p) for p in model.parameters()]
+    for batch in loader:
+        gradients(team, model, batch)
+        for p, f in zip(model.parameters(), fisher, strict=True):
+            f += p.grad.square()
+        optimizer.zero_grad()
+    anchor = [p.detach().clone() for p in model.parameters()]
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(-inputs), targets)
+            held = zip(model.parameters(), anchor, fisher, strict=True)
+            team.backward(loss + sum((f * (p - a).square()).sum() for p, a, f in held))
+        update(optimizer)
+    return model, fisher
+
+
+@equal()
+def functional_call_of_the_prepared_model(team):
+    """`functional_call`."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            moved = {name: p * 1.1 for name, p in model.named_parameters()}
+            team.backward(functional.cross_entropy(functional_call(model, moved, (inputs,)), targets))
+        update(optimizer)
+    return model

@@ -1,0 +1,604 @@
+"""Misuse."""
+
+import itertools
+
+import torch
+from torch import distributed, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, random_split
+
+from topics.promises import refused
+from topics.shared import dataset, gradients, mlp, prepared, shuffled, train, update
+
+
+@refused("the batch was unpacked, or iterated")
+def batch_unpacked(team):
+    """`images, labels = batch`."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        inputs, targets = batch
+        team.backward(functional.cross_entropy(model(inputs), targets))
+        update(optimizer)
+
+
+@refused("the batch was unpacked, or iterated")
+def loop_unpacks_batches(team):
+    """`for images, labels in loader`."""
+    model, optimizer, loader = prepared(team)
+    for inputs, targets in loader:
+        team.backward(functional.cross_entropy(model(inputs), targets))
+        update(optimizer)
+
+
+@refused("Linear(batch): a prepared loader yields one global batch a step")
+def model_of_a_batch(team):
+    """`model(batch)`."""
+    model = nn.Linear(6, 3)
+    model, optimizer, loader = prepared(team, model, loader=DataLoader(torch.randn(22, 6), 10))
+    for batch in loader:
+        team.backward(model(batch).square().mean())
+        update(optimizer)
+
+
+@refused("batch[0]: a prepared loader yields one global batch a step")
+def batch_indexed(team):
+    """`batch[0]`."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        team.backward(functional.cross_entropy(model(batch[0]), batch[1]))
+        update(optimizer)
+
+
+@refused("batch.to: a prepared loader yields one global batch a step")
+def batch_moved(team):
+    """`batch.to(device)`."""
+    _, optimizer, loader = prepared(team)
+    for batch in loader:
+        batch = batch.to(team.device)
+        update(optimizer)
+
+
+@refused("If it is part of the data, read it inside")
+def key_of_a_dict_batch(team):
+    """`batch["x"]` of dict samples."""
+    model, optimizer, loader = prepared(team, mlp(), data=[{"x": torch.randn(6), "y": i % 3} for i in range(22)])
+    for batch in loader:
+        team.backward(functional.cross_entropy(model(batch["x"]), batch["y"]))
+        update(optimizer)
+
+
+@refused("len(batch): a prepared loader yields one global batch a step")
+def batch_measured(team):
+    """`len(batch)`."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets, reduction="sum") / len(batch), reduction="sum")
+        update(optimizer)
+
+
+@refused("has a gradient that was not computed by team.backward(loss)", found="LS301")
+def loss_backward(team):
+    """`loss.backward()`."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            functional.cross_entropy(model(inputs), targets).backward()
+        update(optimizer)
+
+
+@refused("was not computed by team.backward(loss)", found="LS301")
+def backward_besides(team):
+    """`.backward()` beside `team.backward`."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            (0.1 * model(inputs).square().mean()).backward()
+        update(optimizer)
+
+
+@refused("torch.autograd.grad(loss, inputs)", found="LS301")
+def pgd_backward(team):
+    """PGD by a plain `loss.backward()`."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            delta = torch.zeros_like(inputs, requires_grad=True)
+            functional.cross_entropy(model[2](model[1](model[0](inputs + delta))), targets).backward()
+            moved = inputs + 0.1 * delta.grad.sign()
+            team.backward(functional.cross_entropy(model(moved), targets))
+        update(optimizer)
+
+
+@refused("no team.backward(loss) in this step")
+def no_backward(team):
+    """No `team.backward`."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            batch.add(loss=loss)
+        update(optimizer)
+
+
+@refused("no team.backward(loss) in this step")
+def step_before_the_shards(team):
+    """`optimizer.step()` before the shards."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        optimizer.step()
+        optimizer.zero_grad()
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+
+
+@refused("backward() outside of batch.shards")
+def backward_outside(team):
+    """`team.backward` outside."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+        team.backward(sum(p.square().sum() for p in model.parameters()))
+        update(optimizer)
+
+
+@refused("SGD.step() inside batch.shards", found="LS302")
+def step_inside(team):
+    """`optimizer.step()` inside."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+@refused("SGD.zero_grad() inside batch.shards", found="LS302")
+def zero_inside(team):
+    """`optimizer.zero_grad()` inside."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            optimizer.zero_grad()
+            team.backward(functional.cross_entropy(model(inputs), targets))
+        optimizer.step()
+
+
+@refused("use torch.autograd.grad(loss, inputs)")
+def pgd_zero_grad(team):
+    """PGD with `zero_grad()`."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            delta = torch.zeros_like(inputs, requires_grad=True)
+            model.zero_grad()
+            functional.cross_entropy(model(inputs + delta), targets).backward(inputs=[delta])
+            team.backward(functional.cross_entropy(model(inputs + 0.1 * delta.grad.sign()), targets))
+        update(optimizer)
+
+
+@refused("inside batch.shards")
+def zipped_with_shards_last(team):
+    """`zip(fakes, batch.shards)`."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        fakes = torch.randn(1, 6)
+        for fake, (inputs, targets) in zip(fakes, batch.shards, strict=False):
+            team.backward(functional.cross_entropy(model(inputs + fake), targets))
+        update(optimizer)
+
+
+@refused("schedule.step() inside batch.shards", found="LS302")
+def schedule_inside(team):
+    """`schedule.step()` inside."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = dataset()
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    model, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, DataLoader(data, 10))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            schedule.step()
+        update(optimizer)
+
+
+@refused("GradScaler.step() inside batch.shards", found="LS302")
+def scaler_inside(team):
+    """`scaler.step(optimizer)` inside."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = dataset()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    model, optimizer, scaler, loader = team.prepare(model, optimizer, scaler, DataLoader(data, 10))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(scaler.scale(functional.cross_entropy(model(inputs), targets)))
+            scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+@refused("team.clip_grad_norm_() inside batch.shards")
+def team_clip_inside(team):
+    """`team.clip_grad_norm_` inside."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            team.clip_grad_norm_(model.parameters(), 1.0)
+        update(optimizer)
+
+
+@refused("that loop was left before its end")
+def break_inside(team):
+    """`break` out of `batch.shards`."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            break
+        update(optimizer)
+
+
+@refused("all_reduce inside batch.shards")
+def all_reduce_inside(team):
+    """`team.all_reduce` inside."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            team.all_reduce(loss, "mean")
+        update(optimizer)
+
+
+@refused("a collective of torch.distributed was called inside batch.shards")
+def raw_all_reduce_inside(team):
+    """`torch.distributed.all_reduce` inside."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            total = loss.detach().clone()
+            distributed.all_reduce(total)
+        update(optimizer)
+
+
+@refused("barrier inside batch.shards")
+def barrier_inside(team):
+    """`team.barrier` inside."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            team.barrier()
+        update(optimizer)
+
+
+@refused("any inside batch.shards")
+def any_inside(team):
+    """`team.any` inside."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            if team.any(loss > 100.0):
+                continue
+            team.backward(loss)
+        update(optimizer)
+
+
+@refused("team.main_first() inside batch.shards")
+def main_first_inside(team):
+    """`team.main_first` inside."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            with team.main_first():
+                team.backward(functional.cross_entropy(model(inputs), targets))
+        update(optimizer)
+
+
+@refused("team.evaluate() inside batch.shards")
+def evaluate_inside(team):
+    """`team.evaluate` inside."""
+    model, data = mlp(), dataset()
+    model, optimizer, loader = prepared(team, model, data=data)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            with team.evaluate(model, DataLoader(data, 8)) as evaluation:
+                for batch in evaluation:
+                    for x, y in batch.shards:
+                        batch.add(loss=functional.cross_entropy(model(x), y))
+        update(optimizer)
+
+
+@refused("the batch was unpacked", found="LS306")
+def evaluation_unpacked(team):
+    """`for x, y in evaluation`."""
+    model, data = mlp(), dataset()
+    model, optimizer, loader = prepared(team, model, data=data)
+    train(team, model, optimizer, loader)
+    with team.evaluate(model, DataLoader(data, 3)) as evaluation:
+        for inputs, targets in evaluation:
+            functional.cross_entropy(model(inputs), targets)
+
+
+@refused("was left before its end")
+def evaluation_break_inside(team):
+    """`break` out of an evaluation's `batch.shards`."""
+    model, data = mlp(), dataset()
+    model, optimizer, loader = prepared(team, model, data=data)
+    train(team, model, optimizer, loader)
+    with team.evaluate(model, DataLoader(data, 3)) as evaluation:
+        for batch in evaluation:
+            for inputs, targets in batch.shards:
+                batch.add(loss=functional.cross_entropy(model(inputs), targets))
+                break
+
+
+@refused("team.best() inside batch.shards")
+def best_inside(team):
+    """`team.best` inside."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            team.best(-loss.item())
+        update(optimizer)
+
+
+@refused("batch['loss'] inside batch.shards")
+def value_read_inside(team):
+    """`batch["loss"]` read inside."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            batch.add(loss=loss)
+            if batch["loss"] > 2.0:
+                print("high")
+        update(optimizer)
+
+
+@refused("no value of that name was added")
+def value_never_added(team):
+    """`batch["accuracy"]` never added."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        gradients(team, model, batch)
+        team.log(accuracy=batch["accuracy"])
+        update(optimizer)
+
+
+@refused("nor one value per sample")
+def vector_not_declared(team):
+    """A vector added without `reduction`."""
+    model = nn.Linear(6, 5)
+    model, optimizer, loader = prepared(team, model, data=TensorDataset(torch.randn(22, 6), torch.randint(0, 5, (22,))))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            batch.add(counts=targets.bincount(minlength=5))
+        update(optimizer)
+
+
+@refused("batch.add(loss) outside of batch.shards", found="LS101")
+def value_added_outside(team):
+    """`batch.add` outside."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+        batch.add(loss=loss)
+        update(optimizer)
+
+
+@refused("another loop over batch.shards inside batch.shards")
+def nested_shards(team):
+    """Nested `batch.shards`."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for _ in batch.shards:
+            for inputs, targets in batch.shards:
+                team.backward(functional.cross_entropy(model(inputs), targets))
+        update(optimizer)
+
+
+@refused("the next step inside batch.shards")
+def next_batch_inside(team):
+    """The next batch taken inside."""
+    model, optimizer, loader = prepared(team)
+    batches = iter(loader)
+    for batch in batches:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            next(batches)
+        update(optimizer)
+
+
+@refused("the loss must be a scalar tensor")
+def loss_not_a_scalar(team):
+    """A loss per sample."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets, reduction="none").expand(len(inputs) + 1, -1))
+        update(optimizer)
+
+
+@refused("the loss is NaN")
+def loss_not_a_number(team):
+    """A NaN loss."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets) * float("nan"))
+        update(optimizer)
+
+
+@refused("belong to no prepared model")
+def model_not_prepared(team):
+    """An optimizer of an unprepared model."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer, loader = team.prepare(optimizer, DataLoader(dataset(), 10))
+    train(team, model, optimizer, loader)
+
+
+@refused("belongs to no prepared model")
+def model_forgotten(team):
+    """A second model with an optimizer, both unprepared."""
+    model = mlp()
+    data = dataset()
+    head = nn.Linear(3, 3)
+    for_head = torch.optim.Adam(head.parameters(), lr=0.1)
+    model, optimizer, loader = prepared(team, model, data=data)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(head(model(inputs)), targets))
+        update(optimizer)
+        update(for_head)
+
+
+@refused("belongs to no prepared model", found="LS203")
+def tensor_forgotten(team):
+    """A learned tensor of no model, updated by hand."""
+    model = mlp()
+    data = dataset()
+    scale = torch.ones(3, requires_grad=True)
+    model, optimizer, loader = prepared(team, model, data=data)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(scale * model(inputs), targets))
+        update(optimizer)
+        with torch.no_grad():
+            scale -= 0.1 * scale.grad
+        scale.grad = None
+
+
+@refused("this DataLoader has a DistributedSampler")
+def distributed_sampler(team):
+    """A DistributedSampler."""
+    model = mlp()
+    data = dataset()
+    sampler = torch.utils.data.DistributedSampler(data, team.world_size, team.rank)
+    model, optimizer, loader = prepared(team, model, loader=DataLoader(data, 10, sampler=sampler))
+    train(team, model, optimizer, loader)
+
+
+@refused("the model is already in a DataParallel")
+def wrapped_already(team):
+    """A model already in DataParallel."""
+    model, optimizer, loader = prepared(team, nn.DataParallel(nn.Linear(6, 3)))
+    train(team, model, optimizer, loader)
+
+
+@refused("backward() outside of batch.shards")
+def shards_listed(team):
+    """`list(batch.shards)`."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        parts = list(batch.shards)
+        for inputs, targets in parts:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+        update(optimizer)
+
+
+@refused("a learning rate that was changed there by hand")
+def rate_inside(team):
+    """The learning rate set inside."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            optimizer.param_groups[0]["lr"] = 0.05 * loss.item()
+        update(optimizer)
+
+
+@refused("the option 'momentum' of an optimizer")
+def option_inside(team):
+    """An optimizer's option set inside."""
+    model = mlp()
+    model, optimizer, loader = prepared(team, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            optimizer.param_groups[0]["momentum"] = 0.5 * float(inputs.std())
+        update(optimizer)
+
+
+@refused("SGD.step() inside batch.shards", found="LS302")
+def unprepared_step_inside(team):
+    """An unprepared `optimizer.step()` inside."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, loader = team.prepare(model, shuffled(dataset()))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@refused("the ranks have different data", alone=False)
+def split_before_join(join):
+    """Unseeded `random_split` before `join`."""
+    inputs = torch.arange(240.0).view(40, 6) / 100
+    training, _ = random_split(TensorDataset(inputs, torch.arange(40) % 3), [30, 10])
+    team = join()
+    model = mlp()
+    model, optimizer, loader = prepared(team, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), training)
+    train(team, model, optimizer, loader)
+    return model, optimizer
+
+
+@refused("the ranks have different data", alone=False)
+def data_drawn_before_join(join):
+    """Random data drawn before `join`."""
+    data = dataset()
+    team = join()
+    model = mlp()
+    model, optimizer, loader = prepared(team, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), data)
+    train(team, model, optimizer, loader)
+    return model, optimizer
+
+
+class Samples(IterableDataset):
+    def __init__(self, rank, world_size):
+        self.rank, self.world_size = rank, world_size
+
+    def __iter__(self):
+        samples = ((torch.full((6,), number / 100), number % 3) for number in range(20 * self.world_size))
+        return itertools.islice(samples, self.rank, None, self.world_size)
+
+
+@refused("the ranks have different data", alone=False, found="LS112")
+def stream_split_by_rank(team):
+    """A stream split by rank."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(Samples(team.rank, team.world_size), 10))
+    train(team, model, optimizer, loader)
+    return model, optimizer
+
+
+@refused("the ranks have different data", alone=False)
+def ready_batches_split_by_rank(team):
+    """Ready-made batches split by rank."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    batches = [(torch.randn(10, 6), torch.randint(0, 3, (10,))) for _ in range(3 * team.world_size)]
+    model, optimizer, loader = team.prepare(model, optimizer, batches[team.rank :: team.world_size])
+    train(team, model, optimizer, loader)
+    return model, optimizer

@@ -1,0 +1,595 @@
+"""Models."""
+
+import random
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+from topics.promises import differs, equal, refused
+from topics.shared import dataset, gradients, mlp, prepared, step, train, update
+
+
+@equal()
+def dropout(team):
+    """Dropout."""
+    model, optimizer, loader = prepared(team, nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.4), nn.Linear(16, 3)))
+    losses = train(team, model, optimizer, loader)
+    return model, losses
+
+
+@equal()
+def batch_norm(team):
+    """BatchNorm."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
+    model, optimizer, loader = prepared(team, model, data=dataset(shape=(1, 5, 5)))
+    train(team, model, optimizer, loader)
+    return model
+
+
+@equal()
+def batch_norm_frozen(team):
+    """BatchNorm frozen after an epoch."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
+    model, optimizer, loader = prepared(team, model, data=dataset(shape=(1, 5, 5)))
+    for epoch in team.epochs(2):
+        model.train()
+        if epoch > 0:
+            model[1].eval()
+        train(team, model, optimizer, loader)
+    return model
+
+
+@equal()
+def other_normalisations(team):
+    """GroupNorm, LayerNorm, InstanceNorm."""
+    model = nn.Sequential(
+        nn.Conv1d(2, 4, 3),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(),
+        nn.InstanceNorm1d(4, affine=True, track_running_stats=True),
+        nn.Flatten(),
+        nn.LayerNorm(16),
+        nn.Linear(16, 3),
+    )
+    model, optimizer, loader = prepared(team, model, data=dataset(shape=(2, 6)))
+    train(team, model, optimizer, loader)
+    return model
+
+
+@refused("is SyncBatchNorm, which takes its statistics over the processes")
+def sync_batch_norm(team):
+    """SyncBatchNorm."""
+    model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+    model, optimizer, loader = prepared(team, nn.SyncBatchNorm.convert_sync_batchnorm(model), data=dataset(shape=(2, 6)))
+    train(team, model, optimizer, loader)
+
+
+class ActNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shift, self.log_scale = nn.Parameter(torch.zeros(6)), nn.Parameter(torch.zeros(6))
+
+    def forward(self, x):
+        return (x - self.shift) * torch.exp(-self.log_scale)
+
+
+@equal()
+def actnorm(team):
+    """ActNorm, initialized in a phase."""
+    model, optimizer, loader = prepared(team, nn.Sequential(ActNorm(), nn.Linear(6, 3)))
+    for batch in loader:
+        if team.step == 1:
+            for inputs, _ in batch.shards:
+                batch.add(**{f"x{i}": inputs[:, i].mean() for i in range(6)})
+                batch.add(**{f"xx{i}": inputs[:, i].square().mean() for i in range(6)})
+            mean = torch.tensor([batch[f"x{i}"] for i in range(6)])
+            square = torch.tensor([batch[f"xx{i}"] for i in range(6)])
+            model[0].shift.data.copy_(mean)
+            model[0].log_scale.data.copy_((square - mean.square()).sqrt().log())
+        step(team, model, optimizer, batch)
+    return model
+
+
+class Dropped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            if not self.training or random.random() > 0.5:
+                x = x + torch.tanh(layer(x))
+        return self.head(x)
+
+
+@equal()
+def layer_drop(team):
+    """LayerDrop."""
+    model = Dropped()
+    model, optimizer, loader = prepared(team, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    train(team, model, optimizer, loader)
+    return model, optimizer
+
+
+class Stochastic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            keep = torch.rand(len(x), 1) > 0.3
+            x = x + keep * torch.tanh(layer(x)) / 0.7
+        return self.head(x)
+
+
+@equal()
+def stochastic_depth(team):
+    """Stochastic depth."""
+    model, optimizer, loader = prepared(team, Stochastic())
+    train(team, model, optimizer, loader)
+    return model
+
+
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(6, 8)
+        self.experts = nn.ModuleList(nn.Linear(6, 3) for _ in range(8))
+
+    def forward(self, x):
+        weights, chosen = self.gate(x).softmax(dim=1).max(dim=1)
+        result = torch.zeros(len(x), 3)
+        for number, expert in enumerate(self.experts):
+            rows = (chosen == number).nonzero().flatten()
+            if len(rows):
+                result = result.index_add(0, rows, expert(x[rows]) * weights[rows, None])
+        return result
+
+
+@equal()
+def mixture_of_experts(team):
+    """A mixture of experts."""
+    model = Mixture()
+    model, optimizer, loader = prepared(team, model, torch.optim.Adam(model.parameters(), lr=0.01))
+    unused = []
+    for batch in loader:
+        gradients(team, model, batch)
+        unused.append([name for name, p in model.named_parameters() if p.grad is None])
+        update(optimizer)
+    return model, optimizer, unused
+
+
+class Balanced(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(6, 4)
+        self.experts = nn.ModuleList(nn.Linear(6, 3) for _ in range(4))
+        self.register_buffer("bias", torch.zeros(4))
+
+    def forward(self, x):
+        scores = self.gate(x).sigmoid()
+        chosen = (scores + self.bias).argmax(dim=1)
+        outputs = torch.stack([expert(x) for expert in self.experts], dim=1)
+        rows = torch.arange(len(x))
+        return outputs[rows, chosen] * scores[rows, chosen, None], chosen.bincount(minlength=4)
+
+
+@equal()
+def expert_loads(team):
+    """Expert biases that follow loads."""
+    model = Balanced()
+    model, optimizer, loader = prepared(team, model, torch.optim.Adam(model.parameters(), lr=0.01))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            outputs, loads = model(inputs)
+            team.backward(functional.cross_entropy(outputs, targets))
+            batch.add(loads=loads, reduction="sum")
+        update(optimizer)
+        loads = batch["loads"].float()
+        model.bias += 0.01 * torch.sign(loads.mean() - loads)
+    return model, optimizer
+
+
+@equal()
+def checkpointing(team):
+    """Activation checkpointing."""
+    first = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3))
+    model, optimizer, loader = prepared(team, nn.ModuleList([first, nn.Linear(16, 3)]))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            hidden = checkpoint(model[0], inputs, use_reentrant=False)
+            team.backward(functional.cross_entropy(model[1](hidden), targets))
+        update(optimizer)
+    return model
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 16)
+        self.middle = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Dropout(0.3))
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.head(checkpoint(self.middle, self.first(x), use_reentrant=True))
+
+
+@equal()
+def checkpointing_reentrant(team):
+    """Activation checkpointing (`use_reentrant=True`)."""
+    model, optimizer, loader = prepared(team, Checkpointed())
+    train(team, model, optimizer, loader)
+    return model
+
+
+@equal(heavy=True)
+def compiled(team):
+    """`torch.compile` before `prepare`."""
+    model = mlp()
+    data = dataset()
+    model = torch.compile(model, backend="aot_eager", dynamic=False)
+    model, optimizer, loader = prepared(team, model, data=data)
+    train(team, model, optimizer, loader)
+    return model
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(3, 5, batch_first=True), nn.Linear(5, 2)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.head(self.lstm(packed)[1][0][-1])
+
+
+@equal()
+def recurrent(team):
+    """An LSTM."""
+    model = Recurrent()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    data = TensorDataset(torch.randn(22, 6, 3), torch.randint(1, 7, (22,)), torch.randint(0, 2, (22,)))
+    model, optimizer, loader = prepared(team, model, optimizer, data)
+    for batch in loader:
+        for inputs, lengths, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs, lengths), targets))
+        update(optimizer)
+    return model, optimizer
+
+
+@equal()
+def hidden_state_carried(team):
+    """Hidden state in `team.per_shard`."""
+    model = nn.ModuleDict({"cell": nn.GRUCell(3, 5), "head": nn.Linear(5, 3)})
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(38, 4, 3), 12))
+    hidden = team.per_shard("hidden", torch.zeros(5))
+    for batch in loader:
+        for series in batch.shards:
+            state, loss = hidden.value.expand(len(series), 5), 0.0
+            for time in range(3):
+                state = model["cell"](series[:, time], state)
+                loss = loss + functional.mse_loss(model["head"](state), series[:, time + 1])
+            team.backward(loss)
+            hidden.value = state.detach().mean(dim=0)
+        update(optimizer)
+    return model, optimizer
+
+
+@differs("It comes from whichever shard this process ran last: use `team.per_shard(name, start)`.", found="LS101")
+def hidden_state_in_a_variable(team):
+    """A hidden state kept in a variable."""
+    model = nn.ModuleDict({"cell": nn.GRUCell(3, 5), "head": nn.Linear(5, 3)})
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(38, 4, 3), 12))
+    hidden = torch.zeros(5)
+    for batch in loader:
+        for series in batch.shards:
+            state, loss = hidden.expand(len(series), 5), 0.0
+            for time in range(3):
+                state = model["cell"](series[:, time], state)
+                loss = loss + functional.mse_loss(model["head"](state), series[:, time + 1])
+            team.backward(loss)
+            hidden = state.detach().mean(dim=0)
+        update(optimizer)
+    return model, optimizer
+
+
+@equal()
+def truncated_backpropagation(team):
+    """Truncated backpropagation."""
+    model = nn.ModuleDict({"cell": nn.GRUCell(3, 5), "head": nn.Linear(5, 3)})
+    model, optimizer, loader = prepared(team, model, torch.optim.Adam(model.parameters(), lr=0.01), torch.randn(22, 7, 3))
+    hidden = team.per_shard("hidden", None)
+    for batch in loader:
+        for start in (0, 3):
+            for series in batch.shards:
+                state = torch.zeros(len(series), 5) if start == 0 else hidden.value
+                loss = 0.0
+                for time in range(start, start + 3):
+                    state = model["cell"](series[:, time], state)
+                    loss = loss + functional.mse_loss(model["head"](state), series[:, time + 1])
+                team.backward(loss)
+                hidden.value = state.detach()
+            update(optimizer)
+    return model, optimizer
+
+
+@equal()
+def attention(team):
+    """A transformer layer."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+    model = nn.ModuleDict({"words": nn.Embedding(12, 8), "layer": layer, "head": nn.Linear(8, 12)})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model, optimizer, loader = prepared(team, model, optimizer, torch.randint(0, 12, (22, 6)))
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    for batch in loader:
+        for words in batch.shards:
+            hidden = model["layer"](model["words"](words[:, :-1]), src_mask=mask, is_causal=True)
+            team.backward(functional.cross_entropy(model["head"](hidden).flatten(0, 1), words[:, 1:].flatten()))
+        update(optimizer)
+    return model, optimizer
+
+
+@equal()
+def hooks_for_activations(team):
+    """An activation penalty (forward hook)."""
+    model, optimizer, loader = prepared(team)
+    caught = []
+    model[1].register_forward_hook(lambda module, args, result: caught.append(result))
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss + 0.1 * caught.pop().abs().mean())
+        update(optimizer)
+    return model
+
+
+class Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -0.5 * gradient
+
+
+class Round(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return (4 * x).round() / 4
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+@equal()
+def own_autograd_function(team):
+    """Custom autograd functions."""
+    model = nn.ModuleList([nn.Linear(6, 4), nn.Linear(4, 3), nn.Linear(4, 2)])
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)), torch.randint(0, 2, (22,)))
+    model, optimizer, loader = prepared(team, model, data=data)
+    for batch in loader:
+        for inputs, targets, domains in batch.shards:
+            features = Round.apply(torch.tanh(model[0](inputs)))
+            wanted = functional.cross_entropy(model[1](features), targets)
+            unwanted = functional.cross_entropy(model[2](Reverse.apply(features)), domains)
+            team.backward(wanted + unwanted)
+        update(optimizer)
+    return model
+
+
+class Quantised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("low", torch.zeros(()))
+        self.register_buffer("high", torch.zeros(()))
+
+    def forward(self, x):
+        self.low.copy_(torch.lerp(self.low, x.min(), 0.1))
+        self.high.copy_(torch.lerp(self.high, x.max(), 0.1))
+        scale = ((self.high - self.low) / 15).clamp(min=0.01)
+        return self.layer((x / scale).round().clamp(-8, 7) * scale)
+
+
+@equal()
+def fake_quantisation(team):
+    """Quantization-aware training."""
+    model, optimizer, loader = prepared(team, Quantised())
+    train(team, model, optimizer, loader)
+    return model
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(6, 3)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        self.seen += len(x)
+        return self.body(x)
+
+
+@equal()
+def counter_in_a_buffer(team):
+    """A counter of samples in a buffer (a warning)."""
+    model, optimizer, loader = prepared(team, Counting(), data=torch.randn(22, 6))
+    for batch in loader:
+        for inputs in batch.shards:
+            team.backward(model(inputs).square().mean())
+        update(optimizer)
+    return model
+
+
+class Banked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(6, 4)
+        self.register_buffer("bank", functional.normalize(torch.randn(22, 4), dim=1))
+
+    def forward(self, x, index):
+        found = functional.normalize(self.body(x), dim=1)
+        logits = found @ self.bank.clone().T / 0.2
+        self.bank[index] = found.detach()
+        return logits
+
+
+@equal()
+def bank_in_a_buffer(team):
+    """A memory bank in a buffer, written in the forward pass (a warning)."""
+    model, optimizer, loader = prepared(team, Banked(), data=TensorDataset(torch.randn(22, 6), torch.arange(22)))
+    for batch in loader:
+        for inputs, index in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs, index), index))
+        update(optimizer)
+    return model
+
+
+class Normalised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("num_calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        if self.training:
+            self.num_calls += 1
+            self.mean += (x.mean(dim=0) - self.mean) / self.num_calls
+        return self.layer(x - self.mean)
+
+
+@equal()
+def input_statistics(team):
+    """Running input statistics."""
+    model, optimizer, loader = prepared(team, Normalised())
+    train(team, model, optimizer, loader)
+    return model
+
+
+class Codebook(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = nn.Linear(6, 3), nn.Linear(3, 6)
+        self.register_buffer("codes", torch.randn(5, 3))
+
+    def forward(self, x):
+        encoded = self.encode(x)
+        chosen = torch.cdist(encoded.detach(), self.codes).argmin(dim=1)
+        quantised = self.codes[chosen]
+        with torch.no_grad():
+            one_hot = functional.one_hot(chosen, 5).float()
+            means = one_hot.T @ encoded / one_hot.sum(dim=0).clamp(min=1.0)[:, None]
+            used = one_hot.any(dim=0)[:, None]
+            self.codes.copy_(torch.where(used, self.codes.lerp(means, 0.1), self.codes))
+        return self.decode(encoded + (quantised - encoded).detach()), functional.mse_loss(encoded, quantised)
+
+
+@equal()
+def vq_codebook(team):
+    """A VQ-VAE's codebook."""
+    model = Codebook()
+    model, optimizer, loader = prepared(team, model, torch.optim.Adam(model.parameters(), lr=0.01), torch.randn(22, 6))
+    for batch in loader:
+        for inputs in batch.shards:
+            restored, commitment = model(inputs)
+            team.backward(functional.mse_loss(restored, inputs) + 0.25 * commitment)
+        update(optimizer)
+    return model, optimizer
+
+
+class Growing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("seen", torch.zeros(0, 6))
+
+    def forward(self, x):
+        self.seen = torch.cat([self.seen, x.detach()])
+        return self.layer(x)
+
+
+@refused("the buffer 'seen' of Growing became")
+def growing_buffer(team):
+    """A buffer that grows."""
+    model, optimizer, loader = prepared(team, Growing())
+    train(team, model, optimizer, loader)
+
+
+@equal()
+def double_precision(team):
+    """Float64."""
+    model = mlp().double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    data = TensorDataset(torch.randn(22, 6, dtype=torch.float64), torch.randint(0, 3, (22,)))
+    model, optimizer, loader = prepared(team, model, optimizer, data)
+    losses = train(team, model, optimizer, loader)
+    return model, optimizer, losses
+
+
+@equal()
+def own_autocast(team):
+    """The script's own `torch.autocast`."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+        update(optimizer)
+    return model
+
+
+@equal(precision="16-mixed")
+def mixed_precision(team):
+    """`precision="16-mixed"`."""
+    model, optimizer, loader = prepared(team)
+    norms = []
+    for batch in loader:
+        gradients(team, model, batch)
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+        update(optimizer)
+    return model, norms
+
+
+class Cooling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.num_calls = nn.Linear(6, 3), 0
+
+    def forward(self, x):
+        self.num_calls += 1
+        return self.layer(x) * (1 + 1 / self.num_calls)
+
+
+@differs(
+    "Only this process's shards change it: use a buffer, which is combined over the shards, or set it outside.",
+    found="LS104",
+)
+def counter_in_the_model(team):
+    """A counter in a plain attribute of the model."""
+    model, optimizer, loader = prepared(team, Cooling())
+    train(team, model, optimizer, loader)
+    return model
+
+
+@equal()
+def saved_tensors_moved(team):
+    """`save_on_cpu`, with anomaly detection."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            with torch.autograd.graph.save_on_cpu(), torch.autograd.set_detect_anomaly(True, check_nan=False):
+                team.backward(functional.cross_entropy(model(inputs), targets))
+        update(optimizer)
+    return model

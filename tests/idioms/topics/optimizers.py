@@ -1,0 +1,542 @@
+"""Optimizers."""
+
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from topics.promises import equal, refused
+from topics.shared import dataset, gradients, make, mlp, prepared, shuffled, step, train, trained, update
+
+
+@equal(plain=True)
+def sgd(team):
+    """SGD."""
+    return trained(team)
+
+
+@equal(plain=True)
+def sgd_momentum(team):
+    """SGD with momentum."""
+    return trained(team, lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
+
+
+@equal(plain=True)
+def sgd_nesterov(team):
+    """SGD, Nesterov, weight decay."""
+    return trained(
+        team, lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
+    )
+
+
+@equal(plain=True)
+def sgd_maximize(team):
+    """Gradient ascent (`maximize=True`)."""
+    return trained(team, lambda parameters: torch.optim.SGD(parameters, lr=0.01, maximize=True))
+
+
+@equal(plain=True)
+def sgd_foreach(team):
+    """SGD with `foreach=True`."""
+    return trained(team, lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=True))
+
+
+@equal(plain=True)
+def sgd_fused(team):
+    """SGD with `fused=True`."""
+    return trained(team, lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True))
+
+
+@equal(plain=True)
+def adam(team):
+    """Adam."""
+    return trained(team, lambda parameters: torch.optim.Adam(parameters, lr=0.01))
+
+
+@equal(plain=True)
+def adam_amsgrad(team):
+    """Adam with AMSGrad."""
+    return trained(team, lambda parameters: torch.optim.Adam(parameters, lr=0.01, amsgrad=True, weight_decay=0.01))
+
+
+@equal(plain=True)
+def adam_fused(team):
+    """Adam with `fused=True`."""
+    return trained(team, lambda parameters: torch.optim.Adam(parameters, lr=0.01, fused=True))
+
+
+@equal(plain=True)
+def adamw(team):
+    """AdamW."""
+    return trained(team, lambda parameters: torch.optim.AdamW(parameters, lr=0.01))
+
+
+@equal(plain=True)
+def adamax(team):
+    """Adamax."""
+    return trained(team, lambda parameters: torch.optim.Adamax(parameters, lr=0.01))
+
+
+@equal(plain=True)
+def nadam(team):
+    """NAdam."""
+    return trained(team, lambda parameters: torch.optim.NAdam(parameters, lr=0.01))
+
+
+@equal(plain=True)
+def radam(team):
+    """RAdam."""
+    return trained(team, lambda parameters: torch.optim.RAdam(parameters, lr=0.01))
+
+
+@equal(plain=True)
+def rmsprop(team):
+    """RMSprop, centered, with momentum."""
+    return trained(team, lambda parameters: torch.optim.RMSprop(parameters, lr=0.01, centered=True, momentum=0.9))
+
+
+@equal(plain=True)
+def rprop(team):
+    """Rprop."""
+    return trained(team, lambda parameters: torch.optim.Rprop(parameters, lr=0.01))
+
+
+@equal(plain=True)
+def adagrad(team):
+    """Adagrad, rate decay."""
+    return trained(team, lambda parameters: torch.optim.Adagrad(parameters, lr=0.1, lr_decay=0.01))
+
+
+@equal(plain=True)
+def adadelta(team):
+    """Adadelta."""
+    return trained(team, lambda parameters: torch.optim.Adadelta(parameters))
+
+
+@equal(plain=True)
+def asgd(team):
+    """ASGD."""
+    return trained(team, lambda parameters: torch.optim.ASGD(parameters, lr=0.1, t0=1))
+
+
+@equal(plain=True)
+def adafactor(team):
+    """Adafactor."""
+    return trained(team, lambda parameters: torch.optim.Adafactor(parameters, lr=0.05))
+
+
+@equal()
+def muon(team):
+    """Muon with AdamW."""
+    model = mlp()
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    rest = [p for p in model.parameters() if p.ndim != 2]
+    optimizers = [torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(rest, lr=0.01)]
+    model, *optimizers, loader = team.prepare(model, *optimizers, shuffled(dataset()))
+    for batch in loader:
+        gradients(team, model, batch)
+        for optimizer in optimizers:
+            update(optimizer)
+    return model, optimizers
+
+
+def train_by_closure(team, model, optimizer, loader):
+    """The closure contains the loop over the shards: an optimizer may call it as often as it likes."""
+    losses = []
+    for batch in loader:
+
+        def closure(batch=batch):
+            optimizer.zero_grad()
+            gradients(team, model, batch)
+            return batch["loss"]
+
+        losses.append(optimizer.step(closure))
+    return losses
+
+
+@equal(plain=True)
+def lbfgs(team):
+    """L-BFGS."""
+    model, optimizer, loader = team.prepare(*make(lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=3)))
+    losses = train_by_closure(team, model, optimizer, loader)
+    return model, optimizer, losses
+
+
+@equal(plain=True)
+def lbfgs_line_search(team):
+    """L-BFGS with line search."""
+    optimizer = partial(torch.optim.LBFGS, max_iter=3, line_search_fn="strong_wolfe")
+    model, optimizer, loader = team.prepare(*make(optimizer))
+    train_by_closure(team, model, optimizer, loader)
+    return model, optimizer
+
+
+@equal()
+def adam_closure(team):
+    """Adam's `step(closure)`."""
+    model = mlp()
+    model, optimizer, loader = prepared(team, model, torch.optim.Adam(model.parameters(), lr=0.01))
+    losses = train_by_closure(team, model, optimizer, loader)
+    return model, optimizer, losses
+
+
+@refused("has a sparse gradient")
+def sparse_adam(team):
+    """SparseAdam on sparse gradients."""
+    model = nn.Sequential(nn.EmbeddingBag(20, 6, sparse=True), nn.Linear(6, 3))
+    optimizers = [torch.optim.SparseAdam(model[0].parameters()), torch.optim.SGD(model[1].parameters(), lr=0.1)]
+    model, *optimizers, loader = team.prepare(
+        model, *optimizers, shuffled(TensorDataset(torch.randint(0, 20, (22, 5)), torch.randint(0, 3, (22,))))
+    )
+    for batch in loader:
+        gradients(team, model, batch)
+        for optimizer in optimizers:
+            update(optimizer)
+
+
+@equal()
+def parameter_groups(team):
+    """Parameter groups."""
+    model = mlp()
+    weights = [p for name, p in model.named_parameters() if name.endswith("weight")]
+    biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
+    groups = [{"params": weights, "weight_decay": 0.01}, {"params": biases, "lr": 0.05}]
+    model, optimizer, loader = prepared(team, model, torch.optim.AdamW(groups, lr=0.01, weight_decay=0.0))
+    train(team, model, optimizer, loader)
+    return model, optimizer
+
+
+@equal()
+def two_optimizers(team):
+    """Two optimizers in turn."""
+    model = mlp()
+    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    second = torch.optim.Adam(model[2].parameters(), lr=0.01)
+    model, first, second, loader = team.prepare(model, first, second, shuffled(dataset()))
+    for batch in loader:
+        gradients(team, model, batch)
+        update(first)
+        if team.step % 2 == 0:
+            update(second)
+    return model, first, second
+
+
+class Lion(torch.optim.Optimizer):
+    def __init__(self, params, lr=0.001, betas=(0.9, 0.99)):
+        super().__init__(params, {"lr": lr, "betas": betas})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            slow, fast = group["betas"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                average = self.state[p].setdefault("average", torch.zeros_like(p))
+                p.add_(average.mul(slow).add_(p.grad, alpha=1 - slow).sign_(), alpha=-group["lr"])
+                average.mul_(fast).add_(p.grad, alpha=1 - fast)
+
+
+@equal()
+def own_optimizer(team):
+    """A custom optimizer (Lion)."""
+    model = mlp()
+    model, optimizer, loader = prepared(team, model, Lion(model.parameters(), lr=0.01))
+    train(team, model, optimizer, loader)
+    return model, optimizer
+
+
+class Decaying(torch.optim.Optimizer):
+    """Gradient descent whose rate decays with the steps."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"step_size": 0.1, "num_steps": 0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["num_steps"] += 1
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad, alpha=group["step_size"] / group["num_steps"])
+
+
+@equal()
+def own_optimizer_without_lr(team):
+    """A custom optimizer without "lr"."""
+    model = mlp()
+    model, optimizer, loader = prepared(team, model, Decaying(model.parameters()))
+    train(team, model, optimizer, loader)
+    return model, optimizer
+
+
+def make_linear():
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    return model, DataLoader(dataset(), 10)
+
+
+@equal(plain=True)
+def update_by_hand(team):
+    """Weights updated by hand."""
+    model, loader = team.prepare(*make_linear())
+    for batch in loader:
+        gradients(team, model, batch)
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.1 * p.grad
+        model.zero_grad()
+    return model
+
+
+@equal(found="LS203")
+def update_through_data(team):
+    """Weights written through `p.data`."""
+    model = mlp()
+    model, loader = team.prepare(model, shuffled(dataset()))
+    velocity = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for batch in loader:
+        gradients(team, model, batch)
+        for name, p in model.named_parameters():
+            velocity[name].mul_(0.9).add_(p.grad)
+            p.data -= 0.1 * velocity[name]
+            p.grad = None
+    return model, velocity
+
+
+@equal()
+def sign_sgd(team):
+    """SignSGD."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        gradients(team, model, batch)
+        for p in model.parameters():
+            p.grad.sign_()
+        update(optimizer)
+    return model, optimizer
+
+
+@equal(found="LS201")
+def optimizer_exchanged(team):
+    """An optimizer exchanged mid-run."""
+    model = mlp()
+    model, optimizer, loader = prepared(team, model, torch.optim.Adam(model.parameters(), lr=0.01))
+    for batch in loader:
+        if team.step == 3:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step(team, model, optimizer, batch)
+    return model, optimizer
+
+
+@equal()
+def optimizer_not_prepared(team):
+    """An unprepared optimizer."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model, loader = team.prepare(model, shuffled(dataset()))
+    train(team, model, optimizer, loader)
+    return model, optimizer
+
+
+@equal()
+def optimizer_state_reset(team):
+    """Optimizer state reset."""
+    model = mlp()
+    model, optimizer, loader = prepared(team, model, torch.optim.Adam(model.parameters(), lr=0.01))
+    for batch in loader:
+        step(team, model, optimizer, batch)
+        if team.step % 2 == 0:
+            optimizer.state.clear()
+    return model, optimizer
+
+
+@equal()
+def add_param_group(team):
+    """`add_param_group` mid-run."""
+    model = mlp()
+    model[0].requires_grad_(False)
+    model, optimizer, loader = prepared(team, model, torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9))
+    for batch in loader:
+        if team.step == 3:
+            model[0].requires_grad_(True)
+            optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.01})
+        step(team, model, optimizer, batch)
+    return model, optimizer
+
+
+@equal()
+def optimizer_hooks(team):
+    """Optimizer hooks."""
+    model, optimizer, loader = prepared(team)
+    norms = []
+
+    def clip(optimizer, args, kwargs):
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+
+    def clamp(optimizer, args, kwargs):
+        for p in model.parameters():
+            p.data.clamp_(-0.4, 0.4)
+
+    optimizer.register_step_pre_hook(clip)
+    optimizer.register_step_post_hook(clamp)
+    train(team, model, optimizer, loader)
+    return model, optimizer, norms
+
+
+@equal(plain=True)
+def zero_at_the_start(team):
+    """`zero_grad()` at the start."""
+    model, optimizer, loader = team.prepare(*make(lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)))
+    for batch in loader:
+        optimizer.zero_grad()
+        gradients(team, model, batch)
+        optimizer.step()
+    return model, optimizer
+
+
+@equal()
+def zero_to_zeros(team):
+    """`zero_grad(set_to_none=False)`."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        gradients(team, model, batch)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    return model, optimizer
+
+
+@equal(plain=True)
+def never_cleared(team):
+    """Gradients never cleared."""
+    model, optimizer, loader = team.prepare(*make())
+    for batch in loader:
+        gradients(team, model, batch)
+        optimizer.step()
+    return model, optimizer
+
+
+@refused("SGD.step() inside batch.shards", found="LS302")
+def optimizer_in_backward(team):
+    """An optimizer step in backward hooks."""
+    model = mlp()
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+    model, *_, loader = team.prepare(model, *optimizers.values(), DataLoader(dataset(), 10))
+
+    def step_now(p):
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(step_now)
+    for batch in loader:
+        gradients(team, model, batch)
+
+
+@equal(plain=True, found="LS203")
+def lookahead(team):
+    """Lookahead."""
+    model, optimizer, loader = team.prepare(*make(lambda parameters: torch.optim.SGD(parameters, lr=0.2)))
+    slow = [p.detach().clone() for p in model.parameters()]
+    for batch in loader:
+        step(team, model, optimizer, batch)
+        if team.step % 2 == 0:
+            for p, s in zip(model.parameters(), slow, strict=True):
+                s += 0.5 * (p.detach() - s)
+                p.data.copy_(s)
+    return model, slow
+
+
+@equal(plain=True)
+def sam(team):
+    """SAM."""
+    model, optimizer, loader = team.prepare(*make())
+    for batch in loader:
+        gradients(team, model, batch)
+        norm = torch.sqrt(sum(p.grad.square().sum() for p in model.parameters()))
+        moves = [0.05 * p.grad / norm for p in model.parameters()]
+        with torch.no_grad():
+            for p, move in zip(model.parameters(), moves, strict=True):
+                p += move
+        optimizer.zero_grad()
+        gradients(team, model, batch)
+        with torch.no_grad():
+            for p, move in zip(model.parameters(), moves, strict=True):
+                p -= move
+        update(optimizer)
+    return model, optimizer
+
+
+@equal()
+def sgld(team):
+    """Langevin dynamics."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        step(team, model, optimizer, batch)
+        with torch.no_grad():
+            for p in model.parameters():
+                p += 0.01 * torch.randn_like(p)
+    return model, optimizer
+
+
+@equal()
+def svrg(team):
+    """SVRG."""
+    model, optimizer, loader = prepared(team)
+    anchor = mlp()
+    anchor = team.prepare(anchor)
+    anchor.load_state_dict(model.state_dict())
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(anchor(inputs), targets))
+    full = [p.grad / len(loader) for p in anchor.parameters()]
+    anchor.zero_grad()
+    for batch in loader:
+        gradients(team, model, batch)
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(anchor(inputs), targets))
+        for p, a, mean in zip(model.parameters(), anchor.parameters(), full, strict=True):
+            p.grad += mean - a.grad
+        update(optimizer)
+        anchor.zero_grad()
+    return model, full
+
+
+@equal()
+def evolution_strategy(team):
+    """An evolution strategy."""
+    model = mlp()
+    model, loader = team.prepare(model, shuffled(dataset()))
+    losses = []
+    for batch in loader:
+        noises, scores = [], []
+        for _ in range(3):
+            noise = [0.1 * torch.randn_like(p) for p in model.parameters()]
+            for p, n in zip(model.parameters(), noise, strict=True):
+                p.data += n
+            for inputs, targets in batch.shards:
+                with torch.no_grad():
+                    batch.add(loss=functional.cross_entropy(model(inputs), targets))
+            for p, n in zip(model.parameters(), noise, strict=True):
+                p.data -= n
+            noises.append(noise)
+            scores.append(batch["loss"])
+        best = noises[scores.index(min(scores))]
+        for p, n in zip(model.parameters(), best, strict=True):
+            p.data += 0.5 * n
+        losses.append(scores)
+    return model, losses
+
+
+@equal()
+def reptile(team):
+    """Reptile."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        before = [p.detach().clone() for p in model.parameters()]
+        for _ in range(3):
+            step(team, model, optimizer, batch)
+        with torch.no_grad():
+            for p, old in zip(model.parameters(), before, strict=True):
+                p.copy_(old + 0.5 * (p - old))
+    return model, optimizer

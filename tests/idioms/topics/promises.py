@@ -1,0 +1,98 @@
+"""What is promised for an idiom: ``@equal()``, ``@refused(...)`` or ``@differs(...)`` above its function.
+
+The function is given the team, and returns what must be the same. Its name is the idiom's, its docstring what a page calls it.
+One that does something before it joins is given a function instead, named ``join``.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import lockstep  # noqa: F401 - whoever reads a topic (lockstep check) sees that it trains with lockstep
+
+IDIOMS = []
+
+
+@dataclass(frozen=True)
+class Equal:
+    """Weights, buffers, optimizer state and returned numbers are equal to the bit on every rank, however many there are."""
+
+    plain: bool = False
+    """Also equal to the same loop without lockstep, on one process with one shard."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """It ends in an error of lockstep's with these words."""
+
+    words: str
+    alone: bool = True
+    """Whether also by a process that is alone. (Else it runs there: only other processes can tell.)"""
+
+
+@dataclass(frozen=True)
+class Differs:
+    """It runs, and gives another answer on other numbers of processes, which is tested too."""
+
+    why: str
+    """For whoever reads the page."""
+
+
+@dataclass(frozen=True)
+class Idiom:
+    """A function that trains in one of the ways that people do."""
+
+    function: Callable
+    promise: Equal | Refused | Differs
+    found: str = ""
+    """What a reading finds in it (``lockstep check``): codes, with a question mark if it is not certain. LS1: another answer
+    on another number of processes; LS2: starts anew on a resume; LS3: misuse."""
+    heavy: bool = False
+    """It imports what takes seconds in every process, so it is tested on fewer of them."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of ``join``."""
+
+    @property
+    def name(self):
+        return self.function.__name__
+
+    @property
+    def what(self):
+        """In words: a docstring without its full stop."""
+        return self.function.__doc__.removesuffix(".")
+
+    @property
+    def topic(self):
+        """The module that it is in."""
+        return self.function.__module__.rpartition(".")[2]
+
+    @property
+    def line(self):
+        """Where it begins."""
+        return self.function.__code__.co_firstlineno
+
+    @property
+    def joins(self):
+        """Whether it joins by itself."""
+        return "join" in inspect.signature(self.function).parameters
+
+
+def equal(*, plain=False, **about):
+    return promised(Equal(plain), **about)
+
+
+def refused(words, *, alone=True, **about):
+    return promised(Refused(words, alone), **about)
+
+
+def differs(why, **about):
+    return promised(Differs(why), **about)
+
+
+def promised(promise, *, found="", heavy=False, **settings):
+    def note(function):
+        IDIOMS.append(Idiom(function, promise, found, heavy, settings))
+        return function
+
+    return note
