@@ -107,7 +107,6 @@ OWED = {
     ),
     "loop.preparing": ("tools.tune.tuned",),
     "measure.step_clock": (
-        "tools.explain.live_step",
         "tools.explain.loader_workers",
         "tools.explain.slow_ranks",
     ),
@@ -129,7 +128,6 @@ OWED = {
         "tools.tune.tuned",
         "tools.verify.diagnosis.tracing",
     ),
-    "recovery.parted": ("tools.explain.rank_reports",),
     "startup.reading": (
         "tools.check.files",
         "tools.check.findings",

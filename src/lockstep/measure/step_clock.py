@@ -22,9 +22,9 @@ from typing_extensions import override
 
 from lockstep.listener import Listener
 from lockstep.measure.device_clock import DeviceClock
+from lockstep.measure.live_step import live_step
 from lockstep.measure.split import PARTS
 from lockstep.plan.shards import MicroStep
-from lockstep.tools.explain.live_step import live_step
 from lockstep.tools.explain.loader_workers import LOADING
 from lockstep.tools.explain.slow_ranks import Row, busy_of
 

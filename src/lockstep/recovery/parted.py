@@ -22,9 +22,9 @@ from typing_extensions import override
 from lockstep.comm.collectives import Collectives
 from lockstep.errors import MismatchError
 from lockstep.listener import Listener
+from lockstep.machine.sizes import name_ranks
 from lockstep.recovery.fingerprint import Fingerprint, Sums
 from lockstep.stopping import say
-from lockstep.tools.explain.rank_reports import name_ranks
 
 _MOST_OF_TIME = 0.002
 _MOST_STEPS = 1000
