@@ -209,7 +209,7 @@ def test_of_the_environment_only_the_settings_are_changed_where_no_number_of_thr
     assert run_trial(trial, Silent()).status == "ok"
     seen = json.loads((tmp_path / trial.log).read_text())
     changed = {name for name in {*seen, *os.environ} if seen.get(name) != os.environ.get(name)}
-    ours = {"LOCKSTEP_SETTINGS", "LOCKSTEP_ATTEMPT", "LOCKSTEP_TRIAL", "LOCKSTEP_FAILURE"}
+    ours = {"LOCKSTEP_SETTINGS", "LOCKSTEP_ATTEMPT", "LOCKSTEP_ASKED", "LOCKSTEP_FAILURE"}
     assert changed - {"LC_CTYPE"} == ours  # LC_CTYPE is Python's own doing
     assert json.loads(seen["LOCKSTEP_SETTINGS"]) == {"shards": 2}
 

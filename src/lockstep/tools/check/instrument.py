@@ -1,0 +1,19 @@
+"""What the reading says of a script as its run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lockstep.instrument import Instrument, Run
+
+
+class Reading(Instrument):
+    """In every run of the user's own."""
+
+    def notices(self, run: Run) -> Iterable[str]:
+        """What is certain of the script that this process runs."""
+        if run.asked:
+            return ()
+        from lockstep.tools.check.at_start import notices, read_main
+
+        return notices(read_main(), resumes=run.config.checkpoint_every != "off")
