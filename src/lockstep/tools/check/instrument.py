@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lockstep.instrument import Instrument, Run
+from lockstep.tools.check.at_start import notices, read_main
 
 
 class Reading(Instrument):
@@ -14,6 +15,4 @@ class Reading(Instrument):
         """What is certain of the script that this process runs."""
         if run.asked:
             return ()
-        from lockstep.tools.check.at_start import notices, read_main
-
         return notices(read_main(), resumes=run.config.checkpoint_every != "off")

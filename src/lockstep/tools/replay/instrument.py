@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lockstep.config import RunConfig
 from lockstep.instrument import Instrument, Run
+from lockstep.listener import Listener
+from lockstep.tools.replay.opening import open_digests, open_replay
 from lockstep.tools.replay.request import Request
-
-if TYPE_CHECKING:
-    from lockstep.config import RunConfig
-    from lockstep.listener import Listener
 
 
 class Replay(Instrument):
@@ -27,8 +26,6 @@ class Replay(Instrument):
 
     def listeners(self, run: Run) -> Iterable[Listener]:
         """The digest journal, and what shows the steps of a replay."""
-        from lockstep.tools.replay.opening import open_digests, open_replay  # with torch
-
         request = self._request
         if request is None:
             return open_digests(run, range(0))
