@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from lockstep.comm.group import Transport
 from lockstep.config import RunConfig
@@ -45,6 +46,7 @@ class Announcement(Listener):
         clause = "" if shards_given else f" ({chosen_shards(world.world_size)})"
         self._where = f"{transport}, run {run_dir}{clause}"
 
+    @override
     def made_loader(self, loader: Any, number: int) -> None:
         """Print it, once."""
         if number > 1:

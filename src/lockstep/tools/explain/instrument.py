@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from typing_extensions import override
+
 from lockstep.instrument import Instrument, Run
 from lockstep.interval import steps_of
 from lockstep.listener import Listener
@@ -15,6 +17,7 @@ from lockstep.tools.explain.slow_reports import SlowReports
 class Explanation(Instrument):
     """In every run."""
 
+    @override
     def listeners(self, run: Run) -> Iterable[Listener]:
         """Its black box, and the profiler of a run that is profiled. The clock tells of slow ranks."""
         run.clock.tell = SlowReports(run).add

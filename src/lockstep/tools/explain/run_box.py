@@ -6,6 +6,8 @@ import os
 import time
 from typing import Any
 
+from typing_extensions import override
+
 from lockstep.instrument import Run
 from lockstep.listener import Listener, Stage
 from lockstep.machine.identity import shared_by
@@ -55,6 +57,7 @@ class RunBox(Listener):
         saving = OwnSaving(run.run_dir, world.rank, lambda report: say(f"WARNING: {report}"))
         return Sampler(box_path(run.run_dir, world.rank), about, self._doing, stuck.look, loses=saving.look)
 
+    @override
     def end_run(self, step: int, *, failed: bool) -> None:
         """Close it."""
         if self._sampler is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from typing_extensions import override
+
 from lockstep.data.batches import cut
 from lockstep.data.sources import Deal
 from lockstep.listener import Listener
@@ -26,6 +28,7 @@ class SampleBySample(Listener):
         self._step = step
         self._shard = shard
 
+    @override
     def made_loader(self, loader: Any, number: int) -> None:
         """Split its deals, too: the loader that leads the step is not known yet."""
         loader.change_deals(self._split)

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from lockstep.config import RunConfig
 from lockstep.instrument import Instrument, Run
 from lockstep.listener import Listener
@@ -20,10 +22,12 @@ class Replay(Instrument):
         super().__init__(asked)
         self._request = None if asked is None else Request.read(Path(asked))
 
+    @override
     def settings(self, config: RunConfig) -> RunConfig:
         """A replay has a directory of its own, no checkpoints, and nothing that stops it."""
         return config if self._request is None else self._request.settings(config, self.asked)
 
+    @override
     def listeners(self, run: Run) -> Iterable[Listener]:
         """The digest journal, and what shows the steps of a replay."""
         request = self._request

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from typing_extensions import override
+
 from lockstep.instrument import Run
 from lockstep.listener import Listener, Stage
 
@@ -16,6 +18,7 @@ class HeldRun(Listener):
     def __init__(self, run: Run) -> None:
         self._saver = run.saver
 
+    @override
     def tick(self, step: int) -> None:
         """Wait for ever, unless the checkpoint could not be written: then the run goes on. Called on every rank."""
         if self._saver.num_saved and self._saver.settle():

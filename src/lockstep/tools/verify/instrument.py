@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from lockstep.instrument import Instrument, Run
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 class Trace(Instrument):
     """In runs with the setting ``trace``."""
 
+    @override
     def listeners(self, run: Run) -> Iterable[Listener]:
         """Those that write the trace."""
         if run.config.trace == "off":
