@@ -19,7 +19,7 @@ from typing import Any
 import _harness as harness
 import torch
 
-from lockstep.listener import Listeners
+from lockstep.listener import Listeners, Stage
 from lockstep.measure.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, PartTimer, StepClock
 from lockstep.plan.shards import plan_step
 from lockstep.tools.explain.script_clock import ScriptClock
@@ -35,8 +35,10 @@ def turn(world_size: int, num_steps: int) -> float:
     """Microseconds of processor time a step."""
     reports: list[Any] = []
     slow_ranks = SlowRanks(may_judge=True, tell=reports.append)
-    clock = StepClock(SimpleNamespace(waited_s=0.0), lambda: 0.0, slow_ranks.add, torch.device("cpu"))
-    told = Listeners([PartTimer(clock, LOGGING, SAVING), PartTimer(clock, CHECKPOINT, LOADING), clock])
+    clock = StepClock(SimpleNamespace(waited_s=0.0), lambda: 0.0, torch.device("cpu"))
+    clock.tell = slow_ranks.add
+    timers = PartTimer(clock, LOGGING, Stage.SAVING, SAVING), PartTimer(clock, CHECKPOINT, Stage.LATE, LOADING)
+    told = Listeners([*timers, clock])
     (micro,) = plan_step(1, (8 * world_size,), 0, world_size, world_size).micro_steps
     optimizer = torch.optim.SGD([torch.zeros(1)])
     loss = torch.zeros(())

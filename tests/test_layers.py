@@ -31,6 +31,7 @@ SPINE = (
     ("recovery",),  # the state of all that into checkpoints, and back
     ("loop",),
     ("startup",),  # what is checked and said then
+    ("instrument",),  # the seam to what looks at a run from inside
     ("parts",),  # the only composer
     ("team",),  # what a script has in its hands
     ("joining",),  # how a process comes to its run, and to its team
@@ -54,14 +55,14 @@ ASIDE = {
     "tools.tune": ("",),
     "tools.verify": ("",),
     # from outside
-    "tools.check": OUTSIDE,
+    "tools.check": (*OUTSIDE, "instrument"),
     "tools.checkpoint": (*OUTSIDE, "checkpoint", "recovery.position"),
     "tools.compare": OUTSIDE,
     "tools.doctor": (*OUTSIDE, "comm", "rundir", "startup.allotment"),
     "tools.report": (*OUTSIDE, "checkpoint", "rundir"),
     "tools.runs": (*OUTSIDE, "checkpoint", "rundir"),
     "tools.slurm": (*OUTSIDE, "job.hostlist"),
-    "tools.trials": OUTSIDE,
+    "tools.trials": (*OUTSIDE, "instrument", "listener", "trackers"),
     "tools.watch": (*OUTSIDE, "rundir", "measure.pass_progress"),
     "cli": ("",),
     "__init__": ("",),
@@ -70,11 +71,6 @@ ASIDE = {
 
 # Imports from the engine or the launcher to the tools that are still there. This may only become shorter.
 OWED = {
-    "joining.join": (
-        "tools.replay.request",
-        "tools.tune.request",
-        "tools.tune.tuned",
-    ),
     "joining.unlaunched": (
         "tools.explain.errors.words",
         "tools.explain.sampler",
@@ -106,34 +102,6 @@ OWED = {
         "tools.audit.recomputation",
     ),
     "loop.preparing": ("tools.tune.tuned",),
-    "measure.step_clock": (
-        "tools.explain.live_step",
-        "tools.explain.loader_workers",
-        "tools.explain.slow_ranks",
-    ),
-    "parts": (
-        "tools.audit.opening",
-        "tools.explain.black_box",
-        "tools.explain.loader_workers",
-        "tools.explain.profiler",
-        "tools.explain.sampler",
-        "tools.explain.slow_ranks",
-        "tools.explain.slow_saving",
-        "tools.explain.stuck",
-        "tools.replay.blame",
-        "tools.replay.digests",
-        "tools.replay.opening",
-        "tools.replay.request",
-        "tools.tune.probe",
-        "tools.tune.session",
-        "tools.tune.tuned",
-        "tools.verify.diagnosis.tracing",
-    ),
-    "recovery.parted": ("tools.explain.rank_reports",),
-    "startup.reading": (
-        "tools.check.files",
-        "tools.check.findings",
-    ),
 }
 
 NO_TORCH_DISTRIBUTED = (
@@ -413,7 +381,7 @@ def test_what_must_start_quickly_does_not_import_torch():
 def test_the_public_names_are_those_that_are_visible():
     # In a process of its own: importing a submodule, as other tests do, makes it an attribute of the package too.
     program = """
-import types, lockstep
+import sys, types, lockstep
 visible = {name for name in dir(lockstep) if not name.startswith("_")}
 modules = {name for name in visible if isinstance(getattr(lockstep, name), types.ModuleType)}
 public = set(lockstep.__all__)
@@ -421,6 +389,7 @@ assert "join" in public, public
 assert public >= visible - modules, f"visible, but not in __all__: {visible - modules - public}"
 assert public - {"__version__"} <= visible, f"in __all__, but not visible: {public - visible}"
 assert not [name for name in public if isinstance(getattr(lockstep, name), types.ModuleType)], "a module in __all__"
+assert not [name for name in sys.modules if name.startswith("lockstep.tools.")], "a tool was imported"
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert run.returncode == 0, run.stderr

@@ -7,20 +7,59 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import importlib.util
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 PREFIX = "lockstep."
 """Other packages register under an entry point group of this and the kind: ``lockstep.commands``, say."""
 
-BUILT_IN: dict[str, dict[str, str]] = {}
+BUILT_IN: dict[str, dict[str, str]] = {
+    "commands": {
+        "new": "lockstep.cli.new:command",
+        "run": "lockstep.cli.run:command",
+        "check": "lockstep.tools.check.command:command",
+        "checkpoint": "lockstep.tools.checkpoint.command:command",
+        "compare": "lockstep.tools.compare.command:command",
+        "doctor": "lockstep.tools.doctor.command:command",
+        "replay": "lockstep.tools.replay.command:command",
+        "report": "lockstep.tools.report.command:command",
+        "runs": "lockstep.tools.runs.command:command",
+        "slurm": "lockstep.tools.slurm.command:command",
+        "tune": "lockstep.tools.tune.command:command",
+        "verify": "lockstep.tools.verify.command:command",
+        "watch": "lockstep.tools.watch.command:command",
+        "diff": "lockstep.tools.replay.diff_command:command",
+        "stacks": "lockstep.tools.explain.command:command",
+    },
+    "instruments": {
+        "trials": "lockstep.tools.trials.instrument:OfTrial",
+        "replay": "lockstep.tools.replay.instrument:Replay",
+        "verify": "lockstep.tools.verify.instrument:Trace",
+        "check": "lockstep.tools.check.instrument:Reading",
+        "explain": "lockstep.tools.explain.instrument:Explanation",
+    },
+}
 """What comes with this package, by kind and name: ``module:attribute``."""
 
 
 def names(kind: str) -> list[str]:
     """The names registered for a kind, those of this package first, without importing what they stand for."""
-    return list(_found(kind))
+    built_in = built_in_names(kind)
+    return [*built_in, *(name for name in _others(kind) if name not in built_in)]
+
+
+def built_in_names(kind: str) -> list[str]:
+    """Those of this package, as far as it is there: it is complete without its tools."""
+    return [name for name, where in BUILT_IN.get(kind, {}).items() if _exists(where)]
+
+
+def package_of(kind: str, name: str) -> str:
+    """The package that has registered a name that is not built in."""
+    distribution = _others(kind)[name].dist
+    return "another package" if distribution is None else str(distribution.name)
 
 
 def load(kind: str, name: str) -> Any:
@@ -29,7 +68,10 @@ def load(kind: str, name: str) -> Any:
     Raises:
         KeyError: nothing is.
     """
-    module, _, attribute = _found(kind)[name].partition(":")
+    where = BUILT_IN.get(kind, {}).get(name)
+    if where is None or not _exists(where):
+        return _others(kind)[name].load()
+    module, _, attribute = where.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
@@ -39,16 +81,15 @@ def load_all(kind: str) -> list[Any]:
 
 
 @functools.cache
-def _found(kind: str) -> dict[str, str]:
-    built_in = {name: where for name, where in BUILT_IN.get(kind, {}).items() if _exists(where.partition(":")[0])}
-    others = {point.name: point.value for point in importlib.metadata.entry_points(group=PREFIX + kind)}
-    return {**built_in, **{name: where for name, where in others.items() if name not in built_in}}
+def _others(kind: str) -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # slow to import
+
+    return {point.name: point for point in entry_points(group=PREFIX + kind)}
 
 
 @functools.cache
-def _exists(module: str) -> bool:
-    """Whether a module is there; a package with its tools left out is complete without them."""
-    package, _, _ = module.rpartition(".")
+def _exists(where: str) -> bool:
+    package, _, _ = where.partition(":")[0].rpartition(".")
     try:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import CodeType
+from operator import attrgetter
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch import Tensor
@@ -12,22 +14,42 @@ from torch.optim import Optimizer
 from lockstep.plan.shards import MicroStep
 
 
+class Stage(enum.IntEnum):
+    """When a listener is notified of an event, among all. Within a stage the engine's own come first, then those of
+    instruments, in the order in which they were given."""
+
+    EARLY = 1
+    """Before anything of a step is recorded: it may still be refused. An early ``tick`` counts as time spent logging."""
+    NORMAL = 2
+    """While values are logged, before a checkpoint is saved. Its ``tick`` counts as time spent logging."""
+    SAVING = 3
+    """While a checkpoint is saved."""
+    LATE = 4
+    """When all that is to be saved and shown of a step is."""
+
+
 class Listener:
     """Base class of objects that the loop notifies, with methods that do nothing. Calls come in this order:
 
     ``begin_pass``, then for each step ``begin_step``; for each of its phases ``begin_phase``, each shard's micro-steps
     (``begin_shard``, ``received``, ``before_backward``, ``after_backward``, ``end_shard``) and ``end_phase``; ``end_step``
-    and ``tick``, or ``drop``; finally ``end_pass``. ``flush`` comes between passes; ``prepared``, ``prepared_loader`` and
-    ``evaluated`` when the script asks for it; ``end_run`` is the last.
+    and ``tick``, or ``drop``; finally ``end_pass``. ``flush`` comes between passes; ``prepared``, ``prepared_loader``,
+    ``made_loader`` and ``evaluated`` when the script asks for it; ``end_run`` is the last.
 
-    Every rank is notified of the same passes, steps and phases. Only ``tick`` and ``flush`` may communicate.
+    Every rank is notified of the same passes, steps and phases. Only ``made_loader``, ``tick`` and ``flush`` may communicate.
     """
+
+    stage = Stage.NORMAL
+    """When it is notified, among all listeners."""
 
     def prepared(self, item: Any) -> None:
         """A model, optimizer, schedule, average or scaler belongs to the run from now on: the script's own object."""
 
     def prepared_loader(self, batches: Iterable[Any]) -> None:
-        """A training loader is made of these batches: the script's own ``DataLoader``, or other iterable."""
+        """A training loader is about to be made of these batches: the script's own ``DataLoader``, or other iterable."""
+
+    def made_loader(self, loader: Any, number: int) -> None:
+        """A training loader was made: a ``PreparedLoader``, the script's first of which is number 1."""
 
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
         """A pass of ``num_steps`` steps begins, ``done`` of them taken before the run was interrupted. None: unknown."""
@@ -82,14 +104,25 @@ class Listener:
         """The script is over, after this step."""
 
 
-class Listeners(Listener):
-    """Notifies several listeners, in order. A method that none of them overrides costs next to nothing."""
+EVENTS = tuple(name for name, plain in vars(Listener).items() if isinstance(plain, FunctionType))
+"""The names of a listener's methods."""
 
-    def __init__(self, listeners: Sequence[Listener] = ()) -> None:
-        for name, plain in vars(Listener).items():
-            methods = [getattr(item, name) for item in listeners]
+
+class Listeners(Listener):
+    """Notifies several listeners, by stage. A method that none of them overrides costs next to nothing."""
+
+    def __init__(self, listeners: Iterable[Listener] = ()) -> None:
+        self._listeners: list[Listener] = []
+        self.add(listeners)
+
+    def add(self, listeners: Iterable[Listener]) -> None:
+        """Notify these as well from now on, after the present ones of their stages."""
+        self._listeners = sorted([*self._listeners, *listeners], key=attrgetter("stage"))
+        for name in EVENTS:
+            plain = vars(Listener)[name]
+            methods = [getattr(item, name) for item in self._listeners]
             methods = [method for method in methods if getattr(method, "__func__", None) is not plain]
-            if not name.startswith("_") and methods:
+            if methods:
                 setattr(self, name, methods[0] if len(methods) == 1 else _call_all(methods, plain.__code__))
 
 

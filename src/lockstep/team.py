@@ -189,8 +189,6 @@ class Team(Collectives):
         per_shard = PerShard(name, start, self._phases, self._parts.collectives)
         idle_in_replay(per_shard, "reset", lambda: self._loop.is_replaying)
         self.register(name, per_shard)
-        if self._parts.auditor is not None:
-            self._parts.auditor.per_shard.append(per_shard)
         return per_shard
 
     def best(self, metric: float, mode: str = "max") -> bool:
@@ -332,7 +330,7 @@ class Team(Collectives):
         if self._loop.is_replaying:
             return
         results = {name: float(value) for name, value in results.items() if not isinstance(value, Tensor)}
-        self._parts.journal.scalars("evaluate", self.epoch, self.step, results)
+        self._parts.journal.scalars("evaluate", self.epoch, self.step, results, waits=self._parts.log.is_behind)
         self._parts.listeners.evaluated(self.step, results)
 
     # Printing and one-rank work

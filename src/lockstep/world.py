@@ -27,15 +27,11 @@ CALL = "LOCKSTEP_CALL"
 """Set if ``lockstep.launch`` runs a function in this process, rather than a script."""
 LAUNCH = "LOCKSTEP_LAUNCH"
 """The name of a launch, the same for all of its restarts."""
-REPLAY = "LOCKSTEP_REPLAY"
-"""Set by ``lockstep replay``: the directory in which steps of a run are taken again (see ``replay.request``)."""
-TUNE = "LOCKSTEP_TUNE"
-"""Set by ``lockstep tune``: the directory of what it asks of a run (see ``tuning.request``)."""
-TRIAL = "LOCKSTEP_TRIAL"
-"""Set in the runs that ``compare``, ``verify`` and ``doctor`` make to learn something, of which nothing goes to trackers: the
-fields of ``TrialSettings``, as a JSON object."""
+ASKED = "LOCKSTEP_ASKED"
+"""Set by a command that starts a run to learn something from it (``verify``, ``compare``, ``replay``, ``tune``): a JSON object
+of what it asks of the run, by instrument (see ``lockstep.instrument``). Nothing of such a run goes to trackers."""
 FAILURE = "LOCKSTEP_FAILURE"
-"""Set with it: the file in which a failure is told to the program that made the run (see ``journal.failure``)."""
+"""Set by a trial: the file in which a failure is told to the program that made the run (see ``journal.failure``)."""
 SECRET = "LOCKSTEP_SECRET"
 """The secret with which the launchers of several machines sign their messages."""
 CORES = "LOCKSTEP_CORES"
@@ -125,27 +121,6 @@ class World:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialSettings:
-    """What a trial asks of its script's settings, by field of RunConfig."""
-
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Settings for a script that leaves them out."""
-    instead: Mapping[str, Any] = field(default_factory=dict)
-    """Settings in place of the script's own."""
-    is_held: bool = False
-    """Whether the processes wait to be killed once their first checkpoint is on disk and another step was taken."""
-
-    def chosen(self, settings: Mapping[str, Any]) -> frozenset[str]:
-        """The names of the defaults that the script leaves to this trial."""
-        return frozenset(name for name in self.defaults if settings.get(name) is None)
-
-    def applied_to(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The script's settings in this trial."""
-        given = {name: value for name, value in settings.items() if value is not None}
-        return {**settings, **self.defaults, **given, **self.instead}
-
-
-@dataclass(frozen=True, kw_only=True)
 class Environment:
     """Everything that lockstep reads from environment variables."""
 
@@ -156,12 +131,8 @@ class Environment:
     """Whether the launcher shows rank 0's output on a terminal; None: unknown."""
     threads: int | None = None
     """OMP_NUM_THREADS, if the user has set it."""
-    replay: str | None = None
-    """The directory of a replay; None: this is a run."""
-    tune: str | None = None
-    """The directory of ``lockstep tune``; None: nothing is measured."""
-    trial: TrialSettings | None = None
-    """Set if the run serves a comparison, a verification or an examination."""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """What a command asks of this run, by instrument; empty: it is one of the user's own."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +186,7 @@ _LAUNCHERS = (
 )
 
 VARIABLES = frozenset(
-    {SETTINGS, STORE, TERMINAL, LAUNCH, CALL, REPLAY, TUNE, CORES, OMP_OF_LAUNCHER, STEP}.union(
+    {SETTINGS, STORE, TERMINAL, LAUNCH, CALL, ASKED, CORES, OMP_OF_LAUNCHER, STEP}.union(
         *(dataclasses.astuple(row)[1:] for row in _LAUNCHERS)
     )
     - {""}
@@ -405,7 +376,5 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         settings=settings,
         terminal=terminal,
         threads=_threads_of_user(environ, world),
-        replay=environ.get(REPLAY) or None,
-        tune=environ.get(TUNE) or None,
-        trial=TrialSettings(**_object(environ, TRIAL)) if TRIAL in environ else None,
+        asked=_object(environ, ASKED),
     )

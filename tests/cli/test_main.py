@@ -6,9 +6,11 @@ import sys
 import click
 import pytest
 
-from lockstep.cli.group import VERBS, group
+from lockstep.cli.group import OVERVIEW, group
 from lockstep.cli.main import main
 from lockstep.errors import ConfigError, LaunchError, LossError, UsageError
+
+VERBS = [verb for verbs in OVERVIEW.values() for verb in verbs]
 
 
 def call(capsys, *args):

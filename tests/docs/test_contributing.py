@@ -4,13 +4,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
-FILES = re.findall(r"```python (\S+)\n(.*?)```", PAGE, flags=re.DOTALL)
+FILES = re.findall(r"```python (src\S+)\n(.*?)```", PAGE, flags=re.DOTALL)
+PACKAGE = dict(re.findall(r"```\w+ lockstep-sizes/(\S+)\n(.*?)```", PAGE, flags=re.DOTALL))
 ROWS = re.findall(r"```diff\n--- a/\S+\n\+\+\+ b/(\S+)\n(.*?)```", PAGE, flags=re.DOTALL)
 
 SCRIPT = """
@@ -86,13 +88,34 @@ def train(sources, tmp_path, monkeypatch):
     return run
 
 
-def test_each_of_the_three_is_one_file_and_one_row():
+@pytest.fixture
+def package(tmp_path, monkeypatch, sources):
+    """A directory with the package of its own, as pip would install it."""
+    site = tmp_path / "site"
+    about = site / "lockstep_sizes-1.0.dist-info"
+    about.mkdir(parents=True)
+    (site / "lockstep_sizes.py").write_text(PACKAGE["lockstep_sizes.py"])
+    project = tomllib.loads(PACKAGE["pyproject.toml"])["project"]
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    groups = project["entry-points"].items()
+    lines = [f"[{group}]\n" + "\n".join(f"{name} = {where}" for name, where in points.items()) for group, points in groups]
+    (about / "entry_points.txt").write_text("\n".join(lines))
+    monkeypatch.setenv("PYTHONPATH", f"{sources}:{site}")
+
+
+def test_each_of_the_three_within_is_one_file_and_one_row():
     assert [Path(name).name for name, _ in FILES] == ["small_steps.py", "deques.py", "late.py"]
-    assert [Path(name).name for name, _ in ROWS] == ["parts.py", "registered.py", "config.py"]
+    assert [Path(name).name for name, _ in ROWS] == ["extensions.py", "registered.py", "config.py"]
 
 
-def test_the_listener_is_told_of_steps(train):
-    assert re.findall(r"step \d+ has \d samples", train().stderr) == ["step 5 has 4 samples", "step 10 has 4 samples"]
+def test_the_listener_of_a_tool_and_that_of_another_package_are_told_of_steps(train, package, tmp_path):
+    done = train(options=("--run-dir", "run"))
+    assert re.findall(r"step \d+ has \d samples", done.stderr) == ["step 5 has 4 samples", "step 10 has 4 samples"]
+    for words, shown in (("sizes", "run"), "5 5 5 5 4 5 5 5 5 4"), (("--help",), "lockstep-sizes"):
+        command = [sys.executable, "-m", "lockstep", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert shown in done.stdout
 
 
 def test_the_object_is_in_checkpoints(train):

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from lockstep.tools.explain.slow_ranks import SlowRank, SlowRanks, busy_of, judge
+from lockstep.measure.split import busy_of
+from lockstep.tools.explain.slow_ranks import SlowRank, SlowRanks, judge
 
 
 def phases(count, *rows):

@@ -9,6 +9,7 @@ import torch
 from click.testing import CliRunner
 from explain_scripts import train
 
+from lockstep.listener import Stage
 from lockstep.measure.split import bound_of, shares_of
 from lockstep.measure.step_clock import CHECKPOINT, LOADING, AuditTimer, PartTimer, StepClock
 from lockstep.plan.shards import plan_step
@@ -84,7 +85,7 @@ def test_lockstep_runs_shows_where_the_time_of_one_run_went(crew):
 
 
 def test_an_optimizer_that_runs_the_phase_itself_is_timed_as_one():
-    clock = StepClock(Overlapping(), lambda: 0.0, lambda rows, busy: None, torch.device("cpu"))
+    clock = StepClock(Overlapping(), lambda: 0.0, torch.device("cpu"))
     try:
         clock.begin_pass(0, 1, 1, 0)
         clock.begin_step(1)
@@ -100,13 +101,13 @@ def test_an_optimizer_that_runs_the_phase_itself_is_timed_as_one():
 
 
 def test_after_a_pass_that_was_left_in_a_step_nobody_is_said_to_wait_for_the_loader():
-    clock = StepClock(Overlapping(), lambda: 0.0, lambda rows, busy: None, torch.device("cpu"))
+    clock = StepClock(Overlapping(), lambda: 0.0, torch.device("cpu"))
     try:
         clock.begin_pass(0, 1, 1, 0)
         assert clock.doing == LOADING
         clock.begin_step(1)
         clock.end_pass(1, exhausted=False)
-        PartTimer(clock, CHECKPOINT, LOADING).tick(1)  # which the loop owes it
+        PartTimer(clock, CHECKPOINT, Stage.LATE, LOADING).tick(1)  # which the loop owes it
         assert clock.doing == "in the script's code between two passes"
         clock.begin_pass(0, 1, 1, 1)
         assert clock.doing == LOADING
@@ -115,7 +116,7 @@ def test_after_a_pass_that_was_left_in_a_step_nobody_is_said_to_wait_for_the_loa
 
 
 def test_waiting_for_the_samples_of_an_audited_shard_is_not_being_busy():
-    clock = StepClock(Overlapping(), lambda: 0.0, lambda rows, busy: None, torch.device("cpu"))
+    clock = StepClock(Overlapping(), lambda: 0.0, torch.device("cpu"))
     try:
         clock.begin_pass(0, 1, 1, 0)
         clock.begin_step(1)

@@ -146,7 +146,7 @@ def test_an_object_of_the_script_is_a_tracker_and_a_missing_package_is_named_wit
 
 @pytest.mark.long
 def test_a_trial_writes_to_no_tracker_whatever_the_script_names(train, package, tmp_path, monkeypatch):
-    monkeypatch.setenv("LOCKSTEP_TRIAL", "{}")
+    monkeypatch.setenv("LOCKSTEP_ASKED", '{"trials": {}}')
     done = train(join="track=[__import__('recorder'), 'trackio', 'tensorboard']", site=package(RECORDER))
     assert done.returncode == 0, done.stderr
     assert "trackio" not in done.stderr
@@ -186,15 +186,13 @@ class Told:
 
 
 def test_an_evaluation_waits_for_the_steps_before_it_and_no_longer():
-    outlet, behind = Told(), [True]
-    trackers = Trackers([outlet], lambda: behind[0])
-    trackers.write_evaluation(5, {"a": 1})
+    outlet = Told()
+    trackers = Trackers([outlet])
+    trackers.write_evaluation(5, {"a": 1}, waits=True)
     for step in (4, 5, 6):
         trackers.write_step(step, {"b": 1})
-    behind[0] = False
     trackers.write_evaluation(6, {"a": 1})
-    behind[0] = True
-    trackers.write_evaluation(9, {"a": 1})
+    trackers.write_evaluation(9, {"a": 1}, waits=True)
     trackers.close(failed=True)
     training, evaluation = "training", "evaluation"
     expected = [(training, 4), (training, 5), (evaluation, 5), (training, 6), (evaluation, 6), (evaluation, 9), True]

@@ -77,7 +77,7 @@ def walk(kind, sizes, phases=PLAIN, drops=()):
         ledger = Ledger(
             team,
             len(block(team.world_size - 1, team.world_size, team.num_shards)),
-            StepClock(sync, lambda: 0.0, lambda rows, busy: None, torch.device("cpu")),
+            StepClock(sync, lambda: 0.0, torch.device("cpu")),
         )
         forward = sync.attach(model)
         seen = []

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 
 import click
 
+from lockstep import extensions
 from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT
 
@@ -33,45 +33,54 @@ OVERVIEW = {
         "checkpoint": "Inspect or verify a checkpoint, or export a model from it.",
     },
 }
-"""The commands, with their lines in the overview, which imports none."""
-_MODULES = {"new": "lockstep.cli.new", "run": "lockstep.cli.run", "stacks": "lockstep.tools.explain.command"}
-_MODULES["diff"] = "lockstep.tools.replay.diff_command"
-"""Where ``command`` is, if not in the tool of its name."""
-VERBS = [verb for verbs in OVERVIEW.values() for verb in verbs]
+"""The commands of this package, with their lines in the overview, which imports none."""
+OTHERS = "From other packages"
+
+
+def overview() -> dict[str, dict[str, str]]:
+    """What is installed of these, and the commands of other packages."""
+    names = extensions.names("commands")
+    ours = {title: {name: line for name, line in lines.items() if name in names} for title, lines in OVERVIEW.items()}
+    known = {name for lines in ours.values() for name in lines}
+    others = {name: f"Added by {extensions.package_of('commands', name)}." for name in names if name not in known}
+    return {title: lines for title, lines in {**ours, OTHERS: others}.items() if lines}
 
 
 class LazyGroup(click.Group):
     """A group that imports a command when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All commands, in the table's order."""
-        return list(VERBS)
+        """All commands, in the overview's order."""
+        return [name for lines in overview().values() for name in lines]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command."""
-        if cmd_name not in VERBS:
+        if not self._has(cmd_name):
             return None
-        command: click.Command = importlib.import_module(
-            _MODULES.get(cmd_name, f"lockstep.tools.{cmd_name}.command")
-        ).command
+        command: click.Command = extensions.load("commands", cmd_name)
         return command
+
+    def _has(self, name: str) -> bool:
+        # The second takes longer: it looks through all installed packages.
+        return name in extensions.built_in_names("commands") or name in extensions.names("commands")
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Like click, but the error for an unknown command lists the known ones."""
-        if args and not args[0].startswith("-") and args[0] not in VERBS:
-            near = difflib.get_close_matches(args[0], VERBS, n=1)
+        if args and not args[0].startswith("-") and not self._has(args[0]):
+            known = self.list_commands(ctx)
+            near = difflib.get_close_matches(args[0], known, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             if args[0].endswith(".py"):
                 hint = f" To run a script: lockstep run {args[0]}"
-            ctx.fail(f"unknown command {args[0]!r}: choose one of {', '.join(VERBS)}.{hint}")
+            ctx.fail(f"unknown command {args[0]!r}: choose one of {', '.join(known)}.{hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the overview from the table."""
-        width = max(map(len, VERBS))  # one column for all groups
-        for title, verbs in OVERVIEW.items():
+        """Write the overview."""
+        width = max(map(len, self.list_commands(ctx)))  # one column for all groups
+        for title, lines in overview().items():
             with formatter.section(title):
-                formatter.write_dl([(verb.ljust(width), line) for verb, line in verbs.items()])
+                formatter.write_dl([(name.ljust(width), line) for name, line in lines.items()])
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

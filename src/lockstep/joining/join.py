@@ -28,6 +28,7 @@ from lockstep.comm.store import open_store
 from lockstep.config import RunConfig
 from lockstep.data.streams import script_seed
 from lockstep.errors import LockstepError, UsageError
+from lockstep.instrument import make_instruments
 from lockstep.joining.opening import Launch, OpenRun, open_run
 from lockstep.joining.unlaunched import show_uncaught
 from lockstep.machine.cores import num_cores
@@ -35,19 +36,13 @@ from lockstep.machine.threads import use_threads
 from lockstep.parts import Parts, RunContext
 from lockstep.plan.shards import block
 from lockstep.recovery.resuming import Checkpoint
-from lockstep.rundir.birth import Birth, Command, script_sha256
+from lockstep.rundir.birth import Birth, Command
 from lockstep.rundir.lock import RunLock
 from lockstep.startup.consistency import check_sight, check_software
-from lockstep.startup.reading import notices as notices_of_reading
-from lockstep.startup.reading import read_main
 from lockstep.startup.spawned import check_not_imported
 from lockstep.sync.table import promises_bits, resolve_strategy
 from lockstep.team import Team
-from lockstep.tools.replay.request import Request
-from lockstep.tools.tune.request import TuningRequest
-from lockstep.tools.tune.tuned import Situation, fit
-from lockstep.tools.tune.tuned import read as read_tuned
-from lockstep.trackers import split_track, without_services
+from lockstep.trackers import split_track
 from lockstep.world import Environment, World, read_environment
 
 P = ParamSpec("P")
@@ -104,22 +99,16 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     trackers: dict[str, Any] = {}
     if "track" in settings:
         settings["track"], trackers = split_track(settings["track"])
-    chosen = frozenset[str]()
-    if environment.trial is not None:
-        chosen, settings = environment.trial.chosen(settings), environment.trial.applied_to(settings)
+    instruments, given = make_instruments(environment.asked), dict(settings)
+    for instrument in instruments:
+        settings = dict(instrument.given(settings))
     explicit = {**settings, **environment.settings}
     config = RunConfig.merge(environment.settings, settings)
     if config.seed is None and (seed := script_seed()) is not None:
         explicit["seed"] = seed  # the script's seed becomes the run's: another seed means another run
         config = dataclasses.replace(config, seed=seed)
-    if environment.trial is not None:
-        config, trackers = dataclasses.replace(config, track=without_services(config.track)), {}
-    request = None
-    if environment.replay is not None:
-        request, trackers = Request.read(Path(environment.replay)), {}
-        config = request.settings(config, environment.replay)
-    if environment.tune is not None:
-        config, trackers = TuningRequest.settings(config, Path(environment.tune)), {}
+    for instrument in instruments:
+        config = instrument.settings(config)
     world = environment.world.by_hand(rank, world_size)
     check_not_open()
     _choose(config, world, None)  # invalid settings are reported before any rank waits for others
@@ -127,8 +116,6 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         opened = open_store(config, world)
         world = opened.world
         devices, transport = _choose(config, world, opened.host)
-        if config.tuned is not None:
-            tuned, notice = fit(read_tuned(Path(config.tuned)), _situation(world, devices[0].type), config.tuned)
         if devices[0].type == "cuda":
             torch.cuda.set_device(devices[0])
         open_group(opened, transport, devices)
@@ -138,19 +125,16 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     collectives = Collectives(default_group(), transport)
     try:
         config, context = _agree(config, explicit, environment, world, devices[0].type, collectives)
-        is_held = environment.trial is not None and environment.trial.is_held
-        context = dataclasses.replace(context, trackers=trackers, chosen=chosen, is_held=is_held)
-        if environment.tune is not None:
-            tuning = Path(environment.tune), _situation(world, devices[0].type)
-            context = dataclasses.replace(context, tuning=tuning)
-        if config.tuned is not None:
-            context = dataclasses.replace(context, tuned=tuned, notices=[*context.notices, notice])
-        if request is not None:
-            context = dataclasses.replace(context, replay=request, notices=())  # said by the command, in other words
+        context = dataclasses.replace(
+            context,
+            trackers={} if environment.asked else trackers,
+            given=given,
+            asked=environment.asked,
+            on_terminal=environment.terminal if environment.terminal is not None else sys.stdout.isatty(),
+        )
         assert config.threads is not None
         use_threads(config.threads)
-        on_terminal = environment.terminal if environment.terminal is not None else sys.stdout.isatty()
-        parts = Parts(config, world, devices, transport, context, on_terminal)
+        parts = Parts(config, world, devices, transport, context, instruments)
         team = Team(parts)
     except BaseException:
         collectives.release()  # the traceback would keep the group alive, and with it Gloo's thread and socket
@@ -198,8 +182,6 @@ def _agree(
                 "checkpoint": None if run.checkpoint is None else run.checkpoint.as_json(),
             }
             lock, is_new, notices = run.lock, run.is_new, [*run.notices, *_threads_notice(config, environment, run.birth)]
-            if environment.replay is None and environment.tune is None and environment.trial is None:
-                notices += notices_of_reading(read_main(), resumes=config.checkpoint_every != "off")
         except LockstepError as error:
             kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in vars(errors))
             opening = {"error": (kind, str(error))}
@@ -252,20 +234,6 @@ def _open(config: RunConfig, explicit: dict[str, Any], environment: Environment,
     part = "" if world.job is None else world.job.part
     command = Command.of_this_process(_num_joined, is_program=world.is_program, explicit=explicit, part=part)
     return open_run(Launch(config=config, explicit=explicit, born_with=born_with, command=command, world=world))
-
-
-def _situation(world: World, device: str) -> Situation:
-    """What the best settings of a loader depend on."""
-    command = Command.of_this_process(_num_joined, is_program=world.is_program, explicit={})
-    return Situation(
-        script=command.script,
-        script_sha256=script_sha256(Path(command.script)) if command.script else None,
-        args=command.args,
-        num_cores=world.num_cores or num_cores(),
-        local_world_size=world.local_world_size,
-        world_size=world.world_size,
-        device=device,
-    )
 
 
 def _threads_notice(config: RunConfig, environment: Environment, birth: Birth) -> list[str]:

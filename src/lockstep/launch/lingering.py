@@ -119,7 +119,7 @@ def _kinds(report: RankReport) -> set[str]:
 
 
 def _in_a_line(group: Sequence[RankReport]) -> str:
-    from lockstep.tools.explain.rank_reports import name_ranks
+    from lockstep.machine.sizes import name_ranks
     from lockstep.tracebacks.frames import users_location
 
     first = group[0].ending["holders"][0]
@@ -131,7 +131,7 @@ def _in_a_line(group: Sequence[RankReport]) -> str:
 
 
 def _in_words(group: Sequence[RankReport], *, is_idle: bool) -> str:
-    from lockstep.tools.explain.rank_reports import name_ranks
+    from lockstep.machine.sizes import name_ranks
 
     first = group[0]
     holders: Sequence[Mapping[str, Any]] = first.ending["holders"]

@@ -46,7 +46,11 @@ class Interruption:
 
 
 def run_script(
-    target: str, args: Sequence[str], options: LaunchOptions, settings: Mapping[str, Any], replay: str = ""
+    target: str,
+    args: Sequence[str],
+    options: LaunchOptions,
+    settings: Mapping[str, Any],
+    asked: Mapping[str, Any] | None = None,
 ) -> Interruption | None:
     """Run a script in several processes to its end; returns what kept it from a full success, or None if nothing did.
 
@@ -57,7 +61,7 @@ def run_script(
         args: of the script.
         options: how it is started.
         settings: the requested fields of ``RunConfig``.
-        replay: the directory of a replay; empty: this is a run.
+        asked: see ``LaunchSpec``.
 
     Raises:
         ConfigError: an option or setting is invalid here; nothing was started.
@@ -97,7 +101,7 @@ def run_script(
             terminal=plan.on_terminal,
             max_restarts=options.max_restarts,
             binding=binding,
-            replay=replay,
+            asked=asked or {},
         )
         server = take_server()
         try:

@@ -35,7 +35,7 @@ from lockstep.launch.worker import Request, run_worker
 from lockstep.machine.threads import libraries
 from lockstep.stopping import SIGNALS
 
-PRELOAD = ("torch", "torch.distributed", "lockstep.joining.join", "lockstep.sync.ddp", "lockstep.sync.exact")
+PRELOAD = ("torch", "torch.distributed", "lockstep.joining.ahead", "lockstep.sync.ddp", "lockstep.sync.exact")
 """Modules imported before the first worker, which each of them delays: only those that nearly every script needs."""
 PRELOAD_LATER = ("torch._dynamo",)
 """Modules imported on request: before the first workers if they will need them, else later, for workers that may follow.

@@ -13,7 +13,7 @@ from typing import Any
 from lockstep.config import RunConfig
 from lockstep.launch.binding import Binding
 from lockstep.machine.cores import num_cores
-from lockstep.world import CALL, CORES, LAUNCH, OMP, OMP_OF_LAUNCHER, REPLAY, SECRET, SETTINGS, STORE, TERMINAL
+from lockstep.world import ASKED, CALL, CORES, LAUNCH, OMP, OMP_OF_LAUNCHER, SECRET, SETTINGS, STORE, TERMINAL
 
 PRIVATE_DIR = "LOCKSTEP_PRIVATE_DIR"
 """Names the launch's private directory, by which its processes are recognised."""
@@ -114,8 +114,8 @@ class LaunchSpec:
     """The CPUs of each process; None: all CPUs that the launcher may use."""
     node: Node | None = None
     """None: this machine is the only one."""
-    replay: str = ""
-    """The directory of a replay; empty: this is a run."""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """What the caller asks of the run, by instrument: see ``lockstep.instrument``."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -166,15 +166,17 @@ def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
     A script that starts its processes itself gets none with ranks, which it, or its processes, would take for their own.
     """
     program, node = spec.program, spec.node
-    of_launchers = (STORE, LAUNCH, CALL, REPLAY, CORES)  # this launcher may be a worker of another
+    of_launchers = [STORE, LAUNCH, CALL, CORES]  # this launcher may be a worker of another
+    if STORE in spec.environ:
+        of_launchers.append(ASKED)  # that other one's run is what it was asked of
     environ = {
         **{name: value for name, value in spec.environ.items() if name not in of_launchers},
         PRIVATE_DIR: spec.private_dir,
         SETTINGS: json.dumps(dict(spec.settings)),
         TERMINAL: "1" if spec.terminal else "0",
     }
-    if spec.replay:
-        environ[REPLAY] = spec.replay
+    if spec.asked:
+        environ[ASKED] = json.dumps(dict(spec.asked))
     if isinstance(program, Script) and program.starter is not None:
         return environ
     environ |= {

@@ -7,7 +7,7 @@ import multiprocessing
 from collections.abc import Callable
 from multiprocessing.util import Finalize
 
-from lockstep.listener import Listener
+from lockstep.listener import Listener, Stage
 
 
 class AtExit(Listener):
@@ -16,6 +16,8 @@ class AtExit(Listener):
     Python calls exit handlers in reverse order, and a tracker's library registers its own when it is opened, at the beginning
     of the first pass: it would be closed before the last values are written to it.
     """
+
+    stage = Stage.LATE
 
     def __init__(self) -> None:
         self._act: Callable[[], None] | None = None

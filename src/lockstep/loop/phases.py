@@ -6,7 +6,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -26,6 +26,17 @@ from lockstep.sync.gradients import Gradients, detach_grads, put_back
 from lockstep.sync.protocol import Sync
 from lockstep.tools.audit.auditor import Auditor
 from lockstep.tools.audit.recomputation import Course
+
+
+class Position(NamedTuple):
+    """A place in a run."""
+
+    step: int
+    """Between steps, that of the last one."""
+    phase: int
+    """Completed phases of that step."""
+    shard: int | None
+    """None: outside of ``batch.shards``."""
 
 
 class Phases:
@@ -100,10 +111,10 @@ class Phases:
         """Whether a loop over ``batch.shards`` is running."""
         return self._batch is not None
 
-    @property
-    def position(self) -> tuple[int, int]:
-        """The current step and shard."""
-        return self.step, 0 if self.micro is None else self.micro.shard
+    def position(self) -> Position:
+        """Where this process is now. May be called from another thread."""
+        micro = self.micro
+        return Position(self.step, self.num_done, None if micro is None else micro.shard)
 
     @property
     def is_again(self) -> bool:

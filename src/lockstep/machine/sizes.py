@@ -1,6 +1,8 @@
-"""Sizes, counts and durations in readable form."""
+"""Sizes, counts, ranks and durations in readable form."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 NOTHING = "–"
 _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -21,6 +23,19 @@ def size(num_bytes: float) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A count: ``1 file``, ``2,000 files``; ``plural`` where that is not the noun and an s."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """``rank 3``; ``ranks 0 and 2 to 5``."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    names = [name for span in spans for name in ([f"{span[0]} to {span[-1]}"] if len(span) > 2 else map(str, span))]
+    listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
 
 
 def span(seconds: float | None) -> str:

@@ -26,13 +26,14 @@ class Journal:
         if self._events is not None:
             self._events.write(event, **fields)
 
-    def scalars(self, kind: str, epoch: int, step: int, values: dict[str, float]) -> None:
-        """Write averages, as an event of this kind (``step`` or ``evaluate``) and to trackers."""
+    def scalars(self, kind: str, epoch: int, step: int, values: dict[str, float], *, waits: bool = False) -> None:
+        """Write averages, as an event of this kind (``step`` or ``evaluate``) and to trackers, where those of an evaluation may
+        have to wait for values of past steps."""
         if self._events is None or not values:
             return
         self._events.write(kind, epoch=epoch, step=step, values=values)
         if kind == "evaluate":
-            self._trackers.write_evaluation(step, values)
+            self._trackers.write_evaluation(step, values, waits=waits)
         else:
             self._trackers.write_step(step, values)
 

@@ -11,7 +11,7 @@ import torch
 from typing_extensions import override
 
 from lockstep.comm.collectives import Collectives
-from lockstep.listener import Listener
+from lockstep.listener import Listener, Stage
 from lockstep.measure.journal import Journal
 from lockstep.measure.split import bound_of, notable_wait, shares_of, verdict
 from lockstep.measure.usage import Usage, UsageMeter, gpus_in_use
@@ -93,6 +93,8 @@ class Meter(Listener):
         split: returns the seconds of each part of the current pass (``explain.split``).
         speaks: whether to print what bounds the speed, after the first pass and when that is something new.
     """
+
+    stage = Stage.LATE
 
     def __init__(
         self, journal: Journal, collectives: Collectives, split: Callable[[], dict[str, float]], speaks: bool

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from typing_extensions import override
 
-from lockstep.listener import Listener
+from lockstep.listener import Listener, Stage
 from lockstep.measure.pass_progress import PassProgress, bar_line, clock, time_left
 from lockstep.stopping import note_bar
 
@@ -133,6 +133,8 @@ class Bar(Display):
 
 class ProgressUpdater(Listener):
     """Updates a display."""
+
+    stage = Stage.LATE
 
     def __init__(self, display: Display) -> None:
         self._display = display

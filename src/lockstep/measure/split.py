@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 PARTS = {
     "data": "waiting for the loader",
@@ -28,9 +29,15 @@ ACTIVITIES = {
 }
 """What a rank does by itself, and so may be slow in. (Copying counts as ``forward``, the optimizer as ``script``.)"""
 
+Row = Sequence[float]
+"""What a rank was busy with in a phase: its number of samples, the seconds of each of ``ACTIVITIES``, and their sum."""
+
 SAMPLED = {**ACTIVITIES, "saving": "writing files"}
 """What samples of a rank's stack tell apart. (``StepClock`` counts writing as ``script``.)"""
 
+LOADING = "getting a batch from the loader"
+"""What a rank does between two steps of a pass, in a record."""
+_BUSY = itemgetter(-1)
 _COMPUTE = ("forward", "backward", "optimizer")
 _REMEDIES = {
     "data": "more loader workers (lockstep tune finds how many) or cheaper transforms help",
@@ -54,6 +61,11 @@ _NOTABLE = 0.15
 """The largest wait is worth a word if it takes at least this share of the time."""
 _MOSTLY = 0.5
 """The others wait mostly for one rank if that waits for less than this share of the mean."""
+
+
+def busy_of(rows: Sequence[Row]) -> list[float]:
+    """How long each rank was busy. Called in every step, so it runs no Python code for each of hundreds of ranks."""
+    return list(map(_BUSY, rows))
 
 
 def shares_of(splits: Sequence[Mapping[str, float]]) -> dict[str, float]:

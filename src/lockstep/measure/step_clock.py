@@ -20,13 +20,11 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from typing_extensions import override
 
-from lockstep.listener import Listener
+from lockstep.listener import Listener, Stage
 from lockstep.measure.device_clock import DeviceClock
-from lockstep.measure.split import PARTS
+from lockstep.measure.live_step import live_step
+from lockstep.measure.split import LOADING, PARTS, Row, busy_of
 from lockstep.plan.shards import MicroStep
-from lockstep.tools.explain.live_step import live_step
-from lockstep.tools.explain.loader_workers import LOADING
-from lockstep.tools.explain.slow_ranks import Row, busy_of
 
 (DATA, COPY, FORWARD, BACKWARD, COMMUNICATION, WAITING, OPTIMIZER, LOGGING, CHECKPOINT, SCRIPT) = range(len(PARTS))
 _USUAL = 10
@@ -68,20 +66,21 @@ class StepClock(Listener):
     Args:
         overlapping: read after each backward pass.
         held_s: how long checkpoints have held up training so far, in seconds.
-        tell: called at the end of each phase, with the same values on every rank: the ranks' rows since the phase before, and
-            how long each of them was busy, in seconds.
         device: of this process.
     """
+
+    stage = Stage.LATE
 
     def __init__(
         self,
         overlapping: Overlapping,
         held_s: Callable[[], float],
-        tell: Callable[[Sequence[Row], Sequence[float]], None],
         device: torch.device,
     ) -> None:
+        self.tell: Callable[[Sequence[Row], Sequence[float]], object] = lambda rows, busy: None
+        """Called at the end of each phase, with the same values on every rank: the ranks' rows since the phase before, and how
+        long each of them was busy, in seconds. For an instrument to set."""
         self._overlapping = overlapping
-        self._tell = tell
         self._held_so_far_s, self._held_s = held_s, 0.0
         self._seconds = [0.0] * len(PARTS)
         """By part, since the pass began."""
@@ -201,7 +200,7 @@ class StepClock(Listener):
             busy = busy_of(rows)
             exchange_s = self._exposed_s + self._last_s - began_s
             self._transfer(COMMUNICATION, WAITING, min(exchange_s, max(0.0, max(busy) - self._busy_s)))
-            self._tell(rows, busy)
+            self.tell(rows, busy)
             self._begin_phase()
         self.activity = _IN_SCRIPT
 
@@ -283,6 +282,8 @@ class AuditTimer(Listener):
 class LoaderTimer(Listener):
     """Charges the time before the end of a pass, in which the loop waits for the loader. Must be the first listener."""
 
+    stage = Stage.EARLY
+
     def __init__(self, clock: StepClock) -> None:
         self._clock = clock
 
@@ -292,14 +293,16 @@ class LoaderTimer(Listener):
 
 
 class PartTimer(Listener):
-    """Charges what the listeners before it do between steps to one part.
+    """Charges what the listeners of the stages before do between steps to one part.
 
     Args:
         clock: of this process.
         part: to charge.
+        stage: that follows. It must be the first listener of that.
         then: the activity that follows, for the user.
     """
 
-    def __init__(self, clock: StepClock, part: int, then: str) -> None:
+    def __init__(self, clock: StepClock, part: int, stage: Stage, then: str) -> None:
+        self.stage = stage
         self.tick = partial(_charges(part, then), clock)  # type: ignore[method-assign]
         self.flush = partial(clock.charge, part)  # type: ignore[method-assign]

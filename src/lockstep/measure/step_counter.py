@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from typing_extensions import override
 
-from lockstep.listener import Listener
+from lockstep.listener import Listener, Stage
 from lockstep.measure.pass_progress import PassProgress
 
 
 class StepCounter(Listener):
     """The counter of one process."""
+
+    stage = Stage.LATE
 
     def __init__(self) -> None:
         self._begun: PassProgress | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch.optim import Optimizer
@@ -37,31 +37,30 @@ class Trackers(Listener):
 
     Args:
         trackers: to write to.
-        is_behind: whether values of past steps have not arrived yet.
+        hyperparameters: where those of the script are collected: ``batch_size``, ``epochs``, and the initial settings of each
+            optimizer.
     """
 
-    def __init__(self, trackers: Sequence[Tracker] = (), is_behind: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, trackers: Sequence[Tracker] = (), hyperparameters: dict[str, Any] | None = None) -> None:
         self._trackers = trackers
-        self._is_behind = is_behind
         self._waiting: list[tuple[int, Mapping[str, float]]] = []
-        self.hyperparameters: dict[str, Any] = {}
-        """Hyperparameters of the script: ``batch_size``, ``epochs``, and the initial settings of each optimizer."""
+        self._hyperparameters = {} if hyperparameters is None else hyperparameters
 
     @override
     def prepared(self, item: Any) -> None:
         if isinstance(item, Optimizer):
             numbers = {name: value for name, value in item.defaults.items() if isinstance(value, (bool, int, float, str))}
-            self.hyperparameters.setdefault("optimizers", []).append({"type": type(item).__name__, **numbers})
+            self._hyperparameters.setdefault("optimizers", []).append({"type": type(item).__name__, **numbers})
 
     @override
     def prepared_loader(self, batches: Iterable[Any]) -> None:
         if isinstance(size := getattr(batches, "batch_size", None), int):
-            self.hyperparameters.setdefault("batch_size", size)
+            self._hyperparameters.setdefault("batch_size", size)
 
     @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
         if num_epochs is not None:
-            self.hyperparameters.setdefault("epochs", num_epochs)
+            self._hyperparameters.setdefault("epochs", num_epochs)
         for tracker in self._trackers:
             tracker.open()
 
@@ -70,10 +69,10 @@ class Trackers(Listener):
         self._write_up_to(step)
         self._write(TRAINING, step, values)
 
-    def write_evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the results of an evaluation after this step."""
+    def write_evaluation(self, step: int, values: Mapping[str, float], *, waits: bool = False) -> None:
+        """Write the results of an evaluation after this step; if it ``waits``, values of past steps have not arrived yet."""
         self._waiting.append((step, values))
-        if not self._is_behind():
+        if not waits:
             self.flush()
 
     @override

@@ -32,8 +32,9 @@ class RunInfo:
     run_dir: Path
     project: str
     """The default name of the project."""
-    config: Callable[[], dict[str, Any]]
-    """Returns its settings, birth and hyperparameters; called before the first step."""
+    settings: Mapping[str, Any]
+    hyperparameters: Mapping[str, Any]
+    """Of the script: more become known until the first step."""
     is_again: bool
     """Whether an earlier launch has used the run directory."""
     aside: Callable[[], AbstractContextManager[None]]
@@ -104,7 +105,7 @@ class WandbLike:
         arguments = {
             "project": self._project or os.environ.get(variable or "-", "") or about.project,
             "name": about.run_dir.absolute().name,
-            "config": about.config(),
+            "config": {**about.settings, **about.hyperparameters},
             "dir": str(about.run_dir),
             "id": number,
             "resume": "allow",

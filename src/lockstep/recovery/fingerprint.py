@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +27,19 @@ class Fingerprint:
     def __init__(self, state: RunState) -> None:
         self._state = state
         self._known: tuple[int, Sums] | None = None
+        self._wanted: list[Callable[[int], bool]] = []
+
+    def want(self, is_due: Callable[[int], bool]) -> None:
+        """Ask for the digests after the steps of which ``is_due`` is true: the ranks are compared after those, too. Every rank
+        must call it, with the same function of the step alone."""
+        self._wanted.append(is_due)
+
+    def is_wanted(self, step: int) -> bool:
+        """Whether somebody needs the digests after this step. The same on every rank."""
+        for is_due in self._wanted:  # noqa: SIM110 (called in each step, where any() takes three times as long)
+            if is_due(step):
+                return True
+        return False
 
     def after(self, step: int) -> Sums:
         """The digests after a step, computed once for all listeners that ask at its end."""

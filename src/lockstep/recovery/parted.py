@@ -2,7 +2,7 @@
 
 Each rank sums the bits of its weights, buffers, optimizer state, learning rates, registered state and the random stream
 outside of ``batch.shards``, and the ranks compare the sums. The interval follows from the cost: at most 0.2 % of the time. They
-are also compared after steps whose sums the digest journal needs anyway, before anything is saved, and when the script ends:
+are also compared after steps whose sums an instrument needs anyway, before anything is saved, and when the script ends:
 what it does after its last step is part of the answer.
 """
 
@@ -21,10 +21,10 @@ from typing_extensions import override
 
 from lockstep.comm.collectives import Collectives
 from lockstep.errors import MismatchError
-from lockstep.listener import Listener
+from lockstep.listener import Listener, Stage
+from lockstep.machine.sizes import name_ranks
 from lockstep.recovery.fingerprint import Fingerprint, Sums
 from lockstep.stopping import say
-from lockstep.tools.explain.rank_reports import name_ranks
 
 _MOST_OF_TIME = 0.002
 _MOST_STEPS = 1000
@@ -36,14 +36,14 @@ class PartedRanks(Listener):
     Args:
         fingerprint: of the run's state.
         collectives: over all ranks.
-        is_journaled: says of a step whether the digest journal needs its sums.
     """
 
-    def __init__(self, fingerprint: Fingerprint, collectives: Collectives, is_journaled: Callable[[int], bool]) -> None:
+    stage = Stage.EARLY
+
+    def __init__(self, fingerprint: Fingerprint, collectives: Collectives) -> None:
         self.have_parted = False
         """Whether a difference was found and reported."""
         self._fingerprint = fingerprint
-        self._is_journaled = is_journaled
         self._collectives = collectives
         self._next = 0
         """The step after which the next comparison is due."""
@@ -57,7 +57,7 @@ class PartedRanks(Listener):
         """Raises:
         MismatchError: the ranks have parted.
         """
-        is_due = step >= self._next or self._is_journaled(step)
+        is_due = step >= self._next or self._fingerprint.is_wanted(step)
         if is_due and self._collectives.size > 1 and not self.have_parted:
             # Later the script may have changed something, and fetching the next batch may have drawn.
             self._compare(step, f"after step {step}", lambda: _named(self._fingerprint.after(step), _stream()))

@@ -21,7 +21,7 @@ from lockstep.comm.agreement import compare_ranks
 from lockstep.comm.collectives import Collectives
 from lockstep.config import RunConfig
 from lockstep.errors import CheckpointError, ConfigError
-from lockstep.listener import Listener
+from lockstep.listener import Listener, Stage
 from lockstep.measure.journal import Journal
 from lockstep.recovery.lateness import Lateness
 from lockstep.recovery.position import Position
@@ -64,6 +64,8 @@ class Saver(Listener):
         journal: receives an event for each checkpoint.
         stop_watch: records that this rank is asked to stop.
     """
+
+    stage = Stage.SAVING
 
     def __init__(
         self,

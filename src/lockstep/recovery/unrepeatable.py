@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from lockstep.listener import Listener
+from lockstep.recovery.journey import Journey
 from lockstep.stopping import say
 
 
@@ -16,12 +17,12 @@ class Unrepeatable(Listener):
     """Warns, once of each kind, when it happens rather than when the run is to resume.
 
     Args:
-        in_epochs: whether the script is in a loop over ``team.epochs()``.
+        journey: this launch's way through the script.
         speaks: whether to print warnings: on one rank, and only if checkpoints are saved.
     """
 
-    def __init__(self, in_epochs: Callable[[], bool], *, speaks: bool) -> None:
-        self._in_epochs = in_epochs
+    def __init__(self, journey: Journey, *, speaks: bool) -> None:
+        self._journey = journey
         self._warns_of_prepare = self._warns_of_groups = speaks
         self._optimizers: list[tuple[Optimizer, list[int]]] = []
         """Those prepared, with the sizes that their parameter groups had then."""
@@ -52,7 +53,7 @@ class Unrepeatable(Listener):
                 return
 
     def _check_place(self, item: Any) -> None:
-        if self._warns_of_prepare and self._in_epochs():
+        if self._warns_of_prepare and self._journey.is_in_epochs:
             self._warns_of_prepare = False
             say(
                 f"WARNING: this {type(item).__name__} is prepared inside the loop over team.epochs(): a launch that resumes "

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from lockstep.listener import Listener
+from lockstep.listener import Listener, Stage
 from lockstep.machine.sizes import counted
 from lockstep.plan.shards import num_active_ranks
 from lockstep.sync.buffers import BATCH_NORMS
@@ -34,6 +34,8 @@ class SplitRemarks(Listener):
         world_size: number of processes.
         say: tells the user.
     """
+
+    stage = Stage.LATE
 
     def __init__(self, num_shards: int, accumulate: int, world_size: int, say: Callable[[str], None]) -> None:
         self._num_shards, self._accumulate, self._world_size, self._say = num_shards, accumulate, world_size, say

@@ -15,8 +15,9 @@ from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console
 from lockstep.errors import ConfigError
 from lockstep.launch.private import live_launches
+from lockstep.machine.sizes import name_ranks
 from lockstep.tools.explain.black_box import DIRECTORY
-from lockstep.tools.explain.rank_reports import RankReport, grouped, name_ranks, read_reports, run_joined
+from lockstep.tools.explain.rank_reports import RankReport, grouped, read_reports, run_joined
 
 _EPILOG = """
 \b

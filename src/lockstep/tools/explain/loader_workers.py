@@ -13,12 +13,11 @@ from itertools import pairwise, takewhile
 from types import FrameType
 from typing import Any
 
+from lockstep.measure.split import LOADING
 from lockstep.tools.explain.process import ProcessFacts, facts_of
 from lockstep.tools.explain.stack_request import can_answer, request_stack
 from lockstep.tracebacks.frames import Frame
 
-LOADING = "getting a batch from the loader"
-"""The activity, in a record, of a rank that does so at the beginning of a step."""
 _LOADER = "/torch/utils/data/dataloader.py"
 _WAITING = ("_try_get_data", "_get_data", "_shutdown_workers")
 _WORKER_ROOM = "/torch/utils/data/_utils/"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep.tools.explain.rank_reports import DEFAULT_GROUP, name_group, name_ranks
+from lockstep.machine.sizes import name_ranks
+from lockstep.tools.explain.rank_reports import DEFAULT_GROUP, name_group
 from lockstep.tools.explain.sampler import is_communicating
 from lockstep.tracebacks.frames import Frame, users_location
 

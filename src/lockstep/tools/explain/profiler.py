@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from lockstep.listener import Listener
+from lockstep.listener import Listener, Stage
 from lockstep.regular import own_directory
 from lockstep.stopping import say
 
@@ -26,6 +26,8 @@ class StepProfiler(Listener):
         path: of the trace, in the format of Chrome and Perfetto.
         is_main: whether this process prints where the traces are.
     """
+
+    stage = Stage.LATE
 
     def __init__(self, first: int, last: int, path: Path, *, is_main: bool) -> None:
         self._is_main = is_main

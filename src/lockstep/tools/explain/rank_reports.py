@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.machine.identity import shared_by
-from lockstep.machine.sizes import counted, size
+from lockstep.machine.sizes import counted, name_ranks, size
+from lockstep.measure.live_step import read_live_step
 from lockstep.regular import check_regular
 from lockstep.shapes import fits
 from lockstep.stopping import catches
 from lockstep.tools.explain.black_box import DIRECTORY, read_box
 from lockstep.tools.explain.file_locks import awaited_locks
 from lockstep.tools.explain.holders import has_no_task, holder_in, without_start
-from lockstep.tools.explain.live_step import read_live_step
 from lockstep.tools.explain.loader_workers import LoaderWorker, busy_workers, waits_for_loader
 from lockstep.tools.explain.process import ProcessFacts, facts_of, state_of
 from lockstep.tools.explain.record import Record
@@ -428,19 +428,6 @@ def grouped(reports: Sequence[RankReport]) -> list[list[RankReport]]:
         is_there = report.state == "finished" and report.facts is not None
         groups.setdefault((report.state, is_there, tuple(report.frames), what, report.handles, held), []).append(report)
     return sorted(groups.values(), key=lambda group: (group[0].is_waiting, len(group), group[0].rank))
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """``rank 3``; ``ranks 0 and 2 to 5``."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1].append(rank)
-        else:
-            spans.append([rank])
-    names = [name for span in spans for name in ([f"{span[0]} to {span[-1]}"] if len(span) > 2 else map(str, span))]
-    listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
 
 
 def own_words(is_own: bool) -> str:

@@ -21,13 +21,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lockstep.measure.live_step import live_step
 from lockstep.stopping import say
 from lockstep.tools.explain.black_box import BlackBox, fits
 from lockstep.tools.explain.file_locks import polled_file
 from lockstep.tools.explain.flight_recorder import counts, read_recording
 from lockstep.tools.explain.handled import handled_by
 from lockstep.tools.explain.holders import holders_of
-from lockstep.tools.explain.live_step import live_step
 from lockstep.tools.explain.loader_workers import batches_received, is_loading
 from lockstep.tools.explain.process import io_bytes, own_memory
 from lockstep.tools.explain.saving import Lost, Saving

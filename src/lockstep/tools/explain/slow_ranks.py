@@ -9,15 +9,13 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
-from lockstep.measure.split import ACTIVITIES
+from lockstep.measure.split import ACTIVITIES, Row
 
 _WINDOW = 20
 """Phases; more where they are brief, since somebody may take a rank's core for that long."""
 _LEAST_S = 1.0
 _MOST_PHASES = 50 * _WINDOW
-_BUSY = itemgetter(-1)
 SLOW = 1.2
 """A slow rank is busy for at least this multiple of the median of the others."""
 NEARLY_ALWAYS = 0.8
@@ -48,8 +46,6 @@ def remedy(activity: str, has_neighbours: bool) -> str:
     return (_REMEDIES_AMONG_NEIGHBOURS if has_neighbours else _REMEDIES)[activity]
 
 
-Row = Sequence[float]
-"""What a rank was busy with in a phase: its number of samples, the seconds of each of ``ACTIVITIES``, and their sum."""
 Phase = tuple[Sequence[Row], Sequence[float]]
 """The rows of all ranks in a phase, and how long each rank was busy, in seconds."""
 
@@ -116,11 +112,6 @@ class SlowRanks:
         if slow is not None and slow.rank == before and slow.rank != self._known:
             self._known = slow.rank
             self._tell(slow)
-
-
-def busy_of(rows: Sequence[Row]) -> list[float]:
-    """How long each rank was busy. Called in every step, so it runs no Python code for each of hundreds of ranks."""
-    return list(map(_BUSY, rows))
 
 
 def _may_be_slow(window: Sequence[Phase]) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.tools.explain.rank_reports import name_ranks, read_records
+from lockstep.machine.sizes import name_ranks
+from lockstep.tools.explain.rank_reports import read_records
 from lockstep.tools.explain.saving import Lost
 
 _STABLE_LOOKS = 3

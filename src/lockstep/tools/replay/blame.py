@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from typing_extensions import override
+
 from lockstep.data.batches import cut
 from lockstep.data.sources import Deal
+from lockstep.listener import Listener
 from lockstep.plan.shards import MicroStep
 
 
-class SampleBySample:
+class SampleBySample(Listener):
     """Splits one shard of a step into single samples, so that the loop's body runs once for each.
 
     Each has the shard's random stream, and the weights from the beginning of the step. Nothing is fetched again: the
@@ -25,7 +28,12 @@ class SampleBySample:
         self._step = step
         self._shard = shard
 
-    def __call__(self, deal: Deal) -> Deal:
+    @override
+    def made_loader(self, loader: Any, number: int) -> None:
+        """Split its deals, too: the loader that leads the step is not known yet."""
+        loader.change_deals(self._split)
+
+    def _split(self, deal: Deal) -> Deal:
         """The deal of a step, with its shard split if it is that step."""
         plan, data = deal
         if plan.number != self._step:

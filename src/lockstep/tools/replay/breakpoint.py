@@ -7,7 +7,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-from lockstep.listener import Listener
+from lockstep.listener import Listener, Stage
 from lockstep.plan.shards import MicroStep
 from lockstep.tracebacks.frames import OURS
 
@@ -18,6 +18,8 @@ class Breakpoint(Listener):
     Args:
         shard: the shard to stop in; None: the first one.
     """
+
+    stage = Stage.LATE
 
     def __init__(self, shard: int | None) -> None:
         self._shard = shard

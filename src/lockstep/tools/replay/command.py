@@ -319,7 +319,7 @@ class _Replayer:
             nproc_per_node=self._nproc, is_module=program.is_module, log_dir=directory if self._log_output else None
         )
         try:
-            stopped = run_script(program.target, program.args, options, {}, str(directory))
+            stopped = run_script(program.target, program.args, options, {}, asked={"replay": str(directory)})
         except LaunchError as error:
             return directory, error
         if isinstance(stopped, Interruption):

@@ -19,7 +19,7 @@ from torch import Tensor
 from lockstep.comm.dtensors import is_dtensor
 from lockstep.digest import bit_sums, digest
 from lockstep.journal.writer import EventWriter
-from lockstep.listener import Listener
+from lockstep.listener import Listener, Stage
 from lockstep.plan.shards import MicroStep
 from lockstep.recovery.fingerprint import Fingerprint, short_digest
 from lockstep.sync.gradients import widen
@@ -43,6 +43,8 @@ class DigestJournal(Listener):
         is_main: whether this is rank 0, which also writes what is the same on all ranks.
         always: further steps that are written in full.
     """
+
+    stage = Stage.EARLY
 
     def __init__(
         self,

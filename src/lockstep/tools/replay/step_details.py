@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lockstep.data.batches import map_tensors
-from lockstep.listener import Listener
+from lockstep.listener import Listener, Stage
 from lockstep.plan.shards import MicroStep
 from lockstep.tools.replay.journal import norm_of
 from lockstep.tools.verify.trace.lines import TraceWriter, exact
@@ -40,6 +40,8 @@ class StepDetails(Listener):
         shard: the shard to show; None: all.
         out: the file for the batches; None: they are not saved.
     """
+
+    stage = Stage.LATE
 
     def __init__(self, writer: TraceWriter, subjects: Subjects, shard: int | None, out: Path | None) -> None:
         self._writer = writer

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lockstep.listener import Listener
+from lockstep.listener import EVENTS, Listener
 
-_ALWAYS = ("prepared", "prepared_loader", "begin_pass", "end_pass", "end_run")
+_ALWAYS = ("prepared", "prepared_loader", "made_loader", "begin_pass", "end_pass", "end_run")
 """Events that do not belong to one step."""
 
 
@@ -23,10 +23,11 @@ class FromStep(Listener):
         self._first = first
         self._begin_step = listener.begin_step
         self._has_begun = False
-        for name in vars(Listener):
+        self.stage = listener.stage
+        for name in EVENTS:
             if name in _ALWAYS:
                 setattr(self, name, getattr(listener, name))
-            elif not name.startswith("_") and name != "begin_step":
+            elif name != "begin_step":
                 setattr(self, name, self._later(getattr(listener, name)))
 
     def begin_step(self, step: int) -> None:

@@ -22,12 +22,12 @@ from lockstep.config import RUNS
 from lockstep.errors import CheckpointError, ConfigError
 from lockstep.journal.events import Event
 from lockstep.journal.history import read_events, read_history
-from lockstep.machine.sizes import counted
+from lockstep.machine.sizes import counted, name_ranks
 from lockstep.regular import open_to_read
 from lockstep.rundir.birth import read_birth
 from lockstep.tools.compare.comparison import Comparison
 from lockstep.tools.compare.results import read_results
-from lockstep.tools.explain.rank_reports import RankReport, name_ranks, read_reports
+from lockstep.tools.explain.rank_reports import RankReport, read_reports
 from lockstep.tools.report.comparison_page import comparison_page
 from lockstep.tools.report.html import Page, render
 from lockstep.tools.report.run_page import RunRecord, SavedState, run_page

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from lockstep.atomic import write_atomic
 from lockstep.errors import ConfigError
 from lockstep.tools.trials.machine import Machine
+from lockstep.tools.trials.settings import TrialSettings
 from lockstep.tools.trials.trial import Trial
-from lockstep.world import TrialSettings
 
 SCHEMA = 1
 FILE_NAME = "results.json"

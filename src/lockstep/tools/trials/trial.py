@@ -21,7 +21,7 @@ from lockstep.launch.guard import die_with_parent
 from lockstep.launch.processes import sweep
 from lockstep.option import options_of
 from lockstep.tools.trials.failure import first_error, in_few_lines, in_one_line, whole_error
-from lockstep.world import TrialSettings
+from lockstep.tools.trials.settings import TrialSettings
 
 _POLL_EVERY_S = 0.1
 _LOOK_EVERY_S = 0.01  # for the moment to kill it
@@ -58,6 +58,8 @@ class Trial:
     """Fields of ``RunConfig``, its run directory among them, beside those of the script."""
     of_script: TrialSettings = dataclasses.field(default_factory=TrialSettings)
     """What it asks of the script's own."""
+    asked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What it asks of other instruments than that of trials."""
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """More environment variables."""
     timeout_s: float | None = None
@@ -101,11 +103,11 @@ class Trial:
     def environment(self, mark: str) -> dict[str, str]:
         """This process's environment with as few changes as possible; with the settings, unless lockstep launches."""
         environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES}
-        asked = json.dumps(dataclasses.asdict(self.of_script))
+        asked = json.dumps({"trials": dataclasses.asdict(self.of_script), **self.asked})
         environment.update(
             {
                 _MARK: mark,
-                world.TRIAL: asked,
+                world.ASKED: asked,
                 world.FAILURE: str(self.failure),
                 **(_OPEN_MPI if self.launcher == "mpirun" else {}),
                 **self.variables,

@@ -31,7 +31,6 @@ from lockstep.tools.trials.trial import Record, Trial, passable, run_trial
 from lockstep.tools.tune import verdict
 from lockstep.tools.tune.request import TuningRequest, read_result, read_stage
 from lockstep.tools.tune.tuned import Situation, Tuned, read
-from lockstep.world import TUNE
 
 _EPILOG = """
 \b
@@ -181,7 +180,7 @@ def _measure(
             launcher="lockstep",
             num_processes=num_processes,
             settings=passable(settings, but=_NOT_PASSED),
-            variables={TUNE: str(directory)},
+            asked={"tune": str(directory)},
             timeout_s=limit_s,
             kill_when=is_done,
         )

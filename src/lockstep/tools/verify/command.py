@@ -13,7 +13,7 @@ from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console
 from lockstep.launch.program import find_script
 from lockstep.machine.sizes import counted
-from lockstep.startup.reading import notices
+from lockstep.tools.check.at_start import notices
 from lockstep.tools.check.files import read_script
 from lockstep.tools.trials.lists import names, numbers
 from lockstep.tools.trials.machine import Machine

@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.text import Text
 
-from lockstep.machine.sizes import counted, span
+from lockstep.machine.sizes import counted, name_ranks, span
 from lockstep.measure.pass_progress import bar_line, time_left
 from lockstep.tools.explain.loader_workers import waits_for_loader
-from lockstep.tools.explain.rank_reports import RankReport, name_ranks
+from lockstep.tools.explain.rank_reports import RankReport
 from lockstep.tools.watch.watched import Point, Snapshot
 from lockstep.visible import visible
 

@@ -31,7 +31,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from lockstep.listener import Listener
+from lockstep.listener import Listener, Stage
 from lockstep.plan.shards import MicroStep
 from lockstep.tools.verify.trace.lines import TraceWriter
 
@@ -44,6 +44,8 @@ class Evidence(Listener):
         run_dir: the run's directory.
         rank: of this process.
     """
+
+    stage = Stage.LATE
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         self.step = 0

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lockstep.digest import digest
-from lockstep.listener import Listener
+from lockstep.listener import Listener, Stage
 from lockstep.plan.shards import MicroStep
 from lockstep.tools.verify.diagnosis.generators import state_of_streams
 from lockstep.tools.verify.diagnosis.locations import file_of
@@ -37,6 +37,8 @@ class FirstGradient(Listener):
         writer: of the process's trace.
         subjects: the prepared objects.
     """
+
+    stage = Stage.LATE
 
     def __init__(self, writer: TraceWriter, subjects: Subjects) -> None:
         self._writer: TraceWriter | None = writer

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from pathlib import Path
-from typing import Any
-
-import torch
-
-from lockstep.config import RunConfig
+from lockstep.instrument import Run
 from lockstep.listener import Listener
+from lockstep.tools.trials.settings import TrialSettings
 from lockstep.tools.verify.diagnosis.evidence import Evidence
 from lockstep.tools.verify.diagnosis.first_gradient import FirstGradient
 from lockstep.tools.verify.diagnosis.kernels import watch_kernels
@@ -17,14 +12,13 @@ from lockstep.tools.verify.diagnosis.witness import Witness
 from lockstep.tools.verify.trace.lines import TraceWriter
 from lockstep.tools.verify.trace.recorder import Recorder
 from lockstep.tools.verify.trace.subjects import Subjects
-from lockstep.world import World
 
 
-def begin_trace(
-    config: RunConfig, world: World, device: torch.device, run_dir: Path, level: str, chosen: Collection[str] = ()
-) -> TraceWriter:
-    """Begin this process's trace with a line about the run; ``level``: how much is traced, ``chosen``: see ``RunContext``."""
-    writer = TraceWriter(run_dir, f"rank-{world.rank}")
+def begin_trace(run: Run, level: str) -> TraceWriter:
+    """Begin this process's trace with a line about the run; ``level``: how much is traced."""
+    config, world = run.config, run.world
+    writer = TraceWriter(run.run_dir, f"rank-{world.rank}")
+    trial = TrialSettings(**run.asked.get("trials", {}))
     writer.write(
         event="start",
         level=level,
@@ -35,34 +29,19 @@ def begin_trace(
         threads=config.threads,
         strategy=config.strategy,
         precision=config.precision,
-        device=device.type,
+        device=run.devices[0].type,
         launcher=world.launcher,
-        chosen=sorted(chosen),
+        chosen=sorted(trial.chosen(run.given)),
         checkpoint_every=config.interval,
     )
     return writer
 
 
-def open_trace(
-    config: RunConfig,
-    world: World,
-    device: torch.device,
-    run_dir: Path,
-    registered: Mapping[str, Any],
-    chosen: Collection[str],
-) -> list[Listener]:
-    """Begin this process's trace as ``RunConfig.trace`` says. Returns the listeners, to be notified in this order.
-
-    Args:
-        config: the run's.
-        world: this process's place.
-        device: this process's.
-        run_dir: the run's directory.
-        registered: the contents of ``RunState.registered``, by name.
-        chosen: see ``RunContext``.
-    """
-    writer = begin_trace(config, world, device, run_dir, config.trace, chosen)
-    subjects = Subjects(registered)
+def open_trace(run: Run) -> list[Listener]:
+    """Begin this process's trace as ``RunConfig.trace`` says. Returns the listeners, to be notified in this order."""
+    config, world, run_dir = run.config, run.world, run.run_dir
+    writer = begin_trace(run, config.trace)
+    subjects = Subjects(run.state.registered)
     observers: list[Listener] = []
     layers = None
     if config.trace == "gradient":

@@ -12,7 +12,7 @@ from torch import nn
 from typing_extensions import override
 
 from lockstep.digest import digest
-from lockstep.listener import Listener
+from lockstep.listener import Listener, Stage
 from lockstep.plan.shards import MicroStep
 from lockstep.tools.verify.diagnosis.calls import call_by_frame, functions_in_c, functions_in_python
 from lockstep.tools.verify.diagnosis.evidence import Evidence
@@ -32,6 +32,8 @@ class Witness(Listener):
         subjects: the prepared objects.
         evidence: to write to.
     """
+
+    stage = Stage.LATE
 
     def __init__(self, subjects: Subjects, evidence: Evidence) -> None:
         self._subjects = subjects

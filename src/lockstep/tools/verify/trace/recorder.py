@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lockstep.digest import digest, squared_norm
-from lockstep.listener import Listener
+from lockstep.listener import Listener, Stage
 from lockstep.plan.length import length_of
 from lockstep.plan.shards import MicroStep
 from lockstep.tools.verify.trace.lines import TraceWriter, exact
@@ -32,6 +32,8 @@ class Recorder(Listener):
         until: the step after which to end the script; None: let it run to its end.
         layers: returns the inputs and outputs of the layers in the shard that has just ended; None: these are not recorded.
     """
+
+    stage = Stage.LATE
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 from typing_extensions import override
 
 from lockstep.digest import digest
-from lockstep.listener import Listener
+from lockstep.listener import Listener, Stage
 
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -24,6 +24,8 @@ class Subjects(Listener):
     Args:
         registered: adapters of the registered objects, by name: see ``RunState.registered``.
     """
+
+    stage = Stage.EARLY
 
     def __init__(self, registered: Mapping[str, Any] | None = None) -> None:
         self._registered = {} if registered is None else registered

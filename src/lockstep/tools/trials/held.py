@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import threading
 
-from lockstep.listener import Listener
-from lockstep.recovery.saving import Saver
+from typing_extensions import override
+
+from lockstep.instrument import Run
+from lockstep.listener import Listener, Stage
 
 
 class HeldRun(Listener):
-    """Waits once the first checkpoint is on disk and one more step was taken, which is lost.
+    """Waits once the first checkpoint of a run is on disk and one more step was taken, which is lost."""
 
-    Args:
-        saver: saves the checkpoints.
-    """
+    stage = Stage.LATE
 
-    def __init__(self, saver: Saver) -> None:
-        self._saver = saver
+    def __init__(self, run: Run) -> None:
+        self._saver = run.saver
 
+    @override
     def tick(self, step: int) -> None:
         """Wait for ever, unless the checkpoint could not be written: then the run goes on. Called on every rank."""
         if self._saver.num_saved and self._saver.settle():

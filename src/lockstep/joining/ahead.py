@@ -1,0 +1,11 @@
+"""Imports what every ``join()`` needs, instruments too: the launcher's fork server imports this, so that no worker has to."""
+
+from __future__ import annotations
+
+from lockstep import extensions
+from lockstep.joining import join
+
+__all__ = ["join"]
+
+for _name in extensions.built_in_names("instruments"):  # not those of others, which may start threads
+    extensions.load("instruments", _name)

@@ -1,0 +1,97 @@
+"""The black box of a process that trains, and what it does about waiting for others."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from typing_extensions import override
+
+from lockstep.instrument import Run
+from lockstep.listener import Listener, Stage
+from lockstep.machine.identity import shared_by
+from lockstep.measure.split import LOADING
+from lockstep.measure.step_clock import SAVING
+from lockstep.stopping import end_stuck, say
+from lockstep.tools.explain.black_box import box_path
+from lockstep.tools.explain.sampler import Sampler
+from lockstep.tools.explain.slow_saving import OwnSaving
+from lockstep.tools.explain.stuck import StuckWatch, limit_s
+
+
+class RunBox(Listener):
+    """Open until the run ends. Without one, training goes on."""
+
+    stage = Stage.EARLY
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        try:
+            self._sampler: Sampler | None = self._open()
+        except OSError as error:
+            self._sampler = None
+            say(f"WARNING: rank {run.world.rank} has no black box, so `lockstep stacks` cannot tell what it does: {error}")
+
+    def _open(self) -> Sampler:
+        run, world = self._run, self._run.world
+        about = {
+            "rank": world.rank,
+            "world_size": world.world_size,
+            "num_nodes": world.num_nodes,
+            "host": world.host,
+            "machine": shared_by("pid"),
+            "pid": os.getpid(),
+            "launch": run.token,
+            "began_s": time.time(),
+        }
+        stuck = StuckWatch(
+            run.run_dir,
+            world.rank,
+            lambda is_asked: limit_s(run.clock.step_s, run.clock.num_steps, is_asked=is_asked),
+            lambda: run.stop_watch.asked() is not None,
+            lambda: run.position[:2],
+            say,
+            self._end_stuck,
+        )
+        saving = OwnSaving(run.run_dir, world.rank, lambda report: say(f"WARNING: {report}"))
+        return Sampler(box_path(run.run_dir, world.rank), about, self._doing, stuck.look, loses=saving.look)
+
+    @override
+    def end_run(self, step: int, *, failed: bool) -> None:
+        """Close it."""
+        if self._sampler is not None:
+            self._sampler.close("failed" if failed else "finished")
+
+    def _doing(self) -> dict[str, Any]:
+        """Called from another thread."""
+        run, position = self._run, self._run.position
+        progress, activity = run.steps.progress(), run.clock.doing
+        held, saved = run.saver.holds_up, run.saver.in_progress
+        if held:
+            activity = SAVING if saved is None else f"saving the checkpoint of step {saved}"
+        return {
+            **position._asdict(),
+            "in_step": run.phases.in_step,
+            "activity": activity,
+            "checkpoint": saved,
+            "held": held,
+            "apart": not run.phases.in_phase and activity != LOADING,
+            "split": run.clock.so_far,
+            "pass": None if progress is None else progress.as_json(),
+        }
+
+    def _end_stuck(self, report: str, speaks: bool, is_deadlock: bool) -> None:
+        """End this process, from another thread than the one that waits."""
+        run = self._run
+        newest, asked = run.saver.newest_written(), run.stop_watch.asked()
+        saved = "There is no checkpoint: the same command starts over"
+        if newest is not None:
+            saved = f"The newest checkpoint is that of step {newest}, from which the same command resumes"
+        if asked is None or is_deadlock:
+            how, status = "deadlock: ranks that wait like this never go on, so the run was ended", 1
+        else:
+            step = run.phases.step + (0 if run.phases.in_step else 1)
+            how = f"{asked.name}: step {step} could not be finished, so the run was ended without saving it"
+            status = 128 + asked
+        end_stuck(report, f"{how}. {saved}", status, speaks=speaks)

@@ -1,0 +1,36 @@
+"""What records the digests of every run, and what a replay changes in a run and shows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from lockstep.config import RunConfig
+from lockstep.instrument import Instrument, Run
+from lockstep.listener import Listener
+from lockstep.tools.replay.opening import open_digests, open_replay
+from lockstep.tools.replay.request import Request
+
+
+class Replay(Instrument):
+    """Asked for a ``Request``, in the directory of this name; nothing is asked of a run that only records its digests."""
+
+    def __init__(self, asked: Any = None) -> None:
+        super().__init__(asked)
+        self._request = None if asked is None else Request.read(Path(asked))
+
+    @override
+    def settings(self, config: RunConfig) -> RunConfig:
+        """A replay has a directory of its own, no checkpoints, and nothing that stops it."""
+        return config if self._request is None else self._request.settings(config, self.asked)
+
+    @override
+    def listeners(self, run: Run) -> Iterable[Listener]:
+        """The digest journal, and what shows the steps of a replay."""
+        request = self._request
+        if request is None:
+            return open_digests(run, range(0))
+        return [*open_digests(run, request.steps), *open_replay(run, request)]

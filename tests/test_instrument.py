@@ -1,0 +1,61 @@
+"""Instruments: found by name, notified by stage."""
+
+import sys
+
+import pytest
+
+from lockstep import extensions
+from lockstep.errors import ConfigError
+from lockstep.instrument import make_instruments
+from lockstep.listener import Listener, Listeners, Stage
+
+
+class Told(Listener):
+    def __init__(self, stage, told):
+        self.stage, self._told = stage, told
+
+    def tick(self, step):
+        self._told.append((self.stage, step))
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """``install(module_text, entry_point)``: a package that adds an instrument."""
+
+    def run(module, point):
+        (tmp_path / "strange.py").write_text(module)
+        about = tmp_path / "strange-1.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: strange\nVersion: 1\n")
+        (about / "entry_points.txt").write_text(f"[lockstep.instruments]\nstrange = {point}\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, "strange", raising=False)
+        extensions._others.cache_clear()
+
+    yield run
+    extensions._others.cache_clear()
+
+
+def test_listeners_are_notified_by_stage_and_within_one_in_the_order_in_which_they_came():
+    told = []
+    listeners = Listeners([Told(Stage.LATE, told), Told(Stage.NORMAL, told)])
+    listeners.tick(1)
+    listeners.add([Told(Stage.EARLY, told), Told(Stage.SAVING, told)])
+    listeners.tick(2)
+    assert told == [(Stage.NORMAL, 1), (Stage.LATE, 1), *((stage, 2) for stage in Stage)]
+
+
+def test_an_instrument_of_another_package_is_made_with_what_is_asked_of_it(install):
+    install("class Strange:\n    def __init__(self, asked):\n        self.asked = asked\n", "strange:Strange")
+    assert [type(each).__name__ for each in make_instruments({"strange": 7}) if each.asked == 7] == ["Strange"]
+
+
+def test_an_instrument_that_cannot_be_imported_is_named(install):
+    install("import nothing_of_this_name", "strange:Strange")
+    with pytest.raises(ConfigError, match=r"'strange'.*nothing_of_this_name"):
+        make_instruments({})
+
+
+def test_what_is_asked_of_an_instrument_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match="unknown instrument 'nothing'"):
+        make_instruments({"nothing": {}})
