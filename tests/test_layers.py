@@ -101,7 +101,6 @@ OWED = {
         "tools.audit.auditor",
         "tools.audit.recomputation",
     ),
-    "loop.preparing": ("tools.tune.tuned",),
 }
 
 NO_TORCH_DISTRIBUTED = (
@@ -166,6 +165,7 @@ WITHOUT_TORCH = (
     "tools.replay.digests",
     "tools.replay.request",
     "tools.tune.costs",
+    "tools.tune.instrument",
     "tools.tune.request",
     "tools.tune.search",
     "tools.tune.tuned",
