@@ -97,10 +97,6 @@ OWED = {
         "tools.explain.sampler",
         "tools.explain.worker_box",
     ),
-    "loop.phases": (
-        "tools.audit.auditor",
-        "tools.audit.recomputation",
-    ),
 }
 
 NO_TORCH_DISTRIBUTED = (
@@ -164,6 +160,7 @@ WITHOUT_TORCH = (
     "tools.verify.diagnosis.conclusion",
     "tools.replay.digests",
     "tools.replay.request",
+    "tools.audit.instrument",
     "tools.tune.costs",
     "tools.tune.instrument",
     "tools.tune.request",

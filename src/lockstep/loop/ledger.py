@@ -111,6 +111,12 @@ class Ledger:
         """Names, kinds, values and weights of the current micro-step."""
         self._on_device: list[tuple[str, int, str, Tensor, float]] = []
 
+    def blank(self) -> Ledger:
+        """A ledger for micro-steps of the current phase that do not count: nothing of it is ever exchanged."""
+        blank = Ledger(self._collectives, self._most, self._clock)
+        blank.begin_phase(0, self._sizes)
+        return blank
+
     def compare_data(self, description: str) -> None:
         """Compare descriptions of the first samples that each rank has read. Every rank must call it.
 

@@ -136,7 +136,7 @@ class Preparation:
 
     def _stands_still(self) -> bool:
         """Whether a step of a schedule, which a single shard may take, does not count."""
-        return self._loop.is_replaying or self._loop.phases.is_again
+        return self._loop.is_replaying or self._loop.phases.is_aside
 
     def _prepare_model(self, model: nn.Module) -> Any:
         forget_gradients(model)

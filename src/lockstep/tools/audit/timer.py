@@ -1,0 +1,25 @@
+"""Times the micro-steps that an audit recomputes."""
+
+from __future__ import annotations
+
+from lockstep.listener import Listener
+from lockstep.measure.step_clock import IN_SCRIPT, LOGGING, WAITING, StepClock
+from lockstep.plan.shards import MicroStep
+
+
+class AuditTimer(Listener):
+    """Times the micro-steps that an audit recomputes, as logging. What precedes them in the phase, waiting for their samples
+    from the owner, counts as waiting. Neither is reported to other ranks as being busy."""
+
+    def __init__(self, clock: StepClock) -> None:
+        self._clock = clock
+
+    def begin_shard(self, micro: MicroStep) -> None:
+        """See Listener."""
+        self._clock.charge(WAITING)
+        self._clock.activity = "in an audit"
+
+    def end_shard(self) -> None:
+        """See Listener."""
+        self._clock.charge(LOGGING)
+        self._clock.activity = IN_SCRIPT
