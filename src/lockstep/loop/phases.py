@@ -309,8 +309,9 @@ class Phases:
         assert batch is not None
         if self.watched.is_strict:
             self.watched.weights.check_unchanged(self.step)
-        outcome, values = self._ledger.settle(self._sync, self.step)
-        self._sync.end_phase(outcome)
+        sync = self._sync
+        outcome, values = self._ledger.settle(sync.unforeseen(), sync.gather, self.step)
+        sync.end_phase(outcome)
         if self.watched.scaling is not None:
             self.watched.scaling.unscale()
         if self._carried:
