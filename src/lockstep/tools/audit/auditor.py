@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
+from typing_extensions import override
 
 from lockstep.comm.collectives import Collectives
 from lockstep.data.batch import ShardRun, own_runs
@@ -97,8 +98,9 @@ class Auditor(Listener):
         """Those of the running micro-step, if it is audited."""
         self._has_warned = False
 
+    @override
     def prepared(self, item: Any) -> None:
-        """See Listener.
+        """Note its parameters.
 
         Raises:
             ModelError: a model changes its weights in the forward pass.
@@ -267,26 +269,26 @@ class Auditor(Listener):
 
     # Listening to the shard's owner
 
+    @override
     def begin_shard(self, micro: MicroStep) -> None:
-        """See Listener."""
         case = self._case
         if case is not None and micro.shard == case.choice.shard and self._collectives.rank == case.choice.owner:
             self._own = case.owner_sums
             self._own.begin_shard(micro)
 
+    @override
     def before_backward(self, loss: Tensor, weight: float | None) -> None:
-        """See Listener."""
         if self._own is not None:
             self._own.before_backward(loss, weight)
 
+    @override
     def end_shard(self) -> None:
-        """See Listener."""
         own, self._own = self._own, None
         if own is not None:
             own.end_shard()
 
+    @override
     def drop(self) -> None:
-        """See Listener."""
         self._case = None
         self.end_shard()
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
 
 from lockstep.digest import bit_sum, read_sums
 from lockstep.listener import Listener
@@ -32,16 +33,16 @@ class GradientSums(Listener):
         self._bit_sums: dict[tuple[int, int, str], list[Tensor]] = {}
         self._part = self._call = 0
 
+    @override
     def begin_shard(self, micro: MicroStep) -> None:
-        """See Listener."""
         self._part, self._call = micro.part, -1
         for parameter, name in self._parameters.items():
             if parameter.requires_grad:
                 note = functools.partial(self._note, name)
                 self._handles.append(parameter.register_hook(note))  # type: ignore[no-untyped-call]
 
+    @override
     def before_backward(self, loss: Tensor, weight: float | None) -> None:
-        """See Listener."""
         self._call += 1
         self._note(LOSS, loss)
 
@@ -49,14 +50,14 @@ class GradientSums(Listener):
         # Summed now: whatever receives the gradient next may change it in place.
         self._bit_sums.setdefault((self._part, self._call, name), []).append(bit_sum(tensor))
 
+    @override
     def end_shard(self) -> None:
-        """See Listener."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
+    @override
     def drop(self) -> None:
-        """See Listener."""
         self.end_shard()
 
     def read(self) -> Sums:

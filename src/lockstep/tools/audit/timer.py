@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing_extensions import override
+
 from lockstep.listener import Listener
 from lockstep.measure.step_clock import IN_SCRIPT, LOGGING, WAITING, StepClock
 from lockstep.plan.shards import MicroStep
@@ -14,12 +16,12 @@ class AuditTimer(Listener):
     def __init__(self, clock: StepClock) -> None:
         self._clock = clock
 
+    @override
     def begin_shard(self, micro: MicroStep) -> None:
-        """See Listener."""
         self._clock.charge(WAITING)
         self._clock.activity = "in an audit"
 
+    @override
     def end_shard(self) -> None:
-        """See Listener."""
         self._clock.charge(LOGGING)
         self._clock.activity = IN_SCRIPT

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
+from typing_extensions import override
 
 from lockstep.data.batch import ShardRun, own_runs
 from lockstep.data.batches import cut
@@ -62,14 +63,17 @@ class SampleBySample(Listener):
                     )
                     yield alone, cut(batch, single, micro.num_samples)
 
+    @override
     def received(self, micro: MicroStep, data: Any) -> None:
         """Note the sample."""
         self._line.setdefault("sample", plain(micro.samples[0]))
 
+    @override
     def before_backward(self, loss: Tensor, weight: float | None) -> None:
         """Note its loss: the last, if there are several."""
         self._line["loss"] = exact(loss.item())
 
+    @override
     def end_shard(self) -> None:
         """Write the sample's line, if it has a loss."""
         line, self._line = self._line, {}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
+from typing_extensions import override
 
 from lockstep.data.fetch import set_loading
 from lockstep.data.loader import PreparedLoader
@@ -33,11 +34,13 @@ class Measuring(Listener):
         request = TuningRequest.read(directory)
         self._session = Session(request, directory, situation, run.clock, run.collectives, run.devices[0])
 
+    @override
     def prepared(self, item: Any) -> None:
         """Schedules stand still: more steps are taken than the script has, and some schedules refuse that."""
         if isinstance(item, LRScheduler):
             idle_in_replay(item, "step", lambda: True)
 
+    @override
     def made_loader(self, loader: PreparedLoader, number: int) -> None:
         """Measure it, if it is to be the first."""
         assignment = self._run.assignment(number)
@@ -55,6 +58,7 @@ class TunedLoaders(Listener):
         self._tuned = tuned
         self._num_loaders = 0
 
+    @override
     def prepared_loader(self, batches: Iterable[Any]) -> None:
         """Change it before it is prepared."""
         self._num_loaders += 1
