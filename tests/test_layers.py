@@ -97,11 +97,6 @@ OWED = {
         "tools.explain.sampler",
         "tools.explain.worker_box",
     ),
-    "loop.phases": (
-        "tools.audit.auditor",
-        "tools.audit.recomputation",
-    ),
-    "loop.preparing": ("tools.tune.tuned",),
 }
 
 NO_TORCH_DISTRIBUTED = (
@@ -165,7 +160,9 @@ WITHOUT_TORCH = (
     "tools.verify.diagnosis.conclusion",
     "tools.replay.digests",
     "tools.replay.request",
+    "tools.audit.instrument",
     "tools.tune.costs",
+    "tools.tune.instrument",
     "tools.tune.request",
     "tools.tune.search",
     "tools.tune.tuned",

@@ -37,6 +37,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "instruments": {
         "trials": "lockstep.tools.trials.instrument:OfTrial",
         "replay": "lockstep.tools.replay.instrument:Replay",
+        "audit": "lockstep.tools.audit.instrument:Audit",
+        "tune": "lockstep.tools.tune.instrument:Tuning",
         "verify": "lockstep.tools.verify.instrument:Trace",
         "check": "lockstep.tools.check.instrument:Reading",
         "explain": "lockstep.tools.explain.instrument:Explanation",

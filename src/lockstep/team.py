@@ -171,9 +171,9 @@ class Team(Collectives):
 
     @property
     def in_audit(self) -> bool:
-        """Whether an audit is computing this shard a second time. Code inside ``batch.shards`` that keeps counts of its own, or
-        writes files, should skip them then."""
-        return self._phases.is_again
+        """Whether this shard runs without effect: an audit computes it again, or ``lockstep replay --blame`` its samples.
+        Code inside ``batch.shards`` that keeps counts of its own, or writes files, should skip them then."""
+        return self._phases.is_aside
 
     def per_shard(self, name: str, start: Any) -> PerShard:
         """Create state that each shard carries from batch to batch, such as an RNN's hidden state.

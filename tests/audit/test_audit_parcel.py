@@ -29,8 +29,7 @@ TENSORS = {
 def sent(value):
     micro = plan_step(1, (8,), 0, 1, 1).micro_steps[0]
     data = pack(Parcel(runs=[(micro, value)]), [CPU])
-    [(again, found)] = unpack(data, [CPU]).runs
-    assert again.is_again
+    [(_, found)] = unpack(data, [CPU]).runs
     return found, len(data)
 
 

@@ -506,7 +506,7 @@ SCRIPTS = {
                 optimizer.step()
                 optimizer.zero_grad()
                 strike(team)
-        say_last_words(team, model, optimizer, scale=team._loop.phases._watched.scaling.scaler.state_dict())
+        say_last_words(team, model, optimizer, scale=team._loop.phases.watched.scaling.scaler.state_dict())
         """,
     ),
     "accumulate": (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
@@ -14,25 +14,23 @@ from lockstep.data.values import MEAN, Total
 from lockstep.errors import UsageError
 from lockstep.plan.shards import MicroStep, StepPlan
 
+ShardRun = tuple[MicroStep, Any]
+"""A micro-step and its samples."""
 _LINES = "for images, labels in batch.shards: ..."
 
 
-class Audits(Protocol):
-    """Has micro-steps computed once more."""
-
-    def before_shards(self, plan: StepPlan, data: Sequence[Any]) -> Sequence[tuple[MicroStep, Any]]:
-        """Micro-steps that run before a batch's own, with their samples. Called once for each batch of a phase."""
-
-    def after_shards(self, plan: StepPlan) -> Sequence[tuple[MicroStep, Any]]:
-        """Micro-steps that run after all others; none: the batch's shards have run."""
+def own_runs(plan: StepPlan, data: Sequence[Any], leads: bool) -> Iterator[ShardRun]:
+    """The micro-steps that count, and nothing else. See ``PhaseDriver.runs``."""
+    return zip(plan.micro_steps, data, strict=True)
 
 
 class PhaseDriver(Protocol):
     """What a batch needs of the loop to run its phases."""
 
     @property
-    def auditor(self) -> Audits | None:
-        """None: the run is not audited."""
+    def runs(self) -> Callable[[StepPlan, Sequence[Any], bool], Iterator[ShardRun]]:
+        """Gives the micro-steps to run of a batch, with their samples, from its plan, the samples, and whether it leads the
+        phase. Each is asked for when the one before has ended."""
 
     @property
     def micro(self) -> MicroStep | None:
@@ -215,9 +213,7 @@ class Shards:
         self.batch = batch
         self._driver = driver
         self._device = device
-        self._runs: list[tuple[MicroStep, Any]] = []
-        """The micro-steps, with their samples, once the first is requested."""
-        self._index = -1
+        self._runs: Iterator[ShardRun] = iter(())
         self._leader: Batch | None = None
         self._is_over = False
 
@@ -230,21 +226,19 @@ class Shards:
         driver, batch = self._driver, self.batch
         if self._leader is None:
             self._leader = driver.begin_phase(batch)
-            if driver.auditor is not None:
-                self._runs += driver.auditor.before_shards(batch.plan, batch.data)
-            self._runs += zip(batch.plan.micro_steps, batch.data, strict=True)
-        leads = self._leader is batch
-        if leads and self._index >= 0:
-            driver.end_shard()
-        self._index += 1
-        if self._index == len(self._runs) and driver.auditor is not None:
-            self._runs += driver.auditor.after_shards(batch.plan)
-        if self._index == len(self._runs):
+            leads = self._leader is batch
+            self._runs = driver.runs(batch.plan, batch.data, leads)
+        else:
+            leads = self._leader is batch
+            if leads:
+                driver.end_shard()
+        run = next(self._runs, None)
+        if run is None:
             self._is_over = True
             if leads:
                 driver.end_phase()
             raise StopIteration
-        micro, data = self._runs[self._index]
+        micro, data = run
         if self._device is not None:
             data = to_device(data, self._device)
         if leads:
@@ -256,6 +250,11 @@ class Shards:
             )
         driver.received(micro, data)
         return data
+
+    def drop(self) -> None:
+        """The phase was left: undo a shard that runs aside."""
+        if isinstance(self._runs, Generator):
+            self._runs.close()
 
     def end_beside(self) -> bool:
         """End a phase that another batch has led. Returns whether this batch took part in it. (Without shards on this process,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -84,19 +84,19 @@ def pin(batch: Any) -> Any:
     return map_tensors(Tensor.pin_memory, batch, "pin_memory")
 
 
-def _arrays(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if _is_array(value):
-        yield path, value
-        return
-    nested: list[tuple[str, Any]] = []
+def _arrays(batch: Any, path: str) -> list[tuple[str, Any]]:
+    """All tensors and arrays in a value at this path, with their own."""
+    found: list[tuple[str, Any]] = []
 
-    def visit(inner: str, item: Any) -> Any:
-        nested.extend(_arrays(item, inner))
-        return item
+    def visit(path: str, value: Any) -> Any:
+        if _is_array(value):
+            found.append((path, value))
+        elif not isinstance(value, str):
+            _rebuild(value, visit, path)
+        return value
 
-    if not isinstance(value, str):
-        _rebuild(value, visit, path)
-    yield from nested
+    visit(path, batch)
+    return found
 
 
 def count_samples(batch: Any) -> int:
@@ -176,4 +176,4 @@ def _is_size(value: Any) -> bool:
 
 
 def _holds_array(value: Any) -> bool:
-    return next(_arrays(value, ""), None) is not None
+    return bool(_arrays(value, ""))

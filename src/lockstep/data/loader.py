@@ -90,7 +90,6 @@ class PreparedLoader:
         """Batches yielded beside another loader's, over the whole run."""
         self._skip = 0
         """Steps of the next pass that were taken before the run was interrupted."""
-        self._change: Callable[[Deal], Deal] | None = None
         self._totals: dict[str, list[float]] = {}
         """For each value of ``batch.add``, its weighted sum over the newest pass and the sum of its weights."""
 
@@ -140,10 +139,6 @@ class PreparedLoader:
             "an iterator of a prepared loader was used after a newer one of the same loader: there is one position in the "
             "run, and the newer one has moved it"
         )
-
-    def change_deals(self, change: Callable[[Deal], Deal]) -> None:
-        """Have the steps of this loader changed before they are yielded. A replay that looks into a step does so."""
-        self._change = change
 
     def replace_source(self, change: Callable[[Source], Source]) -> None:
         """Have the steps of this loader come from another source. ``lockstep tune`` times them under several settings."""
@@ -229,8 +224,7 @@ class PreparedLoader:
         self._first, self._done = next_number - skip, skip
         self._is_running = True
         if self._is_compared:
-            deals = self._source.deal(self._first, epoch, skip)
-            return deals if self._change is None else map(self._change, deals)
+            return self._source.deal(self._first, epoch, skip)
         return self._compare(self._source.deal(self._first, epoch, skip, compared=True))
 
     def _compare(self, deals: Iterator[Deal]) -> Iterator[Deal]:

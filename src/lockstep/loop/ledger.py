@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -22,11 +22,13 @@ from lockstep.comm.waiter import has_timed_out
 from lockstep.data.values import COUNT, Part, Total, check_weight, combine, is_float, on_cpu, part_of, take
 from lockstep.errors import DataError, LossError, PeerError, UsageError
 from lockstep.plan.shards import MicroStep
-from lockstep.sync.protocol import Outcome, Sync
+from lockstep.sync.protocol import Outcome
 
 KINDS = ("samples", "weight", "sum")
 """The factor of a backward call's gradients: the shard's fraction of the samples, a weight given by the script, or 1."""
 
+Gather = Callable[[list[float], int], list[list[float]] | None]
+"""See ``Sync.gather``."""
 Name = tuple[str, str]
 """A value's name and kind: see ``data.values``."""
 
@@ -111,6 +113,12 @@ class Ledger:
         """Names, kinds, values and weights of the current micro-step."""
         self._on_device: list[tuple[str, int, str, Tensor, float]] = []
 
+    def blank(self) -> Ledger:
+        """A ledger for micro-steps of the current phase that do not count: nothing of it is ever exchanged."""
+        blank = Ledger(self._collectives, self._most, self._clock)
+        blank.begin_phase(0, self._sizes)
+        return blank
+
     def compare_data(self, description: str) -> None:
         """Compare descriptions of the first samples that each rank has read. Every rank must call it.
 
@@ -190,11 +198,12 @@ class Ledger:
             self._page.values.pop(key, None)
         self._page.others.append((name, slot, (kind, value, weight)))
 
-    def settle(self, sync: Sync, step: int) -> tuple[Outcome, dict[str, Total]]:
+    def settle(self, unforeseen: Sequence[Hashable], gather: Gather, step: int) -> tuple[Outcome, dict[str, Total]]:
         """Exchange the numbers of the phase with the other ranks. Every rank must call it; it blocks until all have.
 
         Args:
-            sync: says what was unforeseen, and may send the numbers along with its gradients.
+            unforeseen: ``Sync.unforeseen`` of this rank, which the others are told.
+            gather: ``Sync.gather``, which may send the numbers along with the gradients.
             step: the step number, for messages.
 
         Returns:
@@ -212,12 +221,12 @@ class Ledger:
         if self._on_device:
             self._clock.device_finished()
         page, form = self._page, self._form
-        page.unforeseen = tuple(sync.unforeseen())
+        page.unforeseen = tuple(unforeseen)
         is_foreseen = page.kinds == form.kinds[: len(page.kinds)] and not page.unforeseen and not page.others
         is_foreseen = is_foreseen and (not page.values or page.names <= form.names)
         if is_foreseen and self._is_alone and not page.values and not page.weights:
             return Outcome([None] * len(page.kinds)), {}
-        pages = [page] if self._is_alone else self._exchange(sync, page, step, is_foreseen=is_foreseen)
+        pages = [page] if self._is_alone else self._exchange(gather, page, step, is_foreseen=is_foreseen)
         kinds = max((peer.kinds for peer in pages), key=len)
         for peer in pages:
             for call, kind in enumerate(peer.kinds):
@@ -229,10 +238,10 @@ class Ledger:
         totals = [_total(pages, call, step) if kind == "weight" else None for call, kind in enumerate(kinds)]
         in_order = (item for peer in pages for item in sorted(peer.parts(), key=operator.itemgetter(1)))
         values = dict(sorted(combine(((name, part) for name, _, part in in_order), "batch.add").items()))
-        unforeseen = dict.fromkeys(item for peer in pages for item in peer.unforeseen)
-        return Outcome(totals, tuple(unforeseen)), values
+        together = dict.fromkeys(item for peer in pages for item in peer.unforeseen)
+        return Outcome(totals, tuple(together)), values
 
-    def _exchange(self, sync: Sync, page: _Page, step: int, *, is_foreseen: bool) -> list[_Page]:
+    def _exchange(self, gather: Gather, page: _Page, step: int, *, is_foreseen: bool) -> list[_Page]:
         """The pages of all ranks."""
         form = self._form
         weighted = [call for call, kind in enumerate(form.kinds) if kind == "weight"]
@@ -243,7 +252,7 @@ class Ledger:
         for name in sorted(form.names):
             line += [number for slot in slots for number in page.values.get((name, slot), (0.0, -1.0))]
         try:
-            lines = sync.gather(line, len(form.kinds)) or self._gather(line)
+            lines = gather(line, len(form.kinds)) or self._gather(line)
         except RuntimeError as error:
             if not has_timed_out(error):
                 raise

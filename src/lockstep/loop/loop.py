@@ -197,7 +197,7 @@ class Loop:
 
         Exceptions from before the run do not count; nor do any in a notebook or interactive session, which continues.
         """
-        if self.phases.was_found_wrong:
+        if self.phases.found_wrong:
             return True
         if hasattr(sys, "ps1"):
             return False

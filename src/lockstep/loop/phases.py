@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lockstep.data.batch import Batch, Shards
+from lockstep.data.batch import Batch, Shards, own_runs
 from lockstep.data.evaluation_pass import EvaluationBatch
 from lockstep.data.streams import Purpose, reseed
 from lockstep.errors import AbandonedError, ConfigError, LossError, UsageError, unknown_name
-from lockstep.listener import Listeners
+from lockstep.listener import Listener, Listeners
 from lockstep.loop.ledger import Ledger
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.prepare.contents import parameters_of
@@ -23,9 +23,15 @@ from lockstep.prepare.strangers import refuse
 from lockstep.prepare.sums import is_sum
 from lockstep.prepare.watched import Watched
 from lockstep.sync.gradients import Gradients, detach_grads, put_back
-from lockstep.sync.protocol import Sync
-from lockstep.tools.audit.auditor import Auditor
-from lockstep.tools.audit.recomputation import Course
+from lockstep.sync.protocol import ShardSync, Sync
+
+
+class Effects(NamedTuple):
+    """Where what a micro-step does has its effects."""
+
+    ledger: Ledger
+    sync: ShardSync
+    listeners: Listener
 
 
 class Position(NamedTuple):
@@ -49,7 +55,6 @@ class Phases:
         ledger: exchanges the numbers of each phase.
         watched: the prepared objects that steps act on.
         listeners: notified of steps, phases and shards.
-        auditor: has shards computed a second time; None: the run is not audited.
     """
 
     def __init__(
@@ -60,7 +65,6 @@ class Phases:
         ledger: Ledger,
         watched: Watched,
         listeners: Listeners,
-        auditor: Auditor | None = None,
     ) -> None:
         self.seed = seed
         self.num_shards = num_shards
@@ -76,16 +80,19 @@ class Phases:
         """The batches of evaluations over whose shards loops run, in the order in which these began."""
         self._sync = sync
         self._ledger = ledger
-        self._watched = watched
+        self.watched = watched
         self._listeners = listeners
-        self.auditor = auditor
         self._has_streams = num_shards > 1
         """Whether shards have random streams of their own, after which the step's begins again. With V = 1 that of the step
         simply continues, as in any script: starting one costs some 10 µs, most of it for ``random`` and ``numpy.random``."""
-        self._main = Course(ledger, sync, listeners)
-        """What the micro-steps that count run on."""
-        self._course = self._main
-        """That of the running micro-step."""
+        self.runs = own_runs
+        """See PhaseDriver. An instrument that runs shards aside has its own (see ``loop.aside``)."""
+        self.found_wrong = False
+        """Whether an instrument has found a result of the run wrong, so that nothing may be saved any more."""
+        self.own = Effects(ledger, sync, listeners)
+        """Those of micro-steps that count."""
+        self.effects = self.own
+        """Those of the running micro-step."""
         self._plan: StepPlan | None = None
         """That of the current step."""
         self._batch: Batch | None = None
@@ -117,14 +124,9 @@ class Phases:
         return Position(self.step, self.num_done, None if micro is None else micro.shard)
 
     @property
-    def is_again(self) -> bool:
-        """Whether the running micro-step is one that an audit computes once more."""
-        return self._course is not self._main
-
-    @property
-    def was_found_wrong(self) -> bool:
-        """Whether an audit has found a result wrong, so that nothing may be saved any more."""
-        return self.auditor is not None and self.auditor.has_wrong_result
+    def is_aside(self) -> bool:
+        """Whether a shard runs aside, without effect on the run."""
+        return self.effects is not self.own
 
     def begin_step(self, plan: StepPlan) -> None:
         """Begin a step with the next global batch."""
@@ -158,14 +160,13 @@ class Phases:
         if self._batch is not None:
             if not failed and not self._has_refused:
                 self.was_left = self.step
+            for shards in self._opened:
+                shards.drop()
             self._sync.drop()
-            self._watched.gradients.drop()
-            if self.auditor is not None:
-                self.auditor.drop()  # the gradients of the shard that it has had computed a second time
+            self.watched.gradients.drop()
             put_back(self._carried)
         self._batch = self.micro = None
         self._carried = {}
-        self._course = self._main
         self._listeners.drop()
         self.step -= not failed
         return False
@@ -224,7 +225,7 @@ class Phases:
         """
         self.check_outside(call)
         if self.in_step:
-            self._watched.gradients.check_first_step(call, self.step)
+            self.watched.gradients.check_first_step(call, self.step)
 
     def resume_stream(self) -> None:
         """See Driver."""
@@ -268,58 +269,51 @@ class Phases:
                 "`next(batches)`."
             )
         self._batch, self._has_refused = batch, False
-        self._carried = detach_grads(self._watched.parameters)
+        self._carried = detach_grads(self.watched.parameters)
         self._ledger.begin_phase(self.num_done, batch.plan.sizes)
         self._sync.begin_phase(batch.plan, self.num_done)
-        if self._watched.is_strict:
-            self._watched.weights.begin_phase(self.step)
+        if self.watched.is_strict:
+            self.watched.weights.begin_phase(self.step)
         self._listeners.begin_phase(self.num_done)
-        if self.auditor is not None:
-            self.auditor.begin_audit(self.step, self.num_done, batch.plan)
         return batch
 
     def begin_shard(self, micro: MicroStep) -> None:
         """See PhaseDriver."""
         self.micro = micro
-        course = self._course
-        if micro.is_again and self.auditor is not None:
-            course = self._course = self.auditor.course
-            if micro.begins_shard:
-                self._watched.weights.begin_again()
-        self._watched.gradients.begin_shard(micro)
-        course.accounts.begin_shard(micro)
-        course.engine.begin_shard(micro)
-        course.listeners.begin_shard(micro)
+        ledger, sync, listeners = self.effects
+        self.watched.gradients.begin_shard(micro)
+        ledger.begin_shard(micro)
+        sync.begin_shard(micro)
+        listeners.begin_shard(micro)
         if self._has_streams:
             self.resume_stream()
 
     def received(self, micro: MicroStep, data: Any) -> None:
         """See PhaseDriver."""
-        self._course.listeners.received(micro, data)
+        self.effects.listeners.received(micro, data)
 
     def end_shard(self) -> None:
         """See PhaseDriver."""
-        course, micro = self._course, self.micro
-        self._watched.gradients.end_shard(course.accounts.num_calls)
-        if self._watched.is_strict:
-            self._watched.weights.end_shard(self.step)
-        if course is not self._main and micro is not None and micro.ends_shard:
-            self._watched.weights.check_again(self.step)
-        course.accounts.end_shard()
-        course.engine.end_shard()
-        course.listeners.end_shard()
-        self.micro, self._course = None, self._main
+        ledger, sync, listeners = self.effects
+        self.watched.gradients.end_shard(ledger.num_calls)
+        if self.watched.is_strict:
+            self.watched.weights.end_shard(self.step)
+        ledger.end_shard()
+        sync.end_shard()
+        listeners.end_shard()
+        self.micro = None
 
     def end_phase(self) -> None:
         """See PhaseDriver."""
         batch = self._batch
         assert batch is not None
-        if self._watched.is_strict:
-            self._watched.weights.check_unchanged(self.step)
-        outcome, values = self._ledger.settle(self._sync, self.step)
-        self._sync.end_phase(outcome)
-        if self._watched.scaling is not None:
-            self._watched.scaling.unscale()
+        if self.watched.is_strict:
+            self.watched.weights.check_unchanged(self.step)
+        sync = self._sync
+        outcome, values = self._ledger.settle(sync.unforeseen(), sync.gather, self.step)
+        sync.end_phase(outcome)
+        if self.watched.scaling is not None:
+            self.watched.scaling.unscale()
         if self._carried:
             put_back(self._carried)
             self._carried = {}
@@ -339,7 +333,7 @@ class Phases:
 
     def backward(self, loss: Any, weight: float | Tensor | None, reduction: str | None, options: dict[str, Any]) -> None:
         """Check a shard's loss, and run its backward pass. See ``Team.backward``."""
-        if not self._watched.parameters:
+        if not self.watched.parameters:
             raise UsageError("backward() before prepare(): prepare the model first, so that its gradients are synchronized")
         if reduction not in (None, "mean", "sum"):
             raise unknown_name("reduction", str(reduction), ("mean", "sum"))
@@ -364,8 +358,8 @@ class Phases:
                 "the loss does not depend on any parameter with requires_grad, so it has no gradient: was it detached, turned "
                 "into a number on the way, or computed under no_grad?"
             )
-        course = self._course
-        call = course.accounts.num_calls
+        ledger, sync, listeners = self.effects
+        call = ledger.num_calls
         if reduction is None and weight is None and self.num_shards > 1 and (self.num_done, call) not in self._checked:
             self._checked.add((self.num_done, call))
             if is_sum(loss, micro.num_samples):
@@ -374,16 +368,16 @@ class Phases:
                     f"averaged over {self.num_shards} shards it would be that much smaller than on one device. Call "
                     "team.backward(loss, reduction='sum'), or use a mean. (If it is not a sum: reduction='mean'.)"
                 )
-        factor = course.accounts.call(weight, reduction, micro)
-        course.listeners.before_backward(loss, weight)
-        watched = self._watched
+        factor = ledger.call(weight, reduction, micro)
+        listeners.before_backward(loss, weight)
+        watched = self.watched
         watched.gradients.before_backward(call)
-        run: Callable[..., None] = course.engine.backward
+        run: Callable[..., None] = sync.backward
         for precision in watched.model_precisions:
             run = functools.partial(precision.backward, run)
         run(loss if watched.scaling is None else watched.scaling.scale(loss), call, factor, options)
         watched.gradients.after_backward()
-        course.listeners.after_backward()
+        listeners.after_backward()
 
     def add(self, weight: float | None, values: dict[str, Any], reduction: str | None = None) -> None:
         """See PhaseDriver."""
@@ -392,11 +386,11 @@ class Phases:
                 f"batch.add({', '.join(values)}) outside of batch.shards: it records values of one shard. What is equal on all "
                 "ranks needs no mean: use the value itself, or team.log()."
             )
-        self._course.accounts.add(weight, values, reduction)
+        self.effects.ledger.add(weight, values, reduction)
 
     def shard_weight(self) -> float | None:
         """The running shard's weight in means; None: outside of ``batch.shards``."""
-        return None if self.micro is None else self._course.accounts.weight
+        return None if self.micro is None else self.effects.ledger.weight
 
     def before_optimizer(self, optimizer: Optimizer, args: Sequence[Any], options: dict[str, Any]) -> None:
         """Check a call of ``optimizer.step()``: registered as a hook for all optimizers of the process.
@@ -415,12 +409,12 @@ class Phases:
                 f"{name}.step(): this optimizer was not given to team.prepare(), and strategy='fsdp' replaces the model's "
                 "parameters by sharded ones, so it would train nothing. Prepare it together with its model."
             )
-        trains, stranger = self._watched.sort_out(optimizer)
+        trains, stranger = self.watched.sort_out(optimizer)
         if not trains:
             if stranger is not None:
                 raise refuse(stranger.shape, f"{name}.step() in step {self.step}: ")
             if self.in_step and not self.in_phase:
-                self._watched.strangers.note(optimizer)
+                self.watched.strangers.note(optimizer)
             return
         if self._batch is not None or self.was_left or self.evaluated:
             self.check_outside(f"{name}.step()")
@@ -429,5 +423,5 @@ class Phases:
         if stranger is not None:
             raise refuse(stranger.shape, f"{name}.step() in step {self.step}: ")
         if len(args) == 1 and not options:
-            self._watched.gradients.check_first_step(f"{name}.step()", self.step)
+            self.watched.gradients.check_first_step(f"{name}.step()", self.step)
         self._listeners.before_optimizer(optimizer)

@@ -30,7 +30,6 @@ from lockstep.prepare.strangers import forget_gradients
 from lockstep.prepare.watched import Watched, idle_in_replay, keep_dtypes, refuse_inside
 from lockstep.recovery.run_state import RunState
 from lockstep.sync.protocol import Sync
-from lockstep.tools.tune.tuned import Tuned
 
 Kept = nn.Module | Optimizer | LRScheduler | amp.GradScaler
 """Types that ``prepare`` returns unchanged."""
@@ -67,10 +66,6 @@ class Preparation:
     ) -> None:
         self.listener = Listener()
         """Notified of what is prepared."""
-        self.tuned: Tuned | None = None
-        """Settings of a loader, from the file ``RunConfig.tuned``."""
-        self.is_measured = False
-        """Whether steps are taken only to time them, more than the script has. Some schedules refuse that: they stand still."""
         self._config = config
         self._precision = find_precision(config.precision)
         self._device = devices[0]
@@ -141,7 +136,7 @@ class Preparation:
 
     def _stands_still(self) -> bool:
         """Whether a step of a schedule, which a single shard may take, does not count."""
-        return self._loop.is_replaying or self.is_measured or self._loop.phases.is_again
+        return self._loop.is_replaying or self._loop.phases.is_aside
 
     def _prepare_model(self, model: nn.Module) -> Any:
         forget_gradients(model)
@@ -173,8 +168,7 @@ class Preparation:
             model.to(self._device)
 
     def _make_loader(self, batches: Iterable[Any], number: int) -> PreparedLoader:
-        tuned = self.tuned
-        set_loading(batches, Loading(workers=self._config.workers) if tuned is None else tuned.loading_of(number))
+        set_loading(batches, Loading(workers=self._config.workers))
         self.listener.prepared_loader(batches)
         return PreparedLoader(batches, self._assign(number), self._loop, self._device)
 

@@ -24,13 +24,12 @@ from lockstep.listener import Listener, Stage
 from lockstep.measure.device_clock import DeviceClock
 from lockstep.measure.live_step import live_step
 from lockstep.measure.split import LOADING, PARTS, Row, busy_of
-from lockstep.plan.shards import MicroStep
 
 (DATA, COPY, FORWARD, BACKWARD, COMMUNICATION, WAITING, OPTIMIZER, LOGGING, CHECKPOINT, SCRIPT) = range(len(PARTS))
 _USUAL = 10
 """Steps in the running mean of a step's time."""
 SAVING = "saving a checkpoint"
-_IN_SCRIPT, _IN_OPTIMIZER = "in the script's code", "in the optimizer"
+IN_SCRIPT, _IN_OPTIMIZER = "in the script's code", "in the optimizer"
 _BETWEEN_PASSES = "in the script's code between two passes"
 
 
@@ -101,7 +100,7 @@ class StepClock(Listener):
         self.step_s = 0.0
         """The usual time of a step: a mean that favours recent ones."""
         self._step_began_s = self._last_s
-        self.activity = _IN_SCRIPT
+        self.activity = IN_SCRIPT
         """What the main thread is doing, as of the last event (see ``doing``)."""
         self._is_in_pass = False
         self._is_in_optimizer = False
@@ -167,21 +166,21 @@ class StepClock(Listener):
     def begin_step(self, step: int) -> None:
         self.charge(DATA)
         self._live.memory[0] = step
-        self.activity = _IN_SCRIPT
+        self.activity = IN_SCRIPT
         held_s, self._held_s = self._held_s, self._held_so_far_s()
         if self._held_s != held_s:  # checkpoints are saved before a step
             self._transfer(DATA, CHECKPOINT, self._held_s - held_s)
         if self._device is not None:
             self._device.read()
 
-    begin_phase = _charges(SCRIPT, _IN_SCRIPT)
+    begin_phase = _charges(SCRIPT, IN_SCRIPT)
     received = _charges(COPY, "in the forward pass")
     before_backward = _charges(FORWARD, "in the backward pass")
 
     @override
     def after_backward(self) -> None:
         self.charge(BACKWARD)
-        self.activity = _IN_SCRIPT
+        self.activity = IN_SCRIPT
         waited_s = self._overlapping.waited_s
         if waited_s:
             self._transfer(BACKWARD, COMMUNICATION, waited_s)
@@ -202,7 +201,7 @@ class StepClock(Listener):
             self._transfer(COMMUNICATION, WAITING, min(exchange_s, max(0.0, max(busy) - self._busy_s)))
             self.tell(rows, busy)
             self._begin_phase()
-        self.activity = _IN_SCRIPT
+        self.activity = IN_SCRIPT
 
     @override
     def before_optimizer(self, *_: Any) -> None:
@@ -214,7 +213,7 @@ class StepClock(Listener):
         """An optimizer of this process, of the run or not, has stepped."""
         if self._is_in_optimizer:
             self.charge(OPTIMIZER)
-            self.activity = _IN_SCRIPT
+            self.activity = IN_SCRIPT
             self._is_in_optimizer = False
 
     @override
@@ -259,24 +258,6 @@ class StepClock(Listener):
     def _begin_phase(self) -> None:
         self._at_exchange = list(self._seconds)
         self._exposed_s, self._rows = 0.0, ()
-
-
-class AuditTimer(Listener):
-    """Times the micro-steps that an audit recomputes, as logging. What precedes them in the phase, waiting for their samples
-    from the owner, counts as waiting. Neither is reported to other ranks as being busy."""
-
-    def __init__(self, clock: StepClock) -> None:
-        self._clock = clock
-
-    @override
-    def begin_shard(self, micro: MicroStep) -> None:
-        self._clock.charge(WAITING)
-        self._clock.activity = "in an audit"
-
-    @override
-    def end_shard(self) -> None:
-        self._clock.charge(LOGGING)
-        self._clock.activity = _IN_SCRIPT
 
 
 class LoaderTimer(Listener):

@@ -81,8 +81,6 @@ class MicroStep:
     """Its samples within the global batch."""
     samples: Sequence[Any] = ()
     """The identity of its samples: the sampler's indices, or positions in the pass over a stream or ready batches."""
-    is_again: bool = False
-    """Whether an audit computes it once more: nothing of it counts."""
 
 
 @dataclass(slots=True)

@@ -64,8 +64,7 @@ class ShardGradients:
             UsageError: there are gradients already that it did not compute.
         """
         self._remove_placeholders()
-        is_again = self._micro is not None and self._micro.is_again  # beside the gradients of the shard that counts
-        if not self._is_plain or (call == 0 and not is_again):
+        if not self._is_plain or call == 0:
             self._check_none()
         self._is_running = True
 

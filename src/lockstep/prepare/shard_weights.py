@@ -38,7 +38,6 @@ class ShardWeights:
         self._bits: list[int] | None = None
         """Checksums of what ``_stored`` held when the phase began, in a step in which they are compared."""
         self._looks = NowAndThen()
-        self._before_again: tuple[list[int], list[Any]] | None = None
 
     def add_model(self, model: nn.Module) -> None:
         """Guard a model's weights."""
@@ -101,32 +100,21 @@ class ShardWeights:
                     "max_norm out, and clip the rows after that loop.)"
                 )
 
-    def begin_again(self) -> None:
-        """Record what must not change while an audit computes a shard once more, with a single shard too."""
-        self._before_again = self._contents()
+    def contents(self) -> tuple[list[int], list[Any]]:
+        """Checksums of all weights, and the options of optimizers and schedules: equal if nothing of them has changed.
 
-    def _contents(self) -> tuple[list[int], list[Any]]:
-        # Changes through ``.data`` have no version. This reads all weights, which is little beside a shard.
+        This reads all weights, since changes through ``.data`` have no version; that is little beside a shard.
+        """
         snapshot = self._snapshot()
         return bit_sums(list(self._parameters)), [snapshot.options, snapshot.progress]
 
-    def check_again(self, step: int) -> None:
-        """Check that computing a shard once more has changed nothing.
-
-        Raises:
-            UsageError: weights or an option of an optimizer were changed.
-        """
-        sums, options = self._contents()
-        if (sums, options) == self._before_again:
-            return
-        assert self._before_again is not None
-        pairs = zip(self._parameters.values(), sums, self._before_again[0], strict=True)
-        what = next((f"parameter {name!r}" for name, now, before in pairs if now != before), "a learning rate")
-        raise UsageError(
-            f"{what} was changed inside batch.shards in step {step}, in which an audit computes a shard once more: it would be "
-            "changed twice. Do that once a step, after the loop over batch.shards, or leave --audit out. "
-            "(Embedding(max_norm=...) changes its weight in the forward pass.)"
-        )
+    def first_change(self, before: tuple[list[int], list[Any]]) -> str | None:
+        """The first thing that has changed since ``contents`` returned ``before``; None: nothing has."""
+        sums, options = self.contents()
+        for name, now, earlier in zip(self._parameters.values(), sums, before[0], strict=True):
+            if now != earlier:
+                return f"parameter {name!r}"
+        return None if options == before[1] else "a learning rate"
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from lockstep.errors import ModelError
 from lockstep.prepare.contents import parameters_of
 from lockstep.prepare.model_precision import ModelPrecision
 from lockstep.prepare.scaling import LossScaling
@@ -26,10 +25,10 @@ class Watched:
         num_shards: V. With a single shard, changes inside ``batch.shards`` are allowed.
         scaling: scales the loss, if the precision requires it.
         is_plain: whether a step is that of a plain single-device script, with the same ``.grad``.
-        is_audited: whether some shards are computed once more.
     """
 
-    def __init__(self, num_shards: int, scaling: LossScaling | None, *, is_plain: bool, is_audited: bool = False) -> None:
+    def __init__(self, num_shards: int, scaling: LossScaling | None, *, is_plain: bool) -> None:
+        self.models: list[nn.Module] = []
         self.model_precisions: list[ModelPrecision] = []
         """Those of prepared models whose backward passes need them too."""
         self.parameters: dict[nn.Parameter, str] = {}
@@ -42,19 +41,13 @@ class Watched:
         self._schedules: list[LRScheduler] = []
         self.is_strict = num_shards > 1
         """Whether changes inside ``batch.shards`` are refused."""
-        self._is_audited = is_audited
         self.gradients = ShardGradients(self.parameters, is_plain=is_plain)
         self.strangers = Strangers(self.ids)
         self.weights = ShardWeights(self.parameters, self._optimizers, self._schedules)
 
     def add_model(self, model: nn.Module, precision: ModelPrecision) -> None:
-        """Add a model.
-
-        Raises:
-            ModelError: it changes its weights in the forward pass, and the run is audited.
-        """
-        if self._is_audited:
-            _check_repeatable(model)
+        """Add a model."""
+        self.models.append(model)
         if precision.reaches_backward:
             self.model_precisions.append(precision)
         self.gradients.add_model(model)
@@ -114,8 +107,8 @@ def _guard_method(target: Any, name: str, guard: Callable[[str], None], call: st
 
 
 def idle_in_replay(target: Any, name: str, is_replaying: Callable[[], bool]) -> None:
-    """Replace a method by one that does nothing while the script repeats what it did: for an audit, or before an interruption,
-    since the state is restored from the checkpoint. Nor does it act after the end of a finished run."""
+    """Replace a method by one that does nothing while the script repeats what it did: before an interruption, since the
+    state is restored from the checkpoint, or a shard aside. Nor does it act after the end of a finished run."""
     act = getattr(target, name)
 
     def idle(*args: Any, **kwargs: Any) -> Any:
@@ -157,13 +150,3 @@ def _cast_like(average: nn.Module, model: nn.Module) -> nn.Module:
         else:
             cast.register_buffer(str(number), tensor)
     return cast
-
-
-def _check_repeatable(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
-            raise ModelError(
-                f"{name or 'the model'} is {type(module).__name__}(max_norm={module.max_norm:g}), which changes its weight in "
-                "the forward pass: an audit, which computes a shard once more, would change it twice. Leave max_norm out, and "
-                "clip the rows after the loop over batch.shards; or leave --audit out"
-            )

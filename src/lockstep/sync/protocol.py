@@ -22,7 +22,27 @@ class Outcome:
     """The results of ``Sync.unforeseen`` of all ranks, in order, without duplicates."""
 
 
-class Sync(Protocol):
+class ShardSync(Protocol):
+    """The part of a Sync that micro-steps run on."""
+
+    def begin_shard(self, micro: MicroStep) -> None:
+        """Begin a micro-step. Local."""
+
+    def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
+        """Run a backward pass. Afterwards ``.grad`` of every parameter is None or incomplete. May communicate.
+
+        Args:
+            loss: a scalar.
+            call: number of the backward call within the micro-step, from 0.
+            factor: factor for its gradients.
+            options: for ``Tensor.backward``.
+        """
+
+    def end_shard(self) -> None:
+        """End the micro-step: changes of buffers are recorded and undone. Local."""
+
+
+class Sync(ShardSync, Protocol):
     """A strategy: the only place where strategies differ. Created once per run.
 
     In each phase every rank calls ``begin_phase``; for each of its micro-steps, if any, ``begin_shard``, ``backward`` as
@@ -56,22 +76,6 @@ class Sync(Protocol):
 
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
         """Begin a phase of a step. Every parameter's ``.grad`` must be None. Local."""
-
-    def begin_shard(self, micro: MicroStep) -> None:
-        """Begin a micro-step. Local."""
-
-    def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
-        """Run a backward pass. Afterwards ``.grad`` of every parameter is None or incomplete. May communicate.
-
-        Args:
-            loss: a scalar.
-            call: number of the backward call within the micro-step, from 0.
-            factor: factor for its gradients.
-            options: for ``Tensor.backward``.
-        """
-
-    def end_shard(self) -> None:
-        """End the micro-step: changes of buffers are recorded and undone. Local."""
 
     def unforeseen(self) -> Sequence[Hashable]:
         """What this rank must tell the others about the phase because earlier phases of this number did not have it."""

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
+from typing_extensions import override
 
 from lockstep.comm.collectives import Collectives
+from lockstep.data.batch import ShardRun, own_runs
 from lockstep.data.streams import remember_rng
-from lockstep.errors import DataError
+from lockstep.errors import DataError, ModelError
 from lockstep.listener import Listener, Listeners
+from lockstep.loop.aside import Aside
+from lockstep.loop.phases import Phases
 from lockstep.plan.shards import MicroStep, StepPlan
-from lockstep.prepare.per_shard import PerShard
 from lockstep.stopping import AuditFailed, ignore_interrupts, say
-from lockstep.sync.buffers import ShardBuffers
 from lockstep.tools.audit.choice import Choice
 from lockstep.tools.audit.gradient_sums import GradientSums, digest_of
 from lockstep.tools.audit.parcel import Parcel, pack, unpack
-from lockstep.tools.audit.recomputation import Course, NoAccounts, UndoingEngine
 from lockstep.tools.audit.verdict import Computed, Verdict, judge
 
 _NOTHING = torch.iinfo(torch.int64).min
 _TAG = (1 << 30) - 1
 """Message tag, just below those of ``sync.exchange``."""
-
-Runs = Sequence[tuple[MicroStep, Any]]
-"""Micro-steps with their samples."""
 
 
 @dataclass(kw_only=True)
@@ -42,145 +40,155 @@ class _Case:
     restart_rng: Callable[[], None]
     """Lets the random streams continue from where they were before the phase's shards: each run of the shard begins there if it
     has no stream of its own (V = 1)."""
-    owner_sums: GradientSums = field(default_factory=GradientSums)
+    owner_sums: GradientSums
     """Of the shard, on its owner."""
-    repeat_sums: GradientSums = field(default_factory=GradientSums)
+    repeat_sums: GradientSums
     """Of the same shard, when this rank recomputes it."""
-    asked: list[StepPlan] = field(default_factory=list)
-    """The batches of the phase, in the order in which the script asked for their shards."""
     parcels: list[bytes] = field(default_factory=list)
-    """The shard's samples from each of these batches; empty bytes if they cannot be sent."""
+    """The shard's samples from each batch of the phase, in the order in which the script asked for their shards; empty bytes if
+    they cannot be sent."""
     results: list[tuple[str, Computed]] | None = None
     """This rank's results with their roles, once the owner and the auditor are known to differ; None before that."""
-
-    def sums_of(self, micro: MicroStep) -> GradientSums:
-        """The sums to which a micro-step of the shard contributes on this rank."""
-        return self.repeat_sums if micro.is_again else self.owner_sums
 
 
 class Auditor(Listener):
     """Audits a run, on one rank.
 
-    When an audited phase begins, the owner of the shard sends its samples to the auditor, which runs them before its own
+    When an audited phase begins, the owner of the shard sends its samples to the auditor, which runs them aside before its own
     shards. Once all shards have run, the two compare sums of bits. If these differ, the judges run the shard as well, and every
-    rank ends with the verdict. Recomputing leaves no trace in gradients, buffers, random streams, values or logs.
+    rank ends with the verdict.
 
     Args:
         choose: what is audited of a step; None: nothing.
         collectives: over all ranks.
-        buffers: restores buffers after each shard; None: the run does not do that.
+        phases: of the run.
+        aside: runs shards aside.
         where: this rank's host and device.
         devices: of this process.
         report: called with the verdict, on every rank.
+        timer: notified of recomputed micro-steps.
     """
 
     def __init__(
         self,
         choose: Callable[[int, StepPlan], Choice | None],
         collectives: Collectives,
-        buffers: ShardBuffers | None,
+        phases: Phases,
+        aside: Aside,
         where: str,
         devices: Sequence[torch.device],
         report: Callable[[Verdict], None],
+        timer: Listener,
     ) -> None:
-        self._models: list[nn.Module] = []
+        self._num_models = 0
         self._names: dict[nn.Parameter, str] = {}
         """The parameters of all prepared models."""
-        self.per_shard: list[PerShard] = []
-        """The states that each shard carries from batch to batch."""
-        self._engine = UndoingEngine(self._names, self._models, buffers)
-        self.course = Course(NoAccounts(), self._engine, self)
-        """What recomputed micro-steps run on."""
-        self.has_wrong_result = False
-        """Whether an audit has caught a wrong result, after which nothing may be saved."""
         self._choose = choose
         self._collectives = collectives
+        self._phases = phases
+        self._aside = aside
         self._where = where
         self._devices = devices
         self._report = report
+        self._timer = timer
         self._case: _Case | None = None
-        self._micro: MicroStep | None = None
-        """The micro-step whose gradients are being summed."""
-        self._lent: list[Any] = []
-        """The owner's ``per_shard`` values of the audited shard; while it is recomputed, this rank's values, swapped out."""
+        self._num_batches = 0
+        """Batches of the phase whose shards the script has asked for."""
+        self._own: GradientSums | None = None
+        """Those of the running micro-step, if it is audited."""
         self._has_warned = False
 
-    def also_notify(self, listener: Listener) -> None:
-        """Notify another listener of recomputed micro-steps."""
-        self.course = self.course._replace(listeners=Listeners([self, listener]))
-
+    @override
     def prepared(self, item: Any) -> None:
-        """See Listener."""
+        """Note its parameters.
+
+        Raises:
+            ModelError: a model changes its weights in the forward pass.
+        """
         if isinstance(item, nn.Module) and not isinstance(item, AveragedModel):
-            self._models.append(item)
-            self._names.clear()
-            for number, model in enumerate(self._models, 1):
-                whose = f" of model {number}" if len(self._models) > 1 else ""
-                for name, parameter in model.named_parameters():
-                    self._names.setdefault(parameter, name + whose)
+            _check_repeatable(item)
+            self._num_models += 1
+            if self._num_models == 2:
+                self._names = {parameter: f"{name} of model 1" for parameter, name in self._names.items()}
+            whose = f" of model {self._num_models}" if self._num_models > 1 else ""
+            for name, parameter in item.named_parameters():
+                self._names.setdefault(parameter, name + whose)
 
     # A phase
 
-    def begin_audit(self, step: int, phase: int, plan: StepPlan) -> None:
-        """A phase begins. Local."""
-        choice = self._choose(step, plan)
-        self._case = None
-        if choice is not None:
-            self._case = _Case(choice=choice, position=(step, phase, choice.shard), restart_rng=remember_rng())
+    def runs(self, plan: StepPlan, data: Sequence[Any], leads: bool) -> Iterator[ShardRun]:
+        """See ``PhaseDriver.runs``. Every rank must exhaust those of the batch that leads the phase, which blocks until all do.
 
-    def before_shards(self, plan: StepPlan, data: Sequence[Any]) -> Runs:
-        """What this rank runs of a batch before its own shards: on the auditor, the audited shard, received from its owner.
-        Call it when the script asks for the first shard of a batch; only these two ranks communicate."""
-        case, rank = self._case, self._collectives.rank
+        Raises:
+            AuditFailed: the results differ.
+        """
+        if leads:
+            self._case, self._num_batches = None, 0
+            step, phase = self._phases.step, self._phases.num_done
+            choice = self._choose(step, plan)
+            if choice is not None:
+                self._case = _Case(
+                    choice=choice,
+                    position=(step, phase, choice.shard),
+                    restart_rng=remember_rng(),
+                    owner_sums=GradientSums(self._names),
+                    repeat_sums=GradientSums(self._names),
+                )
+        case, number = self._case, self._num_batches
+        self._num_batches += 1
         if case is None:
-            return ()
-        number, choice = self._number(case, plan), case.choice
-        if case.results is not None:  # a rank without shards of its own
-            return self._unpack(case, number)
+            return own_runs(plan, data, leads)
+        return self._lead(case, plan, data) if leads else self._follow(case, plan, data, number)
+
+    def _lead(self, case: _Case, plan: StepPlan, data: Sequence[Any]) -> Iterator[ShardRun]:
+        rank = self._collectives.rank
+        self._share(case, plan, data, 0)
+        if rank == case.choice.auditor:
+            yield from self._again(case)
+        yield from own_runs(plan, data, leads=True)
+        if not self._differ(case):
+            self._case = None
+            return
+        self._open(case)
+        if rank in case.choice.judges:
+            yield from self._again(case)
+        self._close(case)
+
+    def _follow(self, case: _Case, plan: StepPlan, data: Sequence[Any], number: int) -> Iterator[ShardRun]:
+        """The same for a batch beside the one that leads."""
+        if case.results is None:  # else this rank has no shards of its own, and judges
+            self._share(case, plan, data, number)
+            if self._collectives.rank == case.choice.auditor:
+                yield from self._unpack(case, number).runs
+            yield from own_runs(plan, data, leads=False)
+        if case.results is not None:
+            yield from self._unpack(case, number).runs
+
+    def _again(self, case: _Case) -> Iterator[ShardRun]:
+        """Run the shard aside."""
+        parcel = self._unpack(case, 0)
+        if not parcel.runs:
+            return
+        case.repeat_sums = GradientSums(self._names)
+        with self._aside.shard(case.choice.shard, parcel.per_shard, Listeners([case.repeat_sums, self._timer])):
+            case.restart_rng()
+            yield from parcel.runs
+
+    # Communication between ranks
+
+    def _share(self, case: _Case, plan: StepPlan, data: Sequence[Any], number: int) -> None:
+        """Send the shard's samples from a batch of the phase from its owner to its auditor. Only these two communicate."""
+        rank, choice = self._collectives.rank, case.choice
         if rank == choice.owner:
             case.parcels.append(self._pack(choice.shard, plan, data, number))
             if rank != choice.auditor:
                 self._send(case.parcels[-1], choice.auditor)
         elif rank == choice.auditor:
             case.parcels.append(self._receive(choice.owner))
-        return self._unpack(case, number) if rank == choice.auditor else ()
-
-    def after_shards(self, plan: StepPlan) -> Runs:
-        """What this rank runs of a batch after all other shards: on the judges, the audited shard again, if two results differ.
-        Every rank must call it for the batch that leads the phase; that call blocks until all ranks have made it.
-
-        Raises:
-            AuditFailed: the results differ.
-        """
-        case = self._case
-        if case is None:
-            return ()
-        number = self._number(case, plan)
-        if number > 0:
-            return self._unpack(case, number) if case.results is not None else ()
-        if case.results is None:
-            if not self._differ(case):
-                self._case = None
-                return ()
-            self._open(case)
-            if self._collectives.rank in case.choice.judges:
-                return self._unpack(case, number)
-        self._close(case)
-        return ()
-
-    @staticmethod
-    def _number(case: _Case, plan: StepPlan) -> int:
-        for number, asked in enumerate(case.asked):
-            if asked is plan:
-                return number
-        case.asked.append(plan)
-        return len(case.asked) - 1
-
-    # Communication between ranks
 
     def _pack(self, shard: int, plan: StepPlan, data: Sequence[Any], number: int) -> bytes:
         runs = [(micro, samples) for micro, samples in zip(plan.micro_steps, data, strict=True) if micro.shard == shard]
-        values = [item.of(shard) for item in self.per_shard] if number == 0 else []
+        values = self._aside.carried(shard) if number == 0 else []
         try:
             parcel = pack(Parcel(runs=runs, per_shard=values), self._devices)
             unpack(parcel, self._devices)  # what cannot be unpickled would end the run on the auditor
@@ -194,13 +202,11 @@ class Auditor(Listener):
             self._has_warned = True
             return b""
 
-    def _unpack(self, case: _Case, number: int) -> Runs:
-        if number >= len(case.parcels) or not case.parcels[number]:
-            return ()
-        parcel = unpack(case.parcels[number], self._devices)
-        if number == 0:
-            case.repeat_sums, self._lent = GradientSums(), list(parcel.per_shard)
-        return parcel.runs
+    def _unpack(self, case: _Case, number: int) -> Parcel:
+        """The shard's part of a batch of the phase; empty, if it could not be sent."""
+        if number >= len(case.parcels) or not case.parcels[0]:
+            return Parcel(runs=())
+        return unpack(case.parcels[number], self._devices)
 
     def _send(self, parcel: bytes, rank: int) -> None:
         self._collectives.send(torch.tensor([len(parcel)]), rank, _TAG)
@@ -251,7 +257,7 @@ class Auditor(Listener):
         for role, computed in (pair for results in self._collectives.all_gather_plain(mine) for pair in results):
             by_role.setdefault(role, []).append(Computed(**computed))
         verdict = judge(by_role["first"][0], by_role["second"][0], by_role["again"], case.position)
-        self.has_wrong_result = True
+        self._phases.found_wrong = True
         self._report(verdict)
         ignore_interrupts()
         if self._collectives.size > 1:
@@ -261,44 +267,37 @@ class Auditor(Listener):
     def _computed(self, sums: GradientSums) -> Computed:
         return Computed(rank=self._collectives.rank, where=self._where, sums=sums.read())
 
-    # Listening to micro-steps
+    # Listening to the shard's owner
 
+    @override
     def begin_shard(self, micro: MicroStep) -> None:
-        """See Listener."""
         case = self._case
-        if case is None:
-            return
-        is_own = self._collectives.rank == case.choice.owner and micro.shard == case.choice.shard
-        if not micro.is_again and not is_own:
-            return
-        self._micro = micro
-        if micro.is_again and micro.begins_shard:
-            self._swap(micro.shard)
-            case.restart_rng()
-        case.sums_of(micro).begin(self._names, micro.part)
+        if case is not None and micro.shard == case.choice.shard and self._collectives.rank == case.choice.owner:
+            self._own = case.owner_sums
+            self._own.begin_shard(micro)
 
+    @override
     def before_backward(self, loss: Tensor, weight: float | None) -> None:
-        """See Listener."""
-        if self._micro is not None and self._case is not None:
-            self._case.sums_of(self._micro).before_backward(loss)
+        if self._own is not None:
+            self._own.before_backward(loss, weight)
 
+    @override
     def end_shard(self) -> None:
-        """See Listener."""
-        micro, self._micro = self._micro, None
-        if micro is not None and self._case is not None:
-            self._case.sums_of(micro).end()
-            if micro.is_again and micro.ends_shard:
-                self._swap(micro.shard)
+        own, self._own = self._own, None
+        if own is not None:
+            own.end_shard()
 
+    @override
     def drop(self) -> None:
-        """See Listener."""
-        case, self._case = self._case, None
-        micro, self._micro = self._micro, None
-        self._engine.drop()
-        if case is not None and micro is not None:
-            case.sums_of(micro).end()
-            if micro.is_again:
-                self._swap(micro.shard)
+        self._case = None
+        self.end_shard()
 
-    def _swap(self, shard: int) -> None:
-        self._lent = [item.swap(shard, value) for item, value in zip(self.per_shard, self._lent, strict=True)]
+
+def _check_repeatable(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+            raise ModelError(
+                f"{name or 'the model'} is {type(module).__name__}(max_norm={module.max_norm:g}), which changes its weight in "
+                "the forward pass: an audit, which computes a shard once more, would change it twice. Leave max_norm out, and "
+                "clip the rows after the loop over batch.shards; or leave --audit out"
+            )

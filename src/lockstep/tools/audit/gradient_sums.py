@@ -9,33 +9,40 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
 
 from lockstep.digest import bit_sum, read_sums
+from lockstep.listener import Listener
+from lockstep.plan.shards import MicroStep
 
 LOSS = "the loss"
 Sums = dict[str, int]
 """By backward call and parameter, in the order in which the backward pass computes them."""
 
 
-class GradientSums:
-    """Hooks into the backward passes of a shard's micro-steps, between ``begin`` and ``end``. Nothing is copied from a GPU
-    before ``read``."""
+class GradientSums(Listener):
+    """Hooks into the backward passes of one shard's micro-steps. Nothing is copied from a GPU before ``read``.
 
-    def __init__(self) -> None:
+    Args:
+        parameters: with their names.
+    """
+
+    def __init__(self, parameters: Mapping[Parameter, str]) -> None:
+        self._parameters = parameters
         self._handles: list[RemovableHandle] = []
         self._bit_sums: dict[tuple[int, int, str], list[Tensor]] = {}
         self._part = self._call = 0
 
-    def begin(self, parameters: Mapping[Parameter, str], part: int) -> None:
-        """A micro-step begins."""
-        self._part, self._call = part, -1
-        for parameter, name in parameters.items():
+    @override
+    def begin_shard(self, micro: MicroStep) -> None:
+        self._part, self._call = micro.part, -1
+        for parameter, name in self._parameters.items():
             if parameter.requires_grad:
                 note = functools.partial(self._note, name)
                 self._handles.append(parameter.register_hook(note))  # type: ignore[no-untyped-call]
 
-    def before_backward(self, loss: Tensor) -> None:
-        """A backward pass begins."""
+    @override
+    def before_backward(self, loss: Tensor, weight: float | None) -> None:
         self._call += 1
         self._note(LOSS, loss)
 
@@ -43,11 +50,15 @@ class GradientSums:
         # Summed now: whatever receives the gradient next may change it in place.
         self._bit_sums.setdefault((self._part, self._call, name), []).append(bit_sum(tensor))
 
-    def end(self) -> None:
-        """The micro-step has ended, or was abandoned."""
+    @override
+    def end_shard(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    @override
+    def drop(self) -> None:
+        self.end_shard()
 
     def read(self) -> Sums:
         """The sums so far, by name."""

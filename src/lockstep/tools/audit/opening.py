@@ -1,52 +1,30 @@
-"""Opens the auditor of a run, if its settings ask for one."""
+"""Opens the auditor of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import torch
 
-from lockstep.comm.collectives import Collectives
-from lockstep.config import RunConfig
+from lockstep.instrument import Run
+from lockstep.loop.aside import Aside
 from lockstep.plan.shards import StepPlan
 from lockstep.stopping import say
-from lockstep.sync.protocol import Sync
 from lockstep.tools.audit.auditor import Auditor
 from lockstep.tools.audit.choice import Choice, check_strategy, choose
+from lockstep.tools.audit.timer import AuditTimer
 from lockstep.tools.audit.verdict import Verdict
-from lockstep.world import World
 
 
-def open_audit(
-    config: RunConfig,
-    world: World,
-    devices: Sequence[torch.device],
-    seed: Callable[[], int],
-    collectives: Collectives,
-    sync: Sync,
-    write: Callable[..., Any],
-) -> Auditor | None:
-    """Create the auditor; None: the run is not audited.
-
-    Args:
-        config: the settings, with every default resolved.
-        world: which process this is.
-        devices: of this process.
-        seed: returns the root of the run's random streams.
-        collectives: over all ranks.
-        sync: the run's strategy.
-        write: writes an event into the run's journal.
+def open_audit(run: Run) -> Auditor:
+    """Create the auditor, and have the run audited every ``run.config.audit`` steps.
 
     Raises:
         ConfigError: a run with this strategy cannot be audited.
     """
-    if config.audit == 0 or config.trace != "off":  # a trace records every shard itself
-        return None
+    config, rank, device = run.config, run.world.rank, run.devices[0]
     check_strategy(config.strategy)
     every, num_shards = config.audit, config.shards
     assert num_shards is not None
-    if devices[0].type == "cuda" and world.rank == 0 and not torch.are_deterministic_algorithms_enabled():
+    if device.type == "cuda" and rank == 0 and not torch.are_deterministic_algorithms_enabled():
         say(
             "WARNING: audit: without torch.use_deterministic_algorithms(True) before lockstep.join(), GPU kernels may give "
             "different bits each time, and an audit ends the run if they do"
@@ -56,24 +34,21 @@ def open_audit(
         if step % every:
             return None
         return choose(
-            seed=seed(),
+            seed=run.phases.seed,
             step=step,
             every=every,
             num_filled=min(max(plan.sizes), num_shards),
             num_shards=num_shards,
-            world_size=collectives.size,
+            world_size=run.world.world_size,
         )
 
     def report(verdict: Verdict) -> None:
-        write("audit", **verdict.as_json())
-        if world.rank == 0:
+        run.journal.write("audit", **verdict.as_json())
+        if rank == 0:
             say(f"ERROR: {verdict.text}")
 
-    return Auditor(
-        chosen,
-        collectives,
-        None if sync.is_plain else sync.buffers,
-        f"{world.host}, {devices[0]}",
-        devices,
-        report,
-    )
+    aside, timer = Aside(run.phases, run.sync, run.state), AuditTimer(run.clock)
+    where = f"{run.world.host}, {device}"
+    auditor = Auditor(chosen, run.collectives, run.phases, aside, where, run.devices, report, timer)
+    run.phases.runs = auditor.runs
+    return auditor

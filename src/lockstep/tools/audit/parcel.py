@@ -32,7 +32,7 @@ class Parcel:
 
 
 def pack(parcel: Parcel, devices: Sequence[torch.device]) -> bytes:
-    """Serialize a parcel, with its micro-steps marked as those of an audit.
+    """Serialize a parcel.
 
     Args:
         parcel: without ``device_numbers``.
@@ -41,10 +41,7 @@ def pack(parcel: Parcel, devices: Sequence[torch.device]) -> bytes:
     Raises:
         Exception: something in it cannot be pickled.
     """
-    runs = [
-        (dataclasses.replace(micro, is_again=True, samples=()), map_tensors(_own_storage, data))
-        for micro, data in parcel.runs
-    ]
+    runs = [(dataclasses.replace(micro, samples=()), map_tensors(_own_storage, data)) for micro, data in parcel.runs]
     numbers: list[int | None] = []
 
     def sent(tensor: Tensor) -> Tensor:

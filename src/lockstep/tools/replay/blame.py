@@ -2,61 +2,80 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from torch import Tensor
 from typing_extensions import override
 
+from lockstep.data.batch import ShardRun, own_runs
 from lockstep.data.batches import cut
-from lockstep.data.sources import Deal
 from lockstep.listener import Listener
-from lockstep.plan.shards import MicroStep
+from lockstep.loop.aside import Aside
+from lockstep.loop.phases import Phases
+from lockstep.plan.shards import MicroStep, StepPlan
+from lockstep.tools.verify.trace.lines import TraceWriter, exact
+from lockstep.tools.verify.trace.recorder import plain
 
 
 class SampleBySample(Listener):
-    """Splits one shard of a step into single samples, so that the loop's body runs once for each.
+    """Runs each sample of one shard aside, before the shards of the first phase of a step.
 
-    Each has the shard's random stream, and the weights from the beginning of the step. Nothing is fetched again: the
-    shard's own batch is split, with its samples as they were augmented.
+    Each has the shard's random stream, and the weights and all else from the beginning of the step. Nothing is fetched again:
+    the shard's own batch is split, with its samples as they were augmented.
 
     Args:
         step: its number in the run.
         shard: to split.
+        phases: of the run.
+        aside: runs shards aside.
+        writer: takes a line for each sample.
     """
 
-    def __init__(self, step: int, shard: int) -> None:
+    def __init__(self, step: int, shard: int, phases: Phases, aside: Aside, writer: TraceWriter) -> None:
         self._step = step
         self._shard = shard
+        self._phases = phases
+        self._aside = aside
+        self._writer = writer
+        self._line: dict[str, Any] = {}
+
+    def runs(self, plan: StepPlan, data: Sequence[Any], leads: bool) -> Iterator[ShardRun]:
+        """See ``PhaseDriver.runs``."""
+        if (self._phases.step, self._phases.num_done) == (self._step, 0):
+            for sample in self._samples(plan, data):
+                if leads:
+                    with self._aside.shard(self._shard, copy.deepcopy(self._aside.carried(self._shard)), self):
+                        yield sample
+                else:
+                    yield sample
+        yield from own_runs(plan, data, leads)
+
+    def _samples(self, plan: StepPlan, data: Sequence[Any]) -> Iterator[ShardRun]:
+        for micro, batch in own_runs(plan, data, leads=True):
+            if micro.shard == self._shard:
+                for row in range(micro.num_samples):
+                    single = slice(row, row + 1)
+                    alone = dataclasses.replace(
+                        micro, num_samples=1, samples=micro.samples[single], begins_shard=True, ends_shard=True
+                    )
+                    yield alone, cut(batch, single, micro.num_samples)
 
     @override
-    def made_loader(self, loader: Any, number: int) -> None:
-        """Split its deals, too: the loader that leads the step is not known yet."""
-        loader.change_deals(self._split)
+    def received(self, micro: MicroStep, data: Any) -> None:
+        """Note the sample."""
+        self._line.setdefault("sample", plain(micro.samples[0]))
 
-    def _split(self, deal: Deal) -> Deal:
-        """The deal of a step, with its shard split if it is that step."""
-        plan, data = deal
-        if plan.number != self._step:
-            return deal
-        micro_steps, batches = list[MicroStep](), list[Any]()
-        for micro, batch in zip(plan.micro_steps, data, strict=True):
-            if micro.shard != self._shard:  # the rest of the step stays as it is
-                micro_steps.append(micro)
-                batches.append(batch)
-                continue
-            for row in range(micro.num_samples):
-                single = slice(row, row + 1)
-                micro_steps.append(
-                    dataclasses.replace(
-                        micro,
-                        num_samples=1,
-                        samples=micro.samples[single],
-                        begins_shard=micro.begins_shard and row == 0,
-                        ends_shard=micro.ends_shard and row == micro.num_samples - 1,
-                        is_last=micro.is_last and row == micro.num_samples - 1,
-                    )
-                )
-                batches.append(cut(batch, single, micro.num_samples))
-        for index, micro in enumerate(micro_steps):
-            micro.index = index
-        return dataclasses.replace(plan, micro_steps=micro_steps), batches
+    @override
+    def before_backward(self, loss: Tensor, weight: float | None) -> None:
+        """Note its loss: the last, if there are several."""
+        self._line["loss"] = exact(loss.item())
+
+    @override
+    def end_shard(self) -> None:
+        """Write the sample's line, if it has a loss."""
+        line, self._line = self._line, {}
+        if "loss" in line:
+            self._writer.write(**line)

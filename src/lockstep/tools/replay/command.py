@@ -358,7 +358,7 @@ def _blame(replayer: _Replayer, request: Request, recorded: Recorded, say: Calla
     if failure is not None:
         say(f"to blame: shard {shard}. Its samples could not be replayed one by one: the script failed on a single sample")
         raise failure
-    samples = culprits.read_samples(directory, shard)
+    samples = culprits.read_samples(directory)
     for line in culprits.in_words(shard, samples):
         say(line)
     return samples

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.tools.verify.trace.lines import number, read_trace
+from lockstep.tools.replay.request import SAMPLES
+from lockstep.tools.verify.trace.lines import DIRECTORY, number, read_lines
 
 _OUTLIER = 6.0
 """The largest loss must exceed this multiple of the median of the usual ones, which are less than half of it."""
@@ -24,15 +25,10 @@ class Sample:
     loss: float
 
 
-def read_samples(directory: Path, shard: int) -> list[Sample]:
+def read_samples(directory: Path) -> list[Sample]:
     """The samples of a shard that was replayed sample by sample, in their order."""
-    lines = [line for line in read_trace(directory)[0] if line["event"] == "shard"]
-    lines = [line for line in lines if (line["phase"], line["shard"]) == (0, shard)]
-    return [
-        Sample(identity=line["batches"][0]["samples"][0], loss=number(line["losses"][-1]))
-        for line in lines
-        if line["losses"]
-    ]
+    lines = read_lines(directory / DIRECTORY / f"{SAMPLES}.jsonl")
+    return [Sample(identity=line["sample"], loss=number(line["loss"])) for line in lines]
 
 
 def culprits(samples: Sequence[Sample]) -> list[Sample]:

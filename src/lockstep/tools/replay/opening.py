@@ -9,12 +9,13 @@ from lockstep.instrument import Run
 from lockstep.journal.ranks import file_of
 from lockstep.journal.writer import EventWriter
 from lockstep.listener import Listener
+from lockstep.loop.aside import Aside
 from lockstep.regular import own_directory
 from lockstep.tools.replay.blame import SampleBySample
 from lockstep.tools.replay.breakpoint import Breakpoint
 from lockstep.tools.replay.digests import DIRECTORY, is_due
 from lockstep.tools.replay.journal import DigestJournal
-from lockstep.tools.replay.request import SHOWN, Request
+from lockstep.tools.replay.request import SAMPLES, SHOWN, Request
 from lockstep.tools.replay.step_details import StepDetails
 from lockstep.tools.replay.step_filter import FromStep
 from lockstep.tools.verify.diagnosis.tracing import begin_trace
@@ -63,5 +64,6 @@ def open_replay(run: Run, request: Request) -> list[Listener]:
         listeners.append(FromStep(Breakpoint(request.shard), request.first))
     if request.blames:
         assert request.shard is not None
-        listeners.append(SampleBySample(request.first, request.shard))
+        aside, writer = Aside(run.phases, run.sync, run.state), TraceWriter(run.run_dir, SAMPLES)
+        run.phases.runs = SampleBySample(request.first, request.shard, run.phases, aside, writer).runs
     return [subjects, *listeners, FromStep(recorder, request.first)]

@@ -13,6 +13,8 @@ from lockstep.regular import read_bytes
 from lockstep.shapes import check, parse
 
 _FILE_NAME = "replay.json"
+SAMPLES = "samples"
+"""The file in the trace's directory with the samples that were replayed one by one."""
 SHOWN = "shown"
 """Prefix of the files, one per rank, in the trace's directory with what is shown."""
 

@@ -15,7 +15,6 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from lockstep.data.assignment import ShardAssignment
-from lockstep.data.loader import PreparedLoader
 from lockstep.data.sources import Deal, Source
 from lockstep.data.torch_loader import is_torch_loader
 from lockstep.measure.split import sentence, shares_of
@@ -227,15 +226,3 @@ def _compared(loading: Loading, trial: Window, present: Window) -> dict[str, Any
         "present_s": present.step_s,
         "speedup": present.step_s / trial.step_s,
     }
-
-
-def measure(loader: PreparedLoader, number: int, assignment: ShardAssignment, session: Session) -> None:
-    """Have a prepared loader measured while the script trains on it.
-
-    Args:
-        loader: the first of a session to yield a batch is measured; others keep their settings.
-        number: of the loader, from 1.
-        assignment: of this process, for this loader.
-        session: of this process.
-    """
-    loader.replace_source(lambda source: Probe(source, loader.wrapped, number, assignment, session))

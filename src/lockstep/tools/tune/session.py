@@ -93,20 +93,3 @@ class Session:
         """Write the result for the command, which ends this process then. Local."""
         if self.is_main:
             write_result(self._directory, {"situation": dataclasses.asdict(self._situation), **result})
-
-
-def open_session(
-    tuning: tuple[Path, Situation] | None, clock: StepClock, collectives: Collectives, device: torch.device
-) -> Session | None:
-    """The session of this process; None: the run is not measured.
-
-    Args:
-        tuning: the directory of ``lockstep tune``, and what the measurement is valid for.
-        clock: breaks down the time of steps.
-        collectives: over all ranks.
-        device: of this process.
-    """
-    if tuning is None:
-        return None
-    directory, situation = tuning
-    return Session(TuningRequest.read(directory), directory, situation, clock, collectives, device)

@@ -103,6 +103,23 @@ def _checked(path: Path, loading: Loading) -> Loading:
     return loading
 
 
+def check_script(tuned: Tuned, script: str, sha256: str | None, path: str) -> bool:
+    """Whether the script is, to the byte, the one that a file was measured for; False: it has changed since.
+
+    Raises:
+        ConfigError: it is another script.
+    """
+    then = tuned.situation
+    if then.script_sha256 is not None and then.script_sha256 == sha256:
+        return True
+    if then.script != script:
+        raise ConfigError(
+            f"tuned: {path} was measured for {then.script}, but this is {script or 'no script'}, which has a different "
+            "loader. Leave --tuned out, or measure this one: lockstep tune"
+        )
+    return False
+
+
 def fit(tuned: Tuned, now: Situation, path: str) -> tuple[Tuned | None, str]:
     """The settings of a file that apply here, None if they do not, and a line that says so.
 
@@ -110,12 +127,7 @@ def fit(tuned: Tuned, now: Situation, path: str) -> tuple[Tuned | None, str]:
         ConfigError: it was measured for another script.
     """
     then = tuned.situation
-    is_same_text = then.script_sha256 is not None and then.script_sha256 == now.script_sha256
-    if not is_same_text and then.script != now.script:
-        raise ConfigError(
-            f"tuned: {path} was measured for {then.script}, but this is {now.script or 'no script'}, which has a different "
-            "loader. Leave --tuned out, or measure this one: lockstep tune"
-        )
+    is_same_text = check_script(tuned, now.script, now.script_sha256, path)
     names = {
         "world_size": "processes",
         "local_world_size": "processes on a machine",

@@ -101,7 +101,7 @@ class Recorder(Listener):
 
     @override
     def received(self, micro: MicroStep, data: Any) -> None:
-        samples = [_plain(sample) for sample in micro.samples]
+        samples = [plain(sample) for sample in micro.samples]
         self._shard["batches"].append({"samples": samples, "content": digest(data)})
 
     def _note_gradient(self, name: str, gradient: Tensor) -> None:
@@ -182,10 +182,10 @@ class Recorder(Listener):
         self._writer.close()
 
 
-def _plain(sample: Any) -> Any:
+def plain(sample: Any) -> Any:
     """The identity of a sample, as a JSON value."""
     if isinstance(sample, (bool, int, str)):
         return sample
     if isinstance(sample, Tensor) or hasattr(sample, "__index__"):
         return int(sample)
-    return [_plain(part) for part in sample] if isinstance(sample, (list, tuple)) else repr(sample)
+    return [plain(part) for part in sample] if isinstance(sample, (list, tuple)) else repr(sample)

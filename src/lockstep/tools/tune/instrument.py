@@ -1,0 +1,80 @@
+"""What measures the loader of a run for ``lockstep tune``, and what applies the settings that were found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.instrument import Instrument, Run
+from lockstep.machine.cores import num_cores
+from lockstep.rundir.birth import Command, script_sha256
+from lockstep.tools.tune.request import TuningRequest
+from lockstep.tools.tune.tuned import Situation, Tuned, check_script, fit, read
+from lockstep.world import World, read_environment
+
+if TYPE_CHECKING:
+    from lockstep.config import RunConfig
+    from lockstep.listener import Listener
+
+
+class Tuning(Instrument):
+    """Asked to measure, with the name of the directory of ``TuningRequest``; or in runs with the setting ``tuned``."""
+
+    def __init__(self, asked: Any = None) -> None:
+        super().__init__(asked)
+        self._tuned: Tuned | None = None
+        self._notice: str | None = None
+
+    def settings(self, config: RunConfig) -> RunConfig:
+        """A run that is measured is thrown away. The file ``tuned`` is read before anything is written.
+
+        Raises:
+            ConfigError: the file cannot be read, or was measured for another script.
+        """
+        if self.asked is not None:
+            return TuningRequest.settings(config, Path(self.asked))
+        if config.tuned is not None:
+            self._tuned = read(Path(config.tuned))
+            command = _command(read_environment().world)
+            check_script(self._tuned, command.script, _sha256(command), config.tuned)
+        return config
+
+    def listeners(self, run: Run) -> Iterable[Listener]:
+        """What measures loaders, or gives them their settings."""
+        if self.asked is None and self._tuned is None:
+            return ()
+        from lockstep.tools.tune.loaders import Measuring, TunedLoaders  # with torch
+
+        situation = _situation(run)
+        if self.asked is not None:
+            return (Measuring(run, Path(self.asked), situation),)
+        assert self._tuned is not None
+        tuned, self._notice = fit(self._tuned, situation, str(run.config.tuned))
+        return () if tuned is None else (TunedLoaders(tuned),)
+
+    def notices(self, run: Run) -> Iterable[str]:
+        """Which settings are applied."""
+        return () if self._notice is None else (self._notice,)
+
+
+def _command(world: World) -> Command:
+    return Command.of_this_process(0, is_program=world.is_program, explicit={})
+
+
+def _sha256(command: Command) -> str | None:
+    return script_sha256(Path(command.script)) if command.script else None
+
+
+def _situation(run: Run) -> Situation:
+    """What the best settings of a loader depend on."""
+    world, command = run.world, _command(run.world)
+    return Situation(
+        script=command.script,
+        script_sha256=_sha256(command),
+        args=command.args,
+        num_cores=world.num_cores or num_cores(),
+        local_world_size=world.local_world_size,
+        world_size=world.world_size,
+        device=run.devices[0].type,
+    )
