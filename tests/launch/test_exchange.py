@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import HashStore
 
-from lockstep.launch import watching
 from lockstep.launch.elastic.round import Machine, Round, Start
 from lockstep.launch.elastic.signed import SignedStore
 from lockstep.launch.exchange import Exchange, Message
 from lockstep.launch.secret import Secret
 from lockstep.machine.identity import shared_by
 from lockstep.tools.explain.black_box import BlackBox, box_path
+from lockstep.tools.explain.launching import watching
 
 WAITING = [["/torch/distributed/distributed_c10d.py", 1, "all_reduce"], ["train.py", 3, "<module>"]]
 WORKING = [["train.py", 7, "load"], ["train.py", 3, "<module>"]]

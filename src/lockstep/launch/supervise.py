@@ -26,8 +26,8 @@ from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.stages import KILL_S, Action, Event, Stage, State, transition
 from lockstep.launch.standstill import Standstill
-from lockstep.launch.watching import Watching
 from lockstep.stopping import catches
+from lockstep.tools.explain.launching.watching import Watching
 
 GRACE_S = 3.0
 """Seconds that workers get to end by themselves once one of them has failed, or Ctrl-C was pressed."""

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.launch import failures
-from lockstep.launch.compared_calls import ComparedCalls
 from lockstep.launch.exchange import Exchange, Message
 from lockstep.launch.failures import Failure
 from lockstep.stopping import say
+from lockstep.tools.explain.launching.compared_calls import ComparedCalls
 
 if TYPE_CHECKING:
     from lockstep.tools.explain.rank_reports import RankReport
