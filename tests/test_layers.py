@@ -20,7 +20,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
 SPINE = (
     ("visible", "extensions"),  # what is safe to print; what is found by name
     ("errors", "stopping", "digest", "option", "atomic", "shapes"),
-    ("regular", "tracebacks"),  # how files and directories are opened; errors as they are shown
+    ("regular", "tracebacks", "process_observer"),  # how files are opened; errors as they are shown; who is told of them
     ("machine", "trackers", "interval", "journal"),  # cores, addresses; names; what people write; events of a run
     ("config", "job"),
     ("plan",),
@@ -45,7 +45,10 @@ OUTSIDE = (
 # Beside the engine: the launcher, which starts processes and knows nothing of what they compute, and the tools, which look at
 # runs. What each of these may import, by prefix; "" is everything.
 ASIDE = {
-    "launch": ("atomic", "errors", "regular", "machine", "stopping", "config", "option", "world", "tracebacks"),
+    "launch": (
+        *("atomic", "errors", "extensions", "regular", "machine", "stopping", "config", "option", "world", "tracebacks"),
+        "process_observer",
+    ),
     "tools": (),
     # with listeners, which run inside a training
     "tools.audit": ("",),
@@ -74,17 +77,6 @@ OWED = {
         "tools.replay.request",
         "tools.tune.request",
         "tools.tune.tuned",
-    ),
-    "joining.unlaunched": (
-        "tools.explain.errors.words",
-        "tools.explain.sampler",
-    ),
-    "launch.lingering": ("tools.explain.rank_reports",),
-    "launch.supervise": ("tools.explain.launching.watching",),
-    "launch.worker": (
-        "tools.explain.errors.words",
-        "tools.explain.sampler",
-        "tools.explain.worker_box",
     ),
     "loop.phases": (
         "tools.audit.auditor",
@@ -154,8 +146,8 @@ READ_ENVIRONMENT = {
 # The commands' only ways to standard output and standard error.
 PRINT = ("cli.echo", "cli.terminal")
 
-# Must be there at once: the command line, and what reads results. (The launch files named run inside
-# the fork server, or are imported where there are several machines.)
+# Must be there at once: the command line, and what reads results. (``launch.elastic`` is imported where there are several
+# machines.)
 WITHOUT_TORCH = (
     "visible",
     "atomic",
@@ -199,8 +191,6 @@ WITHOUT_TORCH = (
     "cli",
 )
 WITH_TORCH = (
-    "launch.serve",
-    "launch.worker",
     "launch.elastic",
     "tools.doctor.exchange",
     "tools.doctor.over_hosts",

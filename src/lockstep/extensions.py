@@ -14,7 +14,10 @@ from typing import Any
 PREFIX = "lockstep."
 """Other packages register under an entry point group of this and the kind: ``lockstep.commands``, say."""
 
-BUILT_IN: dict[str, dict[str, str]] = {}
+BUILT_IN: dict[str, dict[str, str]] = {
+    "observers": {"explain": "lockstep.tools.explain.launching.observer:Explainer"},
+    "process_observers": {"explain": "lockstep.tools.explain.launching.process:ProcessExplainer"},
+}
 """What comes with this package, by kind and name: ``module:attribute``."""
 
 

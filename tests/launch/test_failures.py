@@ -13,6 +13,7 @@ from launch_helpers import is_running, read_pids
 from lockstep.errors import LaunchError
 from lockstep.launch import failures
 from lockstep.launch.output import OutputPlan
+from lockstep.tools.explain.launching.watching import frames_of
 
 pytestmark = pytest.mark.timeout(40)
 
@@ -358,7 +359,7 @@ def test_the_stack_of_a_failure_is_read_from_a_traceback_and_from_what_faulthand
         return run_warm(source, nproc=1).outcome.failures[0]
 
     for how in ("raise ValueError(1)", "os.abort()"):
-        frames = failures.frames_of(failed(how))
+        frames = frames_of(failed(how))
         assert [(line, name) for _, line, name in frames[:3]] == [(3, "inner"), (5, "outer"), (6, "<module>")], how
 
 

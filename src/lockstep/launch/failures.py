@@ -21,7 +21,7 @@ from lockstep.tracebacks.excerpt import excerpt, first_line, plain_message, with
 from lockstep.world import shows_tracebacks
 
 _LAUNCH_DIR = str(Path(__file__).parent)
-_SAMPLER = f'"{Path(__file__).parents[1]}/tools/explain/sampler.py"'
+_OURS = f"{Path(__file__).parents[1]}/"
 _LINE = re.compile(r'^ +File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
 _MODULES = re.compile(r"^Extension modules: .*\n?", re.MULTILINE)
 
@@ -71,7 +71,7 @@ class Failure:
     is_of_all: bool = False
     """Whether all ranks end with it together, so that the reporting rank need not be the cause: the message names that."""
     waited: str = ""
-    """Who waited for whom when this rank timed out, and what the others did (``watching``)."""
+    """Who waited for whom when this rank timed out, and what the others did (``observer``)."""
     remark: str = ""
     """The likely cause and a remedy, if known (``causes``), and what the rank was last seen doing."""
 
@@ -213,18 +213,6 @@ def from_deadlock(rank: int, report: str, how: str, status: int = 1) -> Failure:
     return Failure(rank=rank, kind="", message=how, is_of_all=True, waited=report, exit_status=status)
 
 
-def from_mismatch(rank: int, where: str, report: str) -> Failure:
-    """Ranks that have called one collective in different ways.
-
-    Args:
-        rank: of one of them.
-        where: which collective it was, in words.
-        report: the ranks' calls.
-    """
-    message = f"collective mismatch: {where} was not the same call on all ranks"
-    return Failure(rank=rank, kind="", message=message, is_of_all=True, waited=report, would_recur=True)
-
-
 def from_standstill(rank: int, pid: int, stopped_s: float) -> Failure:
     """A worker that was stopped for too long, so that the launcher kills it."""
     return Failure(
@@ -305,13 +293,6 @@ def has_aborted(failure: Failure) -> bool:
     return failure.kind == "SIGABRT" and "Current thread" not in failure.text
 
 
-def frames_of(failure: Failure) -> list[tuple[str, int, str]]:
-    """The stack that a failure's text shows, innermost frame first: file, line, function."""
-    _, is_exception, trace = failure.text.rpartition("Traceback (most recent call last):")
-    frames = [(file, int(line), name) for file, line, name in _LINE.findall(trace)]
-    return frames[::-1] if is_exception else frames
-
-
 def in_order(failures: Sequence[Failure]) -> list[Failure]:
     """The failures, the cause first: by time, and consequences of others last."""
     return sorted(failures, key=lambda failure: (failure.distance, failure.time_s))
@@ -378,13 +359,19 @@ def traceback_of(error: BaseException) -> str:
 
 
 def _without_ours(fault: str) -> str:
-    """A report of faulthandler, without the thread of the black box, the frames that started the script, and its list of
-    extension modules: dozens of names, whatever has crashed."""
-    threads = [thread for thread in _MODULES.sub("", fault).split("\n\n") if _SAMPLER not in thread]
+    """A report of faulthandler, without the threads that lockstep's observers have started, the frames that started the script,
+    and its list of extension modules: dozens of names, whatever has crashed."""
+    threads = [thread for thread in _MODULES.sub("", fault).split("\n\n") if not _started_by_us(thread)]
     return "\n\n".join(
         "\n".join(line for line in thread.split("\n") if not ((at := _LINE.match(line)) and _is_ours(at[1])))
         for thread in threads
     )
+
+
+def _started_by_us(thread: str) -> bool:
+    """Whether the outermost frame is lockstep's. The main thread's is Python's, in which the fork server runs."""
+    frames = _LINE.findall(thread)
+    return bool(frames) and frames[-1][0].startswith(_OURS)
 
 
 def _is_ours(filename: str) -> bool:

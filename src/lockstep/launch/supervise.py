@@ -8,6 +8,7 @@ import math
 import os
 import selectors
 import signal
+import socket
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from lockstep.launch.exchange import Exchange
 from lockstep.launch.failures import Failure
 from lockstep.launch.lingering import LINGERS_S, Lingering
 from lockstep.launch.messages import Receiver
+from lockstep.launch.observer import Launch, Observers
 from lockstep.launch.output import Streams
 from lockstep.launch.processes import is_held, kill_worker, replaced_by, sweep
 from lockstep.launch.server import ForkServer
@@ -27,7 +29,6 @@ from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.stages import KILL_S, Action, Event, Stage, State, transition
 from lockstep.launch.standstill import Standstill
 from lockstep.stopping import catches
-from lockstep.tools.explain.launching.watching import Watching
 
 GRACE_S = 3.0
 """Seconds that workers get to end by themselves once one of them has failed, or Ctrl-C was pressed."""
@@ -116,8 +117,20 @@ class _Watch:
         self._killed_at = math.inf
         self._timeout_s = spec.config.timeout_s
         self._standstill = Standstill(spec.nproc, self._timeout_s)
-        self._watching = Watching(spec.private_dir, spec.world_size, exchange, spec.ranks)
-        self._lingering = Lingering(spec.private_dir)
+        self._verdicts: list[Failure] = []
+        """By which observers end the launch: the first one counts."""
+        self._verdict, self._verdict_in = socket.socketpair()
+        """Readable once there is one."""
+        self._observers = Observers(
+            Launch(
+                private_dir=spec.private_dir,
+                world_size=spec.world_size,
+                ranks=spec.ranks,
+                exchange=exchange,
+                end=self._end_with,
+            )
+        )
+        self._lingering = Lingering(self._observers)
         self._released_at: float | None = None
         """When it was first seen that the programs of all workers are over, once the launch was to end; or one was interrupted
         since."""
@@ -129,7 +142,9 @@ class _Watch:
 
     def close(self) -> None:
         self._selector.close()
-        self._watching.close()
+        self._observers.tell(lambda observer: observer.close())
+        self._verdict.close()
+        self._verdict_in.close()
         for receiver in self._receivers.values():
             receiver.close()
 
@@ -163,7 +178,7 @@ class _Watch:
     def run(self) -> None:
         self._selector.register(self._server, selectors.EVENT_READ, self._on_server)
         self._selector.register(self._interrupts, selectors.EVENT_READ, self._on_interrupt)
-        self._selector.register(self._watching, selectors.EVENT_READ, self._on_fatal)
+        self._selector.register(self._verdict, selectors.EVENT_READ, self._on_verdict)
         self._start_some()
         while self._asked:
             next_s = self._next_s()
@@ -172,7 +187,7 @@ class _Watch:
             for key, _ in sorted(ready, key=lambda entry: entry[0].fileobj is self._interrupts):
                 key.data()
             self._on_time(time.monotonic())
-        if not self.failures and not self._state.was_cut_short and (failure := self._watching.differing()) is not None:
+        if not self.failures and not self._state.was_cut_short and (failure := self._differing()) is not None:
             self.failures[failure.rank] = failure  # although all have ended well
 
     def read_all(self) -> None:
@@ -197,17 +212,21 @@ class _Watch:
         reported = failures.in_order(list(self.failures.values()))
         lacked_peers = bool(reported) and all(map(failures.lacked_peers, reported))
         is_consequence = lacked_peers and not any(failure.then for failure in reported)
-        if is_consequence and (differing := self._watching.differing(alike=True)) is not None:
+        if is_consequence and (differing := self._differing(alike=True)) is not None:
             return (differing, *reported)
         ends = {rank: receiver.told.end for rank, receiver in self._receivers.items() if receiver.told.end is not None}
         early = failures.early_end(reported, ends, self._without_failure, self._spec.nproc)
         if early is not None:
             return (early, *reported)
         if is_consequence and not any(failure.waited for failure in reported):
-            if (differing := self._watching.differing()) is not None:
+            if (differing := self._differing()) is not None:
                 return (differing, *reported)
-            reported[:1] = [replace(failure, waited=self._watching.mismatch(reported)) for failure in reported[:1]]
+            mismatch = self._observers.ask(lambda observer: observer.mismatch(reported)) or ""
+            reported[0] = replace(reported[0], waited=mismatch)
         return tuple(reported)
+
+    def _differing(self, *, alike: bool = False) -> Failure | None:
+        return self._observers.ask(lambda observer: observer.differing(alike=alike))
 
     def _next_s(self) -> float:
         """When to act next if no message arrives, in the time of ``time.monotonic``."""
@@ -302,7 +321,7 @@ class _Watch:
     def _on_end(self, rank: int, status: int) -> None:
         told = self._receivers[rank].told
         self._lingering.end(rank)
-        self._watching.ended(rank, status)
+        self._observers.tell(lambda observer: observer.ended(rank, status))
         was_held = self._released_at is not None and status == -signal.SIGKILL
         if told.stopped_with is not None and (status == told.stopped_with or was_held):
             self.stopped_with = told.stopped_with  # as it was asked to: now all workers end, whatever they are doing
@@ -338,17 +357,27 @@ class _Watch:
             return failure
         if failures.lacked_peers(failure):
             echoes = [peer for peer, known in self.failures.items() if failures.lacked_peers(known)]
-            return replace(failure, waited=self._watching.explain((*echoes, rank)))
+            waited = self._observers.ask(lambda observer: observer.who_waits((*echoes, rank)))
+            return replace(failure, waited=waited or "")
         failure = self._causes.name(failure)
         has_told = self._receivers[rank].told.failure is not None
         was_killed = not has_told and failure.exit_status > 128 and not failure.text and not failure.is_of_all
-        last_seen = self._watching.last_seen(rank) if was_killed else ""
+        last_seen = self._last_seen(rank) if was_killed else ""
         return replace(failure, remark="\n\n".join(filter(None, (failure.remark, last_seen))))
 
-    def _on_fatal(self) -> None:
-        self._selector.unregister(self._watching)
-        failure = self._watching.fatal
-        if failure is not None and not self.failures and not self._state.was_cut_short:
+    def _last_seen(self, rank: int) -> str:
+        return self._observers.ask(lambda observer: observer.last_seen(rank)) or ""
+
+    def _end_with(self, failure: Failure) -> None:
+        """Called by observers, from any thread."""
+        self._verdicts.append(failure)
+        with contextlib.suppress(OSError):  # the launch is over
+            self._verdict_in.send(b"!")
+
+    def _on_verdict(self) -> None:
+        self._selector.unregister(self._verdict)
+        if not self.failures and not self._state.was_cut_short:
+            failure = self._verdicts[0]
             self.failures[failure.rank] = failure
             self._on(Event.FAILED)
 
@@ -357,7 +386,7 @@ class _Watch:
         for rank, stopped_s in self._standstill.look(pids).items():
             if stopped_s >= least_s and rank not in self.failures and not self._state.was_cut_short:
                 failure = failures.from_standstill(rank, pids[rank], stopped_s)
-                self.failures[rank] = replace(failure, remark=self._watching.last_seen(rank))
+                self.failures[rank] = replace(failure, remark=self._last_seen(rank))
                 kill_worker(pids[rank])
                 self._on(Event.FAILED)
 
