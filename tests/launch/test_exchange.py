@@ -55,7 +55,7 @@ def launchers(tmp_path):
     directories = [tmp_path / str(number) for number in range(2)]
     for directory, exchange in zip(directories, exchanges, strict=True):
         directory.mkdir()
-        launch = Launch(private_dir=str(directory), world_size=2, ranks=(), exchange=exchange, end=said.append)
+        launch = Launch(private_dir=str(directory), world_size=2, ranks=(), environ={}, exchange=exchange, end=said.append)
         watches.append(Watching(launch, ComparedCalls(directory, ()), said.append))
 
     def look():

@@ -4,8 +4,8 @@
 - before it: ``options``, ``nodes``, ``source``, ``program``, ``doubts``, ``surroundings``, ``gpus``, ``topology``, ``binding``
 - the fork server: ``server`` (the launcher's end), ``serve`` (the server's process), ``guard``; a worker: ``spec``, ``worker``
 - running: ``supervise``, ``stages``, ``signals``, ``messages``, ``output``, ``standstill``, ``lingering``
-- what explains it, if it is installed: ``observer``, ``exchange``
-- failures, the end: ``failures``, ``causes``, ``restarts``, ``processes``; ``private`` (the directory), ``ending`` (its mark)
+- what explains it, if it is installed: ``observer``, ``explained``, ``exchange``
+- failures, the end: ``failures``, ``restarts``, ``processes``, ``private`` (the directory), ``ending`` (its mark)
 - several machines: ``endpoint``, ``secret``, ``elastic``
 
 Only ``elastic`` imports torch in the process that launches.

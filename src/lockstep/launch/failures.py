@@ -73,7 +73,7 @@ class Failure:
     waited: str = ""
     """Who waited for whom when this rank timed out, and what the others did (``observer``)."""
     remark: str = ""
-    """The likely cause and a remedy, if known (``causes``), and what the rank was last seen doing."""
+    """The likely cause and a remedy, if an observer knows them, and what the rank was last seen doing."""
 
     def summary(self) -> str:
         """One line."""
@@ -138,13 +138,8 @@ def status_of(code: object) -> int:
 def from_exit(rank: int, code: object) -> Failure:
     """A failure by ``sys.exit(code)``. Called in the worker."""
     if isinstance(code, int):
-        message, status = f"the script ended itself with sys.exit({code})", status_of(code)
-        if status == 0:
-            message += (
-                ". That is status 1 here; under python alone the system, which keeps the last 8 bits, would make it 0, as if "
-                "all were well. Use a status from 1 to 255"
-            )
-            status = 1
+        # The system keeps 8 bits, of which there may be none: still it is a failure.
+        message, status = f"the script ended itself with sys.exit({code})", status_of(code) or 1
     else:  # a message, which the interpreter would print
         message, status = message_of(code), 1
     return Failure(
@@ -168,20 +163,17 @@ def from_audit(rank: int, error: AuditFailed) -> Failure:
     )
 
 
-def from_status(rank: int, status: int, private_dir: str, *, end: End | None = None, replaced: str = "") -> Failure:
+def from_status(rank: int, status: int, private_dir: str, *, end: End | None = None) -> Failure:
     """A failure that the worker has not reported, by its exit status, or minus the signal.
 
     Args:
         end: of its program, if that ended successfully before.
-        replaced: the command of the program by which it had replaced itself.
     """
     text, has_waited = "", end is not None and status == 1
     if has_waited:  # as lockstep's exit handler ends it after a timeout
         kind, message, exit_status = "", "its program came to its end, and its exit handlers failed: see the output", 1
     elif status >= 0:
         kind, message, exit_status = "", f"ended with status {status} and without a Python exception", status
-        if replaced:
-            message = f"{_replaced(replaced)} ended with status {status}"
     else:
         try:
             kind = signal.Signals(-status).name
@@ -242,15 +234,9 @@ def end_of(error: SystemExit | None = None) -> End:
     return End(how=how)
 
 
-def unforeseen_end(replaced: str = "") -> End:
-    """The end of a process, with status 0, whose program has not come to its end; ``replaced``: see ``from_status``."""
-    if replaced:
-        return End(how=f"{_replaced(replaced)} ended with status 0")
-    return End(how="it ended with status 0 before its program came to its end (os._exit?)")
-
-
-def _replaced(command: str) -> str:
-    return f"it was replaced (os.exec*) by `{command[:200]}`, which"
+def unforeseen_end() -> End:
+    """The end of a process, with status 0, whose program has not come to its end."""
+    return End(how="it ended with status 0 before its program came to its end (os._exit, or os.exec* and what that ran?)")
 
 
 def early_end(

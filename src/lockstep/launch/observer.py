@@ -28,6 +28,8 @@ class Launch:
     world_size: int
     ranks: Sequence[int]
     """Of this machine."""
+    environ: Mapping[str, str]
+    """Of the workers, but for what the launcher adds."""
     exchange: Exchange | None = None
     """For messages to the observers of other machines' launchers; None: there is one machine."""
     end: Callable[[Failure], None]
@@ -52,6 +54,11 @@ class Observer:
         """All workers have ended, and nothing more is asked."""
 
     # Why ranks have failed
+
+    def with_cause(self, failure: Failure) -> Failure | None:
+        """A failure with its likely cause and a remedy, which its own message does not name. (Not one that only says that other
+        ranks were missing.)"""
+        return None
 
     def last_seen(self, rank: int) -> str:
         """What a worker that was killed, or was stopped for too long, was last seen doing."""
@@ -109,7 +116,7 @@ class Observers:
             with contextlib.suppress(Exception):
                 what(each)
 
-    def ask(self, what: Callable[[Observer], T]) -> T | None:
+    def ask(self, what: Callable[[Observer], T | None]) -> T | None:
         """The first answer of a method that is not empty; None: all are."""
         for each in self._all:
             with contextlib.suppress(Exception):

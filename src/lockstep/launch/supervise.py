@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 
 from lockstep.errors import LaunchError
 from lockstep.launch import ending, failures, restarts
-from lockstep.launch.causes import Causes
 from lockstep.launch.exchange import Exchange
+from lockstep.launch.explained import ExplainedFailures
 from lockstep.launch.failures import Failure
 from lockstep.launch.lingering import LINGERS_S, Lingering
 from lockstep.launch.messages import Receiver
 from lockstep.launch.observer import Launch, Observers
 from lockstep.launch.output import Streams
-from lockstep.launch.processes import is_held, kill_worker, replaced_by, sweep
+from lockstep.launch.processes import is_held, kill_worker, sweep
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
@@ -83,7 +83,7 @@ def supervise(
         succeeded = False
         try:
             watch.run()
-            succeeded = not (watch.failures or interrupts.received or watch.stopped_with)
+            succeeded = not (watch.failures.by_rank or interrupts.received or watch.stopped_with)
         except BaseException as error:
             server.close()  # and with it every worker, also those that have not reported yet
             watch.read_all()
@@ -91,7 +91,7 @@ def supervise(
                 raise
         finally:
             sweep(watch.sessions, spec.private_dir, succeeded=succeeded)
-    return watch.outcome()
+        return watch.outcome()
 
 
 class _Watch:
@@ -100,7 +100,6 @@ class _Watch:
     def __init__(
         self, server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts, exchange: Exchange | None
     ) -> None:
-        self.failures: dict[int, Failure] = {}
         self.stopped_with: int | None = None
         """See Outcome."""
         self._server = server
@@ -112,7 +111,6 @@ class _Watch:
         self._asked: dict[int, int] = {}  # ranks that were requested and have not ended, by the server's key
         self._receivers: dict[int, Receiver] = {}  # by rank
         self._without_failure: dict[int, failures.End] = {}  # of ranks that ended with status 0
-        self._replaced: dict[int, str] = {}  # the programs by which ranks have replaced themselves
         self._state = State()
         self._killed_at = math.inf
         self._timeout_s = spec.config.timeout_s
@@ -126,17 +124,18 @@ class _Watch:
                 private_dir=spec.private_dir,
                 world_size=spec.world_size,
                 ranks=spec.ranks,
+                environ=spec.environ,
                 exchange=exchange,
                 end=self._end_with,
             )
         )
+        self.failures = ExplainedFailures(self._observers)
         self._lingering = Lingering(self._observers)
         self._released_at: float | None = None
         """When it was first seen that the programs of all workers are over, once the launch was to end; or one was interrupted
         since."""
         self._released = set[int]()
         """The ranks that were."""
-        self._causes = Causes(spec.environ)
         self._warm_at = time.monotonic() + WARM_AFTER_S if spec.restart < spec.max_restarts else math.inf
         self._selector = selectors.DefaultSelector()
 
@@ -187,8 +186,9 @@ class _Watch:
             for key, _ in sorted(ready, key=lambda entry: entry[0].fileobj is self._interrupts):
                 key.data()
             self._on_time(time.monotonic())
-        if not self.failures and not self._state.was_cut_short and (failure := self._differing()) is not None:
-            self.failures[failure.rank] = failure  # although all have ended well
+        is_well = not self.failures.by_rank and not self._state.was_cut_short
+        if is_well and (failure := self.failures.differing()) is not None:  # although all have ended well
+            self.failures.by_rank[failure.rank] = failure
 
     def read_all(self) -> None:
         """Read the messages of workers that have exited by now."""
@@ -201,32 +201,18 @@ class _Watch:
         self.read_all()
         told = {rank: receiver.told for rank, receiver in self._receivers.items()}
         ended = [f"  rank {rank}: {words.end.how}" for rank, words in told.items() if words.end is not None]
-        self.failures = {rank: words.failure for rank, words in told.items() if words.failure is not None} | self.failures
+        for rank, words in told.items():
+            if words.failure is not None:
+                self.failures.by_rank.setdefault(rank, words.failure)
         return [
             *(["\n".join(["ended before it:", *ended])] if ended else []),
-            *([failures.report(self._reported(), self._spec.world_size)] if self.failures else []),
+            *([failures.report(self._reported(), self._spec.world_size)] if self.failures.by_rank else []),
         ]
 
     def _reported(self) -> tuple[Failure, ...]:
         """The failures, the cause first."""
-        reported = failures.in_order(list(self.failures.values()))
-        lacked_peers = bool(reported) and all(map(failures.lacked_peers, reported))
-        is_consequence = lacked_peers and not any(failure.then for failure in reported)
-        if is_consequence and (differing := self._differing(alike=True)) is not None:
-            return (differing, *reported)
         ends = {rank: receiver.told.end for rank, receiver in self._receivers.items() if receiver.told.end is not None}
-        early = failures.early_end(reported, ends, self._without_failure, self._spec.nproc)
-        if early is not None:
-            return (early, *reported)
-        if is_consequence and not any(failure.waited for failure in reported):
-            if (differing := self._differing()) is not None:
-                return (differing, *reported)
-            mismatch = self._observers.ask(lambda observer: observer.mismatch(reported)) or ""
-            reported[0] = replace(reported[0], waited=mismatch)
-        return tuple(reported)
-
-    def _differing(self, *, alike: bool = False) -> Failure | None:
-        return self._observers.ask(lambda observer: observer.differing(alike=alike))
+        return self.failures.in_order(ends, self._without_failure, self._spec.nproc)
 
     def _next_s(self) -> float:
         """When to act next if no message arrives, in the time of ``time.monotonic``."""
@@ -283,8 +269,6 @@ class _Watch:
         before = receiver.told
         if not receiver.read():
             self._selector.unregister(receiver)
-            if receiver.told.pid is not None and (program := replaced_by(receiver.told.pid, self._server.pid)):
-                self._replaced[rank] = program
         told = receiver.told
         if rank not in self._asked.values():
             return
@@ -329,7 +313,7 @@ class _Watch:
         elif status != 0 or told.failure is not None:
             self._note_failure(rank, status)
         else:
-            self._without_failure[rank] = failures.unforeseen_end(self._replaced.get(rank, ""))
+            self._without_failure[rank] = failures.unforeseen_end()
 
     def _note_failure(self, rank: int, status: int) -> None:
         told, is_ending = self._receivers[rank].told, self._state.was_cut_short
@@ -340,33 +324,14 @@ class _Watch:
             self._on(Event.ASKED_TO_END)  # if it was not yet, or no longer, in a loop that is saved: so are all
             return
         if failure is None:
-            replaced = self._replaced.get(rank, "")
-            failure = failures.from_status(rank, status, self._spec.private_dir, end=told.end, replaced=replaced)
-        self.failures[rank] = self._explained(failure)
-        if all(map(failures.lacked_peers, self.failures.values())):
+            failure = failures.from_status(rank, status, self._spec.private_dir, end=told.end)
+        self.failures.add(failure, was_reported=told.failure is not None)
+        if self.failures.are_consequences:
             self._on(Event.ECHOED)
             # Perhaps a worker is stopped, and the script has a shorter timeout than the launcher knows of.
             self._look_for_standstill(0.0)
         else:
             self._on(Event.FAILED)
-
-    def _explained(self, failure: Failure) -> Failure:
-        """Add what else is known. Called at once: black boxes show what the others, for which this rank waited, do now."""
-        rank = failure.rank
-        if failure.then:
-            return failure
-        if failures.lacked_peers(failure):
-            echoes = [peer for peer, known in self.failures.items() if failures.lacked_peers(known)]
-            waited = self._observers.ask(lambda observer: observer.who_waits((*echoes, rank)))
-            return replace(failure, waited=waited or "")
-        failure = self._causes.name(failure)
-        has_told = self._receivers[rank].told.failure is not None
-        was_killed = not has_told and failure.exit_status > 128 and not failure.text and not failure.is_of_all
-        last_seen = self._last_seen(rank) if was_killed else ""
-        return replace(failure, remark="\n\n".join(filter(None, (failure.remark, last_seen))))
-
-    def _last_seen(self, rank: int) -> str:
-        return self._observers.ask(lambda observer: observer.last_seen(rank)) or ""
 
     def _end_with(self, failure: Failure) -> None:
         """Called by observers, from any thread."""
@@ -376,17 +341,16 @@ class _Watch:
 
     def _on_verdict(self) -> None:
         self._selector.unregister(self._verdict)
-        if not self.failures and not self._state.was_cut_short:
+        if not self.failures.by_rank and not self._state.was_cut_short:
             failure = self._verdicts[0]
-            self.failures[failure.rank] = failure
+            self.failures.by_rank[failure.rank] = failure
             self._on(Event.FAILED)
 
     def _look_for_standstill(self, least_s: float) -> None:
         pids = self._pids
         for rank, stopped_s in self._standstill.look(pids).items():
-            if stopped_s >= least_s and rank not in self.failures and not self._state.was_cut_short:
-                failure = failures.from_standstill(rank, pids[rank], stopped_s)
-                self.failures[rank] = replace(failure, remark=self._last_seen(rank))
+            if stopped_s >= least_s and rank not in self.failures.by_rank and not self._state.was_cut_short:
+                self.failures.add(failures.from_standstill(rank, pids[rank], stopped_s), was_reported=False)
                 kill_worker(pids[rank])
                 self._on(Event.FAILED)
 
@@ -486,7 +450,7 @@ class _Watch:
         return asked[0] if is_handled else signal.SIGINT
 
     def _interrupt(self, rank: int, pid: int) -> None:
-        if rank not in self.failures:  # else it is ending, and its exit handlers should not be interrupted
+        if rank not in self.failures.by_rank:  # else it is ending, and its exit handlers should not be interrupted
             self._send(self._stop_signal(rank, pid), [pid])
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from lockstep.launch.failures import Failure
 from lockstep.launch.observer import Launch, Observer
 from lockstep.stopping import say
+from lockstep.tools.explain.launching.causes import Causes
 from lockstep.tools.explain.launching.compared_calls import ComparedCalls
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Explainer(Observer):
         super().__init__(launch)
         self._dir = Path(launch.private_dir)
         self._calls = ComparedCalls(self._dir, launch.ranks)
+        self._causes = Causes(launch.environ)
         self._closed = threading.Event()
         if launch.world_size > 1:
             threading.Thread(target=self._run, name="lockstep-watch", daemon=True).start()
@@ -48,6 +50,10 @@ class Explainer(Observer):
         from lockstep.tools.explain.black_box import note_status
 
         note_status(self._dir, rank, status)
+
+    def with_cause(self, failure: Failure) -> Failure | None:
+        """From this machine's memory, and the failure's text."""
+        return self._causes.name(failure)
 
     def last_seen(self, rank: int) -> str:
         """From its black box."""
