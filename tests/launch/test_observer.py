@@ -14,6 +14,7 @@ from lockstep.launch.observer import Launch, Observer, Observers
 SOURCE = Path(__file__).parents[2] / "src" / "lockstep"
 
 
+@pytest.mark.long
 def test_without_the_tools_runs_start_fail_with_their_traceback_and_end(tmp_path):
     shutil.copytree(SOURCE, tmp_path / "lockstep", ignore=lambda directory, names: {"tools", "__pycache__"} & set(names))
     script = tmp_path / "script.py"
