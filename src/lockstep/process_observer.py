@@ -16,7 +16,11 @@ from lockstep.stopping import say
 
 class ProcessObserver:
     """Base class of observers, with methods that do nothing. They are called in the main thread, and an ``Exception`` that one
-    raises is dropped: the program matters more."""
+    raises is dropped: the program matters more.
+
+    Under ``lockstep run`` an observer is made in the fork server, once for all workers: so it must not start a thread, nor
+    initialize CUDA, before ``begin``.
+    """
 
     def begin(self, private_dir: str, rank: int, world_size: int, program: str) -> None:
         """A worker of ``lockstep run`` is about to run its program. Called once, after the fork.
