@@ -20,7 +20,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
 SPINE = (
     ("visible", "extensions"),  # what is safe to print; what is found by name
     ("errors", "stopping", "digest", "option", "atomic", "shapes"),
-    ("regular", "tracebacks"),  # how files and directories are opened; errors as they are shown
+    ("regular", "tracebacks", "process_observer"),  # how files are opened; errors as they are shown; who is told of them
     ("machine", "trackers", "interval", "journal"),  # cores, addresses; names; what people write; events of a run
     ("config", "job"),
     ("plan",),
@@ -46,7 +46,10 @@ OUTSIDE = (
 # Beside the engine: the launcher, which starts processes and knows nothing of what they compute, and the tools, which look at
 # runs. What each of these may import, by prefix; "" is everything.
 ASIDE = {
-    "launch": ("atomic", "errors", "regular", "machine", "stopping", "config", "option", "world", "tracebacks"),
+    "launch": (
+        *("atomic", "errors", "extensions", "regular", "machine", "stopping", "config", "option", "world", "tracebacks"),
+        "process_observer",
+    ),
     "tools": (),
     # with listeners, which run inside a training
     "tools.audit": ("",),
@@ -67,36 +70,6 @@ ASIDE = {
     "cli": ("",),
     "__init__": ("",),
     "__main__": ("cli",),
-}
-
-# Imports from the engine or the launcher to the tools that are still there. This may only become shorter.
-OWED = {
-    "joining.unlaunched": (
-        "tools.explain.errors.words",
-        "tools.explain.sampler",
-    ),
-    "launch.compared_calls": (
-        "tools.explain.call_comparison",
-        "tools.explain.call_log",
-    ),
-    "launch.lingering": ("tools.explain.rank_reports",),
-    "launch.watching": (
-        "tools.explain.black_box",
-        "tools.explain.deadlock",
-        "tools.explain.last_seen",
-        "tools.explain.mismatch",
-        "tools.explain.rank_reports",
-        "tools.explain.remarks",
-        "tools.explain.sampler",
-        "tools.explain.slow_saving",
-        "tools.explain.slow_script_ranks",
-        "tools.explain.stuck",
-    ),
-    "launch.worker": (
-        "tools.explain.errors.words",
-        "tools.explain.sampler",
-        "tools.explain.worker_box",
-    ),
 }
 
 NO_TORCH_DISTRIBUTED = (
@@ -132,8 +105,8 @@ READ_ENVIRONMENT = {
 # The commands' only ways to standard output and standard error.
 PRINT = ("cli.echo", "cli.terminal")
 
-# Must be there at once: the command line, and what reads results. (The launch files named run inside
-# the fork server, or are imported where there are several machines.)
+# Must be there at once: the command line, and what reads results. (``launch.elastic`` is imported where there are several
+# machines.)
 WITHOUT_TORCH = (
     "visible",
     "atomic",
@@ -179,8 +152,6 @@ WITHOUT_TORCH = (
     "cli",
 )
 WITH_TORCH = (
-    "launch.serve",
-    "launch.worker",
     "launch.elastic",
     "tools.doctor.exchange",
     "tools.doctor.over_hosts",
@@ -244,16 +215,10 @@ def imports(module: str, code: ast.Module, tree: dict[str, ast.Module]) -> Itera
 def layer_violations(tree: dict[str, ast.Module]) -> list[str]:
     found = [f"{name} has no place in the table of layers" for name in sorted({*map(layer, tree)}) if not visible_to(name)]
     graph: dict[str, set[str]] = {}
-    tree_is_ours = set(OWED) <= set(tree)
     for module, code in tree.items():
         allowed = visible_to(layer(module)) or ("",)
         graph[module] = set(imports(module, code, tree))
-        wrong = {name for name in graph[module] if not within(name, allowed)}
-        owed = set(OWED.get(module, ())) if tree_is_ours else set()
-        found += [f"{module} imports {name}" for name in sorted(wrong - owed)]
-        found += [
-            f"{module} no longer imports {name}: take it off the list of what is owed" for name in sorted(owed - wrong)
-        ]
+        found += [f"{module} imports {name}" for name in sorted(graph[module]) if not within(name, allowed)]
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:

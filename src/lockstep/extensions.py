@@ -43,6 +43,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "check": "lockstep.tools.check.instrument:Reading",
         "explain": "lockstep.tools.explain.instrument:Explanation",
     },
+    "observers": {"explain": "lockstep.tools.explain.launching.observer:Explainer"},
+    "process_observers": {"explain": "lockstep.tools.explain.launching.process:ProcessExplainer"},
 }
 """What comes with this package, by kind and name: ``module:attribute``."""
 

@@ -6,9 +6,9 @@ from importlib.metadata import version
 import pytest
 from launch_helpers import MEET
 
-from lockstep.launch import causes
-from lockstep.launch.causes import Causes
 from lockstep.launch.failures import from_exception, from_status, report
+from lockstep.tools.explain.launching import causes
+from lockstep.tools.explain.launching.causes import Causes
 
 
 @pytest.mark.parametrize("is_loader", [True, False])

@@ -9,13 +9,15 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import HashStore
 
-from lockstep.launch import watching
 from lockstep.launch.elastic.round import Machine, Round, Start
 from lockstep.launch.elastic.signed import SignedStore
-from lockstep.launch.exchange import Exchange, Message
+from lockstep.launch.exchange import Exchange
+from lockstep.launch.observer import Launch
 from lockstep.launch.secret import Secret
 from lockstep.machine.identity import shared_by
 from lockstep.tools.explain.black_box import BlackBox, box_path
+from lockstep.tools.explain.launching.compared_calls import ComparedCalls
+from lockstep.tools.explain.launching.watching import Watching
 
 WAITING = [["/torch/distributed/distributed_c10d.py", 1, "all_reduce"], ["train.py", 3, "<module>"]]
 WORKING = [["train.py", 7, "load"], ["train.py", 3, "<module>"]]
@@ -45,29 +47,29 @@ def box(directory, rank, *, stack, still_s, windows=()):
 
 
 @pytest.fixture
-def launchers(tmp_path, monkeypatch):
-    """Two launchers of a rank each, whose threads are not started; and what they have said."""
-    said = []
-    monkeypatch.setattr(watching, "say", said.append)
-    monkeypatch.setattr(watching.Watching, "_run", lambda self: None)
-    directories = [tmp_path / str(number) for number in range(2)]
-    for directory in directories:
-        directory.mkdir()
+def launchers(tmp_path):
+    """Two launchers of a rank each: their directories, what watches their ranks, a function to have them look, what they have
+    said, and the ends of their exchange."""
+    said, watches = [], []
     exchanges = [Exchange(number, 2) for number in range(2)]
-    watches = [watching.Watching(str(directories[n]), 2, exchanges[n]) for n in range(2)]
+    directories = [tmp_path / str(number) for number in range(2)]
+    for directory, exchange in zip(directories, exchanges, strict=True):
+        directory.mkdir()
+        launch = Launch(private_dir=str(directory), world_size=2, ranks=(), environ={}, exchange=exchange, end=said.append)
+        watches.append(Watching(launch, ComparedCalls(directory, ()), said.append))
 
     def look():
         for watch in watches:
-            watch._look()
+            watch.look()
         for mine, other in (exchanges, reversed(exchanges)):
-            mine.receive({other.number: other.outgoing})
+            mine.receive({other.number: other.outgoing.encode()})
 
-    return directories, watches, look, said
+    return directories, watches, look, said, exchanges
 
 
 @pytest.mark.parametrize("missing", [0, 1])
 def test_the_first_launcher_says_once_that_a_rank_of_the_other_machine_is_missing_or_is_waited_for_there(launchers, missing):
-    directories, watches, look, said = launchers
+    directories, watches, look, said, _ = launchers
     for rank in range(2):
         box(directories[rank], rank, stack=WORKING if rank == missing else WAITING, still_s=30.0)
     for _ in range(6):
@@ -81,17 +83,17 @@ def test_the_first_launcher_says_once_that_a_rank_of_the_other_machine_is_missin
 
 
 def test_nothing_is_said_and_no_reports_are_carried_while_nobody_waits(launchers):
-    directories, watches, look, said = launchers
+    directories, _, look, said, exchanges = launchers
     for rank in range(2):
         box(directories[rank], rank, stack=WAITING if rank else WORKING, still_s=1.0)
     for _ in range(3):
         look()
     assert said == []
-    assert json.loads(watches[1]._exchange.outgoing)["reports"] == []
+    assert json.loads(exchanges[1].outgoing)["reports"] == []
 
 
 def test_a_slow_rank_of_the_other_machine_is_named(launchers):
-    directories, _, look, said = launchers
+    directories, _, look, said, _ = launchers
     for rank in range(2):
         row = (0.2, 0.2, 0.2, 0.0) if rank else (0.1, 0.1, 0.1, 0.1)
         windows = [(number, *row, {"forward": 5}, []) for number in range(1, 5)]
@@ -105,32 +107,32 @@ def test_a_slow_rank_of_the_other_machine_is_named(launchers):
 
 
 def test_of_a_full_history_little_is_sent(launchers):
-    directories, watches, look, _ = launchers
+    directories, _, look, _, exchanges = launchers
     windows = [(12345 + n, 0.0123, 0.0125, 0.0128, 0.00123, {"forward": 1, "backward": 1}, []) for n in range(64)]
     box(directories[1], 1, stack=WORKING, still_s=0.1, windows=windows)
     look()
-    assert len(watches[1]._exchange.outgoing) < 1500
-    assert json.loads(watches[1]._exchange.outgoing)["steps"][0]["steps"]["windows"][-1][0] == 12408
+    assert len(exchanges[1].outgoing) < 1500
+    assert json.loads(exchanges[1].outgoing)["steps"][0]["steps"]["windows"][-1][0] == 12408
 
 
 @pytest.fixture
 def rounds(monkeypatch):
-    """The rounds of two launchers, whose heartbeats are the test's; and what each has parsed."""
-    store, parsed = SignedStore(HashStore(), Secret(b"a secret"), "here"), []
+    """The rounds of two launchers, whose heartbeats are the test's; and what each has read."""
+    store, read = SignedStore(HashStore(), Secret(b"a secret"), "here"), []
     heartbeat = SimpleNamespace(store=store, also=lambda _: None, silence_s=lambda: 0.0, answered_at=0.0)
     rounds = [Round(store, heartbeat, "round-0", number, 2, lambda: 0) for number in range(2)]
     for each in rounds:
         hear = each.exchange.receive
-        each.exchange.receive = lambda messages, hear=hear: (parsed.append(dict(messages)), hear(messages))
+        each.exchange.receive = lambda messages, hear=hear: (read.append(dict(messages)), hear(messages))
     machines = [Machine(host=f"node{number}", address="127.0.0.1", num_ranks=1) for number in range(2)]
     start = Start(used=0, master_port=1)
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda each: each.begin(machines[each.number], None if each.number else start), rounds))
-    return rounds, parsed
+    return rounds, read
 
 
 def test_a_word_is_read_once_and_again_only_when_another_was_said(rounds):
-    (first, second), parsed = rounds
+    (first, second), read = rounds
 
     def beat(times):
         for _ in range(times):
@@ -138,24 +140,21 @@ def test_a_word_is_read_once_and_again_only_when_another_was_said(rounds):
             first._beat()
 
     beat(8)
-    assert parsed == []
-    second.exchange.post(Message(waited=[1]))
+    assert read == []
+    second.exchange.outgoing = "one"
     beat(20)
-    assert [list(messages) for messages in parsed] == [[1]]
-    assert first.exchange.received[1].waited == [1]
-    second.exchange.post(Message(waited=[]))
+    assert [list(messages) for messages in read] == [[1]]
+    assert first.exchange.received[1] == "one"
+    second.exchange.outgoing = "another"
     beat(20)
-    assert len(parsed) == 2
-    assert first.exchange.received[1].waited == []
+    assert len(read) == 2
+    assert first.exchange.received[1] == "another"
 
 
 def test_the_first_hears_all_and_the_others_hear_the_first():
     first, third = Exchange(0, 4), Exchange(2, 4)
     assert (first.peers, third.peers) == ([1, 2, 3], [0])
-    third.post(Message(waited=[5]))
-    first.receive({1: "", 2: third.outgoing, 3: b""})
-    assert {number: message.waited for number, message in first.received.items()} == {2: [5]}
-    assert not first.has_all_reports
-    third.post(Message(waited=[7]))
-    first.receive({3: third.outgoing})
-    assert {number: message.waited for number, message in first.received.items()} == {2: [5], 3: [7]}
+    first.receive({1: b"", 2: b"five", 3: b""})
+    assert first.received == {2: "five"}
+    first.receive({3: b"seven"})
+    assert first.received == {2: "five", 3: "seven"}

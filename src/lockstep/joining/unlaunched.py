@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
-from lockstep.tools.explain.sampler import fail_current
+from lockstep import process_observer
 from lockstep.world import failure_file, shows_tracebacks
 
 
@@ -21,12 +21,11 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     import traceback
 
     from lockstep.journal.failure import FailureRecord
-    from lockstep.tools.explain.errors.words import in_words
     from lockstep.tracebacks.excerpt import excerpt, first_line, plain_message, without_noise
 
     text = without_noise("".join(traceback.format_exception(kind, error, trace)))
-    fail_current(text)
-    words = in_words(error)
+    process_observer.tell(lambda observer: observer.fail(text))
+    words = process_observer.in_words(error)
     if isinstance(error, KeyboardInterrupt) or shows_tracebacks() or not (frames := excerpt(error)):
         sys.__excepthook__(kind, error, trace)
     else:

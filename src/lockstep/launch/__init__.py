@@ -3,8 +3,9 @@
 - entries: ``function.launch`` for scripts and notebooks, ``script.run_script`` for the command line; ``local``: on this machine
 - before it: ``options``, ``nodes``, ``source``, ``program``, ``doubts``, ``surroundings``, ``gpus``, ``topology``, ``binding``
 - the fork server: ``server`` (the launcher's end), ``serve`` (the server's process), ``guard``; a worker: ``spec``, ``worker``
-- running: ``supervise``, ``stages``, ``signals``, ``messages``, ``output``, ``watching``, ``exchange``, ``standstill``
-- failures, the end: ``failures``, ``causes``, ``restarts``, ``processes``; ``private`` (the directory), ``ending`` (its mark)
+- running: ``supervise``, ``stages``, ``signals``, ``messages``, ``output``, ``standstill``, ``lingering``
+- what explains it, if it is installed: ``observer``, ``explained``, ``exchange``
+- failures, the end: ``failures``, ``restarts``, ``processes``, ``private`` (the directory), ``ending`` (its mark)
 - several machines: ``endpoint``, ``secret``, ``elastic``
 
 Only ``elastic`` imports torch in the process that launches.

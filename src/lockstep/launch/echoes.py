@@ -45,15 +45,11 @@ def what_followed(error: BaseException) -> str:
         users = [number for number, frame in enumerate(frames) if owner(frame.filename) == "user"]
         if users:
             # Without what only passes calls on: lockstep's log of them, and PyTorch's.
-            inner = [frame.name for frame in frames[users[-1] + 1 :] if not _passes_on(frame)]
+            inner = [frame.name for frame in frames[users[-1] + 1 :] if frame.name != "wrapper"]
             at = f"{frames[users[-1]].filename}:{frames[users[-1]].lineno}"
             verb = "called" if isinstance(link, AbandonedError) else "waited in"
             return f"{verb} {inner[0]}, at {at}" if inner else f"failed at {at}"
     return "waited"
-
-
-def _passes_on(frame: traceback.FrameSummary) -> bool:
-    return frame.name == "wrapper" or frame.filename.endswith("/explain/recorded_calls.py")
 
 
 def _is_echo(error: BaseException) -> bool:

@@ -21,7 +21,7 @@ from lockstep.tracebacks.excerpt import excerpt, first_line, plain_message, with
 from lockstep.world import shows_tracebacks
 
 _LAUNCH_DIR = str(Path(__file__).parent)
-_SAMPLER = f'"{Path(__file__).parents[1]}/tools/explain/sampler.py"'
+_OURS = f"{Path(__file__).parents[1]}/"
 _LINE = re.compile(r'^ +File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
 _MODULES = re.compile(r"^Extension modules: .*\n?", re.MULTILINE)
 
@@ -71,9 +71,9 @@ class Failure:
     is_of_all: bool = False
     """Whether all ranks end with it together, so that the reporting rank need not be the cause: the message names that."""
     waited: str = ""
-    """Who waited for whom when this rank timed out, and what the others did (``watching``)."""
+    """Who waited for whom when this rank timed out, and what the others did (``observer``)."""
     remark: str = ""
-    """The likely cause and a remedy, if known (``causes``), and what the rank was last seen doing."""
+    """The likely cause and a remedy, if an observer knows them, and what the rank was last seen doing."""
 
     def summary(self) -> str:
         """One line."""
@@ -138,13 +138,8 @@ def status_of(code: object) -> int:
 def from_exit(rank: int, code: object) -> Failure:
     """A failure by ``sys.exit(code)``. Called in the worker."""
     if isinstance(code, int):
-        message, status = f"the script ended itself with sys.exit({code})", status_of(code)
-        if status == 0:
-            message += (
-                ". That is status 1 here; under python alone the system, which keeps the last 8 bits, would make it 0, as if "
-                "all were well. Use a status from 1 to 255"
-            )
-            status = 1
+        # The system keeps 8 bits, of which there may be none: still it is a failure.
+        message, status = f"the script ended itself with sys.exit({code})", status_of(code) or 1
     else:  # a message, which the interpreter would print
         message, status = message_of(code), 1
     return Failure(
@@ -168,20 +163,17 @@ def from_audit(rank: int, error: AuditFailed) -> Failure:
     )
 
 
-def from_status(rank: int, status: int, private_dir: str, *, end: End | None = None, replaced: str = "") -> Failure:
+def from_status(rank: int, status: int, private_dir: str, *, end: End | None = None) -> Failure:
     """A failure that the worker has not reported, by its exit status, or minus the signal.
 
     Args:
         end: of its program, if that ended successfully before.
-        replaced: the command of the program by which it had replaced itself.
     """
     text, has_waited = "", end is not None and status == 1
     if has_waited:  # as lockstep's exit handler ends it after a timeout
         kind, message, exit_status = "", "its program came to its end, and its exit handlers failed: see the output", 1
     elif status >= 0:
         kind, message, exit_status = "", f"ended with status {status} and without a Python exception", status
-        if replaced:
-            message = f"{_replaced(replaced)} ended with status {status}"
     else:
         try:
             kind = signal.Signals(-status).name
@@ -213,18 +205,6 @@ def from_deadlock(rank: int, report: str, how: str, status: int = 1) -> Failure:
     return Failure(rank=rank, kind="", message=how, is_of_all=True, waited=report, exit_status=status)
 
 
-def from_mismatch(rank: int, where: str, report: str) -> Failure:
-    """Ranks that have called one collective in different ways.
-
-    Args:
-        rank: of one of them.
-        where: which collective it was, in words.
-        report: the ranks' calls.
-    """
-    message = f"collective mismatch: {where} was not the same call on all ranks"
-    return Failure(rank=rank, kind="", message=message, is_of_all=True, waited=report, would_recur=True)
-
-
 def from_standstill(rank: int, pid: int, stopped_s: float) -> Failure:
     """A worker that was stopped for too long, so that the launcher kills it."""
     return Failure(
@@ -254,15 +234,9 @@ def end_of(error: SystemExit | None = None) -> End:
     return End(how=how)
 
 
-def unforeseen_end(replaced: str = "") -> End:
-    """The end of a process, with status 0, whose program has not come to its end; ``replaced``: see ``from_status``."""
-    if replaced:
-        return End(how=f"{_replaced(replaced)} ended with status 0")
-    return End(how="it ended with status 0 before its program came to its end (os._exit?)")
-
-
-def _replaced(command: str) -> str:
-    return f"it was replaced (os.exec*) by `{command[:200]}`, which"
+def unforeseen_end() -> End:
+    """The end of a process, with status 0, whose program has not come to its end."""
+    return End(how="it ended with status 0 before its program came to its end (os._exit, or os.exec* and what that ran?)")
 
 
 def early_end(
@@ -303,13 +277,6 @@ def has_aborted(failure: Failure) -> bool:
     """Whether a communication library seems to have ended the process. They do so in threads of their own, and faulthandler
     names the current thread only if it is one of Python's."""
     return failure.kind == "SIGABRT" and "Current thread" not in failure.text
-
-
-def frames_of(failure: Failure) -> list[tuple[str, int, str]]:
-    """The stack that a failure's text shows, innermost frame first: file, line, function."""
-    _, is_exception, trace = failure.text.rpartition("Traceback (most recent call last):")
-    frames = [(file, int(line), name) for file, line, name in _LINE.findall(trace)]
-    return frames[::-1] if is_exception else frames
 
 
 def in_order(failures: Sequence[Failure]) -> list[Failure]:
@@ -378,13 +345,19 @@ def traceback_of(error: BaseException) -> str:
 
 
 def _without_ours(fault: str) -> str:
-    """A report of faulthandler, without the thread of the black box, the frames that started the script, and its list of
-    extension modules: dozens of names, whatever has crashed."""
-    threads = [thread for thread in _MODULES.sub("", fault).split("\n\n") if _SAMPLER not in thread]
+    """A report of faulthandler, without the threads that lockstep's observers have started, the frames that started the script,
+    and its list of extension modules: dozens of names, whatever has crashed."""
+    threads = [thread for thread in _MODULES.sub("", fault).split("\n\n") if not _started_by_us(thread)]
     return "\n\n".join(
         "\n".join(line for line in thread.split("\n") if not ((at := _LINE.match(line)) and _is_ours(at[1])))
         for thread in threads
     )
+
+
+def _started_by_us(thread: str) -> bool:
+    """Whether the outermost frame is lockstep's. The main thread's is Python's, in which the fork server runs."""
+    frames = _LINE.findall(thread)
+    return bool(frames) and frames[-1][0].startswith(_OURS)
 
 
 def _is_ours(filename: str) -> bool:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from lockstep.stopping import ignores
 
-_EXEC_S = 0.2
 _MOST_OF_COMMAND = 80
 
 
@@ -35,20 +34,6 @@ def state_of(pid: int) -> str:
     except psutil.NoSuchProcess:
         return "dead"
     return "dead" if state == psutil.STATUS_ZOMBIE else state
-
-
-def replaced_by(pid: int, server: int) -> str:
-    """The command of the program that has replaced a worker (``exec``), which until then had that of its fork server; empty:
-    none has, or the process is gone. Called when the worker has closed its pipe, as both do."""
-    with contextlib.suppress(OSError):
-        deadline = time.monotonic() + _EXEC_S
-        while not (command := Path(f"/proc/{pid}/cmdline").read_bytes()):  # it is on its way, to the one or the other
-            if state_of(pid) == "dead" or time.monotonic() > deadline:
-                return ""
-            time.sleep(0.002)
-        if command != Path(f"/proc/{server}/cmdline").read_bytes():
-            return shlex.join(command.rstrip(b"\0").decode(errors="replace").split("\0"))
-    return ""
 
 
 def is_held(pid: int) -> bool:

@@ -27,6 +27,7 @@ import weakref
 from collections.abc import Collection
 from typing import Any, NoReturn
 
+from lockstep import process_observer
 from lockstep.launch import fresh
 from lockstep.launch.failures import status_of
 from lockstep.launch.guard import die_with_parent, guard_descendants
@@ -116,6 +117,7 @@ def _preload(modules: tuple[str, ...]) -> None:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     libraries()  # looked up once for all workers
+    process_observer.installed()
     _keep_at_exit()
     # A collection in a worker must not write to, and so copy, every page shared with the others. Garbage is kept: collecting it
     # would take a tenth of a second before the first worker.

@@ -8,25 +8,26 @@ import math
 import os
 import selectors
 import signal
+import socket
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from lockstep.errors import LaunchError
 from lockstep.launch import ending, failures, restarts
-from lockstep.launch.causes import Causes
 from lockstep.launch.exchange import Exchange
+from lockstep.launch.explained import ExplainedFailures
 from lockstep.launch.failures import Failure
 from lockstep.launch.lingering import LINGERS_S, Lingering
 from lockstep.launch.messages import Receiver
+from lockstep.launch.observer import Launch, Observers
 from lockstep.launch.output import Streams
-from lockstep.launch.processes import is_held, kill_worker, replaced_by, sweep
+from lockstep.launch.processes import is_held, kill_worker, sweep
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.stages import KILL_S, Action, Event, Stage, State, transition
 from lockstep.launch.standstill import Standstill
-from lockstep.launch.watching import Watching
 from lockstep.stopping import catches
 
 GRACE_S = 3.0
@@ -82,7 +83,7 @@ def supervise(
         succeeded = False
         try:
             watch.run()
-            succeeded = not (watch.failures or interrupts.received or watch.stopped_with)
+            succeeded = not (watch.failures.by_rank or interrupts.received or watch.stopped_with)
         except BaseException as error:
             server.close()  # and with it every worker, also those that have not reported yet
             watch.read_all()
@@ -90,7 +91,7 @@ def supervise(
                 raise
         finally:
             sweep(watch.sessions, spec.private_dir, succeeded=succeeded)
-    return watch.outcome()
+        return watch.outcome()
 
 
 class _Watch:
@@ -99,7 +100,6 @@ class _Watch:
     def __init__(
         self, server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts, exchange: Exchange | None
     ) -> None:
-        self.failures: dict[int, Failure] = {}
         self.stopped_with: int | None = None
         """See Outcome."""
         self._server = server
@@ -111,25 +111,39 @@ class _Watch:
         self._asked: dict[int, int] = {}  # ranks that were requested and have not ended, by the server's key
         self._receivers: dict[int, Receiver] = {}  # by rank
         self._without_failure: dict[int, failures.End] = {}  # of ranks that ended with status 0
-        self._replaced: dict[int, str] = {}  # the programs by which ranks have replaced themselves
         self._state = State()
         self._killed_at = math.inf
         self._timeout_s = spec.config.timeout_s
         self._standstill = Standstill(spec.nproc, self._timeout_s)
-        self._watching = Watching(spec.private_dir, spec.world_size, exchange, spec.ranks)
-        self._lingering = Lingering(spec.private_dir)
+        self._verdicts: list[Failure] = []
+        """By which observers end the launch: the first one counts."""
+        self._verdict, self._verdict_in = socket.socketpair()
+        """Readable once there is one."""
+        self._observers = Observers(
+            Launch(
+                private_dir=spec.private_dir,
+                world_size=spec.world_size,
+                ranks=spec.ranks,
+                environ=spec.environ,
+                exchange=exchange,
+                end=self._end_with,
+            )
+        )
+        self.failures = ExplainedFailures(self._observers)
+        self._lingering = Lingering(self._observers)
         self._released_at: float | None = None
         """When it was first seen that the programs of all workers are over, once the launch was to end; or one was interrupted
         since."""
         self._released = set[int]()
         """The ranks that were."""
-        self._causes = Causes(spec.environ)
         self._warm_at = time.monotonic() + WARM_AFTER_S if spec.restart < spec.max_restarts else math.inf
         self._selector = selectors.DefaultSelector()
 
     def close(self) -> None:
         self._selector.close()
-        self._watching.close()
+        self._observers.tell(lambda observer: observer.close())
+        self._verdict.close()
+        self._verdict_in.close()
         for receiver in self._receivers.values():
             receiver.close()
 
@@ -163,7 +177,7 @@ class _Watch:
     def run(self) -> None:
         self._selector.register(self._server, selectors.EVENT_READ, self._on_server)
         self._selector.register(self._interrupts, selectors.EVENT_READ, self._on_interrupt)
-        self._selector.register(self._watching, selectors.EVENT_READ, self._on_fatal)
+        self._selector.register(self._verdict, selectors.EVENT_READ, self._on_verdict)
         self._start_some()
         while self._asked:
             next_s = self._next_s()
@@ -172,8 +186,9 @@ class _Watch:
             for key, _ in sorted(ready, key=lambda entry: entry[0].fileobj is self._interrupts):
                 key.data()
             self._on_time(time.monotonic())
-        if not self.failures and not self._state.was_cut_short and (failure := self._watching.differing()) is not None:
-            self.failures[failure.rank] = failure  # although all have ended well
+        is_well = not self.failures.by_rank and not self._state.was_cut_short
+        if is_well and (failure := self.failures.differing()) is not None:  # although all have ended well
+            self.failures.by_rank[failure.rank] = failure
 
     def read_all(self) -> None:
         """Read the messages of workers that have exited by now."""
@@ -186,28 +201,18 @@ class _Watch:
         self.read_all()
         told = {rank: receiver.told for rank, receiver in self._receivers.items()}
         ended = [f"  rank {rank}: {words.end.how}" for rank, words in told.items() if words.end is not None]
-        self.failures = {rank: words.failure for rank, words in told.items() if words.failure is not None} | self.failures
+        for rank, words in told.items():
+            if words.failure is not None:
+                self.failures.by_rank.setdefault(rank, words.failure)
         return [
             *(["\n".join(["ended before it:", *ended])] if ended else []),
-            *([failures.report(self._reported(), self._spec.world_size)] if self.failures else []),
+            *([failures.report(self._reported(), self._spec.world_size)] if self.failures.by_rank else []),
         ]
 
     def _reported(self) -> tuple[Failure, ...]:
         """The failures, the cause first."""
-        reported = failures.in_order(list(self.failures.values()))
-        lacked_peers = bool(reported) and all(map(failures.lacked_peers, reported))
-        is_consequence = lacked_peers and not any(failure.then for failure in reported)
-        if is_consequence and (differing := self._watching.differing(alike=True)) is not None:
-            return (differing, *reported)
         ends = {rank: receiver.told.end for rank, receiver in self._receivers.items() if receiver.told.end is not None}
-        early = failures.early_end(reported, ends, self._without_failure, self._spec.nproc)
-        if early is not None:
-            return (early, *reported)
-        if is_consequence and not any(failure.waited for failure in reported):
-            if (differing := self._watching.differing()) is not None:
-                return (differing, *reported)
-            reported[:1] = [replace(failure, waited=self._watching.mismatch(reported)) for failure in reported[:1]]
-        return tuple(reported)
+        return self.failures.in_order(ends, self._without_failure, self._spec.nproc)
 
     def _next_s(self) -> float:
         """When to act next if no message arrives, in the time of ``time.monotonic``."""
@@ -264,8 +269,6 @@ class _Watch:
         before = receiver.told
         if not receiver.read():
             self._selector.unregister(receiver)
-            if receiver.told.pid is not None and (program := replaced_by(receiver.told.pid, self._server.pid)):
-                self._replaced[rank] = program
         told = receiver.told
         if rank not in self._asked.values():
             return
@@ -302,7 +305,7 @@ class _Watch:
     def _on_end(self, rank: int, status: int) -> None:
         told = self._receivers[rank].told
         self._lingering.end(rank)
-        self._watching.ended(rank, status)
+        self._observers.tell(lambda observer: observer.ended(rank, status))
         was_held = self._released_at is not None and status == -signal.SIGKILL
         if told.stopped_with is not None and (status == told.stopped_with or was_held):
             self.stopped_with = told.stopped_with  # as it was asked to: now all workers end, whatever they are doing
@@ -310,7 +313,7 @@ class _Watch:
         elif status != 0 or told.failure is not None:
             self._note_failure(rank, status)
         else:
-            self._without_failure[rank] = failures.unforeseen_end(self._replaced.get(rank, ""))
+            self._without_failure[rank] = failures.unforeseen_end()
 
     def _note_failure(self, rank: int, status: int) -> None:
         told, is_ending = self._receivers[rank].told, self._state.was_cut_short
@@ -321,43 +324,33 @@ class _Watch:
             self._on(Event.ASKED_TO_END)  # if it was not yet, or no longer, in a loop that is saved: so are all
             return
         if failure is None:
-            replaced = self._replaced.get(rank, "")
-            failure = failures.from_status(rank, status, self._spec.private_dir, end=told.end, replaced=replaced)
-        self.failures[rank] = self._explained(failure)
-        if all(map(failures.lacked_peers, self.failures.values())):
+            failure = failures.from_status(rank, status, self._spec.private_dir, end=told.end)
+        self.failures.add(failure, was_reported=told.failure is not None)
+        if self.failures.are_consequences:
             self._on(Event.ECHOED)
             # Perhaps a worker is stopped, and the script has a shorter timeout than the launcher knows of.
             self._look_for_standstill(0.0)
         else:
             self._on(Event.FAILED)
 
-    def _explained(self, failure: Failure) -> Failure:
-        """Add what else is known. Called at once: black boxes show what the others, for which this rank waited, do now."""
-        rank = failure.rank
-        if failure.then:
-            return failure
-        if failures.lacked_peers(failure):
-            echoes = [peer for peer, known in self.failures.items() if failures.lacked_peers(known)]
-            return replace(failure, waited=self._watching.explain((*echoes, rank)))
-        failure = self._causes.name(failure)
-        has_told = self._receivers[rank].told.failure is not None
-        was_killed = not has_told and failure.exit_status > 128 and not failure.text and not failure.is_of_all
-        last_seen = self._watching.last_seen(rank) if was_killed else ""
-        return replace(failure, remark="\n\n".join(filter(None, (failure.remark, last_seen))))
+    def _end_with(self, failure: Failure) -> None:
+        """Called by observers, from any thread."""
+        self._verdicts.append(failure)
+        with contextlib.suppress(OSError):  # the launch is over
+            self._verdict_in.send(b"!")
 
-    def _on_fatal(self) -> None:
-        self._selector.unregister(self._watching)
-        failure = self._watching.fatal
-        if failure is not None and not self.failures and not self._state.was_cut_short:
-            self.failures[failure.rank] = failure
+    def _on_verdict(self) -> None:
+        self._selector.unregister(self._verdict)
+        if not self.failures.by_rank and not self._state.was_cut_short:
+            failure = self._verdicts[0]
+            self.failures.by_rank[failure.rank] = failure
             self._on(Event.FAILED)
 
     def _look_for_standstill(self, least_s: float) -> None:
         pids = self._pids
         for rank, stopped_s in self._standstill.look(pids).items():
-            if stopped_s >= least_s and rank not in self.failures and not self._state.was_cut_short:
-                failure = failures.from_standstill(rank, pids[rank], stopped_s)
-                self.failures[rank] = replace(failure, remark=self._watching.last_seen(rank))
+            if stopped_s >= least_s and rank not in self.failures.by_rank and not self._state.was_cut_short:
+                self.failures.add(failures.from_standstill(rank, pids[rank], stopped_s), was_reported=False)
                 kill_worker(pids[rank])
                 self._on(Event.FAILED)
 
@@ -457,7 +450,7 @@ class _Watch:
         return asked[0] if is_handled else signal.SIGINT
 
     def _interrupt(self, rank: int, pid: int) -> None:
-        if rank not in self.failures:  # else it is ending, and its exit handlers should not be interrupted
+        if rank not in self.failures.by_rank:  # else it is ending, and its exit handlers should not be interrupted
             self._send(self._stop_signal(rank, pid), [pid])
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
+from lockstep import process_observer
 from lockstep.errors import LaunchError
 from lockstep.launch import ending, failures
 from lockstep.launch.fresh import HiddenPackage, forget_shadowed
@@ -28,8 +29,6 @@ from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
 from lockstep.launch.variables import TorchVariables, apply_to_torch
 from lockstep.machine.cores import num_cores
 from lockstep.stopping import SIGNALS, AuditFailed, Stopped, under
-from lockstep.tools.explain.sampler import fail_current, note_end
-from lockstep.tools.explain.worker_box import WorkerBox
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +78,7 @@ def run_worker(request: Request) -> int:
         program, local_rank = spec.program, spec.local_rank(request.rank)
         if isinstance(program, Script) and program.is_executable:
             _become_program(program, local_rank)
-        _open_box(spec, request.rank)
+        _tell_begin(spec, request.rank)
         if isinstance(program, Script):
             _run_script(program, local_rank, spec)
         else:
@@ -91,7 +90,8 @@ def run_worker(request: Request) -> int:
             _tell_end(failures.end_of(error), sender)
             raise
         if isinstance(error, Stopped):
-            note_end(f"the run was stopped, with status {error.status}")
+            how = f"the run was stopped, with status {error.status}"
+            process_observer.tell(lambda observer: observer.end(how))
             sender.send(stopped_with=error.status)
             raise
         try:
@@ -107,25 +107,16 @@ def run_worker(request: Request) -> int:
     return 0
 
 
-def _open_box(spec: LaunchSpec, rank: int) -> None:
-    """Open the black box, which shows others what this process does. Not for a script that starts its ranks itself."""
+def _tell_begin(spec: LaunchSpec, rank: int) -> None:
     if isinstance(spec.program, Script) and spec.program.starter is not None:
-        return
+        return  # this process is no rank: it starts them
     program = spec.program.target if isinstance(spec.program, Script) else "a function call"
-    WorkerBox(spec.private_dir, rank, spec.world_size, program)
+    process_observer.tell(lambda observer: observer.begin(spec.private_dir, rank, spec.world_size, program))
 
 
 def _tell_end(end: failures.End, sender: Sender) -> None:
-    note_end(end.how)
+    process_observer.tell(lambda observer: observer.end(end.how))
     sender.send(end=end)
-
-
-def _in_words(error: BaseException) -> str:
-    try:
-        from lockstep.tools.explain.errors.words import in_words  # only here: needed by failures alone
-    except Exception:  # the script may have broken imports, and its own error matters more
-        return ""
-    return in_words(error)
 
 
 def _exit(error: SystemExit, spec: LaunchSpec, request: Request) -> NoReturn:
@@ -152,7 +143,7 @@ def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> in
         _leave_traces(error)
     if spec is None:
         raise error
-    failure = failures.from_exception(request.rank, error, _in_words)
+    failure = failures.from_exception(request.rank, error, process_observer.in_words)
     _tell(failure, spec, request.sender)
     if not isinstance(error, KeyboardInterrupt):
         # The script may have installed its own hook. Ours, and that of torch.distributed around it, are silent by now.
@@ -161,9 +152,9 @@ def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> in
 
 
 def _leave_traces(error: BaseException) -> None:
-    """Record an uncaught exception for exit handlers, as the interpreter does, and in the black box."""
+    """Record an uncaught exception for exit handlers, as the interpreter does, and for observers."""
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-    fail_current(failures.traceback_of(error))
+    process_observer.tell(lambda observer: observer.fail(failures.traceback_of(error)))
 
 
 def _install_hooks(private_dir: str) -> None:

@@ -88,13 +88,13 @@ class _Recorder:
         known = {each.name: (position, each.default) for position, each in enumerate(parameters)}
 
         @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:  # named like PyTorch's own around it
             if not is_compiling():
                 note(name, kind, _Arguments(known, args, kwargs), sys._getframe(1))
             return function(*args, **kwargs)
 
-        call.__module__ = self._distributed.__name__  # where pickle finds it
-        return call
+        wrapper.__module__ = self._distributed.__name__  # where pickle finds it
+        return wrapper
 
     def _note(self, name: str, kind: _Kind, arguments: _Arguments, caller: FrameType) -> None:
         try:

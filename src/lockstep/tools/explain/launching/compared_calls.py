@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.launch import failures
 from lockstep.launch.failures import Failure
+from lockstep.tools.explain.call_log import CallReader, log_path, offer_memory
 
 if TYPE_CHECKING:
     from lockstep.tools.explain.call_comparison import CallComparison
-    from lockstep.tools.explain.call_log import CallReader
 
 
 class ComparedCalls:
@@ -31,8 +30,6 @@ class ComparedCalls:
         self._lock = threading.Lock()
         self._memory: list[int] = []
         if len(ranks) > 1:
-            from lockstep.tools.explain.call_log import offer_memory
-
             self._memory = offer_memory(private_dir, ranks)
 
     def close(self) -> None:
@@ -51,8 +48,7 @@ class ComparedCalls:
         """
         if len(self._ranks) < 2:
             return None
-        from lockstep.tools.explain.call_comparison import CallComparison
-        from lockstep.tools.explain.call_log import CallReader, log_path
+        from lockstep.tools.explain.call_comparison import CallComparison  # only here: not while the processes start
 
         with self._lock:
             if self._comparison is None:
@@ -61,4 +57,10 @@ class ComparedCalls:
             for rank, reader in self._readers.items():
                 self._comparison.add(rank, reader.read())
             found = self._comparison.found(is_over=is_over, alike_suffice=alike_suffice)
-        return None if found is None else failures.from_mismatch(*found)
+        return None if found is None else _failure(*found)
+
+
+def _failure(rank: int, where: str, report: str) -> Failure:
+    """That of one of the ranks. ``where``: which collective it was, in words; ``report``: the ranks' calls."""
+    message = f"collective mismatch: {where} was not the same call on all ranks"
+    return Failure(rank=rank, kind="", message=message, is_of_all=True, waited=report, would_recur=True)

@@ -2,63 +2,61 @@
 
 The launcher reports it, since it is no rank: it can do so when all ranks hang in C code, it knows which have exited, and there
 is only one of it. Ranks that have joined a run report for themselves, as under any launcher, since their step time is known.
-With several machines, the first one's launcher reports, from what the others send it (``exchange``).
+With several machines, the first one's launcher reports, from what the others send it (``messages``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.launch import failures
-from lockstep.launch.compared_calls import ComparedCalls
-from lockstep.launch.exchange import Exchange, Message
 from lockstep.launch.failures import Failure
-from lockstep.stopping import say
-
-if TYPE_CHECKING:
-    from lockstep.tools.explain.rank_reports import RankReport
-    from lockstep.tools.explain.remarks import Remarks
-    from lockstep.tools.explain.slow_saving import SlowSaving
-    from lockstep.tools.explain.slow_script_ranks import SlowScriptRanks
+from lockstep.launch.observer import Launch
+from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
+from lockstep.tools.explain.launching.compared_calls import ComparedCalls
+from lockstep.tools.explain.launching.messages import Message, Peers
+from lockstep.tools.explain.mismatch import at_failure
+from lockstep.tools.explain.rank_reports import RankReport, read_records, read_reports, run_joined
+from lockstep.tools.explain.remarks import Remarks
+from lockstep.tools.explain.sampler import waits_at
+from lockstep.tools.explain.slow_saving import SlowSaving
+from lockstep.tools.explain.slow_script_ranks import SlowScriptRanks, newest_steps
+from lockstep.tools.explain.stuck import limit_of_script_s, who_waits, who_works
 
 _LOOK_S = 1.0
-_FIRST_S = 2.0
-"""Delay of the first look: a start keeps the launcher busy."""
-_SUSPENDED_S = 5.0
-"""A longer gap between looks means that this process was suspended, perhaps with the workers: they get this long to recover."""
+"""The time between two looks, about."""
 _SELDOM = 15
 """Once the user was told, reports are collected at one in this many looks."""
 _MOST_LOOKS = 10
 """Looks for which missing reports of other launchers are awaited, since their ranks may be the ones that block."""
+_LINE = re.compile(r'^ +File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
 
 
 class Watching:
-    """Looks at regular intervals, in a separate thread, until it is closed.
+    """What is known of the ranks of a launch. All but ``look`` may be called from any thread.
 
     Args:
-        private_dir: of the launch.
-        world_size: of the launch.
-        exchange: None: there is one machine.
-        ranks: of this machine.
+        launch: whose ranks they are.
+        calls: of this machine's ranks.
+        say: tells the user.
     """
 
-    def __init__(
-        self, private_dir: str, world_size: int, exchange: Exchange | None = None, ranks: Sequence[int] = ()
-    ) -> None:
-        self._dir = Path(private_dir)
-        self._calls = ComparedCalls(self._dir, ranks)
-        self._exchange = exchange or Exchange(0, 1)
-        self._on_nodes = exchange is not None
+    def __init__(self, launch: Launch, calls: ComparedCalls, say: Callable[[str], None]) -> None:
+        self._dir, self._end = Path(launch.private_dir), launch.end
+        self._calls = calls
+        self._say = say
+        self._peers = Peers(launch.exchange)
         self._told = ""
         """The last warning."""
-        self._remarks: Remarks | None = None
+        self._remarks = Remarks(say)
         self._warned_at: dict[int, int] = {}
         """How many collectives the ranks of this machine had finished when the user was warned."""
         self._waited: tuple[int, ...] = ()
@@ -68,38 +66,10 @@ class Watching:
         self._asked = 0
         """Consecutive looks, up to now, at which the first launcher asked for reports."""
         self._sent: list[dict[str, Any]] = []
-        self._slow: SlowScriptRanks | None = None
-        self._saving: SlowSaving | None = None
-        self.fatal: Failure | None = None
-        """Why the launch must be ended: its ranks can never go on, or have computed wrong numbers."""
+        self._slow, self._saving = SlowScriptRanks(), SlowSaving()
         self._dead_since: float | None = None
         """When the ranks were first seen in a deadlock, in the time of ``time.monotonic``."""
-        self._read_fd, self._write_fd = os.pipe()
-        self._closed = threading.Event()
         self._lock = threading.Lock()
-        if world_size > 1:
-            threading.Thread(target=self._run, name="lockstep-watch", daemon=True).start()
-
-    def fileno(self) -> int:
-        """For selectors: readable once ``fatal`` is known."""
-        return self._read_fd
-
-    def close(self) -> None:
-        """Stop looking."""
-        with self._lock:
-            self._closed.set()
-            os.close(self._read_fd)
-            os.close(self._write_fd)
-        self._calls.close()
-
-    def differing(self, *, alike: bool = False) -> Failure | None:
-        """The failure of ranks that have called one collective in different ways; None: none are known to.
-
-        ``alike``: only with calls of one kind, or where one of them has gone on: it did not wait for another rank.
-        """
-        with contextlib.suppress(Exception):
-            return self._calls.look(is_over=not alike, alike_suffice=alike)
-        return None
 
     def explain(self, echoes: Collection[int]) -> str:
         """Who waits for whom now; empty: nobody does, as far as can be seen.
@@ -108,101 +78,57 @@ class Watching:
             echoes: ranks that have just failed because they timed out; they are treated as still waiting.
         """
         text: str | None = None
-        if self._speaks or not self._told:  # the first machine's launcher knows more than this one
+        if self._peers.is_first or not self._told:  # the first machine's launcher knows more than this one
             with contextlib.suppress(Exception):  # the failure is reported even without this
                 text = self._who_waits(self._reports(echoes), is_over=True)
         return text or self._told
 
     def mismatch(self, reported: Sequence[Failure]) -> str:
         """Where ranks were whose communication has failed, if they had called different collectives; empty: no sign of it."""
-        with contextlib.suppress(Exception):
-            from lockstep.tools.explain.mismatch import at_failure
-            from lockstep.tools.explain.rank_reports import read_records
+        stacks = {failure.rank: frames_of(failure) for failure in reported}
+        has_aborted = any(map(failures.has_aborted, reported))
+        return at_failure(read_records(self._where()), stacks, has_aborted=has_aborted) or ""
 
-            stacks = {failure.rank: failures.frames_of(failure) for failure in reported}
-            has_aborted = any(map(failures.has_aborted, reported))
-            return at_failure(read_records(self._where()), stacks, has_aborted=has_aborted) or ""
-        return ""
-
-    def last_seen(self, rank: int) -> str:
-        """What an exited worker was last seen doing; empty: unknown."""
-        with contextlib.suppress(Exception):
-            from lockstep.tools.explain.last_seen import last_seen
-
-            return last_seen(self._where(), rank)
-        return ""
-
-    def ended(self, rank: int, status: int) -> None:
-        """Note in a worker's black box with which status it has ended, or minus the signal."""
-        with contextlib.suppress(Exception):  # no error here may affect the launch
-            from lockstep.tools.explain.black_box import note_status
-
-            note_status(self._dir, rank, status)
+    def forget_waits(self) -> None:
+        """Begin anew: the ranks may have been suspended."""
+        self._waited = ()
 
     def _where(self) -> Path:
-        from lockstep.tools.explain.rank_reports import run_joined
-
         return run_joined(self._dir) or self._dir
 
-    def _run(self) -> None:
-        self._closed.wait(_FIRST_S)
-        looked_at = time.monotonic()
-        while not self._closed.wait(_LOOK_S):
-            now = time.monotonic()
-            if now - looked_at > _SUSPENDED_S:
-                self._waited = ()
-                self._closed.wait(_SUSPENDED_S)
-            looked_at = time.monotonic()
-            with contextlib.suppress(Exception):  # no error here may affect the workers
-                self._look()
-
-    @property
-    def _speaks(self) -> bool:
-        """Whether this launcher is the one that reports."""
-        return self._exchange.number == 0
-
-    def _look(self) -> None:
+    def look(self) -> None:
         """Look for slow and for waiting ranks. A wait is reported once, and only if it was too long at two looks in a row:
         ranks that were stopped and have just continued have not updated their black boxes yet."""
-        from lockstep.tools.explain.rank_reports import read_records
-
         has_joined = self._where() != self._dir
         # Ranks that have joined a run end it themselves if they all wait, and say what was saved of it.
         if (differing := self._calls.look(is_over=False, alike_suffice=not has_joined)) is not None:
-            self._end_with(differing)
+            self._end(differing)
         if has_joined:
             return
         now_s = time.time()
         records = read_records(self._dir)
         waiting_here = tuple(int(record["rank"]) for record in records if _waits_too_long(record, now_s))
-        messages = self._exchange.received
+        messages = self._peers.received()
         waited = tuple(sorted({*waiting_here, *(rank for message in messages.values() for rank in message.waited)}))
         is_asked = bool(waited) or any(message.asks for message in messages.values())
-        reports = self._requested_reports() if is_asked and not self._speaks else []
-        steps = [] if self._speaks else [_steps_of(record) for record in records]
-        self._exchange.post(Message(waited=waiting_here, asks=bool(waited), told=self._told, reports=reports, steps=steps))
+        reports = self._requested_reports() if is_asked and not self._peers.is_first else []
+        steps = [] if self._peers.is_first else [_steps_of(record) for record in records]
+        self._peers.post(Message(waited=waiting_here, asks=bool(waited), told=self._told, reports=reports, steps=steps))
         self._asked = self._asked + 1 if is_asked else 0
-        if not self._speaks:
+        if not self._peers.is_first:
             self._told = messages[0].told if 0 in messages else ""
             return
         self._look_for_stuck(waited, records)
         self._look_for_slow([*records, *(each for message in messages.values() for each in message.steps)])
 
     def _look_for_slow(self, records: Sequence[Mapping[str, Any]]) -> None:
-        from lockstep.tools.explain.slow_saving import SlowSaving
-        from lockstep.tools.explain.slow_script_ranks import SlowScriptRanks
-
-        self._slow, self._saving = self._slow or SlowScriptRanks(), self._saving or SlowSaving()
         slow = self._slow.look(records)
         others = [record for record in records if record["rank"] not in self._slow.writers]
         for text in (slow and slow.describe(), self._saving.look(others)):
-            if text and not self._closed.is_set():
-                say(f"WARNING: {text}")
+            if text:
+                self._say(f"WARNING: {text}")
 
     def _look_for_stuck(self, waited: tuple[int, ...], records: Sequence[Mapping[str, Any]]) -> None:
-        from lockstep.tools.explain.remarks import Remarks
-
-        self._remarks = self._remarks or Remarks(say)
         if self._remarks.has_warned and self._has_moved(records):
             self._remarks.all_clear()
         before, self._waited = self._waited, waited
@@ -211,27 +137,23 @@ class Watching:
             self._told, self._dead_since = "", None
             self._remarks.end_wait()
         elif not self._told and set(waited) & set(before):
-            is_early = not self._exchange.has_all_reports and self._looks < _MOST_LOOKS
+            is_early = not self._peers.have_reported() and self._looks < _MOST_LOOKS
             if not is_early:
-                self._report(waited, records, self._remarks)
+                self._report(waited, records)
         elif self._told and (self._dead_since is not None or self._looks % _SELDOM == 0):
             self._look_for_deadlock()
 
-    def _report(self, waited: tuple[int, ...], records: Sequence[Mapping[str, Any]], remarks: Remarks) -> None:
-        from lockstep.tools.explain.stuck import who_works
-
+    def _report(self, waited: tuple[int, ...], records: Sequence[Mapping[str, Any]]) -> None:
         reports = self._reports(())
         text = self._who_waits(reports, is_over=False)
-        if self._closed.is_set():
-            return
         if text is not None:
             self._told = text
             mine = [record for record in records if record["rank"] in waited] or records
             self._warned_at = {int(record["rank"]): _num_done(record) for record in mine}
-            remarks.warn(text, max((report.still_s for report in reports if report.is_waiting), default=0.0))
+            self._remarks.warn(text, max((report.still_s for report in reports if report.is_waiting), default=0.0))
             self._look_for_deadlock()
         elif (work := who_works(reports)) is not None:
-            remarks.mention(*work)
+            self._remarks.mention(*work)
 
     def _has_moved(self, records: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the ranks that waited when the user was warned have finished what they waited for."""
@@ -240,11 +162,9 @@ class Watching:
 
     def _look_for_deadlock(self) -> None:
         """End the launch if its ranks can never go on, and could not for some time."""
-        from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
-
         now = time.monotonic()
         # Other launchers send new reports only rarely.
-        certain_s = CERTAIN_S + (_SELDOM * _LOOK_S if self._on_nodes else 0.0)
+        certain_s = CERTAIN_S + (_SELDOM * _LOOK_S if self._peers.are_there else 0.0)
         if self._dead_since is not None and now - self._dead_since < certain_s:
             return
         reports = self._reports(())
@@ -255,15 +175,7 @@ class Watching:
         else:
             report = self._who_waits(reports, is_over=False) or self._told
             how = "deadlock: ranks that wait like this never go on, so the run was ended"
-            self._end_with(failures.from_deadlock(min(ranks), report, how))
-
-    def _end_with(self, failure: Failure) -> None:
-        """End the launch."""
-        if self.fatal is None:
-            self.fatal = failure
-            with self._lock:
-                if not self._closed.is_set():
-                    os.write(self._write_fd, b"!")
+            self._end(failures.from_deadlock(min(ranks), report, how))
 
     def _requested_reports(self) -> list[dict[str, Any]]:
         """The reports for the first launcher. Once that has told the user, processes are asked for new ones only rarely."""
@@ -276,29 +188,23 @@ class Watching:
 
         ``echoes`` have just failed because they timed out; they are treated as still waiting.
         """
-        from lockstep.tools.explain.rank_reports import RankReport, read_reports
-
         with self._lock:
             reports = read_reports(self._where(), time.time(), asks_loaders=bool(echoes))
-        messages = self._exchange.received if self._speaks else {}
+        messages = self._peers.received() if self._peers.is_first else {}
         reports += [RankReport.from_json(each) for message in messages.values() for each in message.reports]
         reports = [replace(report, state="running") if report.rank in echoes else report for report in reports]
         return sorted(reports, key=lambda report: report.rank)
 
     def _who_waits(self, reports: Sequence[RankReport], *, is_over: bool) -> str | None:
-        from lockstep.tools.explain.stuck import who_waits
-
         if is_over:
             reports = [replace(report, state="running") if report.state == "failed" else report for report in reports]
         where = self._where()
         shown = "" if where == self._dir else os.path.relpath(where)
-        return who_waits(reports, shown, is_over=is_over, is_here=self._on_nodes and not shown)
+        return who_waits(reports, shown, is_over=is_over, is_here=self._peers.are_there and not shown)
 
 
 def _steps_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that ``slow_script_ranks`` and ``slow_saving`` need, for the first machine's launcher."""
-    from lockstep.tools.explain.slow_script_ranks import newest_steps
-
     about = {name: record[name] for name in ("rank", "host", "world_size", "saving") if name in record}
     return {**about, "steps": newest_steps(record.get("steps"))}
 
@@ -308,9 +214,13 @@ def _num_done(record: Mapping[str, Any]) -> int:
 
 
 def _waits_too_long(record: Mapping[str, Any], now_s: float) -> bool:
-    from lockstep.tools.explain.sampler import waits_at
-    from lockstep.tools.explain.stuck import limit_of_script_s
-
     if record["ended"] is not None or not waits_at(record["stack"], record["collective"]):
         return False
     return now_s - float(record["since_s"]) > limit_of_script_s(record)
+
+
+def frames_of(failure: Failure) -> list[tuple[str, int, str]]:
+    """The stack that a failure's text shows, innermost frame first: file, line, function."""
+    _, is_exception, trace = failure.text.rpartition("Traceback (most recent call last):")
+    frames = [(file, int(line), name) for file, line, name in _LINE.findall(trace)]
+    return frames[::-1] if is_exception else frames

@@ -1,0 +1,125 @@
+"""What observes a launch, in the launcher's process: the seam between the launcher and what explains a run.
+
+The launcher knows processes: their start, their signals, their end. What they were doing is for observers to say. These are
+extensions of the kind ``observers``, called with a ``Launch`` for each start of workers. There need not be any: failures are
+then reported with what the workers themselves have told. What observes a worker in its own process: ``process_observer``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from lockstep.launch.exchange import Exchange
+from lockstep.launch.failures import Failure
+from lockstep.stopping import say
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One start of workers."""
+
+    private_dir: str
+    """A directory for this start alone, removed at its end. The workers' observers know it, too."""
+    world_size: int
+    ranks: Sequence[int]
+    """Of this machine."""
+    environ: Mapping[str, str]
+    """Of the workers, but for what the launcher adds."""
+    exchange: Exchange | None = None
+    """For messages to the observers of other machines' launchers; None: there is one machine."""
+    end: Callable[[Failure], None]
+    """Ends the launch, with this as its failure, unless it is ending already. May be called from any thread."""
+
+
+class Observer:
+    """Base class of observers, with methods that do nothing, and know nothing. They are called in the launcher's thread while
+    workers run, so they must not block for long; an ``Exception`` that one raises is dropped: the workers matter more.
+
+    Args:
+        launch: none of its workers has started yet.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+
+    def ended(self, rank: int, status: int) -> None:
+        """A worker's process has ended, with this exit status, or minus the signal."""
+
+    def close(self) -> None:
+        """All workers have ended, and nothing more is asked."""
+
+    # Why ranks have failed
+
+    def with_cause(self, failure: Failure) -> Failure | None:
+        """A failure with its likely cause and a remedy, which its own message does not name. (Not one that only says that other
+        ranks were missing.)"""
+        return None
+
+    def last_seen(self, rank: int) -> str:
+        """What a worker that was killed, or was stopped for too long, was last seen doing."""
+        return ""
+
+    def who_waits(self, echoes: Collection[int]) -> str:
+        """Which ranks wait for which others now; ``echoes`` have just failed because they had waited for too long."""
+        return ""
+
+    def differing(self, *, alike: bool) -> Failure | None:
+        """The failure of ranks that have called one collective in different ways.
+
+        ``alike``: only with calls of one kind, or where one of them has gone on, and so did not wait for another rank.
+        """
+        return None
+
+    def mismatch(self, reported: Sequence[Failure]) -> str:
+        """Where ranks were whose communication has failed, if they had called different collectives."""
+        return ""
+
+    # Workers whose program is over, and whose process does not end
+
+    def held(self, ranks: Collection[int]) -> Collection[int]:
+        """Those of these ranks that something of the script keeps from ending, or that do not react at all. The others close
+        their run, wait for other ranks, or do something in an exit handler, say."""
+        return ()
+
+    def linger(self, at_work: Mapping[int, bool], *, in_full: bool) -> Collection[int]:
+        """Tell the user what keeps ranks from ending; returns those that this could tell of.
+
+        Args:
+            at_work: by rank, whether it does anything.
+            in_full: False: one line is enough.
+        """
+        return ()
+
+
+class Observers:
+    """All observers of a launch."""
+
+    def __init__(self, launch: Launch) -> None:
+        from lockstep import extensions  # only here: looking for them takes time, while the fork server imports torch
+
+        self._all: list[Observer] = []
+        for name in extensions.names("observers"):
+            try:
+                self._all.append(extensions.load("observers", name)(launch))
+            except Exception as error:  # another package's: it must not keep the workers from running
+                what = f"{type(error).__name__}: {error}"
+                say(f"WARNING: the observer {name} could not be loaded, and is left out: {what}")
+
+    def tell(self, what: Callable[[Observer], object]) -> None:
+        """Call a method of each: ``tell(lambda observer: observer.close())``."""
+        for each in self._all:
+            with contextlib.suppress(Exception):
+                what(each)
+
+    def ask(self, what: Callable[[Observer], T | None]) -> T | None:
+        """The first answer of a method that is not empty; None: all are."""
+        for each in self._all:
+            with contextlib.suppress(Exception):
+                if answer := what(each):
+                    return answer
+        return None

@@ -1,0 +1,108 @@
+"""What the launcher's process says of a launch: see ``lockstep.launch.observer``."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.launch.failures import Failure
+from lockstep.launch.observer import Launch, Observer
+from lockstep.stopping import say
+from lockstep.tools.explain.launching.causes import Causes
+from lockstep.tools.explain.launching.compared_calls import ComparedCalls
+
+if TYPE_CHECKING:
+    from lockstep.tools.explain.launching.watching import Watching
+
+# What else is needed is imported when it is: not while the processes start.
+
+_LOOK_S = 1.0
+_FIRST_S = 2.0
+"""Delay of the first look: a start keeps the launcher busy."""
+_SUSPENDED_S = 5.0
+"""A longer gap between looks means that this process was suspended, perhaps with the workers: they get this long to recover."""
+
+
+class Explainer(Observer):
+    """Watches the ranks in a thread of its own, and explains from their black boxes why they fail or do not end."""
+
+    def __init__(self, launch: Launch) -> None:
+        super().__init__(launch)
+        self._dir = Path(launch.private_dir)
+        self._calls = ComparedCalls(self._dir, launch.ranks)
+        self._causes = Causes(launch.environ)
+        self._closed = threading.Event()
+        if launch.world_size > 1:
+            threading.Thread(target=self._run, name="lockstep-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._closed.set()
+        self._calls.close()
+
+    def ended(self, rank: int, status: int) -> None:
+        """Note in the worker's black box how it has ended."""
+        from lockstep.tools.explain.black_box import note_status
+
+        note_status(self._dir, rank, status)
+
+    def with_cause(self, failure: Failure) -> Failure | None:
+        """From this machine's memory, and the failure's text."""
+        return self._causes.name(failure)
+
+    def last_seen(self, rank: int) -> str:
+        """From its black box."""
+        from lockstep.tools.explain.last_seen import last_seen
+        from lockstep.tools.explain.rank_reports import run_joined
+
+        return last_seen(run_joined(self._dir) or self._dir, rank)
+
+    def who_waits(self, echoes: Collection[int]) -> str:
+        """From the black boxes of all ranks."""
+        return self._watching.explain(echoes)
+
+    def differing(self, *, alike: bool) -> Failure | None:
+        """From the ranks' logs of their collectives."""
+        return self._calls.look(is_over=not alike, alike_suffice=alike)
+
+    def mismatch(self, reported: Sequence[Failure]) -> str:
+        """From the black boxes, and the tracebacks."""
+        return self._watching.mismatch(reported)
+
+    def held(self, ranks: Collection[int]) -> Collection[int]:
+        """From their black boxes."""
+        from lockstep.tools.explain.launching.lingering import held
+
+        return held(self._dir, ranks)
+
+    def linger(self, at_work: Mapping[int, bool], *, in_full: bool) -> Collection[int]:
+        """From their black boxes."""
+        from lockstep.tools.explain.launching.lingering import tell
+
+        return tell(self._dir, at_work, in_full=in_full)
+
+    @functools.cached_property
+    def _watching(self) -> Watching:
+        from lockstep.tools.explain.launching.watching import Watching
+
+        return Watching(self.launch, self._calls, self._say)
+
+    def _say(self, text: str) -> None:
+        if not self._closed.is_set():
+            say(text)
+
+    def _run(self) -> None:
+        self._closed.wait(_FIRST_S)
+        looked_at = time.monotonic()
+        while not self._closed.wait(_LOOK_S):
+            with contextlib.suppress(Exception):  # no error here may affect the workers
+                if time.monotonic() - looked_at > _SUSPENDED_S:
+                    self._watching.forget_waits()
+                    self._closed.wait(_SUSPENDED_S)
+                looked_at = time.monotonic()
+                self._watching.look()
