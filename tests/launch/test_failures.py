@@ -573,3 +573,10 @@ def test_what_is_shown_of_a_crash_is_of_the_script_alone(run_warm):
     assert 'script.py", line 3 in <module>' in failure.text
     assert "lockstep" not in failure.text
     assert '"<string>"' not in failure.text
+
+
+def test_a_lost_connection_to_an_own_loader_worker_is_no_consequence_of_what_another_rank_did():
+    for file, is_consequence in (("/x/torch/utils/data/dataloader.py", False), ("/x/torch/distributed/c10d.py", True)):
+        with pytest.raises(ConnectionResetError) as caught:
+            exec(compile("raise ConnectionResetError(104, 'Connection reset by peer')", file, "exec"))
+        assert failures.from_exception(1, caught.value).is_consequence is is_consequence

@@ -52,8 +52,14 @@ def what_followed(error: BaseException) -> str:
     return "waited"
 
 
+def is_of_loader(error: BaseException) -> bool:
+    """Whether a connection to one of this rank's own loader workers was lost."""
+    files = (frame.filename for frame in traceback.extract_tb(error.__traceback__))
+    return isinstance(error, ConnectionError) and any("/torch/utils/data/" in file for file in files)
+
+
 def _is_echo(error: BaseException) -> bool:
-    if isinstance(error, StrangerError):
+    if isinstance(error, StrangerError) or is_of_loader(error):
         return False
     if {kind.__name__ for kind in type(error).__mro__} & _TYPES:
         return True
