@@ -183,3 +183,13 @@ def test_missing(require):
     )
     assert f"{outcome}, 1 passed" in run.stdout or f"1 passed, {outcome}" in run.stdout, run.stdout
     assert "this machine has no warp" in run.stdout
+
+
+def test_no_two_helpers_of_tests_have_one_name():
+    # pytest puts the directory of each test file on the path: the first that was imported would serve for both.
+    here = CONFTEST.parent
+    directories = {path.parent for path in here.rglob("test_*.py")}
+    helpers = sorted(
+        path.name for each in directories for path in each.glob("*.py") if path.name not in ("conftest.py", "__init__.py")
+    )
+    assert [name for name in set(helpers) if helpers.count(name) > 1] == []

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from plain import Plain
+from stand_in import Plain
 from table import ROWS
 
 import lockstep
