@@ -19,6 +19,7 @@ from lockstep.data.evaluation import Evaluation
 from lockstep.data.evaluation_pass import EvaluationPass
 from lockstep.data.loader import PreparedLoader
 from lockstep.errors import MismatchError, PeerError, UsageError
+from lockstep.journal.failure import FailureRecord
 from lockstep.loop.preparing import A, B, C, D, Kept
 from lockstep.parts import Parts
 from lockstep.prepare.model import unwrap
@@ -26,7 +27,7 @@ from lockstep.prepare.per_shard import PerShard
 from lockstep.prepare.script_state import SavedValue, ScriptState
 from lockstep.prepare.watched import idle_in_replay
 from lockstep.stopping import UNSAVED_END_STATUS, end_unsaved, say
-from lockstep.world import World
+from lockstep.world import World, failure_file
 
 
 class Team(Collectives):
@@ -430,7 +431,9 @@ class Team(Collectives):
         try:
             self._close(at_exit=True)
         except BaseException as error:
-            if not isinstance(error, MismatchError):  # it is the same on all ranks, and rank 0 has said it
+            if isinstance(error, MismatchError):  # it is the same on all ranks, and rank 0 has said it
+                FailureRecord(summary=str(error).partition("\n")[0], report=f"error: {error}").write(failure_file())
+            else:
                 sys.excepthook(type(error), error, error.__traceback__)  # silent while the launcher ends all ranks
             with contextlib.suppress(OSError):
                 sys.stdout.flush()
