@@ -7,6 +7,8 @@ import sys
 from types import FrameType
 from typing import Any
 
+from typing_extensions import override
+
 from lockstep.listener import Listener, Stage
 from lockstep.plan.shards import MicroStep
 from lockstep.tracebacks.frames import OURS
@@ -25,8 +27,8 @@ class Breakpoint(Listener):
         self._shard = shard
         self._has_stopped = False
 
+    @override
     def received(self, micro: MicroStep, data: Any) -> None:
-        """See Listener."""
         if not self._has_stopped and self._shard in (None, micro.shard):
             self._has_stopped = True
             _Debugger().set_trace(_frame_of_script())

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lockstep.comm.dtensors import is_dtensor
 from lockstep.digest import bit_sums, digest
@@ -80,23 +81,23 @@ class DigestJournal(Listener):
         self._gradients: list[PhaseGradient] = []
         self._has_seen_nan = False
 
+    @override
     def begin_step(self, step: int) -> None:
-        """See Listener."""
         self._step = step
         self._phase = 0
         self._is_due = is_due(step, self._every) or step in self._always
         self._num_safe = len(self._noted)
 
+    @override
     def received(self, micro: MicroStep, data: Any) -> None:
-        """See Listener."""
         if self._micro is None:
             self._micro, self._samples, self._contents, self._losses = micro, 0, [], []
         self._samples = zlib.crc32(_as_bytes(micro.samples), self._samples)
         if self._is_due:
             self._contents.append(digest(data))
 
+    @override
     def before_backward(self, loss: Tensor, weight: float | None) -> None:
-        """See Listener."""
         if not loss.is_cpu:
             self._losses.append(loss.detach())  # read when the GPU has long computed it
             return
@@ -106,8 +107,8 @@ class DigestJournal(Listener):
             self._has_seen_nan = True  # this step may be the last of the process
             self._write([*self._noted, *self._entry(self._micro)], self._step)
 
+    @override
     def end_shard(self) -> None:
-        """See Listener."""
         if self._micro is not None:
             self._noted += self._entry(self._micro)
             self._micro = None
@@ -118,8 +119,8 @@ class DigestJournal(Listener):
         content = digest(self._contents)[:16] if self._contents else NOTHING
         return self._step, self._phase, micro.shard, micro.part, self._samples, content, losses
 
+    @override
     def end_phase(self, phase: int) -> None:
-        """See Listener."""
         self._phase = phase + 1
         if self._is_due and self._is_main:
             gradients = {name: grad for name, grad in self._subjects.gradients().items() if not is_dtensor(grad)}
@@ -128,14 +129,14 @@ class DigestJournal(Listener):
                 PhaseGradient(short_digest(dict(zip(gradients, sums, strict=True))), exact(norm_of(gradients.values())))
             )
 
+    @override
     def drop(self) -> None:
-        """See Listener."""
         self._micro = None
         del self._noted[self._num_safe :]
         self._gradients = []
 
+    @override
     def tick(self, step: int) -> None:
-        """See Listener."""
         if not self._is_due:
             return
         self._is_due = False
@@ -149,8 +150,8 @@ class DigestJournal(Listener):
         self._write(self._noted, step, **more)
         self._noted, self._gradients, self._num_safe = [], [], 0
 
+    @override
     def end_run(self, step: int, *, failed: bool) -> None:
-        """See Listener."""
         if self._noted:
             self._write(self._noted, step)
         self._writer.close()

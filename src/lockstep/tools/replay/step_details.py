@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from lockstep.data.batches import map_tensors
 from lockstep.listener import Listener, Stage
@@ -58,25 +59,25 @@ class StepDetails(Listener):
         self._batches: list[dict[str, Any]] = []
         self._has_described = False
 
+    @override
     def prepared(self, item: Any) -> None:
-        """See Listener."""
         if isinstance(item, Optimizer):
             self._optimizers.append(item)
 
+    @override
     def begin_step(self, step: int) -> None:
-        """See Listener."""
         self._step = step
         self._rates = {}
         if not self._has_described:
             self._has_described = True
             self._writer.write(event="model", batch_norm=batch_norm_in(self._subjects))
 
+    @override
     def begin_phase(self, phase: int) -> None:
-        """See Listener."""
         self._phase = phase
 
+    @override
     def begin_shard(self, micro: MicroStep) -> None:
-        """See Listener."""
         self._micro, self._gradients = micro, {}
         self._subjects.hook_gradients(self._hooked, self._note)
 
@@ -85,15 +86,15 @@ class StepDetails(Listener):
             known = self._gradients.get(name)
             self._gradients[name] = gradient.detach().clone() if known is None else known + gradient
 
+    @override
     def received(self, micro: MicroStep, data: Any) -> None:
-        """See Listener."""
         if self._out is not None and self._phase == 0 and self._shard in (None, micro.shard):
             position = {"step": self._step, "shard": micro.shard, "part": micro.part}
             kept = map_tensors(lambda tensor: tensor.detach().cpu().clone(), data)
             self._batches.append({**position, "samples": list(micro.samples), "batch": kept})
 
+    @override
     def end_shard(self) -> None:
-        """See Listener."""
         micro, self._micro = self._micro, None
         if micro is not None and self._shard in (None, micro.shard):
             self._writer.write(
@@ -106,25 +107,25 @@ class StepDetails(Listener):
             )
         self._gradients = {}
 
+    @override
     def end_phase(self, phase: int) -> None:
-        """See Listener."""
         norms = {name: exact(norm_of([gradient])) for name, gradient in self._subjects.gradients().items()}
         self._writer.write(event="phase", step=self._step, phase=phase, norms=norms)
 
+    @override
     def before_optimizer(self, optimizer: Optimizer) -> None:
-        """See Listener."""
         known = [number for number, item in enumerate(self._optimizers) if item is optimizer]
         name = f"optimizer {known[0] + 1}" if known and len(self._optimizers) > 1 else "optimizer"
         for number, group in enumerate(optimizer.param_groups):
             key = name if len(optimizer.param_groups) == 1 else f"{name}, group {number + 1}"
             self._rates[key] = exact(float(group.get("lr", 0.0)))
 
+    @override
     def end_step(self, step: int, num_samples: int) -> None:
-        """See Listener."""
         self._writer.write(event="step", step=step, rates=self._rates)
 
+    @override
     def end_run(self, step: int, *, failed: bool) -> None:
-        """See Listener."""
         if self._out is not None and self._batches:
             torch.save(self._batches, self._out)
         self._writer.close()

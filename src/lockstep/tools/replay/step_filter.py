@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from typing_extensions import override
+
 from lockstep.listener import EVENTS, Listener
 
 _ALWAYS = ("prepared", "prepared_loader", "made_loader", "begin_pass", "end_pass", "end_run")
@@ -30,8 +32,8 @@ class FromStep(Listener):
             elif name != "begin_step":
                 setattr(self, name, self._later(getattr(listener, name)))
 
+    @override
     def begin_step(self, step: int) -> None:
-        """See Listener."""
         self._has_begun = self._has_begun or step >= self._first
         if self._has_begun:
             self._begin_step(step)
