@@ -580,3 +580,12 @@ def test_a_lost_connection_to_an_own_loader_worker_is_no_consequence_of_what_ano
         with pytest.raises(ConnectionResetError) as caught:
             exec(compile("raise ConnectionResetError(104, 'Connection reset by peer')", file, "exec"))
         assert failures.from_exception(1, caught.value).is_consequence is is_consequence
+
+
+def test_a_process_that_crashes_while_a_library_aborts_it_has_been_aborted():
+    def failure(kind, text):
+        return failures.Failure(rank=1, kind=kind, message="", text=text)
+
+    assert failures.has_aborted(failure("SIGSEGV", "Fatal Python error: Aborted\n"))
+    assert not failures.has_aborted(failure("SIGSEGV", "Fatal Python error: Segmentation fault\n"))
+    assert not failures.has_aborted(failure("SIGABRT", "Fatal Python error: Aborted\n\nCurrent thread 0x01:\n"))

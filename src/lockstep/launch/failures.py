@@ -275,8 +275,9 @@ def lacked_peers(failure: Failure) -> bool:
 
 def has_aborted(failure: Failure) -> bool:
     """Whether a communication library seems to have ended the process. They do so in threads of their own, and faulthandler
-    names the current thread only if it is one of Python's."""
-    return failure.kind == "SIGABRT" and "Current thread" not in failure.text
+    names the current thread only if it is one of Python's. (Another thread may crash while it writes that.)"""
+    is_abort = failure.kind == "SIGABRT" or (failure.kind == "SIGSEGV" and "Fatal Python error: Aborted" in failure.text)
+    return is_abort and "Current thread" not in failure.text
 
 
 def in_order(failures: Sequence[Failure]) -> list[Failure]:
