@@ -79,11 +79,6 @@ def load(kind: str, name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def load_all(kind: str) -> list[Any]:
-    """Import everything that is registered for a kind, in order."""
-    return [load(kind, name) for name in names(kind)]
-
-
 @functools.cache
 def _others(kind: str) -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points  # slow to import

@@ -30,6 +30,7 @@ from lockstep.prepare.strangers import forget_gradients
 from lockstep.prepare.watched import Watched, idle_in_replay, keep_dtypes, refuse_inside
 from lockstep.recovery.run_state import RunState
 from lockstep.sync.protocol import Sync
+from lockstep.sync.table import promises_bits
 
 Kept = nn.Module | Optimizer | LRScheduler | amp.GradScaler
 """Types that ``prepare`` returns unchanged."""
@@ -109,7 +110,7 @@ class Preparation:
                     num_shards=self._loop.phases.num_shards,
                     world_size=self._collectives.size,
                     on_cpu=self._device.type == "cpu",
-                    is_exact=self._config.strategy == "exact",
+                    is_exact=promises_bits(self._config.strategy),
                 )
                 if self._model_devices:
                     check_placed(item, self._model_devices)
