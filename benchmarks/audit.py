@@ -23,7 +23,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
-from lockstep.stopping import AuditFailed
+from lockstep.base.stopping import AuditFailed
 from lockstep.tools.audit.choice import choose
 
 K = 200

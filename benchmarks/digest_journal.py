@@ -16,8 +16,8 @@ from torch import nn
 
 from lockstep.journal.writer import EventWriter
 from lockstep.plan.shards import plan_step
-from lockstep.recovery.fingerprint import Fingerprint
-from lockstep.recovery.run_state import RunState
+from lockstep.state.recovery.fingerprint import Fingerprint
+from lockstep.state.recovery.run_state import RunState
 from lockstep.tools.replay.journal import DigestJournal
 from lockstep.tools.verify.trace.subjects import Subjects
 

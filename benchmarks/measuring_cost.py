@@ -19,8 +19,8 @@ from typing import Any
 import _harness as harness
 import torch
 
+from lockstep.journal.measure.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, PartTimer, StepClock
 from lockstep.listener import Listeners, Stage
-from lockstep.measure.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, PartTimer, StepClock
 from lockstep.plan.shards import plan_step
 from lockstep.tools.explain.script_clock import ScriptClock
 from lockstep.tools.explain.slow_ranks import SlowRanks

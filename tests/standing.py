@@ -20,7 +20,7 @@ import torch
 from stuck import telling
 
 import lockstep
-from lockstep.errors import LaunchError
+from lockstep.base.errors import LaunchError
 from lockstep.launch.spec import Call, LaunchSpec, worker_environ
 from lockstep.sync import exact, together
 

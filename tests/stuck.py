@@ -8,7 +8,7 @@ import threading
 
 import psutil
 
-from lockstep.stopping import catches
+from lockstep.base.stopping import catches
 
 
 def telling(fn):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.config import RunConfig
-from lockstep.errors import ConfigError
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(20)
 

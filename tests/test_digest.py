@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.digest import bit_sums, digest, squared_norm
+from lockstep.base.digest import bit_sums, digest, squared_norm
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from lockstep import extensions
-from lockstep.errors import ConfigError
-from lockstep.instrument import make_instruments
+from lockstep.base import extensions
+from lockstep.base.errors import ConfigError
+from lockstep.joining.instrument import make_instruments
 from lockstep.listener import Listener, Listeners, Stage
 
 

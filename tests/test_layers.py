@@ -15,41 +15,30 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
 
 # The engine: what runs inside one process of a training, from top to bottom. A layer imports from the rows above it; names in
-# one row are siblings, which never import each other. A name is a file (errors.py) or a package (plan/); inside a package,
+# one row are siblings, which never import each other. A name is a file (listener.py) or a package (plan/); inside a package,
 # files may import each other.
 SPINE = (
-    ("visible", "extensions"),  # what is safe to print; what is found by name
-    ("errors", "stopping", "digest", "option", "atomic", "shapes"),
-    ("regular", "tracebacks", "process_observer"),  # how files are opened; errors as they are shown; who is told of them
-    ("machine", "trackers", "interval", "journal"),  # cores, addresses; names; what people write; events of a run
-    ("config", "job"),
+    ("base",),  # errors, settings, files, names
     ("plan",),
-    ("world", "listener"),
-    ("comm",),
-    ("data", "sync", "precision", "checkpoint", "measure", "rundir"),
+    ("listener",),
+    ("world",),  # what the processes were told, their machines and groups
+    ("journal", "data", "sync"),  # events and measurements; samples; gradients
     ("prepare",),  # what team.prepare hands back
-    ("recovery",),  # the state of all that into checkpoints, and back
+    ("state",),  # the state of all that into checkpoints, and back
     ("loop",),
-    ("startup",),  # what is checked and said then
-    ("instrument",),  # the seam to what looks at a run from inside
-    ("parts",),  # the only composer
-    ("team",),  # what a script has in its hands
-    ("joining",),  # how a process comes to its run, and to its team
+    ("joining",),  # how a process comes to its run, and to its team: the only composer
 )
 
+# What runs have written: for whoever reads it, with or without torch.
+EVENTS = ("journal.events", "journal.failure", "journal.history", "journal.ranks", "journal.tail", "journal.writer")
+
 # What all tools may import that look at runs from outside.
-OUTSIDE = (
-    *("visible", "atomic", "errors", "regular", "shapes", "tracebacks", "machine", "config", "option", "world"),
-    *("journal", "measure.split", "launch", "tools", "cli"),
-)
+OUTSIDE = ("base", "world.environment", "world.machine", *EVENTS, "journal.measure.split", "launch", "tools", "cli")
 
 # Beside the engine: the launcher, which starts processes and knows nothing of what they compute, and the tools, which look at
 # runs. What each of these may import, by prefix; "" is everything.
 ASIDE = {
-    "launch": (
-        *("atomic", "errors", "extensions", "regular", "machine", "stopping", "config", "option", "world", "tracebacks"),
-        "process_observer",
-    ),
+    "launch": ("base", "world.environment", "world.machine"),
     "tools": (),
     # with listeners, which run inside a training
     "tools.audit": ("",),
@@ -58,27 +47,27 @@ ASIDE = {
     "tools.tune": ("",),
     "tools.verify": ("",),
     # from outside
-    "tools.check": (*OUTSIDE, "instrument"),
-    "tools.checkpoint": (*OUTSIDE, "checkpoint", "recovery.position"),
+    "tools.check": (*OUTSIDE, "joining.instrument"),
+    "tools.checkpoint": (*OUTSIDE, "state.checkpoint", "state.recovery.position"),
     "tools.compare": OUTSIDE,
-    "tools.doctor": (*OUTSIDE, "comm", "rundir", "startup.allotment"),
-    "tools.report": (*OUTSIDE, "checkpoint", "rundir"),
-    "tools.runs": (*OUTSIDE, "checkpoint", "rundir"),
-    "tools.slurm": (*OUTSIDE, "job.hostlist"),
-    "tools.trials": (*OUTSIDE, "instrument", "listener", "trackers"),
-    "tools.watch": (*OUTSIDE, "rundir", "measure.pass_progress"),
+    "tools.doctor": (*OUTSIDE, "world.comm", "state.rundir", "joining.startup.allotment"),
+    "tools.report": (*OUTSIDE, "state.checkpoint", "state.rundir"),
+    "tools.runs": (*OUTSIDE, "state.checkpoint", "state.rundir"),
+    "tools.slurm": (*OUTSIDE, "world.job.hostlist"),
+    "tools.trials": (*OUTSIDE, "joining.instrument", "listener"),
+    "tools.watch": (*OUTSIDE, "state.rundir", "journal.measure.pass_progress"),
     "cli": ("",),
     "__init__": ("",),
     "__main__": ("cli",),
 }
 
 NO_TORCH_DISTRIBUTED = (
-    "errors",
-    "config",
+    "base.errors",
+    "base.config",
     "plan",
-    "world",
-    "job",
-    "startup.allotment",
+    "world.environment",
+    "world.job",
+    "joining.startup.allotment",
     "tools.check",
     "tools.compare",
     "tools.report",
@@ -90,16 +79,16 @@ NO_TORCH_DISTRIBUTED = (
     "cli",
 )
 
-# Reading a variable is world.py's alone. These may copy the environment whole, and set variables in it, for the
+# Reading a variable is world/environment.py's alone. These may copy the environment whole, and set variables in it, for the
 # processes that they start or are; the doctor judges a copy.
 BUILD_ENVIRONMENTS = ("launch", "tools.trials", "tools.doctor")
 # And these read one variable, for the reason given.
 READ_ENVIRONMENT = {
-    "world": "the one place",
-    "comm.horovod": "Horovod learns who it is from variables alone: set while it starts, then put back",
-    "comm.group": "Gloo learns its interface from GLOO_SOCKET_IFNAME alone: set while a group opens, then put back",
-    "measure.wandb_like": "the project that a tracker's user has named, by the tracker's own variable",
-    "comm.interface": "the same variable, and NCCL's, as the user may have set them",
+    "world.environment": "the one place",
+    "world.comm.horovod": "Horovod learns who it is from variables alone: set while it starts, then put back",
+    "world.comm.group": "Gloo learns its interface from GLOO_SOCKET_IFNAME alone: set while a group opens, then put back",
+    "journal.measure.wandb_like": "the project that a tracker's user has named, by the tracker's own variable",
+    "world.comm.interface": "the same variable, and NCCL's, as the user may have set them",
 }
 
 # The commands' only ways to standard output and standard error.
@@ -108,23 +97,23 @@ PRINT = ("cli.echo", "cli.terminal")
 # Must be there at once: the command line, and what reads results. (``launch.elastic`` is imported where there are several
 # machines.)
 WITHOUT_TORCH = (
-    "visible",
-    "atomic",
-    "errors",
-    "regular",
-    "shapes",
-    "machine.cgroups",
-    "machine.cores",
-    "machine.threads",
-    "machine.addresses",
-    "machine.sizes",
-    "stopping",
-    "interval",
+    "base.visible",
+    "base.atomic",
+    "base.errors",
+    "base.regular",
+    "base.shapes",
+    "world.machine.cgroups",
+    "world.machine.cores",
+    "world.machine.threads",
+    "world.machine.addresses",
+    "world.machine.sizes",
+    "base.stopping",
+    "base.interval",
     "tools.check",
-    "config",
-    "world",
+    "base.config",
+    "world.environment",
     "plan",
-    "journal",
+    *EVENTS,
     "tools.verify.trace.lines",
     "tools.verify.trace.traced_run",
     "tools.verify.trace.differences",
@@ -147,8 +136,8 @@ WITHOUT_TORCH = (
     "tools.report",
     "tools.runs.inventory",
     "tools.slurm",
-    "job",
-    "startup.allotment",
+    "world.job",
+    "joining.startup.allotment",
     "cli",
 )
 WITH_TORCH = (
@@ -359,13 +348,16 @@ assert not [name for name in sys.modules if name.startswith("lockstep.tools.")],
 
 # The checks themselves: each is given a tree with one thing wrong, and names it.
 WRONG = {
-    "upwards": ({"plan/shards.py": "from lockstep.team import Team"}, "plan.shards imports team"),
-    "inside a function": ({"plan/shards.py": "def f():\n    import lockstep.comm"}, "plan.shards imports comm"),
+    "upwards": ({"plan/shards.py": "from lockstep.joining.team import Team"}, "plan.shards imports joining.team"),
+    "inside a function": ({"plan/shards.py": "def f():\n    import lockstep.world.comm"}, "plan.shards imports world.comm"),
     "a sibling": ({"sync/ddp.py": "from lockstep.data import loader"}, "sync.ddp imports data.loader"),
     "of a package": ({"sync/ddp.py": "from lockstep.data.loader import Loader"}, "sync.ddp imports data.loader"),
-    "the whole library": ({"comm/group.py": "from lockstep import join"}, "comm.group imports __init__"),
+    "the whole library": ({"world/comm/group.py": "from lockstep import join"}, "world.comm.group imports __init__"),
     "beside the run": ({"launch/local.py": "import lockstep.plan.shards"}, "launch.local imports plan.shards"),
-    "more than the seam": ({"tools/trials/a.py": "from lockstep.measure import usage"}, "tools.trials.a imports measure"),
+    "more than the seam": (
+        {"tools/trials/a.py": "from lockstep.journal.measure import usage"},
+        "tools.trials.a imports journal.measure",
+    ),
     "no place": ({"helpers.py": ""}, "helpers has no place in the table of layers"),
     "a cycle": (
         {"sync/a.py": "import lockstep.sync.b", "sync/b.py": "from lockstep.sync.a import x"},
@@ -379,9 +371,12 @@ WRONG = {
         {"cli/main.py": "import torch\ntorch.distributed.barrier()"},
         "cli.main uses torch.distributed (line 2)",
     ),
-    "from torch": ({"world.py": "from torch import distributed"}, "world uses torch.distributed (line 1)"),
-    "environment": ({"team.py": "import os\nos.environ['X'] = '1'"}, "team reads the environment (line 2)"),
-    "by name": ({"team.py": "from os import environ"}, "team reads the environment (line 1)"),
+    "from torch": (
+        {"world/environment.py": "from torch import distributed"},
+        "world.environment uses torch.distributed (line 1)",
+    ),
+    "environment": ({"joining/team.py": "import os\nos.environ['X'] = '1'"}, "joining.team reads the environment (line 2)"),
+    "by name": ({"joining/team.py": "from os import environ"}, "joining.team reads the environment (line 1)"),
     "getenv": ({"launch/local.py": "import os\nos.getenv('X')"}, "launch.local reads the environment (line 2)"),
     "one variable": (
         {"launch/local.py": "import os\nos.environ.get('X')"},
@@ -400,21 +395,43 @@ WRONG = {
     "public helper": ({"__init__.py": "def helper(): pass"}, "__init__ does more than list names (line 1)"),
 }
 RIGHT = {
-    "plan/shards.py": "from lockstep import errors\nfrom lockstep.config import RunConfig\nimport torch",
+    "plan/shards.py": "from lockstep.base import errors\nfrom lockstep.base.config import RunConfig\nimport torch",
     "sync/ddp.py": "from lockstep.sync.protocol import Sync\nimport torch.distributed",
     "tools/trials/a.py": "from lockstep.journal.events import read_events\nx = {n: v for n, v in os.environ.items()}",
     "launch/local.py": "import os\nos.environ['X'] = '1'\nf({**os.environ}, dict(os.environ))\nos.environ.pop('X')",
     "cli/main.py": "from lockstep.tools.trials import a",
-    "__init__.py": "'''Names.'''\nfrom lockstep.team import join\n__all__ = ['join']\ndef __getattr__(name): ...",
+    "__init__.py": "'''Names.'''\nfrom lockstep.joining.team import join\n__all__ = ['join']\ndef __getattr__(name): ...",
 }
 
 
 def _violations(root: Path, files: dict[str, str]) -> list[str]:
     packages = {
         f"{name}/__init__.py": ""
-        for name in ("plan", "comm", "data", "sync", "measure", "journal", "tools", "tools/trials", "cli")
+        for name in (
+            "base",
+            "plan",
+            "world",
+            "world/comm",
+            "data",
+            "sync",
+            "journal",
+            "journal/measure",
+            "joining",
+            "tools",
+            "tools/trials",
+            "cli",
+        )
     }
-    modules = ("__init__", "errors", "config", "team", "data/loader", "sync/protocol", "journal/events", "tools/trials/a")
+    modules = (
+        "__init__",
+        "base/errors",
+        "base/config",
+        "joining/team",
+        "data/loader",
+        "sync/protocol",
+        "journal/events",
+        "tools/trials/a",
+    )
     everything = {**{f"{name}.py": "" for name in modules}, **packages, **files}
     for name, text in everything.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.checkpoint.files import write_bytes
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
+from lockstep.base.regular import NotRegularError, open_to_read, open_to_write, own_directory, read_bytes, read_lines
 from lockstep.journal.writer import EventWriter
-from lockstep.regular import NotRegularError, open_to_read, open_to_write, own_directory, read_bytes, read_lines
-from lockstep.rundir.lock import RunLock, holder_of
-from lockstep.rundir.sight import leave_mark
+from lockstep.state.checkpoint.files import write_bytes
+from lockstep.state.rundir.lock import RunLock, holder_of
+from lockstep.state.rundir.sight import leave_mark
 from lockstep.tools.explain.black_box import BlackBox
 from lockstep.tools.explain.stack_request import StackResponder
 from lockstep.tools.verify.trace.lines import TraceWriter
@@ -99,7 +99,7 @@ def test_a_link_to_a_regular_file_is_read(tmp_path):
 
 
 def test_of_an_endless_line_only_the_beginning_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("lockstep.regular.MOST_LINE_BYTES", 10)
+    monkeypatch.setattr("lockstep.base.regular.MOST_LINE_BYTES", 10)
     path = tmp_path / "file"
     path.write_bytes(b"1\n" + b"x" * 25 + b"\n2\n" + b"y" * 5)
     assert list(read_lines(path)) == [b"1\n", b"x" * 10, b"2\n", b"y" * 5]

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from lockstep.stopping import SAME_S, SIGNALS, StopWatch
+from lockstep.base.stopping import SAME_S, SIGNALS, StopWatch
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -74,7 +74,7 @@ def test_a_handler_that_python_does_not_know_of_stays_too():
     done = run(
         """
         import faulthandler, signal
-        from lockstep.stopping import StopWatch
+        from lockstep.base.stopping import StopWatch
         faulthandler.register(signal.SIGUSR1)
         watch = StopWatch(speaks=True)
         watch.begin()
@@ -111,7 +111,7 @@ def test_a_process_that_is_forked_does_not_inherit_it():
     done = run(
         """
         import os, signal
-        from lockstep.stopping import SIGNALS, StopWatch
+        from lockstep.base.stopping import SIGNALS, StopWatch
         StopWatch(speaks=True).begin()
         pid = os.fork()
         if pid:
@@ -127,7 +127,7 @@ def test_a_second_signal_does_what_it_would_have_done_without_us():
     done = run(
         f"""
         import signal, time
-        from lockstep.stopping import StopWatch
+        from lockstep.base.stopping import StopWatch
         StopWatch(speaks=True).begin()
         signal.raise_signal(signal.SIGTERM)
         time.sleep({SAME_S} + 0.1)
@@ -140,7 +140,7 @@ def test_a_second_signal_does_what_it_would_have_done_without_us():
 
 WORKER = """
 import multiprocessing, subprocess, sys, time
-from lockstep.stopping import leave_signals_to_parent
+from lockstep.base.stopping import leave_signals_to_parent
 
 def work(ready):
     leave_signals_to_parent()
@@ -176,7 +176,7 @@ def test_when_all_is_saved_a_signal_does_not_change_the_status_that_says_so(ends
     done = run(
         f"""
         import os, signal, subprocess, sys, time
-        from lockstep.stopping import SAME_S, StopWatch
+        from lockstep.base.stopping import SAME_S, StopWatch
         watch = StopWatch(speaks=False)
         watch.begin()
         signal.raise_signal(signal.SIGUSR1)

@@ -3,8 +3,8 @@
 import pytest
 from slurm_variables import ALONE, JOB, TASK
 
-from lockstep.errors import ConfigError
-from lockstep.world import CORES, OMP_OF_LAUNCHER, SETTINGS, STORE, TERMINAL, World, read_environment
+from lockstep.base.errors import ConfigError
+from lockstep.world.environment import CORES, OMP_OF_LAUNCHER, SETTINGS, STORE, TERMINAL, World, read_environment
 
 pytestmark = pytest.mark.timeout(20)
 TORCHRUN = {
@@ -221,5 +221,5 @@ def test_a_number_of_threads_that_a_launcher_has_set_is_not_the_users():
 
 @pytest.mark.parametrize(("before", "number"), [({}, None), ({"OMP_NUM_THREADS": "1"}, 1)])
 def test_torchruns_one_thread_is_the_users_if_torchrun_was_started_with_it(monkeypatch, before, number):
-    monkeypatch.setattr("lockstep.world._before_torchrun", {"x": before}.__getitem__)
+    monkeypatch.setattr("lockstep.world.environment._before_torchrun", {"x": before}.__getitem__)
     assert read_environment({**TORCHRUN, "OMP_NUM_THREADS": "1"}).threads == number

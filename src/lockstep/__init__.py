@@ -6,14 +6,8 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lockstep.checkpoint.weights import load_weights
-    from lockstep.comm.collectives import Collectives
-    from lockstep.config import RunConfig
-    from lockstep.data.batch import Batch
-    from lockstep.data.evaluation import Evaluation
-    from lockstep.data.evaluation_pass import EvaluationBatch
-    from lockstep.data.loader import PreparedLoader
-    from lockstep.errors import (
+    from lockstep.base.config import RunConfig
+    from lockstep.base.errors import (
         CheckpointError,
         ConfigError,
         DataError,
@@ -25,25 +19,31 @@ if TYPE_CHECKING:
         PeerError,
         UsageError,
     )
+    from lockstep.data.batch import Batch
+    from lockstep.data.evaluation import Evaluation
+    from lockstep.data.evaluation_pass import EvaluationBatch
+    from lockstep.data.loader import PreparedLoader
     from lockstep.joining.join import join
+    from lockstep.joining.team import Team
     from lockstep.launch.function import launch
-    from lockstep.team import Team
-    from lockstep.world import World
+    from lockstep.state.checkpoint.weights import load_weights
+    from lockstep.world.comm.collectives import Collectives
+    from lockstep.world.environment import World
 
     __version__: str
 
 _MODULES = {
     "Batch": "lockstep.data.batch",
-    "Collectives": "lockstep.comm.collectives",
+    "Collectives": "lockstep.world.comm.collectives",
     "Evaluation": "lockstep.data.evaluation",
     "EvaluationBatch": "lockstep.data.evaluation_pass",
     "PreparedLoader": "lockstep.data.loader",
-    "RunConfig": "lockstep.config",
-    "Team": "lockstep.team",
-    "World": "lockstep.world",
+    "RunConfig": "lockstep.base.config",
+    "Team": "lockstep.joining.team",
+    "World": "lockstep.world.environment",
     "join": "lockstep.joining.join",
     "launch": "lockstep.launch.function",
-    "load_weights": "lockstep.checkpoint.weights",
+    "load_weights": "lockstep.state.checkpoint.weights",
 }
 
 __all__ = [
@@ -82,7 +82,7 @@ def __getattr__(name: str) -> object:
             return "unknown"
     if name not in __all__:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
-    value = globals()[name] = getattr(_import_module(_MODULES.get(name, "lockstep.errors")), name)
+    value = globals()[name] = getattr(_import_module(_MODULES.get(name, "lockstep.base.errors")), name)
     return value
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.errors import UsageError
+from lockstep.base.errors import UsageError
 from lockstep.tools.compare.figures import figures_of, relate
 
 pytestmark = pytest.mark.timeout(10)

@@ -22,8 +22,8 @@ def test_the_first_process_that_failed_and_not_its_launcher():
 
 def test_of_a_chain_the_one_that_came_out():
     chain = f"{TRACE}OSError: no file\n\nThe above exception was the direct cause of the following exception:\n\n"
-    assert first_error(f"{chain}{TRACE}lockstep.errors.DataError: no data set\n", 1) == (
-        "lockstep.errors.DataError: no data set"
+    assert first_error(f"{chain}{TRACE}lockstep.base.errors.DataError: no data set\n", 1) == (
+        "lockstep.base.errors.DataError: no data set"
     )
 
 

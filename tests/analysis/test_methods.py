@@ -2,9 +2,9 @@
 
 import pytest
 
-from lockstep import config
-from lockstep.config import PRECISIONS
-from lockstep.errors import ConfigError
+from lockstep.base import config
+from lockstep.base.config import PRECISIONS
+from lockstep.base.errors import ConfigError
 from lockstep.tools.compare.methods import (
     LAUNCHERS,
     STRATEGIES,

@@ -6,7 +6,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from lockstep.config import PRECISIONS
+from lockstep.base.config import PRECISIONS
 from lockstep.tools.compare import advice, plot, table
 from lockstep.tools.compare.scaling import scaling_of
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.tools.compare import compare, table
 from lockstep.tools.compare.methods import parse_methods
 from lockstep.tools.trials.study import Task, new_directory
 from lockstep.tools.trials.trial import Trial, run_trial
-from lockstep.world import read_environment
+from lockstep.world.environment import read_environment
 
 pytestmark = pytest.mark.timeout(60)
 

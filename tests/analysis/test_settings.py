@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.tools.verify import settings
 from lockstep.tools.verify.trace.traced_run import gather
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.plan.shards import block
 from lockstep.tools.audit.choice import check_strategy, choose
 

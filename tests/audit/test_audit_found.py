@@ -3,7 +3,7 @@
 import pytest
 import trainings
 
-from lockstep.stopping import AUDIT_STATUS
+from lockstep.base.stopping import AUDIT_STATUS
 from lockstep.tools.audit.choice import choose
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.quick]

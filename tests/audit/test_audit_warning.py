@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lockstep.config import RunConfig
+from lockstep.base.config import RunConfig
 from lockstep.tools.audit.opening import open_audit
 
 pytestmark = pytest.mark.timeout(20)

@@ -13,8 +13,8 @@ from tasks import Net, Plain
 from torch.nn import functional
 
 import lockstep
-from lockstep.errors import ModelError, UsageError
-from lockstep.stopping import AuditFailed
+from lockstep.base.errors import ModelError, UsageError
+from lockstep.base.stopping import AuditFailed
 
 
 def train_carelessly():

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import lockstep
-from lockstep.errors import LockstepError
+from lockstep.base.errors import LockstepError
 
 
 def rank():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.checkpoint.pace import Pace
+from lockstep.state.checkpoint.pace import Pace
 
 pytestmark = pytest.mark.timeout(60)
 simulated = settings(deadline=None, max_examples=50)

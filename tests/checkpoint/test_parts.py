@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.checkpoint.parts import deal_out
+from lockstep.state.checkpoint.parts import deal_out
 
 pytestmark = pytest.mark.timeout(60)
 names = st.text("ab.", min_size=1, max_size=4)

@@ -23,9 +23,9 @@ from safetensors.torch import load, save
 from torch import nn
 from torch.optim import lr_scheduler
 
-from lockstep.checkpoint.kinds import KINDS
-from lockstep.checkpoint.tree import put_together, take_apart
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
+from lockstep.state.checkpoint.kinds import KINDS
+from lockstep.state.checkpoint.tree import put_together, take_apart
 
 pytestmark = pytest.mark.timeout(60)
 thorough = settings(deadline=None, max_examples=500, suppress_health_check=[HealthCheck.too_slow])

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lockstep.checkpoint import files
-from lockstep.checkpoint.tensorfile import write_tensors
-from lockstep.errors import CheckpointError
+from lockstep.base.errors import CheckpointError
+from lockstep.state.checkpoint import files
+from lockstep.state.checkpoint.tensorfile import write_tensors
 
 DTYPES = [
     torch.float64,
@@ -105,7 +105,7 @@ def test_what_does_not_arrive_on_the_disk_is_noticed(damage: str, tmp_path: Path
         path.write_bytes({"shorter": content[:-1], "longer": content + b"0"}.get(damage, content))
         return result
 
-    monkeypatch.setattr("lockstep.checkpoint.tensorfile.write_bytes", damaging)
+    monkeypatch.setattr("lockstep.state.checkpoint.tensorfile.write_bytes", damaging)
 
     with pytest.raises(CheckpointError, match=r"ours was damaged: what was read again is not what was written"):
         write_tensors(tmp_path / "ours", {"a": torch.ones(1000)})

@@ -10,13 +10,13 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import lockstep
-from lockstep.checkpoint.manifest import Manifest
-from lockstep.checkpoint.staging import Staging
-from lockstep.checkpoint.store import Store, find_checkpoint
-from lockstep.checkpoint.weights import Tensors
-from lockstep.checkpoint.writer import Job, Writer
-from lockstep.errors import CheckpointError
-from lockstep.recovery.run_state import RunState
+from lockstep.base.errors import CheckpointError
+from lockstep.state.checkpoint.manifest import Manifest
+from lockstep.state.checkpoint.staging import Staging
+from lockstep.state.checkpoint.store import Store, find_checkpoint
+from lockstep.state.checkpoint.weights import Tensors
+from lockstep.state.checkpoint.writer import Job, Writer
+from lockstep.state.recovery.run_state import RunState
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lockstep.checkpoint.manifest import FILE_NAME, Manifest, verify
-from lockstep.checkpoint.store import BEST, Store
-from lockstep.checkpoint.writer import STATE, Job, Writer
+from lockstep.state.checkpoint.manifest import FILE_NAME, Manifest, verify
+from lockstep.state.checkpoint.store import BEST, Store
+from lockstep.state.checkpoint.writer import STATE, Job, Writer
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -18,8 +18,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from lockstep import load_weights
-from lockstep.checkpoint import manifest as manifests
 from lockstep.cli.main import main
+from lockstep.state.checkpoint import manifest as manifests
 from lockstep.tools.checkpoint import command as verb
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.quick]

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ConfigError
+from lockstep.base.option import options_of
 from lockstep.cli.main import main
-from lockstep.config import RunConfig
-from lockstep.errors import ConfigError
 from lockstep.launch.options import LaunchOptions
-from lockstep.option import options_of
 
 pytestmark = pytest.mark.timeout(20)
 

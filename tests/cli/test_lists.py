@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.tools.trials.lists import names, numbers
 
 LAUNCHERS = names("launcher", ("local", "torchrun"))

@@ -6,9 +6,9 @@ import sys
 import click
 import pytest
 
+from lockstep.base.errors import ConfigError, LaunchError, LossError, UsageError
 from lockstep.cli.group import OVERVIEW, group
 from lockstep.cli.main import main
-from lockstep.errors import ConfigError, LaunchError, LossError, UsageError
 
 VERBS = [verb for verbs in OVERVIEW.values() for verb in verbs]
 

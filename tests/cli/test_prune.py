@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.checkpoint.manifest import Manifest
+from lockstep.base.errors import ConfigError
 from lockstep.cli.main import main
-from lockstep.errors import ConfigError
-from lockstep.rundir.birth import Birth, Command, write_birth
+from lockstep.state.checkpoint.manifest import Manifest
+from lockstep.state.rundir.birth import Birth, Command, write_birth
 from lockstep.tools.runs import inventory
 from lockstep.tools.runs import prune as pruning
 from lockstep.tools.runs.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
@@ -183,7 +183,7 @@ def test_in_a_directory_that_is_named_only_its_runs_go(call, place):
 
 
 def test_a_run_that_a_process_runs_in_is_never_deleted(call, place):
-    holds = "import sys; from pathlib import Path; from lockstep.rundir.lock import RunLock\n"
+    holds = "import sys; from pathlib import Path; from lockstep.state.rundir.lock import RunLock\n"
     holds += "lock = RunLock(Path(sys.argv[1])); print(flush=True); input()"
     options = ("--prune", "--keep", "0", "--older-than", "0s", "--interrupted", "--yes")
     path = place / "runs" / "old-1"

@@ -6,12 +6,12 @@ import re
 
 import pytest
 
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import LaunchError
+from lockstep.base.option import options_of
 from lockstep.cli.main import main
-from lockstep.config import RunConfig
-from lockstep.errors import LaunchError
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.script import Interruption
-from lockstep.option import options_of
 
 
 def call(capsys, *args):

@@ -14,9 +14,9 @@ from crew import warm_server
 from real_runs import STEPS, going_on, run
 from rich.console import Console
 
-from lockstep.checkpoint import manifest
 from lockstep.cli.main import main
-from lockstep.rundir.lock import RunLock, holder_of
+from lockstep.state.checkpoint import manifest
+from lockstep.state.rundir.lock import RunLock, holder_of
 from lockstep.tools.runs import command as runs_verb
 from lockstep.tools.runs import inventory
 
@@ -131,7 +131,7 @@ def test_two_that_look_do_not_take_each_other_for_the_run(tmp_path):
         other.communicate(b"\n", timeout=100)
     with (tmp_path / "lock").open("r+") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
-        asks = "import sys; from pathlib import Path; from lockstep.rundir.lock import holder_of\n"
+        asks = "import sys; from pathlib import Path; from lockstep.state.rundir.lock import holder_of\n"
         asks += "print(holder_of(Path(sys.argv[1])))"
         done = subprocess.run([sys.executable, "-c", asks, str(tmp_path)], capture_output=True, text=True, timeout=100)
     assert done.stdout.startswith("process ")
@@ -379,7 +379,7 @@ def test_a_directory_that_is_none_is_an_error(look, tmp_path, name):
 def test_a_run_that_has_only_just_begun_is_running(look, tmp_path):
     path = tmp_path / "runs" / "train-1"
     path.mkdir(parents=True)
-    holds = "import sys; from pathlib import Path; from lockstep.rundir.lock import RunLock\n"
+    holds = "import sys; from pathlib import Path; from lockstep.state.rundir.lock import RunLock\n"
     holds += "lock = RunLock(Path(sys.argv[1])); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", holds, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         other.stdout.readline()

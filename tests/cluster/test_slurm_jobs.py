@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cluster import HostError
 
-from lockstep.job.hostlist import expand_hosts
+from lockstep.world.job.hostlist import expand_hosts
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -6,7 +6,7 @@ import pickle
 from pathlib import Path
 
 import lockstep
-from lockstep.comm import group, plain
+from lockstep.world.comm import group, plain
 
 NOBODY = 65534
 

@@ -7,7 +7,7 @@ import comm_scripts
 import pytest
 import torch
 
-from lockstep.errors import LaunchError
+from lockstep.base.errors import LaunchError
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 

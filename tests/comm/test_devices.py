@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from lockstep.comm.group import choose_devices, choose_transport
-from lockstep.config import RunConfig
-from lockstep.errors import ConfigError
-from lockstep.world import World
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ConfigError
+from lockstep.world.comm.group import choose_devices, choose_transport
+from lockstep.world.environment import World
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from lockstep.comm import forking
+from lockstep.world.comm import forking
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(120)
 # of a tensor; and forks right behind their start. Without the wait some 3 in 10000 children hang on Python 3.11.7.
 FORKS = """
 import ctypes, os, signal, sys, time
-from lockstep.comm.forking import guard_forks
+from lockstep.world.comm.forking import guard_forks
 
 @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 def ask_for_python(_):

@@ -14,16 +14,16 @@ import pytest
 import rendezvous_scripts as scripts
 import torch.distributed as dist
 
-from lockstep.comm.job_store import job_ports
-from lockstep.comm.machines import placed
-from lockstep.comm.shared_file import SharedFile
-from lockstep.comm.store import rendezvous_url
-from lockstep.comm.tcp import forget, tcp_store
-from lockstep.comm.waiter import Waiter
-from lockstep.config import RunConfig
-from lockstep.errors import ConfigError, LaunchError, PeerError
-from lockstep.machine.addresses import outward_addresses
-from lockstep.world import World
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ConfigError, LaunchError, PeerError
+from lockstep.world.comm.job_store import job_ports
+from lockstep.world.comm.machines import placed
+from lockstep.world.comm.shared_file import SharedFile
+from lockstep.world.comm.store import rendezvous_url
+from lockstep.world.comm.tcp import forget, tcp_store
+from lockstep.world.comm.waiter import Waiter
+from lockstep.world.environment import World
+from lockstep.world.machine.addresses import outward_addresses
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -354,7 +354,7 @@ def pause_for_ever(waiter):
 
 
 def test_who_waits_says_so_after_a_moment_and_gives_up_in_the_end(monkeypatch, capsys):
-    monkeypatch.setattr("lockstep.comm.waiter._TELL_AFTER_S", 0.05)
+    monkeypatch.setattr("lockstep.world.comm.waiter._TELL_AFTER_S", 0.05)
     waiter = Waiter(1, 20, "tcp://h:1", 0.3)
     with pytest.raises(PeerError, match=r"timed out: it waited 0.3 s at tcp://h:1 for ranks 0, 3 \(a hint\).*timeout_s="):
         pause_for_ever(waiter)

@@ -6,7 +6,7 @@ import socket
 import pytest
 import strangers
 
-from lockstep.errors import PeerError, StrangerError
+from lockstep.base.errors import PeerError, StrangerError
 from lockstep.launch import failures
 
 pytestmark = pytest.mark.timeout(60)

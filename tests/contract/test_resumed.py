@@ -13,11 +13,11 @@ import whole_steps
 from bits import differences
 from seeds import seeds
 
-from lockstep.config import PRECISIONS
-from lockstep.errors import LaunchError
+from lockstep.base.config import PRECISIONS
+from lockstep.base.errors import LaunchError
+from lockstep.base.stopping import REQUEUE_STATUS
 from lockstep.journal.history import read_events
 from lockstep.loop.loop import Loop
-from lockstep.stopping import REQUEUE_STATUS
 
 pytestmark = pytest.mark.timeout(90)
 

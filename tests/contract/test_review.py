@@ -6,7 +6,7 @@ import pytest
 import review_tasks
 import torch
 
-from lockstep.errors import LaunchError
+from lockstep.base.errors import LaunchError
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 

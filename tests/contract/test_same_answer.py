@@ -9,8 +9,8 @@ import pytest
 import tasks
 import torch
 
-from lockstep.config import PRECISIONS
-from lockstep.errors import LaunchError
+from lockstep.base.config import PRECISIONS
+from lockstep.base.errors import LaunchError
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -14,8 +14,8 @@ import torch
 import whole_steps
 from bits import assert_same_bits, differences
 
-from lockstep.config import PRECISIONS
-from lockstep.errors import LaunchError
+from lockstep.base.config import PRECISIONS
+from lockstep.base.errors import LaunchError
 
 pytestmark = pytest.mark.timeout(90)
 

@@ -11,7 +11,7 @@ import cuda_scripts
 import pytest
 import torch
 
-from lockstep.errors import LaunchError
+from lockstep.base.errors import LaunchError
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(180)]
 SHARED = {"device": "cuda", "backend": "gloo", "timeout_s": 60.0}

@@ -14,11 +14,11 @@ from torch.nn import functional
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 import lockstep
+from lockstep.base.errors import ConfigError, DataError, UsageError
 from lockstep.data.evaluated import EvaluatedLoaders
 from lockstep.data.evaluation import Evaluation
 from lockstep.data.evaluation_pass import EvaluationPass
 from lockstep.data.evaluation_source import EvaluationKey, EvaluationSource
-from lockstep.errors import ConfigError, DataError, UsageError
 
 pytestmark = pytest.mark.timeout(90)
 

@@ -15,12 +15,12 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 import lockstep
+from lockstep.base.errors import DataError, LaunchError
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.evaluation_source import EvaluationKey, EvaluationSource
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher
 from lockstep.data.sources import choose_source
 from lockstep.data.streams import Purpose, reseed
-from lockstep.errors import DataError, LaunchError
 from lockstep.plan.shards import block, shard_slice
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]

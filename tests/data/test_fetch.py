@@ -11,10 +11,10 @@ from data_helpers import Noisy, Numbers, noisy_collate, same
 from threadpoolctl import threadpool_info
 from torch.utils.data import DataLoader, Subset, TensorDataset, get_worker_info
 
+from lockstep.base.errors import DataError
 from lockstep.data.fetch import FetchPool, Request, SampleFetcher, TableFetcher, choose_fetcher, single_threaded
 from lockstep.data.streams import Purpose
-from lockstep.errors import DataError
-from lockstep.machine import threads
+from lockstep.world.machine import threads
 
 pytestmark = pytest.mark.timeout(60)
 

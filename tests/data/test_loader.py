@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import lockstep
+from lockstep.base.errors import DataError, UsageError
 from lockstep.data.loader import PreparedLoader
-from lockstep.errors import DataError, UsageError
 from lockstep.journal.history import read_events
 
 pytestmark = pytest.mark.timeout(60)

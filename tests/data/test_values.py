@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from lockstep.base.errors import ConfigError, UsageError
 from lockstep.data.values import COUNT, MEAN, SUM, add_up, check_weight, on_cpu, part_of, take
-from lockstep.errors import ConfigError, UsageError
 
 
 def taken(value, reduction=None, lengths=(4,)):

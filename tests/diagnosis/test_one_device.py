@@ -5,7 +5,7 @@ import contextlib
 import planted
 import pytest
 
-from lockstep.errors import LaunchError
+from lockstep.base.errors import LaunchError
 from lockstep.tools.verify.diagnosis.one_device import against_one_device
 from lockstep.tools.verify.trace.traced_run import gather, read_run
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import planted
 import pytest
 
-from lockstep.errors import LaunchError
+from lockstep.base.errors import LaunchError
 from lockstep.tools.verify.diagnosis.conclusion import conclude
 from lockstep.tools.verify.diagnosis.experiments import Outcome, investigate
 from lockstep.tools.verify.diagnosis.setting import Setting

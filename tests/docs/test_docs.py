@@ -12,7 +12,7 @@ import pytest
 from horovod_helpers import why_missing
 from warm import command_here
 
-from lockstep.config import PRECISIONS
+from lockstep.base.config import PRECISIONS
 from lockstep.tools.trials.machine import find_components
 
 __all__ = ["command_here"]

@@ -12,7 +12,7 @@ __all__ = ["nursery", "warm_trials"]
 
 PROGRAM = """
 import dataclasses, json, sys
-from lockstep.config import RunConfig
+from lockstep.base.config import RunConfig
 from lockstep.tools.doctor.finding import Situation
 from lockstep.tools.doctor.processes import CHECK
 from lockstep.tools.doctor.table import CHECKS, examine

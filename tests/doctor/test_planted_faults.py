@@ -14,14 +14,14 @@ import pytest
 from cluster import missing
 from slurm_variables import TASK
 
-from lockstep.config import RunConfig
+from lockstep.base.config import RunConfig
 from lockstep.launch.gpus import num_present, torch_has_cuda
 from lockstep.launch.nodes import plan_nodes
 from lockstep.launch.options import LaunchOptions
 from lockstep.tools.doctor import cores, software
 from lockstep.tools.doctor.finding import FAIL, OK, STATES, WARN, Check, Situation, ok
 from lockstep.tools.doctor.table import CHECKS, examine
-from lockstep.world import read_environment
+from lockstep.world.environment import read_environment
 
 pytestmark = pytest.mark.timeout(60)
 

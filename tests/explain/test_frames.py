@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lockstep
-from lockstep.tracebacks import frames
+from lockstep.base.tracebacks import frames
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_the_package_of_the_program_is_the_users_wherever_it_is_installed(tmp_pa
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "train.py").write_text(
-        "from lockstep.tracebacks.frames import owner\n"
+        "from lockstep.base.tracebacks.frames import owner\n"
         "def main(): print(owner(__file__), owner(__file__.replace('mine', 'yours')))\n"
         "if __name__ == '__main__': main()\n"
     )

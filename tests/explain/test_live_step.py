@@ -2,7 +2,7 @@
 
 import os
 
-from lockstep.measure.live_step import LiveStep, live_step, read_live_step
+from lockstep.journal.measure.live_step import LiveStep, live_step, read_live_step
 
 
 def test_another_process_reads_the_step_of_now():

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from explain_scripts import train
 
-from lockstep.config import RunConfig
-from lockstep.errors import ConfigError
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ConfigError
 
 
 def count_of(name, rank):

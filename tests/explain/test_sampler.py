@@ -4,11 +4,11 @@ import time
 
 import pytest
 
+from lockstep.base.tracebacks.frames import MOST_FRAMES
 from lockstep.tools.explain import sampler
 from lockstep.tools.explain.black_box import BlackBox, fits, read_box
 from lockstep.tools.explain.sampler import Sampler, fail_current, shortened
 from lockstep.tools.explain.script_clock import ScriptClock
-from lockstep.tracebacks.frames import MOST_FRAMES
 
 TRACEBACK = "line of a traceback\n" * 300
 WINDOWS = tuple([12345 + n, 0.0123, 0.0125, 0.0128, 0.00123, {"forward": 8, "backward": 4}, []] for n in range(64))

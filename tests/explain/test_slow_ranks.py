@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lockstep.measure.split import busy_of
+from lockstep.journal.measure.split import busy_of
 from lockstep.tools.explain.slow_ranks import SlowRank, SlowRanks, judge
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.stopping import catches
+from lockstep.base.stopping import catches
 from lockstep.tools.explain.stack_request import IN_C_SIGNAL, SIGNAL, StackResponder, request_stack
 
 BUSY = """

@@ -9,9 +9,9 @@ import torch
 from click.testing import CliRunner
 from explain_scripts import train
 
+from lockstep.journal.measure.split import bound_of, shares_of
+from lockstep.journal.measure.step_clock import CHECKPOINT, LOADING, PartTimer, StepClock
 from lockstep.listener import Stage
-from lockstep.measure.split import bound_of, shares_of
-from lockstep.measure.step_clock import CHECKPOINT, LOADING, PartTimer, StepClock
 from lockstep.plan.shards import plan_step
 from lockstep.tools.audit.timer import AuditTimer
 from lockstep.tools.runs import command as runs

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from lockstep.base.tracebacks.frames import OURS
 from lockstep.tools.explain.process import ProcessFacts
 from lockstep.tools.explain.rank_reports import RankReport
 from lockstep.tools.explain.stuck import BUSY_S, limit_s, who_waits, who_works
-from lockstep.tracebacks.frames import OURS
 
 WAITING = [["/site-packages/torch/distributed/distributed_c10d.py", 10, "all_reduce"], ["/home/me/train.py", 20, "<module>"]]
 

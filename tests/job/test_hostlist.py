@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.job.hostlist import expand_counts, expand_hosts
+from lockstep.world.job.hostlist import expand_counts, expand_hosts
 
 pytestmark = pytest.mark.timeout(30)
 

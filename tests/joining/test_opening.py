@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from checkpoint_files import write_files
 
-from lockstep.checkpoint.store import Store
-from lockstep.config import RunConfig
-from lockstep.errors import CheckpointError, ConfigError
-from lockstep.job.job import Job
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import CheckpointError, ConfigError
 from lockstep.joining.opening import Launch, open_run
-from lockstep.rundir.birth import Birth, Command, read_birth
-from lockstep.world import World
+from lockstep.state.checkpoint.store import Store
+from lockstep.state.rundir.birth import Birth, Command, read_birth
+from lockstep.world.environment import World
+from lockstep.world.job.job import Job
 
 pytestmark = pytest.mark.timeout(30)
 BORN = Birth(shards=4, exact=False, accumulate=1, seed=3, threads=2, precision="32-true", device="cpu")
@@ -85,7 +85,7 @@ def in_use(run_dir):
     code = f"""
 import sys
 from pathlib import Path
-from lockstep.rundir.lock import RunLock
+from lockstep.state.rundir.lock import RunLock
 lock = RunLock(Path({str(run_dir)!r}))
 print("held", flush=True)
 sys.stdin.read()

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from lockstep.config import RunConfig
-from lockstep.errors import ConfigError
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ConfigError
 from lockstep.launch import gpus
 from lockstep.launch.local import check_fit, reserved_port, resolve_nproc
 from lockstep.launch.program import find_script

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from lockstep.config import RunConfig
-from lockstep.errors import ConfigError
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ConfigError
 from lockstep.launch.binding import bind_here, plan_binding
 from lockstep.launch.topology import Node, read_nodes
 

@@ -14,10 +14,10 @@ from lockstep.launch.elastic.signed import SignedStore
 from lockstep.launch.exchange import Exchange
 from lockstep.launch.observer import Launch
 from lockstep.launch.secret import Secret
-from lockstep.machine.identity import shared_by
 from lockstep.tools.explain.black_box import BlackBox, box_path
 from lockstep.tools.explain.launching.compared_calls import ComparedCalls
 from lockstep.tools.explain.launching.watching import Watching
+from lockstep.world.machine.identity import shared_by
 
 WAITING = [["/torch/distributed/distributed_c10d.py", 1, "all_reduce"], ["train.py", 3, "<module>"]]
 WORKING = [["train.py", 7, "load"], ["train.py", 3, "<module>"]]

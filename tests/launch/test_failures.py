@@ -10,7 +10,7 @@ import textwrap
 import pytest
 from launch_helpers import is_running, read_pids
 
-from lockstep.errors import LaunchError
+from lockstep.base.errors import LaunchError
 from lockstep.launch import failures
 from lockstep.launch.output import OutputPlan
 from lockstep.tools.explain.launching.watching import frames_of

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from lockstep.errors import ConfigError, LaunchError, UsageError
+from lockstep.base.errors import ConfigError, LaunchError, UsageError
 from lockstep.launch import server as fork_server
 from lockstep.launch.function import launch
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from launch_helpers import free_port, listening
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.launch.endpoint import find_endpoint, introduce
 from lockstep.launch.nodes import DEFAULT_PORT, QUICK, plan_nodes
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.secret import SharedSecret
-from lockstep.machine.addresses import is_loopback, outward_addresses, source_address
+from lockstep.world.machine.addresses import is_loopback, outward_addresses, source_address
 
 
 def plan(**options):

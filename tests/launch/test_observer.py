@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep import extensions, process_observer
+from lockstep.base import extensions, process_observer
 from lockstep.launch.observer import Launch, Observer, Observers
 
 SOURCE = Path(__file__).parents[2] / "src" / "lockstep"

@@ -9,7 +9,7 @@ import sys
 import pytest
 from launch_helpers import until
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.launch.output import OutputPlan
 
 pytestmark = pytest.mark.timeout(40)

@@ -7,7 +7,7 @@ import signal
 import pytest
 from launch_helpers import MEET, is_running, read_pids, until
 
-from lockstep.errors import ConfigError, LaunchError
+from lockstep.base.errors import ConfigError, LaunchError
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.restarts import check_max_restarts
 from lockstep.launch.supervise import GRACE_S

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.launch.nodes import plan_nodes
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.secret import Secret, shared_secret

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from launch_helpers import is_running, until
 
-from lockstep.errors import LaunchError
+from lockstep.base.errors import LaunchError
 from lockstep.launch.messages import Receiver
 from lockstep.launch.server import ForkServer
 

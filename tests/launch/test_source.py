@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.program import check_script, check_starter
 from lockstep.launch.source import Source

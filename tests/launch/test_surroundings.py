@@ -3,7 +3,7 @@
 import pytest
 from slurm_variables import ALONE, JOB, TASK
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.launch.surroundings import check_surroundings
 
 MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}

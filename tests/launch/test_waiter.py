@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.errors import LaunchError
+from lockstep.base.errors import LaunchError
 from lockstep.launch.elastic import waiter
 from lockstep.launch.elastic.waiter import Stop, Waiter
 

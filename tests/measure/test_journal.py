@@ -8,9 +8,9 @@ import pytest
 
 from lockstep.journal.events import FILE_NAME
 from lockstep.journal.history import read_events
-from lockstep.measure.journal import Journal
-from lockstep.measure.tensorboard import TensorBoard
-from lockstep.measure.trackers import Trackers
+from lockstep.journal.measure.journal import Journal
+from lockstep.journal.measure.tensorboard import TensorBoard
+from lockstep.journal.measure.trackers import Trackers
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -52,9 +52,9 @@ def test_tensorboard_gets_training_and_evaluation_apart(tmp_path, run_here):
         """
         import sys
         from pathlib import Path
-        from lockstep.measure.tensorboard import TensorBoard
-        from lockstep.measure.journal import Journal
-        from lockstep.measure.trackers import Trackers
+        from lockstep.journal.measure.tensorboard import TensorBoard
+        from lockstep.journal.measure.journal import Journal
+        from lockstep.journal.measure.trackers import Trackers
 
         journal = Journal(Path(sys.argv[1]), Trackers([TensorBoard(Path(sys.argv[1]), None)]))
         assert "tensorboard" not in sys.modules, "it takes a second, and nothing was logged yet"

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 import lockstep
-from lockstep.errors import ConfigError, UsageError
-from lockstep.measure.log import MetricLog
+from lockstep.base.errors import ConfigError, UsageError
+from lockstep.journal.measure.log import MetricLog
 
 pytestmark = pytest.mark.timeout(60)
 

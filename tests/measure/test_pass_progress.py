@@ -2,9 +2,9 @@
 
 import pytest
 
-from lockstep.measure import step_counter
-from lockstep.measure.pass_progress import bar_line, clock, time_left
-from lockstep.measure.step_counter import StepCounter
+from lockstep.journal.measure import step_counter
+from lockstep.journal.measure.pass_progress import bar_line, clock, time_left
+from lockstep.journal.measure.step_counter import StepCounter
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from lockstep.measure import progress
-from lockstep.measure.progress import Bar, Lines, ProgressUpdater, choose_display
-from lockstep.stopping import say
+from lockstep.base.stopping import say
+from lockstep.journal.measure import progress
+from lockstep.journal.measure.progress import Bar, Lines, ProgressUpdater, choose_display
 
 pytestmark = pytest.mark.timeout(20)
 

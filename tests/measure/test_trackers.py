@@ -6,13 +6,13 @@ import textwrap
 
 import pytest
 
-from lockstep.config import RunConfig
-from lockstep.errors import ConfigError
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ConfigError
+from lockstep.base.trackers import split_track, without_services
 from lockstep.journal.history import read_history
+from lockstep.journal.measure.trackers import Trackers
+from lockstep.journal.measure.wandb_like import last_written
 from lockstep.journal.writer import EventWriter
-from lockstep.measure.trackers import Trackers
-from lockstep.measure.wandb_like import last_written
-from lockstep.trackers import split_track, without_services
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -9,9 +9,9 @@ import types
 
 import pytest
 
-from lockstep.errors import UsageError
-from lockstep.measure import usage
-from lockstep.measure.usage import UsageMeter
+from lockstep.base.errors import UsageError
+from lockstep.journal.measure import usage
+from lockstep.journal.measure.usage import UsageMeter
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(30)
 PROGRAM = """
 import json, resource, subprocess, sys, time
 import psutil
-from lockstep.measure.usage import UsageMeter
+from lockstep.journal.measure.usage import UsageMeter
 
 def burn(seconds):
     end = time.process_time() + seconds
@@ -108,14 +108,14 @@ def test_peak_memory_keeps_what_was_given_back():
 
 def test_peak_memory_of_a_small_child_is_not_that_of_its_parent():
     block = b"x" * 300_000_000  # noqa: F841 - held while the child starts
-    code = "from lockstep.measure.usage import peak_rss_bytes; print(peak_rss_bytes())"
+    code = "from lockstep.journal.measure.usage import peak_rss_bytes; print(peak_rss_bytes())"
     environment = {**os.environ, "PYTHONPATH": ""}
     small = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert int(small.stdout) < 250_000_000
 
 
 def test_reading_the_module_imports_no_torch():
-    spec = importlib.util.find_spec("lockstep.measure.usage")
+    spec = importlib.util.find_spec("lockstep.journal.measure.usage")
     code = f"import runpy, sys; runpy.run_path({spec.origin!r}); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 

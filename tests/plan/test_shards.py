@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.plan.shards import block, deal, num_active_ranks, plan_step, shard_slice
 
 pytestmark = pytest.mark.timeout(30)

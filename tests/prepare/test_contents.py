@@ -10,9 +10,9 @@ from torch.nn.utils import parametrizations
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
-from lockstep.checkpoint.staging import Staging
-from lockstep.checkpoint.tree import put_together, take_apart
 from lockstep.prepare.contents import content_of, innermost
+from lockstep.state.checkpoint.staging import Staging
+from lockstep.state.checkpoint.tree import put_together, take_apart
 
 pytestmark = [
     pytest.mark.timeout(60),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.errors import ModelError
+from lockstep.base.errors import ModelError
 from lockstep.prepare.checks import check_placed, describe
 
 pytestmark = pytest.mark.timeout(20)

@@ -8,9 +8,9 @@ import numpy
 import pytest
 import torch
 
-from lockstep.checkpoint.tree import put_together, take_apart
-from lockstep.errors import MismatchError, UsageError
+from lockstep.base.errors import MismatchError, UsageError
 from lockstep.prepare.registered import registered_content
+from lockstep.state.checkpoint.tree import put_together, take_apart
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -4,8 +4,8 @@ import json
 import os
 import zlib
 
-from lockstep.checkpoint.manifest import FILE_NAME as MANIFEST
-from lockstep.checkpoint.manifest import _digest
+from lockstep.state.checkpoint.manifest import FILE_NAME as MANIFEST
+from lockstep.state.checkpoint.manifest import _digest
 from lockstep.tools.explain.black_box import _HEADER, _MAGIC, SLOT_BYTES, read_box
 
 HUGE = "1" + "0" * 5000

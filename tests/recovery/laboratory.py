@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from crew import warm_server
 
-from lockstep.checkpoint.store import Store
 from lockstep.journal.history import read_events
 from lockstep.launch.local import run_workers
 from lockstep.launch.options import LaunchOptions
@@ -27,6 +26,7 @@ from lockstep.launch.script import interruption
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.source import Source
 from lockstep.launch.spec import LaunchSpec
+from lockstep.state.checkpoint.store import Store
 
 HERE = Path(__file__).parent
 PLAIN = HERE / "plain.py"

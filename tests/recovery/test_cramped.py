@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 from laboratory import HERE
 
+from lockstep.base.stopping import UNSAVED_END_STATUS
 from lockstep.journal.history import read_events
-from lockstep.measure import journal, tensorboard
-from lockstep.measure.trackers import Trackers
-from lockstep.stopping import UNSAVED_END_STATUS
+from lockstep.journal.measure import journal, tensorboard
+from lockstep.journal.measure.trackers import Trackers
 
 pytestmark = pytest.mark.timeout(90)
 

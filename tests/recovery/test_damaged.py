@@ -7,9 +7,9 @@ import shutil
 import pytest
 from laboratory import PLAIN
 
-from lockstep.checkpoint import manifest
-from lockstep.checkpoint.store import Store
-from lockstep.errors import CheckpointError
+from lockstep.base.errors import CheckpointError
+from lockstep.state.checkpoint import manifest
+from lockstep.state.checkpoint.store import Store
 
 pytestmark = pytest.mark.timeout(60)
 

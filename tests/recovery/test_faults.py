@@ -15,9 +15,9 @@ import pytest
 from laboratory import KILLED, PLAIN
 from seeds import seeds
 
-from lockstep.checkpoint.manifest import verify
-from lockstep.checkpoint.store import Store
-from lockstep.errors import CheckpointError
+from lockstep.base.errors import CheckpointError
+from lockstep.state.checkpoint.manifest import verify
+from lockstep.state.checkpoint.store import Store
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -10,13 +10,13 @@ import pytest
 from hostile import KINDS, replace, set_in_manifest, wrong_json
 from laboratory import PLAIN
 
-from lockstep.checkpoint.store import Store
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import LockstepError
 from lockstep.cli.main import main
-from lockstep.config import RunConfig
-from lockstep.errors import LockstepError
 from lockstep.joining.opening import Launch, open_run
-from lockstep.rundir.birth import Birth, Command
-from lockstep.world import World
+from lockstep.state.checkpoint.store import Store
+from lockstep.state.rundir.birth import Birth, Command
+from lockstep.world.environment import World
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.recovery.lateness import Lateness
+from lockstep.state.recovery.lateness import Lateness
 
 
 def warnings_of(every, begun, *, wall_s, parts_s=(), is_late=True):

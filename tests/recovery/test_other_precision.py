@@ -3,10 +3,10 @@
 import pytest
 from laboratory import PLAIN
 
-from lockstep.checkpoint.manifest import Manifest
-from lockstep.checkpoint.store import Store
-from lockstep.checkpoint.weights import Tensors, load_weights
-from lockstep.config import PRECISIONS
+from lockstep.base.config import PRECISIONS
+from lockstep.state.checkpoint.manifest import Manifest
+from lockstep.state.checkpoint.store import Store
+from lockstep.state.checkpoint.weights import Tensors, load_weights
 
 pytestmark = pytest.mark.timeout(90)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.errors import UsageError
-from lockstep.recovery.position import Position, ScriptCursor
+from lockstep.base.errors import UsageError
+from lockstep.state.recovery.position import Position, ScriptCursor
 
 pytestmark = pytest.mark.timeout(60)
 

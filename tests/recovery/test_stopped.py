@@ -17,9 +17,9 @@ import pytest
 from interrupted_scripts import TAILS, source_of
 from laboratory import PLAIN, SETTINGS
 
+from lockstep.base.stopping import INTERRUPTED_STATUS, REQUEUE_STATUS, SAME_S, UNSAVED_STATUS
 from lockstep.journal.history import read_events
 from lockstep.launch import supervise
-from lockstep.stopping import INTERRUPTED_STATUS, REQUEUE_STATUS, SAME_S, UNSAVED_STATUS
 
 pytestmark = pytest.mark.timeout(60)
 

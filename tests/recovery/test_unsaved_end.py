@@ -7,7 +7,7 @@ import textwrap
 import pytest
 from laboratory import PLAIN
 
-from lockstep.stopping import UNSAVED_END_STATUS
+from lockstep.base.stopping import UNSAVED_END_STATUS
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.long]
 

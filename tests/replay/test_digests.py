@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.errors import UsageError
+from lockstep.base.errors import UsageError
 from lockstep.tools.replay.comparison import compare, in_words
 from lockstep.tools.replay.digests import Digests, PhaseGradient, Shard, gather, row
 from lockstep.tools.replay.step_names import step_with_first_difference, step_with_nan, step_with_worst_loss

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.tools.replay.directory import checkpoint_before
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.long]

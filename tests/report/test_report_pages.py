@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.measure.split import PARTS
+from lockstep.journal.measure.split import PARTS
 from lockstep.tools.compare.comparison import Comparison, RowResult, RowRun
 from lockstep.tools.compare.figures import figures_of
 from lockstep.tools.compare.methods import Row, parse_method

@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 import pytest
 
-from lockstep.errors import ConfigError
-from lockstep.rundir.birth import Birth, Command, is_damaged, read_birth, reconcile, write_birth
+from lockstep.base.errors import ConfigError
+from lockstep.state.rundir.birth import Birth, Command, is_damaged, read_birth, reconcile, write_birth
 
 pytestmark = pytest.mark.timeout(20)
 BORN = Birth(shards=4, exact=False, accumulate=2, seed=3, threads=2, precision="32-true", device="cpu")

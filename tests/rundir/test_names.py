@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.errors import ConfigError
-from lockstep.rundir.names import default_run_dir, earlier_run_dirs, rename_old_run
+from lockstep.base.errors import ConfigError
+from lockstep.state.rundir.names import default_run_dir, earlier_run_dirs, rename_old_run
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.tools.slurm.batch import batch_text
 from lockstep.tools.slurm.request import Request
 

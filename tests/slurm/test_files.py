@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.tools.slurm.files import write
 
 pytestmark = pytest.mark.timeout(20)

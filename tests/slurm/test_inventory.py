@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.tools.slurm.inventory import check, read_nodes
 from lockstep.tools.slurm.request import Request
 

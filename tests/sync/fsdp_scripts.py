@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
-from lockstep.comm.dtensors import full_tensor, is_dtensor, to_local
+from lockstep.world.comm.dtensors import full_tensor, is_dtensor, to_local
 
 NUM_STEPS = 8
 

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 import lockstep
+from lockstep.journal.measure.step_clock import StepClock
 from lockstep.loop.ledger import Ledger
-from lockstep.measure.step_clock import StepClock
 from lockstep.plan.shards import block, plan_step
 from lockstep.sync import exact, together
 from lockstep.sync.ddp import DDPSync

@@ -7,11 +7,11 @@ import sync_scripts
 import torch
 from torch import nn
 
-from lockstep.comm.group import Transport
-from lockstep.config import RunConfig
-from lockstep.errors import ConfigError, LaunchError, ModelError
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ConfigError, LaunchError, ModelError
 from lockstep.sync.dp import DataParallelSync, _Copied
 from lockstep.sync.table import make_sync, resolve_strategy
+from lockstep.world.comm.group import Transport
 
 pytestmark = pytest.mark.timeout(60)
 ONE, TWO = (torch.device("cpu"),), (torch.device("cpu"),) * 2

@@ -5,7 +5,7 @@ from functools import partial
 import fsdp_scripts as scripts
 import pytest
 
-from lockstep.errors import LaunchError
+from lockstep.base.errors import LaunchError
 
 pytestmark = pytest.mark.timeout(90)
 

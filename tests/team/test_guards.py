@@ -9,7 +9,7 @@ import guard_scripts
 import pytest
 import torch
 
-from lockstep.errors import LaunchError
+from lockstep.base.errors import LaunchError
 
 pytestmark = pytest.mark.timeout(60)
 

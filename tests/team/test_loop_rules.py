@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 import team_scripts
 
-from lockstep.errors import LaunchError
+from lockstep.base.errors import LaunchError
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 

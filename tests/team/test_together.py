@@ -11,7 +11,7 @@ import psutil
 import pytest
 import team_scripts
 
-from lockstep.errors import LaunchError
+from lockstep.base.errors import LaunchError
 
 pytestmark = pytest.mark.timeout(60)
 HERE = Path(__file__).parent

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import lockstep
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 

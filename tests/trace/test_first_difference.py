@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from lockstep.errors import UsageError
+from lockstep.base.errors import UsageError
 from lockstep.tools.verify.trace.differences import first_difference, first_fault, learned, uses_each_sample_once
 from lockstep.tools.verify.trace.origin import origin
 from lockstep.tools.verify.trace.traced_run import gather

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from lockstep.config import RunConfig
-from lockstep.errors import ConfigError
-from lockstep.machine.cores import num_cores
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ConfigError
 from lockstep.plan.loading import Loading
 from lockstep.tools.tune.tuned import Situation, Tuned, fit, read
+from lockstep.world.machine.cores import num_cores
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -39,7 +39,7 @@ for epoch in team.epochs(2):
         for batch in evaluation:
             for x, y in batch.shards:
                 batch.add(loss=(model(x) - y).square().mean())
-from lockstep.digest import digest
+from lockstep.base.digest import digest
 team.print("workers", loader.num_workers, other.num_workers, loader.prefetch_factor, loader.pin_memory)
 team.print("digest", digest([model.state_dict(), optimizer.state_dict(), evaluation["loss"]]))
 """

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import click
 
-from lockstep.errors import ConfigError
-from lockstep.option import GROUPS, Option, options_of
-from lockstep.visible import visible
+from lockstep.base.errors import ConfigError
+from lockstep.base.option import GROUPS, Option, options_of
+from lockstep.base.visible import visible
 
 F = TypeVar("F", bound=Callable[..., Any])
 

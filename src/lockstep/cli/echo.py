@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from lockstep.visible import visible
+from lockstep.base.visible import visible
 
 
 class Styled(NamedTuple):

@@ -6,7 +6,7 @@ import difflib
 
 import click
 
-from lockstep import extensions
+from lockstep.base import extensions
 from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
-from lockstep.errors import ConfigError, LaunchError, LockstepError, UsageError
+from lockstep.base.errors import ConfigError, LaunchError, LockstepError, UsageError
 
 _INTERRUPTED = 128 + signal.SIGINT
 _STARTS_NOTHING = {"--help", "--help-all", "-h", "--print-config"}
@@ -106,7 +106,7 @@ def show_error(error: LockstepError) -> int:
     """Print an error without a traceback; returns the exit status."""
     from lockstep.cli.echo import Styled, echo
     from lockstep.journal.failure import FailureRecord
-    from lockstep.world import failure_file
+    from lockstep.world.environment import failure_file
 
     summary = error.summary if isinstance(error, LaunchError) else str(error).partition("\n")[0]
     FailureRecord(summary=summary, report=f"error: {error}").write(failure_file())

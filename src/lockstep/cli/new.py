@@ -11,10 +11,10 @@ from pathlib import Path
 
 import click
 
+from lockstep.base.config import RUNS
+from lockstep.base.errors import UsageError
 from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT
-from lockstep.config import RUNS
-from lockstep.errors import UsageError
 
 NAME = "train.py"
 KINDS = ("mlp", "cnn", "lm")

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import click
 
+from lockstep.base.config import RunConfig
+from lockstep.base.option import MACHINES, Option, options_of
 from lockstep.cli.config_file import config_option
 from lockstep.cli.echo import echo
-from lockstep.config import RunConfig
 from lockstep.launch.options import LaunchOptions
-from lockstep.option import MACHINES, Option, options_of
 
 _HELP_ALL = "lockstep.help_all"
 F = TypeVar("F", bound=Callable[..., Any])

@@ -7,7 +7,7 @@ from rich.status import Status
 from rich.text import Text
 
 from lockstep.cli.tables import say
-from lockstep.machine.sizes import span
+from lockstep.world.machine.sizes import span
 
 
 class Progress:

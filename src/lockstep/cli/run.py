@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ConfigError
+from lockstep.base.option import GROUPS, options_of
 from lockstep.cli.config_file import as_toml, config_option
 from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, args_of_script, given, options_from
-from lockstep.config import RunConfig
-from lockstep.errors import ConfigError
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.script import run_script
-from lockstep.option import GROUPS, options_of
 
 _EPILOG = """
 \b

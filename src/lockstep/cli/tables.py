@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.visible import visible
+from lockstep.base.visible import visible
 
 _GAP = 2
 

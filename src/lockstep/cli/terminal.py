@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from lockstep.visible import visible
+from lockstep.base.visible import visible
 
 _PLAIN_WIDTH = 140  # columns, where the output is not a terminal
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import torch
 from typing_extensions import override
 
+from lockstep.base.errors import UsageError
 from lockstep.data.batches import to_device
 from lockstep.data.values import MEAN, Total
-from lockstep.errors import UsageError
 from lockstep.plan.shards import MicroStep, StepPlan
 
 ShardRun = tuple[MicroStep, Any]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.errors import DataError
+from lockstep.base.errors import DataError
 
 
 def _is_array(value: Any) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset, Subset
 
+from lockstep.base.errors import DataError
 from lockstep.data.streams import Purpose
-from lockstep.errors import DataError
 
 _MOST_LISTED = 16
 

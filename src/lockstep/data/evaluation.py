@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from lockstep.base.errors import UsageError
 from lockstep.data.evaluation_pass import EvaluationBatch, EvaluationPass
 from lockstep.data.streams import preserve_rng
-from lockstep.errors import UsageError
 
 
 class Evaluation:

@@ -15,13 +15,13 @@ from typing import Any, NoReturn, Protocol
 import torch
 from typing_extensions import override
 
-from lockstep.comm.collectives import Collectives
+from lockstep.base.errors import ConfigError, DataError, UsageError
 from lockstep.data.batch import GlobalBatch
 from lockstep.data.batches import count_samples, to_device
 from lockstep.data.evaluation_source import Dealt, EvaluationKey, EvaluationSource
 from lockstep.data.metric_updates import MetricUpdates
 from lockstep.data.values import SUM, Part, check_weight, combine, on_cpu, part_of, take
-from lockstep.errors import ConfigError, DataError, UsageError
+from lockstep.world.comm.collectives import Collectives
 
 LINES = (
     "The lines: `for images, labels in evaluation.shards: ... evaluation.add(accuracy=...)`, and evaluation['accuracy'] after "

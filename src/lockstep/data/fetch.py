@@ -16,14 +16,14 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate, get_worker_info
 
+from lockstep.base.errors import DataError
+from lockstep.base.stopping import leave_signals_to_parent
 from lockstep.data.batches import pin
 from lockstep.data.culprit import Culprit
 from lockstep.data.dataset_snapshot import DatasetSnapshot
 from lockstep.data.streams import Purpose, reseed
-from lockstep.errors import DataError
-from lockstep.machine.threads import Lowered, use_threads
 from lockstep.plan.loading import USUAL_PREFETCH, Loading
-from lockstep.stopping import leave_signals_to_parent
+from lockstep.world.machine.threads import Lowered, use_threads
 
 
 @dataclass(slots=True)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import torch
 from torch.utils.data import DataLoader
 
+from lockstep.base.errors import UsageError
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.batch import Batch, PhaseDriver
 from lockstep.data.sources import Deal, Source, choose_source
-from lockstep.errors import UsageError
 from lockstep.plan.shards import StepPlan
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.comm.collectives import Collectives
+from lockstep.base.errors import UsageError
 from lockstep.data.batches import map_tensors
-from lockstep.errors import UsageError
+from lockstep.world.comm.collectives import Collectives
 
 
 class MetricUpdates:

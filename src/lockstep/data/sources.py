@@ -23,6 +23,7 @@ from torch.utils.data import (
 )
 from typing_extensions import override
 
+from lockstep.base.digest import digest
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.batches import count_samples, cut
 from lockstep.data.culprit import Culprit
@@ -31,7 +32,6 @@ from lockstep.data.reader import StreamReader
 from lockstep.data.states import has_state, put_state, take_state
 from lockstep.data.streams import Purpose
 from lockstep.data.torch_loader import check_batches, is_torch_loader, samplers_of, set_epoch
-from lockstep.digest import digest
 from lockstep.plan.length import length_of
 from lockstep.plan.shards import MicroStep, StepPlan, shard_slice
 

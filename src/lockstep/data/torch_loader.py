@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lockstep.errors import DataError
+from lockstep.base.errors import DataError
 
 
 def set_epoch(epoch: int, *objects: object) -> None:

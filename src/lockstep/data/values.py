@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.errors import ConfigError, UsageError, unknown_name
+from lockstep.base.errors import ConfigError, UsageError, unknown_name
 
 MEAN, SUM, COUNT = "mean", "sum", "count"
 _LARGEST_COUNT = 2**53

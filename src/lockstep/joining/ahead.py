@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep import extensions
+from lockstep.base import extensions
 from lockstep.joining import join
 
 __all__ = ["join"]

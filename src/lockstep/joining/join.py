@@ -12,10 +12,26 @@ from typing import Any, ParamSpec
 
 import torch
 
-from lockstep import errors
-from lockstep.comm.agreement import compare_ranks
-from lockstep.comm.collectives import Collectives
-from lockstep.comm.group import (
+from lockstep.base import errors
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import LockstepError, UsageError
+from lockstep.base.trackers import split_track
+from lockstep.data.streams import script_seed
+from lockstep.joining.instrument import make_instruments
+from lockstep.joining.opening import Launch, OpenRun, open_run
+from lockstep.joining.parts import Parts, RunContext
+from lockstep.joining.startup.consistency import check_sight, check_software
+from lockstep.joining.startup.spawned import check_not_imported
+from lockstep.joining.team import Team
+from lockstep.joining.unlaunched import show_uncaught
+from lockstep.plan.shards import block
+from lockstep.state.recovery.resuming import Checkpoint
+from lockstep.state.rundir.birth import Birth, Command
+from lockstep.state.rundir.lock import RunLock
+from lockstep.sync.table import promises_bits, resolve_strategy
+from lockstep.world.comm.agreement import compare_ranks
+from lockstep.world.comm.collectives import Collectives
+from lockstep.world.comm.group import (
     Transport,
     check_not_open,
     choose_devices,
@@ -24,26 +40,10 @@ from lockstep.comm.group import (
     default_group,
     open_group,
 )
-from lockstep.comm.store import open_store
-from lockstep.config import RunConfig
-from lockstep.data.streams import script_seed
-from lockstep.errors import LockstepError, UsageError
-from lockstep.instrument import make_instruments
-from lockstep.joining.opening import Launch, OpenRun, open_run
-from lockstep.joining.unlaunched import show_uncaught
-from lockstep.machine.cores import num_cores
-from lockstep.machine.threads import use_threads
-from lockstep.parts import Parts, RunContext
-from lockstep.plan.shards import block
-from lockstep.recovery.resuming import Checkpoint
-from lockstep.rundir.birth import Birth, Command
-from lockstep.rundir.lock import RunLock
-from lockstep.startup.consistency import check_sight, check_software
-from lockstep.startup.spawned import check_not_imported
-from lockstep.sync.table import promises_bits, resolve_strategy
-from lockstep.team import Team
-from lockstep.trackers import split_track
-from lockstep.world import Environment, World, read_environment
+from lockstep.world.comm.store import open_store
+from lockstep.world.environment import Environment, World, read_environment
+from lockstep.world.machine.cores import num_cores
+from lockstep.world.machine.threads import use_threads
 
 P = ParamSpec("P")
 

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from lockstep.checkpoint.manifest import Manifest
-from lockstep.checkpoint.store import Store
-from lockstep.config import RUNS, RunConfig
-from lockstep.errors import CheckpointError, ConfigError
+from lockstep.base.config import RUNS, RunConfig
+from lockstep.base.errors import CheckpointError, ConfigError
+from lockstep.base.regular import own_directory
 from lockstep.journal.history import read_launches
 from lockstep.plan.shards import block
-from lockstep.recovery.resuming import Checkpoint
-from lockstep.regular import own_directory
-from lockstep.rundir.birth import Birth, Command, birth_of, check_saved, is_damaged, read_birth, reconcile, write_birth
-from lockstep.rundir.lock import PATIENCE_S, RunLock, holder_of, last_job, last_launch
-from lockstep.rundir.names import default_run_dir, earlier_run_dirs, rename_old_run
-from lockstep.world import World
+from lockstep.state.checkpoint.manifest import Manifest
+from lockstep.state.checkpoint.store import Store
+from lockstep.state.recovery.resuming import Checkpoint
+from lockstep.state.rundir.birth import Birth, Command, birth_of, check_saved, is_damaged, read_birth, reconcile, write_birth
+from lockstep.state.rundir.lock import PATIENCE_S, RunLock, holder_of, last_job, last_launch
+from lockstep.state.rundir.names import default_run_dir, earlier_run_dirs, rename_old_run
+from lockstep.world.environment import World
 
 _FINISHED, _INTERRUPTED, _LOST = "finished", "interrupted", "lost"
 _AFTER_LOSS_S = 120.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
-from lockstep import process_observer
-from lockstep.world import failure_file, shows_tracebacks
+from lockstep.base import process_observer
+from lockstep.world.environment import failure_file, shows_tracebacks
 
 
 def show_uncaught() -> None:
@@ -20,8 +20,8 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     # Only here: needed by failures alone.
     import traceback
 
+    from lockstep.base.tracebacks.excerpt import excerpt, first_line, plain_message, without_noise
     from lockstep.journal.failure import FailureRecord
-    from lockstep.tracebacks.excerpt import excerpt, first_line, plain_message, without_noise
 
     text = without_noise("".join(traceback.format_exception(kind, error, trace)))
     process_observer.tell(lambda observer: observer.fail(text))

@@ -45,7 +45,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from lockstep.shapes import Count, Ranks, Seconds, fits, parse
+from lockstep.base.shapes import Count, Ranks, Seconds, fits, parse
 
 FILE_NAME = "events.jsonl"
 

@@ -12,8 +12,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.regular import read_bytes
-from lockstep.shapes import check, parse
+from lockstep.base.regular import read_bytes
+from lockstep.base.shapes import check, parse
 
 _MOST_BYTES = 1 << 20
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.base.regular import MOST_BYTES, read_lines
 from lockstep.journal.events import FILE_NAME, REPEATED, Event, kind_of, number_in, read_event, repeated_after
-from lockstep.regular import MOST_BYTES, read_lines
 
 _SPARE = 4
 """Lines of a kind that are kept by a reader that wants the last: the launch may have been killed while it wrote one."""

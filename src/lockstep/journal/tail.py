@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lockstep.base.regular import MOST_BYTES, MOST_LINE_BYTES, open_to_read
 from lockstep.journal.events import read_event
-from lockstep.regular import MOST_BYTES, MOST_LINE_BYTES, open_to_read
 
 _BLOCK_BYTES = 1 << 24
 

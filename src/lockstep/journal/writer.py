@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep.base.regular import open_to_write
+from lockstep.base.visible import visible
 from lockstep.journal.events import FILE_NAME
-from lockstep.regular import open_to_write
-from lockstep.visible import visible
 
 
 def _finite(value: Any) -> Any:

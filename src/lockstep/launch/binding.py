@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep.config import RunConfig
-from lockstep.errors import ConfigError, unknown_name
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ConfigError, unknown_name
 from lockstep.launch import gpus
 from lockstep.launch.topology import Node, format_cpus, read_gpu_nodes, read_nodes
-from lockstep.machine.cores import num_cores
+from lockstep.world.machine.cores import num_cores
 
 BINDINGS = ("none", "auto", "cores", "numa")
 

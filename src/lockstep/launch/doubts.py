@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from lockstep.base.option import MACHINES, PROCESSES, options_of
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.source import Source
 from lockstep.launch.spec import Script
-from lockstep.option import MACHINES, PROCESSES, options_of
 
 OF_RUNS = ("--shards", "--run-dir", "--checkpoint-every", "--fresh")
 """Settings of runs that hardly any script has an option for."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import traceback
 
-from lockstep.errors import AbandonedError, StrangerError
-from lockstep.stopping import Stopped
-from lockstep.tracebacks.chain import chain, message_of
-from lockstep.tracebacks.frames import owner
+from lockstep.base.errors import AbandonedError, StrangerError
+from lockstep.base.stopping import Stopped
+from lockstep.base.tracebacks.chain import chain, message_of
+from lockstep.base.tracebacks.frames import owner
 
 _TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError", "PeerError", "AbandonedError"}
 _TEXTS = (

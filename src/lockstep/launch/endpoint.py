@@ -7,10 +7,11 @@ import errno
 import socket
 from dataclasses import dataclass
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
+from lockstep.base.stopping import say
 from lockstep.launch.nodes import Nodes
 from lockstep.launch.secret import SharedSecret
-from lockstep.machine.addresses import (
+from lockstep.world.machine.addresses import (
     SOMEWHERE,
     addresses_of,
     is_loopback,
@@ -19,7 +20,6 @@ from lockstep.machine.addresses import (
     outward_addresses,
     source_address,
 )
-from lockstep.stopping import say
 
 
 @dataclass(frozen=True, kw_only=True)

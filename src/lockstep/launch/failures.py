@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lockstep.errors import CheckpointError, ConfigError, LaunchError, LossError, MismatchError, ModelError, UsageError
+from lockstep.base.errors import CheckpointError, ConfigError, LaunchError, LossError, MismatchError, ModelError, UsageError
+from lockstep.base.stopping import AUDIT_STATUS, AuditFailed
+from lockstep.base.tracebacks.chain import message_of
+from lockstep.base.tracebacks.excerpt import excerpt, first_line, plain_message, without_noise
 from lockstep.launch.echoes import handled_before, is_echo, what_followed
-from lockstep.stopping import AUDIT_STATUS, AuditFailed
-from lockstep.tracebacks.chain import message_of
-from lockstep.tracebacks.excerpt import excerpt, first_line, plain_message, without_noise
-from lockstep.world import shows_tracebacks
+from lockstep.world.environment import shows_tracebacks
 
 _LAUNCH_DIR = str(Path(__file__).parent)
 _OURS = f"{Path(__file__).parents[1]}/"

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lockstep.config import RunConfig
-from lockstep.errors import LaunchError, UsageError
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import LaunchError, UsageError
+from lockstep.base.stopping import INTERRUPTED_STATUS, SIGNALS, Stopped, end_unsaved, is_left_alone
 from lockstep.launch import restarts, worker
 from lockstep.launch.binding import announce, bind_here
 from lockstep.launch.local import check_fit, resolve_nproc, run_workers
@@ -21,7 +22,6 @@ from lockstep.launch.private import private_directory
 from lockstep.launch.server import keep_server, take_server
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import Call, LaunchSpec
-from lockstep.stopping import INTERRUPTED_STATUS, SIGNALS, Stopped, end_unsaved, is_left_alone
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ def launch(
             processes have ended.
         KeyboardInterrupt: Ctrl-C; the run was saved if it was training, and all processes have ended.
         SystemExit: this process, or a worker, got SIGTERM or SIGUSR1, and the run was saved; the code is 75
-            (``lockstep.stopping.REQUEUE_STATUS``). Signals that this process handles itself are left to it.
+            (``lockstep.base.stopping.REQUEUE_STATUS``). Signals that this process handles itself are left to it.
     """
     if worker.importing_caller:
         raise UsageError(

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lockstep.config import STRATEGIES, RunConfig
-from lockstep.errors import ConfigError, LaunchError
+from lockstep.base.config import STRATEGIES, RunConfig
+from lockstep.base.errors import ConfigError, LaunchError
 from lockstep.launch import failures, gpus, restarts
 from lockstep.launch.exchange import Exchange
 from lockstep.launch.output import OutputPlan, Streams
@@ -21,8 +21,8 @@ from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome, supervise
-from lockstep.machine.addresses import listen
-from lockstep.machine.cores import num_cores
+from lockstep.world.machine.addresses import listen
+from lockstep.world.machine.cores import num_cores
 
 
 def resolve_nproc(asked: str | int | None, config: RunConfig | None = None) -> int:
@@ -146,7 +146,7 @@ def _served_store(spec: LaunchSpec) -> Iterator[None]:
     By this process, as by torchrun's agent: any rank may end before others that still use it.
     """
     if spec.serves_store:
-        from lockstep.machine.tcp_store import serve  # imports torch, which no other start waits for
+        from lockstep.world.machine.tcp_store import serve  # imports torch, which no other start waits for
 
         _store = serve(listen("127.0.0.1", spec.master_port), None, spec.config.timeout_s)
     yield

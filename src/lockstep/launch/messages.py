@@ -27,11 +27,11 @@ class Told:
     pid: int | None = None
     """Its process id, sent first."""
     watches: Sequence[int] = ()
-    """The signals on which it saves its run by itself: see ``lockstep.stopping``."""
+    """The signals on which it saves its run by itself: see ``lockstep.base.stopping``."""
     failure: Failure | None = None
     """The failure of its program. Its exit handlers have not run yet, and may hang."""
     stopped_with: int | None = None
-    """The exit status of its run, which was asked to stop, and saved itself or could not: see ``lockstep.stopping``."""
+    """The exit status of its run, which was asked to stop, and saved itself or could not: see ``lockstep.base.stopping``."""
     is_unsaved: bool = False
     """Whether its run came to its end, and that could not be saved."""
     end: End | None = None

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.launch.options import LaunchOptions
-from lockstep.machine.addresses import is_loopback, with_port
+from lockstep.world.machine.addresses import is_loopback, with_port
 
 DEFAULT_PORT = 29500
 _DEFAULT_RUN = "none"

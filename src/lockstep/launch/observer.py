@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from lockstep.base.stopping import say
 from lockstep.launch.exchange import Exchange
 from lockstep.launch.failures import Failure
-from lockstep.stopping import say
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ class Observers:
     """All observers of a launch."""
 
     def __init__(self, launch: Launch) -> None:
-        from lockstep import extensions  # only here: looking for them takes time, while the fork server imports torch
+        from lockstep.base import extensions  # only here: looking for them takes time, while the fork server imports torch
 
         self._all: list[Observer] = []
         for name in extensions.names("observers"):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
+from lockstep.base.option import MACHINES, OUTPUT, PROCESSES, TORCHRUN, one_of, option
 from lockstep.launch.binding import BINDINGS
 from lockstep.launch.restarts import check_max_restarts
 from lockstep.launch.source import LOCAL_RANK_OPTIONS
-from lockstep.option import MACHINES, OUTPUT, PROCESSES, TORCHRUN, one_of, option
 
 SPAWNS = ("auto", "yes", "no")
 """Whether a script starts its processes itself; ``auto``: determined from its source."""

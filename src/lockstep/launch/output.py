@@ -18,11 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
+from lockstep.base.regular import open_to_write
+from lockstep.base.stopping import say
 from lockstep.launch.lingering import LINGERS_S
 from lockstep.launch.processes import holders_of_pipes
-from lockstep.regular import open_to_write
-from lockstep.stopping import say
 
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 _MAX_LINE_BYTES = 1 << 20

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from lockstep.stopping import ignores
+from lockstep.base.stopping import ignores
 
 _MOST_OF_COMMAND = 80
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.launch.nodes import plan_nodes
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.source import LOCAL_RANK_OPTIONS, Source

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
-from lockstep.errors import ConfigError, LaunchError
+from lockstep.base.errors import ConfigError, LaunchError
 from lockstep.launch import failures
 from lockstep.launch.failures import Failure
 from lockstep.launch.spec import LaunchSpec

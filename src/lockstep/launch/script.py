@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import RunConfig
-from lockstep.errors import ConfigError
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ConfigError
+from lockstep.base.stopping import UNSAVED_END_STATUS, UNSAVED_STATUS, say
 from lockstep.launch import restarts
 from lockstep.launch.binding import announce, bind_here
 from lockstep.launch.doubts import doubts
@@ -31,8 +32,7 @@ from lockstep.launch.source import Source
 from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome
 from lockstep.launch.surroundings import check_surroundings
-from lockstep.stopping import UNSAVED_END_STATUS, UNSAVED_STATUS, say
-from lockstep.world import read_secret
+from lockstep.world.environment import read_secret
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lockstep.atomic import write_atomic
-from lockstep.errors import ConfigError
+from lockstep.base.atomic import write_atomic
+from lockstep.base.errors import ConfigError
 from lockstep.launch.nodes import Nodes
-from lockstep.machine.addresses import is_loopback
-from lockstep.world import SECRET
+from lockstep.world.environment import SECRET
+from lockstep.world.machine.addresses import is_loopback
 
 OPTION = "--rdzv-secret-file"
 _SHORTEST = 16

@@ -27,14 +27,14 @@ import weakref
 from collections.abc import Collection
 from typing import Any, NoReturn
 
-from lockstep import process_observer
+from lockstep.base import process_observer
+from lockstep.base.stopping import SIGNALS
 from lockstep.launch import fresh
 from lockstep.launch.failures import status_of
 from lockstep.launch.guard import die_with_parent, guard_descendants
 from lockstep.launch.messages import Sender
 from lockstep.launch.worker import Request, run_worker
-from lockstep.machine.threads import libraries
-from lockstep.stopping import SIGNALS
+from lockstep.world.machine.threads import libraries
 
 PRELOAD = ("torch", "torch.distributed", "lockstep.joining.ahead", "lockstep.sync.ddp", "lockstep.sync.exact")
 """Modules imported before the first worker, which each of them delays: only those that nearly every script needs."""

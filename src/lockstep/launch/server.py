@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import LaunchError
+from lockstep.base.errors import LaunchError
 
 # The working directory, which -c puts first, must not hide modules of the same names. The directory of this lockstep comes
 # last, so that it hides nothing either; usually it is there already.

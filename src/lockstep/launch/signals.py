@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-from lockstep import stopping
+from lockstep.base import stopping
 
 STOPPING = (signal.SIGINT, signal.SIGHUP, *stopping.SIGNALS)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 
 LOCAL_RANK_OPTIONS = ("--local_rank", "--local-rank")
 """Options that ``torch.distributed.launch`` passes to its scripts: the first until PyTorch 1.13, the second since."""

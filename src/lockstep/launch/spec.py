@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import RunConfig
+from lockstep.base.config import RunConfig
 from lockstep.launch.binding import Binding
-from lockstep.machine.cores import num_cores
-from lockstep.world import ASKED, CALL, CORES, LAUNCH, OMP, OMP_OF_LAUNCHER, SECRET, SETTINGS, STORE, TERMINAL
+from lockstep.world.environment import ASKED, CALL, CORES, LAUNCH, OMP, OMP_OF_LAUNCHER, SECRET, SETTINGS, STORE, TERMINAL
+from lockstep.world.machine.cores import num_cores
 
 PRIVATE_DIR = "LOCKSTEP_PRIVATE_DIR"
 """Names the launch's private directory, by which its processes are recognised."""
@@ -115,7 +115,7 @@ class LaunchSpec:
     node: Node | None = None
     """None: this machine is the only one."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """What the caller asks of the run, by instrument: see ``lockstep.instrument``."""
+    """What the caller asks of the run, by instrument: see ``lockstep.joining.instrument``."""
 
     def __post_init__(self) -> None:
         if not self.name:

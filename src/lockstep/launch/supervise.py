@@ -13,7 +13,8 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from lockstep.errors import LaunchError
+from lockstep.base.errors import LaunchError
+from lockstep.base.stopping import catches
 from lockstep.launch import ending, failures, restarts
 from lockstep.launch.exchange import Exchange
 from lockstep.launch.explained import ExplainedFailures
@@ -28,7 +29,6 @@ from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.stages import KILL_S, Action, Event, Stage, State, transition
 from lockstep.launch.standstill import Standstill
-from lockstep.stopping import catches
 
 GRACE_S = 3.0
 """Seconds that workers get to end by themselves once one of them has failed, or Ctrl-C was pressed."""
@@ -59,7 +59,7 @@ class Outcome:
     stopped_by: signal.Signals | None
     """The signal that stopped the launcher; None: none did, or the run finished all the same."""
     stopped_with: int | None = None
-    """The exit status of a run that was asked to stop, and saved itself or could not: see ``lockstep.stopping``."""
+    """The exit status of a run that was asked to stop, and saved itself or could not: see ``lockstep.base.stopping``."""
     is_unsaved: bool = False
     """Whether the run came to its end, and that could not be saved."""
     was_cut_short: bool = False

@@ -6,8 +6,8 @@ import os
 import re
 from collections.abc import Mapping
 
-from lockstep.errors import ConfigError
-from lockstep.world import read_environment
+from lockstep.base.errors import ConfigError
+from lockstep.world.environment import read_environment
 
 _STARTS_COMMANDS = {
     "mpirun": "mpirun -np {number} python SCRIPT",

@@ -8,9 +8,9 @@ import shlex
 import sys
 from collections.abc import Mapping
 
-from lockstep.machine.threads import libraries, set_number
-from lockstep.stopping import say
-from lockstep.world import threads_asked
+from lockstep.base.stopping import say
+from lockstep.world.environment import threads_asked
+from lockstep.world.machine.threads import libraries, set_number
 
 _OF_BLAS = {"openblas": "OPENBLAS_NUM_THREADS", "mkl": "MKL_NUM_THREADS", "blis": "BLIS_NUM_THREADS"}
 """Environment variables that set the number of threads of one BLAS alone."""

@@ -20,8 +20,9 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
-from lockstep import process_observer
-from lockstep.errors import LaunchError
+from lockstep.base import process_observer
+from lockstep.base.errors import LaunchError
+from lockstep.base.stopping import SIGNALS, AuditFailed, Stopped, under
 from lockstep.launch import ending, failures
 from lockstep.launch.echoes import is_of_loader
 from lockstep.launch.fresh import HiddenPackage, forget_shadowed
@@ -29,8 +30,7 @@ from lockstep.launch.messages import Sender
 from lockstep.launch.sockets import keep_sockets_in
 from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
 from lockstep.launch.variables import TorchVariables, apply_to_torch
-from lockstep.machine.cores import num_cores
-from lockstep.stopping import SIGNALS, AuditFailed, Stopped, under
+from lockstep.world.machine.cores import num_cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Request:
 
 
 class _LauncherAbove:
-    """This worker's launcher, for ``lockstep.stopping``."""
+    """This worker's launcher, for ``lockstep.base.stopping``."""
 
     def __init__(self, request: Request, spec: LaunchSpec) -> None:
         self._rank, self._sender, self._private_dir = request.rank, request.sender, spec.private_dir

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lockstep.base.errors import UsageError
 from lockstep.data.streams import preserve_rng
-from lockstep.errors import UsageError
 from lockstep.listener import Listener
 from lockstep.loop.phases import Effects, Phases
 from lockstep.plan.shards import MicroStep
 from lockstep.prepare.per_shard import PerShard
-from lockstep.recovery.run_state import RunState
+from lockstep.state.recovery.run_state import RunState
 from lockstep.sync.gradients import detach_grads, put_back
 from lockstep.sync.protocol import Sync
 

@@ -16,13 +16,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lockstep.comm.agreement import compare_ranks
-from lockstep.comm.collectives import Collectives, all_gather_flat
-from lockstep.comm.waiter import has_timed_out
+from lockstep.base.errors import DataError, LossError, PeerError, UsageError
 from lockstep.data.values import COUNT, Part, Total, check_weight, combine, is_float, on_cpu, part_of, take
-from lockstep.errors import DataError, LossError, PeerError, UsageError
 from lockstep.plan.shards import MicroStep
 from lockstep.sync.protocol import Outcome
+from lockstep.world.comm.agreement import compare_ranks
+from lockstep.world.comm.collectives import Collectives, all_gather_flat
+from lockstep.world.comm.waiter import has_timed_out
 
 KINDS = ("samples", "weight", "sum")
 """The factor of a backward call's gradients: the shard's fraction of the samples, a weight given by the script, or 1."""

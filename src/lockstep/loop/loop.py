@@ -6,15 +6,15 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from lockstep.base.errors import ConfigError, DataError
+from lockstep.base.stopping import say
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.streams import Purpose, reseed
-from lockstep.errors import ConfigError, DataError
 from lockstep.listener import Listeners
 from lockstep.loop.phases import Phases
 from lockstep.plan.length import length_of
 from lockstep.plan.shards import StepPlan
-from lockstep.recovery.journey import Journey
-from lockstep.stopping import say
+from lockstep.state.recovery.journey import Journey
 
 
 class Loop:

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lockstep.base.errors import AbandonedError, ConfigError, LossError, UsageError, unknown_name
 from lockstep.data.batch import Batch, Shards, own_runs
 from lockstep.data.evaluation_pass import EvaluationBatch
 from lockstep.data.streams import Purpose, reseed
-from lockstep.errors import AbandonedError, ConfigError, LossError, UsageError, unknown_name
 from lockstep.listener import Listener, Listeners
 from lockstep.loop.ledger import Ledger
 from lockstep.plan.shards import MicroStep, StepPlan

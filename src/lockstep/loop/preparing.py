@@ -11,26 +11,26 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from lockstep.comm.agreement import compare_ranks
-from lockstep.comm.collectives import Collectives
-from lockstep.config import STRATEGIES, RunConfig
+from lockstep.base.config import STRATEGIES, RunConfig
+from lockstep.base.errors import UsageError
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.fetch import set_loading
 from lockstep.data.loader import PreparedLoader
-from lockstep.errors import UsageError
 from lockstep.listener import Listener
 from lockstep.loop.loop import Loop
 from lockstep.plan.loading import Loading
-from lockstep.precision import find_precision
 from lockstep.prepare.checks import check_model, check_optimizers, check_placed, describe, is_loader, preparing_order
 from lockstep.prepare.model import stand_in
 from lockstep.prepare.model_precision import ModelPrecision, check_scaler, fit_optimizer
+from lockstep.prepare.precision import find_precision
 from lockstep.prepare.remap import remap
 from lockstep.prepare.strangers import forget_gradients
 from lockstep.prepare.watched import Watched, idle_in_replay, keep_dtypes, refuse_inside
-from lockstep.recovery.run_state import RunState
+from lockstep.state.recovery.run_state import RunState
 from lockstep.sync.protocol import Sync
 from lockstep.sync.table import promises_bits
+from lockstep.world.comm.agreement import compare_ranks
+from lockstep.world.comm.collectives import Collectives
 
 Kept = nn.Module | Optimizer | LRScheduler | amp.GradScaler
 """Types that ``prepare`` returns unchanged."""

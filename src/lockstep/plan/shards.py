@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 
 
 def block(rank: int, world_size: int, num_shards: int) -> range:

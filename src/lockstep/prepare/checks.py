@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from lockstep.comm.dtensors import is_dtensor
+from lockstep.base.errors import ModelError, UsageError
 from lockstep.data.loader import PreparedLoader
-from lockstep.errors import ModelError, UsageError
 from lockstep.prepare.contents import parameters_of
+from lockstep.world.comm.dtensors import is_dtensor
 
 
 def is_loader(candidate: Any) -> bool:

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from typing_extensions import override
 
-from lockstep.comm.dtensors import distribute_like, to_local
+from lockstep.world.comm.dtensors import distribute_like, to_local
 
 Weights = dict[str, Tensor]
 

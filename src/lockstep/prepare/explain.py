@@ -6,8 +6,8 @@ import re
 
 from torch import nn
 
-from lockstep.errors import LockstepError, ModelError
-from lockstep.precision import CastScope, Precision
+from lockstep.base.errors import LockstepError, ModelError
+from lockstep.prepare.precision import CastScope, Precision
 
 _NO_KERNEL = re.compile(r"not implemented for '(Half|BFloat16)'|Unsupported dtype (Half|BFloat16)|Low precision dtypes")
 _MIXED_UP = re.compile(r"(same dtype|same type|scalar type|should be the same|dtypes match).*", re.IGNORECASE)

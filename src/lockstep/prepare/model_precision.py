@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Optimizer
 
+from lockstep.base.errors import ConfigError, UsageError
 from lockstep.data.batches import map_tensors
-from lockstep.errors import ConfigError, UsageError
-from lockstep.precision import CastScope, Precision
 from lockstep.prepare.contents import innermost, parameters_of
+from lockstep.prepare.precision import CastScope, Precision
 from lockstep.sync.buffers import NORMALIZATIONS
 from lockstep.sync.gradients import widen
 

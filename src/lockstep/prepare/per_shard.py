@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any, Protocol
 
-from lockstep.comm.collectives import Collectives
-from lockstep.errors import UsageError
+from lockstep.base.errors import UsageError
 from lockstep.plan.shards import MicroStep, block
+from lockstep.world.comm.collectives import Collectives
 
 
 class Current(Protocol):

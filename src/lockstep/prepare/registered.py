@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lockstep.base.errors import MismatchError, UsageError
 from lockstep.data.states import has_state, is_generator, put_state, take_state
-from lockstep.errors import MismatchError, UsageError
 from lockstep.prepare.contents import Content
 from lockstep.prepare.per_shard import PerShard
 

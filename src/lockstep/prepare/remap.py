@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lockstep.errors import UsageError
+from lockstep.base.errors import UsageError
 from lockstep.prepare.contents import parameters_of
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, amp
 from torch.optim import Optimizer
 
-from lockstep.errors import UsageError
+from lockstep.base.errors import UsageError
 from lockstep.prepare.contents import parameters_of
 
 

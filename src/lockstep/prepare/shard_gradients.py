@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
-from lockstep.comm.dtensors import is_dtensor
-from lockstep.errors import UsageError
+from lockstep.base.errors import UsageError
 from lockstep.plan.shards import MicroStep
+from lockstep.world.comm.dtensors import is_dtensor
 
 
 class ShardGradients:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lockstep.digest import bit_sums
-from lockstep.errors import ModelError, UsageError
+from lockstep.base.digest import bit_sums
+from lockstep.base.errors import ModelError, UsageError
 from lockstep.plan.now_and_then import NowAndThen
 from lockstep.sync.buffers import version
 

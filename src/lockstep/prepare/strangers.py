@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
-from lockstep.errors import UsageError
+from lockstep.base.errors import UsageError
 from lockstep.listener import Listener
 from lockstep.plan.now_and_then import NowAndThen
 from lockstep.prepare.contents import parameters_of

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.digest import digest
+from lockstep.base.digest import digest
 
 
 class Trait(enum.Enum):

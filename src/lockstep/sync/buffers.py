@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lockstep.errors import ModelError
-from lockstep.stopping import say
+from lockstep.base.errors import ModelError
+from lockstep.base.stopping import say
 from lockstep.sync.buffer_looks import Look, judge, look_at
 
 version: Callable[[Tensor], int] = operator.attrgetter("_version")

@@ -23,9 +23,8 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from lockstep.comm.group import Transport
-from lockstep.config import RunConfig
-from lockstep.errors import ModelError, UsageError
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ModelError, UsageError
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.sync.afterwards import reduce_afterwards, sparse_weights
 from lockstep.sync.gradients import Gradients, add_weighted, detach_grads, is_narrow, widen
@@ -33,6 +32,7 @@ from lockstep.sync.protocol import Outcome, Sync
 from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
 from lockstep.sync.together import fits, gather_together, size_of
+from lockstep.world.comm.group import Transport
 
 # Buffers are combined over shards, so DDP's broadcast before every forward pass is off. (The option was renamed in 2.13.)
 _NO_BUFFERS: dict[str, Any] = {

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from lockstep.comm.group import Transport
-from lockstep.config import RunConfig
-from lockstep.errors import ConfigError, ModelError
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ConfigError, ModelError
 from lockstep.sync.buffers import BATCH_NORMS
 from lockstep.sync.protocol import Sync
 from lockstep.sync.single import SingleSync
+from lockstep.world.comm.group import Transport
 
 
 def check_dp(world_size: int, *, on_gpus: bool) -> None:

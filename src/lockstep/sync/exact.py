@@ -18,9 +18,8 @@ from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from lockstep.comm.group import Transport
-from lockstep.config import RunConfig
-from lockstep.errors import ModelError, UsageError
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ModelError, UsageError
 from lockstep.plan.shards import MicroStep, StepPlan, block, num_filled
 from lockstep.plan.tree import Node, push, roots
 from lockstep.sync.bucket_sum import BucketSum
@@ -31,6 +30,7 @@ from lockstep.sync.gradients import came_in_parts, has_gradient, on_gradient
 from lockstep.sync.ordered import OrderedExchange
 from lockstep.sync.protocol import Outcome, Sync
 from lockstep.sync.start import take_from_rank_0
+from lockstep.world.comm.group import Transport
 
 MOST_TOGETHER = 1 << 20
 """Bytes that a rank receives at most in one message with the numbers of a phase. More are better sent in buckets during

@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.comm.waiter import has_timed_out
-from lockstep.errors import PeerError
+from lockstep.base.errors import PeerError
 from lockstep.plan.tree import sum_subtrees
 from lockstep.sync.together import gather_parts
+from lockstep.world.comm.waiter import has_timed_out
 
 _UNIT = 16  # elements: slices begin at multiples of 64 bytes of float32
 _PIECE_BYTES = 512 << 10

@@ -18,15 +18,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from typing_extensions import override
 
-from lockstep.comm.group import Transport, default_group
-from lockstep.config import RunConfig
-from lockstep.errors import ConfigError, DataError, LossError, ModelError
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ConfigError, DataError, LossError, ModelError
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.sync.gradients import is_narrow
 from lockstep.sync.protocol import Sync
 from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
 from lockstep.sync.timed_comms import TimedAllGather, TimedReduceScatter, Waited
+from lockstep.world.comm.group import Transport, default_group
 
 
 class FSDPSync(ShardedSync):

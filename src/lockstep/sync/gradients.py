@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
-from lockstep.errors import ModelError
+from lockstep.base.errors import ModelError
 
 Gradients = dict[Parameter, Tensor]
 

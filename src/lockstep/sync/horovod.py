@@ -18,16 +18,16 @@ from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from lockstep.comm.group import Transport
-from lockstep.comm.horovod import start_horovod
-from lockstep.config import RunConfig
-from lockstep.errors import PeerError
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import PeerError
 from lockstep.plan.shards import StepPlan
 from lockstep.sync.afterwards import add_absent, sparse_weights
 from lockstep.sync.gradients import Gradients, add_weighted, came_in_parts, has_gradient, on_gradient
 from lockstep.sync.protocol import Sync
 from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
+from lockstep.world.comm.group import Transport
+from lockstep.world.comm.horovod import start_horovod
 
 _POLL_S = 0.0002  # Horovod's own cycle time is a millisecond
 

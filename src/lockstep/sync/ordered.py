@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.comm.collectives import all_gather_flat
 from lockstep.plan.tree import sum_subtrees
 from lockstep.sync.exchange import Roots
+from lockstep.world.comm.collectives import all_gather_flat
 
 
 class OrderedExchange:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lockstep.comm.group import Transport
-from lockstep.config import RunConfig
+from lockstep.base.config import RunConfig
 from lockstep.plan.shards import StepPlan
 from lockstep.sync.protocol import Outcome, Sync
 from lockstep.sync.sharded import ShardedSync
+from lockstep.world.comm.group import Transport
 
 
 class SingleSync(ShardedSync):

@@ -6,12 +6,12 @@ import importlib
 
 import torch
 
-from lockstep.comm.group import Transport
-from lockstep.comm.horovod import find_horovod
-from lockstep.config import STRATEGIES, RunConfig
-from lockstep.errors import ConfigError
+from lockstep.base.config import STRATEGIES, RunConfig
+from lockstep.base.errors import ConfigError
 from lockstep.sync.dp import check_dp
 from lockstep.sync.protocol import Sync
+from lockstep.world.comm.group import Transport
+from lockstep.world.comm.horovod import find_horovod
 
 
 def promises_bits(strategy: str) -> bool:

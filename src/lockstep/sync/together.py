@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lockstep.comm.collectives import all_gather_flat
 from lockstep.sync.gradients import Gradients
+from lockstep.world.comm.collectives import all_gather_flat
 
 _ALIGNED = 8
 MOST_BYTES = 1 << 20

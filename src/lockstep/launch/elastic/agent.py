@@ -15,7 +15,8 @@ from urllib.parse import quote
 from torch.distributed import DistStoreError
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError, RendezvousInfo
 
-from lockstep.errors import LaunchError
+from lockstep.base.errors import LaunchError
+from lockstep.base.stopping import say
 from lockstep.launch.elastic.connection import Connection
 from lockstep.launch.elastic.dynamic_rendezvous import DynamicRendezvous
 from lockstep.launch.elastic.heartbeat import Heartbeat
@@ -31,8 +32,7 @@ from lockstep.launch.processes import sweep
 from lockstep.launch.server import ForkServer
 from lockstep.launch.spec import LaunchSpec, Node
 from lockstep.launch.supervise import GRACE_S
-from lockstep.machine.addresses import interface_with, is_loopback
-from lockstep.stopping import say
+from lockstep.world.machine.addresses import interface_with, is_loopback
 
 _MONITOR_S = 0.1
 _FAREWELL_S = GRACE_S + 1.5

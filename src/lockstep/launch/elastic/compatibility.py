@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.launch.nodes import Nodes
 
 _REFUSED = "refused"

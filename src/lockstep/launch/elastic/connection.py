@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.launch.elastic.signed import SignedStore
 from lockstep.launch.elastic.waiter import Stop, Waiter
 from lockstep.launch.endpoint import Endpoint
 from lockstep.launch.nodes import LOST_S, Nodes
 from lockstep.launch.secret import Secret, SharedSecret
-from lockstep.machine.tcp_store import connect, serve
+from lockstep.world.machine.tcp_store import connect, serve
 
 OTHERS_S = 5.0
 """Seconds that a rendezvous may take without a message, once there are enough nodes."""

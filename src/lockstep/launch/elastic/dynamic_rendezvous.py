@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-from lockstep.errors import LaunchError
+from lockstep.base.errors import LaunchError
 from lockstep.launch.elastic.compatibility import refused
 from lockstep.launch.elastic.connection import OTHERS_S, Connection
 from lockstep.launch.elastic.heartbeat import seconds_ahead

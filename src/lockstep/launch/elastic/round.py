@@ -60,7 +60,7 @@ class Report:
     signal: int = 0
     """The signal that stopped its launcher, so that this node leaves; 0: none did."""
     stopped_with: int = 0
-    """The exit status of a run that was asked to stop, and saved itself or could not (``lockstep.stopping``); 0: it was not."""
+    """The exit status of a run that was asked to stop, and saved itself or could not (``base.stopping``); 0: it was not."""
 
     def to_json(self) -> str:
         """For the store."""

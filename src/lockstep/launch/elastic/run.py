@@ -12,7 +12,7 @@ import time
 
 from torch.distributed import DistError
 
-from lockstep.errors import LaunchError
+from lockstep.base.errors import LaunchError
 from lockstep.launch.elastic.agent import NodeAgent, StoreLostError
 from lockstep.launch.elastic.compatibility import agree, launch_name, terms_here
 from lockstep.launch.elastic.connection import open_connection

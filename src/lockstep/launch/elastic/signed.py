@@ -13,7 +13,7 @@ from typing import Any
 from torch.distributed import Store  # type: ignore[attr-defined]
 from typing_extensions import override
 
-from lockstep.errors import LaunchError
+from lockstep.base.errors import LaunchError
 from lockstep.launch.secret import Secret
 
 

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 
-from lockstep.errors import ConfigError, LaunchError
+from lockstep.base.errors import ConfigError, LaunchError
 from lockstep.launch.elastic.compatibility import refused
 from lockstep.launch.elastic.connection import Connection
 from lockstep.launch.elastic.waiter import StoppedError
 from lockstep.launch.processes import state_of
 from lockstep.launch.supervise import SAVING_GRACE_S
-from lockstep.machine.identity import shared_by
+from lockstep.world.machine.identity import shared_by
 
 
 @dataclass(frozen=True, kw_only=True)

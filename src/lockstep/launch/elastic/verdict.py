@@ -6,10 +6,10 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lockstep.base.stopping import INTERRUPTED_STATUS, REQUEUE_STATUS
 from lockstep.launch import failures, restarts
 from lockstep.launch.elastic.round import Machine, Report
 from lockstep.launch.failures import Failure
-from lockstep.stopping import INTERRUPTED_STATUS, REQUEUE_STATUS
 
 _RESUMES = (
     "The same command, again on all nodes, resumes from the newest checkpoint (of a script that calls lockstep.join())"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
-from lockstep.errors import LaunchError
-from lockstep.stopping import say
+from lockstep.base.errors import LaunchError
+from lockstep.base.stopping import say
 
 _TELL_AFTER_S = 1.0
 _TELL_EVERY_S = 10.0

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 
-from lockstep.errors import LaunchError
+from lockstep.base.errors import LaunchError
 from lockstep.launch import ending, failures
 from lockstep.launch.exchange import Exchange
 from lockstep.launch.failures import Failure

@@ -11,19 +11,19 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from typing_extensions import override
 
-from lockstep.comm.collectives import Collectives
+from lockstep.base.errors import DataError, ModelError
+from lockstep.base.stopping import AuditFailed, ignore_interrupts, say
 from lockstep.data.batch import ShardRun, own_runs
 from lockstep.data.streams import remember_rng
-from lockstep.errors import DataError, ModelError
 from lockstep.listener import Listener, Listeners
 from lockstep.loop.aside import Aside
 from lockstep.loop.phases import Phases
 from lockstep.plan.shards import MicroStep, StepPlan
-from lockstep.stopping import AuditFailed, ignore_interrupts, say
 from lockstep.tools.audit.choice import Choice
 from lockstep.tools.audit.gradient_sums import GradientSums, digest_of
 from lockstep.tools.audit.parcel import Parcel, pack, unpack
 from lockstep.tools.audit.verdict import Computed, Verdict, judge
+from lockstep.world.comm.collectives import Collectives
 
 _NOTHING = torch.iinfo(torch.int64).min
 _TAG = (1 << 30) - 1

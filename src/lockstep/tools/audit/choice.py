@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.config import STRATEGIES
+from lockstep.base.config import STRATEGIES
+from lockstep.base.errors import ConfigError
 from lockstep.data.streams import derive
-from lockstep.errors import ConfigError
 from lockstep.plan.shards import block
 
 _SALT = 0xA0D17

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from lockstep.digest import bit_sum, read_sums
+from lockstep.base.digest import bit_sum, read_sums
 from lockstep.listener import Listener
 from lockstep.plan.shards import MicroStep
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from lockstep.instrument import Instrument, Run
+from lockstep.joining.instrument import Instrument, Run
 
 if TYPE_CHECKING:
     from lockstep.listener import Listener

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from lockstep.instrument import Run
+from lockstep.base.stopping import say
+from lockstep.joining.instrument import Run
 from lockstep.loop.aside import Aside
 from lockstep.plan.shards import StepPlan
-from lockstep.stopping import say
 from lockstep.tools.audit.auditor import Auditor
 from lockstep.tools.audit.choice import Choice, check_strategy, choose
 from lockstep.tools.audit.timer import AuditTimer

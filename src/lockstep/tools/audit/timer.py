@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing_extensions import override
 
+from lockstep.journal.measure.step_clock import IN_SCRIPT, LOGGING, WAITING, StepClock
 from lockstep.listener import Listener
-from lockstep.measure.step_clock import IN_SCRIPT, LOGGING, WAITING, StepClock
 from lockstep.plan.shards import MicroStep
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
+from lockstep.base.errors import UsageError
 from lockstep.cli.echo import Styled, echo, echo_json
 from lockstep.cli.options import CONTEXT
-from lockstep.errors import UsageError
-from lockstep.machine.sizes import counted
 from lockstep.tools.check.files import read_script
 from lockstep.tools.check.findings import RULES, Finding
+from lockstep.world.machine.sizes import counted
 
 PAGE = Path(__file__).with_name("check.md")
 """Says of each code in a section of its own why it is found, and what to write instead."""

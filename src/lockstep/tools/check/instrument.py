@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from typing_extensions import override
 
-from lockstep.instrument import Instrument, Run
+from lockstep.joining.instrument import Instrument, Run
 from lockstep.tools.check.at_start import notices, read_main
 
 

@@ -11,18 +11,18 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from lockstep.atomic import flush
-from lockstep.checkpoint.files import copy
-from lockstep.checkpoint.manifest import Manifest, verify_file
-from lockstep.checkpoint.store import BEST, Store, find_checkpoint
+from lockstep.base.atomic import flush
+from lockstep.base.errors import CheckpointError, ConfigError, unknown_name
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console
-from lockstep.errors import CheckpointError, ConfigError, unknown_name
-from lockstep.machine.sizes import counted, size
+from lockstep.state.checkpoint.files import copy
+from lockstep.state.checkpoint.manifest import Manifest, verify_file
+from lockstep.state.checkpoint.store import BEST, Store, find_checkpoint
 from lockstep.tools.checkpoint import headers
 from lockstep.tools.checkpoint.headers import read_checkpoint
 from lockstep.tools.checkpoint.inspect import inspect_command
+from lockstep.world.machine.sizes import counted, size
 
 _SUFFIX = ".safetensors"
 _BAR_FROM_BYTES = 200_000_000

@@ -10,10 +10,10 @@ from typing import NamedTuple, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
-from lockstep.checkpoint.manifest import Manifest, Object
-from lockstep.checkpoint.store import find_checkpoint
-from lockstep.errors import CheckpointError
-from lockstep.regular import check_regular
+from lockstep.base.errors import CheckpointError
+from lockstep.base.regular import check_regular
+from lockstep.state.checkpoint.manifest import Manifest, Object
+from lockstep.state.checkpoint.store import find_checkpoint
 
 T = TypeVar("T")
 

@@ -11,20 +11,20 @@ from typing import Any
 
 import click
 
-from lockstep.checkpoint.manifest import FORMAT, Manifest, verify_file
-from lockstep.checkpoint.store import Store
+from lockstep.base.errors import CheckpointError
+from lockstep.base.regular import read_bytes
+from lockstep.base.shapes import parse
 from lockstep.cli import tables
 from lockstep.cli.echo import echo_json
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.tables import Page, say
 from lockstep.cli.terminal import open_console
-from lockstep.errors import CheckpointError
-from lockstep.machine.sizes import NOTHING, counted, size, span
-from lockstep.recovery.position import Position
-from lockstep.regular import read_bytes
-from lockstep.shapes import parse
+from lockstep.state.checkpoint.manifest import FORMAT, Manifest, verify_file
+from lockstep.state.checkpoint.store import Store
+from lockstep.state.recovery.position import Position
 from lockstep.tools.checkpoint import headers
 from lockstep.tools.checkpoint.headers import ModelInfo, TensorInfo, read_checkpoint
+from lockstep.world.machine.sizes import NOTHING, counted, size, span
 
 _SUFFIX = ".safetensors"
 _STATE = "state.json"

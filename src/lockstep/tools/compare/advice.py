@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lockstep.machine.sizes import counted
 from lockstep.tools.compare.comparison import Comparison
+from lockstep.world.machine.sizes import counted
 
 _SHORT_S = 2.0
 _SLOW = 1.5

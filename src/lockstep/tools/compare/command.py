@@ -11,13 +11,13 @@ from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.tables import say
 from lockstep.launch.program import find_script
-from lockstep.machine.sizes import counted
 from lockstep.tools.compare import compare, methods, plot, table, unfinished
 from lockstep.tools.compare.comparison import Comparison
 from lockstep.tools.trials.lists import numbers
 from lockstep.tools.trials.machine import Machine, find_components
 from lockstep.tools.trials.studies import conduct, options_of_studies
 from lockstep.tools.trials.study import Task
+from lockstep.world.machine.sizes import counted
 
 _EPILOG = """
 \b

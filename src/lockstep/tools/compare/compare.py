@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lockstep.errors import ConfigError, UsageError
+from lockstep.base.errors import ConfigError, UsageError
 from lockstep.journal.events import FILE_NAME
 from lockstep.journal.history import read_history
 from lockstep.tools.compare import advice

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.errors import UsageError
+from lockstep.base.errors import UsageError
 from lockstep.journal.events import number_in
-from lockstep.measure.split import shares_of
+from lockstep.journal.measure.split import shares_of
 from lockstep.tools.compare.confidence import Interval, interval_of, middle
 from lockstep.tools.compare.splits import slowest_of, splits_of
 

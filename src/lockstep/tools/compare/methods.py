@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from lockstep import config
-from lockstep.errors import ConfigError, unknown_name
+from lockstep.base import config
+from lockstep.base.errors import ConfigError, unknown_name
 
 STRATEGIES = tuple(name for name in config.STRATEGIES if name != "auto")
 """``auto`` is left out: a row must say what it ran."""

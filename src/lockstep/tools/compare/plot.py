@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.machine.sizes import counted
 from lockstep.tools.compare.comparison import Comparison
 from lockstep.tools.compare.panels import Panel, panels
 from lockstep.tools.compare.scaling import Point, scaling_of
+from lockstep.world.machine.sizes import counted
 
 FILE_NAME = "comparison.png"
 _SCALING_HEIGHT = 3.6

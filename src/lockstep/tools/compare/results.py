@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lockstep.errors import ConfigError
-from lockstep.regular import read_bytes
-from lockstep.shapes import check, parse
+from lockstep.base.errors import ConfigError
+from lockstep.base.regular import read_bytes
+from lockstep.base.shapes import check, parse
 from lockstep.tools.check.findings import Finding
 from lockstep.tools.compare.comparison import Comparison, RowResult, RowRun
 from lockstep.tools.compare.figures import Figures

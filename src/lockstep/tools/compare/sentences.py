@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.measure.split import sentence
+from lockstep.journal.measure.split import sentence
 from lockstep.tools.compare.comparison import Comparison, RowResult
 
 _NOTABLE = 5.0  # per cent

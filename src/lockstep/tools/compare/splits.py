@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lockstep.journal.events import number_in
-from lockstep.measure.split import PARTS
+from lockstep.journal.measure.split import PARTS
 
 Split = dict[str, float]
 """Seconds of each part."""

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.machine.sizes import NOTHING, counted
+from lockstep.base.visible import visible
 from lockstep.tools.compare.comparison import Comparison, RowResult
 from lockstep.tools.compare.figures import Figures, Relation
 from lockstep.tools.compare.sentences import sentence_of
-from lockstep.visible import visible
+from lockstep.world.machine.sizes import NOTHING, counted
 
 
 @dataclass(frozen=True, kw_only=True)

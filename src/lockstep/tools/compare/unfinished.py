@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.tools.compare.comparison import Comparison
 from lockstep.tools.compare.results import read_results
 from lockstep.tools.compare.schedule import turns_left

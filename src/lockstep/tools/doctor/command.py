@@ -13,12 +13,12 @@ from typing import Any
 
 import click
 
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import LockstepError
 from lockstep.cli.echo import echo, echo_json
 from lockstep.cli.options import command_of_script, given
 from lockstep.cli.progress import Progress
 from lockstep.cli.terminal import open_console, sigterm_interrupts
-from lockstep.config import RunConfig
-from lockstep.errors import LockstepError
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.program import find_script
 from lockstep.launch.script import run_script

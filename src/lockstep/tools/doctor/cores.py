@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.joining.startup.allotment import misfits
 from lockstep.launch import gpus
 from lockstep.launch.topology import read_nodes
-from lockstep.machine.cores import num_cores
-from lockstep.startup.allotment import misfits
 from lockstep.tools.doctor.finding import Finding, Situation, ok, warn
-from lockstep.world import OMP, threads_asked
+from lockstep.world.environment import OMP, threads_asked
+from lockstep.world.machine.cores import num_cores
 
 TOPOLOGY = Path("/sys/devices/system")
 _OF_BLAS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS")

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lockstep.comm.collectives import Collectives
-from lockstep.comm.group import Transport, choose_devices, choose_transport, close_group, default_group, open_group
-from lockstep.comm.store import open_store
-from lockstep.config import RunConfig
-from lockstep.world import World, read_environment
+from lockstep.base.config import RunConfig
+from lockstep.world.comm.collectives import Collectives
+from lockstep.world.comm.group import Transport, choose_devices, choose_transport, close_group, default_group, open_group
+from lockstep.world.comm.store import open_store
+from lockstep.world.environment import World, read_environment
 
 _LATENCY_ROUNDS = 30
 _FIRST_BYTES, _MOST_BYTES = 1 << 18, {"cpu": 1 << 25, "cuda": 1 << 28}

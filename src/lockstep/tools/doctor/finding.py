@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import RUNS, RunConfig
+from lockstep.base.config import RUNS, RunConfig
 from lockstep.launch.nodes import Nodes
-from lockstep.world import World
+from lockstep.world.environment import World
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 STATES = (OK, WARN, FAIL)

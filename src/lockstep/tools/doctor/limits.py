@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 
-from lockstep.machine.cgroups import own_groups
 from lockstep.tools.doctor.finding import Finding, Situation, fail, ok, warn
+from lockstep.world.machine.cgroups import own_groups
 
 SHARED_MEMORY = Path("/dev/shm")
 _MB = 1_000_000

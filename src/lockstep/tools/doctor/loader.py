@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.journal.history import read_events
-from lockstep.measure.split import PARTS, notable_wait, sentence, shares_of
+from lockstep.journal.measure.split import PARTS, notable_wait, sentence, shares_of
 from lockstep.tools.doctor.finding import Finding, fail, ok, warn
 from lockstep.tools.explain.black_box import box_path, read_box
 from lockstep.tools.trials.trial import Observer, Trial, passable, run_trial

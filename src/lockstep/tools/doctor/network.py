@@ -11,10 +11,10 @@ from typing import Any
 
 import psutil
 
-from lockstep.comm.interface import choose_interface
-from lockstep.errors import ConfigError
-from lockstep.machine.addresses import addresses_of, is_loopback
+from lockstep.base.errors import ConfigError
 from lockstep.tools.doctor.finding import Finding, Situation, fail, ok, warn
+from lockstep.world.comm.interface import choose_interface
+from lockstep.world.machine.addresses import addresses_of, is_loopback
 
 _RESOLVE_S = 2.0
 _SLOW_S = 1.0

@@ -16,16 +16,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import RunConfig
-from lockstep.machine.addresses import is_loopback
-from lockstep.machine.sizes import counted
-from lockstep.rundir.sight import PATIENCE_S, leave_mark, remove_mark, sees_mark
+from lockstep.base.config import RunConfig
+from lockstep.state.rundir.sight import PATIENCE_S, leave_mark, remove_mark, sees_mark
 from lockstep.tools.doctor import exchange, processes
 from lockstep.tools.doctor.disk import judge_clocks
 from lockstep.tools.doctor.finding import Finding, Situation, fail, ok
 from lockstep.tools.doctor.network import judge_names, own_addresses, resolve
 from lockstep.tools.doctor.software import judge_same, look_at_versions
-from lockstep.world import read_environment
+from lockstep.world.environment import read_environment
+from lockstep.world.machine.addresses import is_loopback
+from lockstep.world.machine.sizes import counted
 
 RENDEZVOUS = "rendezvous"
 _RENDEZVOUS_S = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep.errors import LaunchError, LockstepError
+from lockstep.base.errors import LaunchError, LockstepError
 from lockstep.launch import gpus
 from lockstep.launch.function import launch
 from lockstep.tools.doctor.finding import Check, Finding, Situation, fail, ok, warn

@@ -7,19 +7,19 @@ from typing import Any
 
 from rich.console import Console
 
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ConfigError
 from lockstep.cli import tables
 from lockstep.cli.echo import echo
 from lockstep.cli.tables import Page, say
-from lockstep.config import RunConfig
-from lockstep.errors import ConfigError
 from lockstep.launch.local import resolve_nproc
 from lockstep.launch.nodes import plan_nodes
 from lockstep.launch.options import LaunchOptions
-from lockstep.machine.sizes import counted
 from lockstep.tools.doctor import processes
 from lockstep.tools.doctor.finding import FAIL, OK, STATES, WARN, Finding, Situation
 from lockstep.tools.doctor.table import examine
-from lockstep.world import read_environment
+from lockstep.world.environment import read_environment
+from lockstep.world.machine.sizes import counted
 
 PREFLIGHT_S = 3.0
 """For the checks of this machine together, which take a tenth of that; the all-reduce takes as long as torch's import."""

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.regular import open_to_read, open_to_write, own_directory
-from lockstep.shapes import parse
+from lockstep.base.regular import open_to_read, open_to_write, own_directory
+from lockstep.base.shapes import parse
 
 DIRECTORY = "blackbox"
 SLOT_BYTES = 1 << 14

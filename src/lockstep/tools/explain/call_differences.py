@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from lockstep.machine.sizes import name_ranks
 from lockstep.tools.explain.call_log import Call, Line, LoggedCall
 from lockstep.tools.explain.mismatch import SAME_CALLS
 from lockstep.tools.explain.rank_reports import own_words
+from lockstep.world.machine.sizes import name_ranks
 
 _TO_ROOT = ("reduce", "gather", "gather_object")
 _COPYING = ("broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all", "all_to_all_single")

@@ -9,15 +9,15 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from lockstep.base.errors import ConfigError
 from lockstep.cli.echo import echo_json
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console
-from lockstep.errors import ConfigError
 from lockstep.launch.private import live_launches
-from lockstep.machine.sizes import name_ranks
 from lockstep.tools.explain.black_box import DIRECTORY
 from lockstep.tools.explain.rank_reports import RankReport, grouped, read_reports, run_joined
+from lockstep.world.machine.sizes import name_ranks
 
 _EPILOG = """
 \b

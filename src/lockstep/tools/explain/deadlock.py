@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from lockstep.base.tracebacks.frames import OURS
 from lockstep.tools.explain.mismatch import may_match
 from lockstep.tools.explain.rank_reports import RankReport
 from lockstep.tools.explain.sampler import is_communicating
-from lockstep.tracebacks.frames import OURS
 
 LEAST_S = 10.0
 """Ranks that have not moved for this long may be in a deadlock."""

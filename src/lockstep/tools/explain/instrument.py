@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from typing_extensions import override
 
-from lockstep.instrument import Instrument, Run
-from lockstep.interval import steps_of
+from lockstep.base.interval import steps_of
+from lockstep.joining.instrument import Instrument, Run
 from lockstep.listener import Listener
 from lockstep.tools.explain.profiler import StepProfiler, profile_path
 from lockstep.tools.explain.run_box import RunBox

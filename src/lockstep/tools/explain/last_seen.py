@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.machine.sizes import size
 from lockstep.tools.explain.rank_reports import RankReport, read_records
+from lockstep.world.machine.sizes import size
 
 
 def last_seen(directory: Path, rank: int) -> str:

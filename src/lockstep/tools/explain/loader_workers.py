@@ -13,10 +13,10 @@ from itertools import pairwise, takewhile
 from types import FrameType
 from typing import Any
 
-from lockstep.measure.split import LOADING
+from lockstep.base.tracebacks.frames import Frame
+from lockstep.journal.measure.split import LOADING
 from lockstep.tools.explain.process import ProcessFacts, facts_of
 from lockstep.tools.explain.stack_request import can_answer, request_stack
-from lockstep.tracebacks.frames import Frame
 
 _LOADER = "/torch/utils/data/dataloader.py"
 _WAITING = ("_try_get_data", "_get_data", "_shutdown_workers")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep.machine.sizes import name_ranks
+from lockstep.base.tracebacks.frames import Frame, users_location
 from lockstep.tools.explain.rank_reports import DEFAULT_GROUP, name_group
 from lockstep.tools.explain.sampler import is_communicating
-from lockstep.tracebacks.frames import Frame, users_location
+from lockstep.world.machine.sizes import name_ranks
 
 SAME_CALLS = (
     "Every rank must call the same collectives in the same order, with tensors of the same shape and type: is one called on "

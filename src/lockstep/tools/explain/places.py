@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import NamedTuple
 
+from lockstep.base.tracebacks.frames import owner
 from lockstep.tools.explain.writes import write_in
-from lockstep.tracebacks.frames import owner
 
 _MOST_PLACES = 4
 """Per window: where most of its time goes."""

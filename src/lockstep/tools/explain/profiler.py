@@ -7,9 +7,9 @@ from typing import Any
 
 from typing_extensions import override
 
+from lockstep.base.regular import own_directory
+from lockstep.base.stopping import say
 from lockstep.listener import Listener, Stage
-from lockstep.regular import own_directory
-from lockstep.stopping import say
 
 
 def profile_path(run_dir: Path, rank: int) -> Path:

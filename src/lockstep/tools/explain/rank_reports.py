@@ -12,12 +12,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from lockstep.machine.identity import shared_by
-from lockstep.machine.sizes import counted, name_ranks, size
-from lockstep.measure.live_step import read_live_step
-from lockstep.regular import check_regular
-from lockstep.shapes import fits
-from lockstep.stopping import catches
+from lockstep.base.regular import check_regular
+from lockstep.base.shapes import fits
+from lockstep.base.stopping import catches
+from lockstep.base.tracebacks.frames import OURS, Frame, claim, is_own, owner, shortened
+from lockstep.journal.measure.live_step import read_live_step
 from lockstep.tools.explain.black_box import DIRECTORY, read_box
 from lockstep.tools.explain.file_locks import awaited_locks
 from lockstep.tools.explain.holders import has_no_task, holder_in, without_start
@@ -28,7 +27,8 @@ from lockstep.tools.explain.sampler import EVERY_S, is_communicating, waits_at
 from lockstep.tools.explain.script_clock import doing_at
 from lockstep.tools.explain.stack_request import SIGNAL, request_stack
 from lockstep.tools.explain.work import BUSY_BYTES, LEAST_SHARE, Work
-from lockstep.tracebacks.frames import OURS, Frame, claim, is_own, owner, shortened
+from lockstep.world.machine.identity import shared_by
+from lockstep.world.machine.sizes import counted, name_ranks, size
 
 _LATE_S = 6 * EVERY_S
 """A process whose record is older than this has stopped reporting."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, TypedDict
 
-from lockstep.shapes import MOST_RANKS, Count, Ranks, Seconds
-from lockstep.tracebacks.frames import Frame
+from lockstep.base.shapes import MOST_RANKS, Count, Ranks, Seconds
+from lockstep.base.tracebacks.frames import Frame
 
 
 class _CollectiveNeeded(TypedDict):

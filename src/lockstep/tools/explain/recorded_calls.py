@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from lockstep.base.tracebacks.frames import is_between, owner
 from lockstep.tools.explain.call_log import Call, CallLog, Group, Line
-from lockstep.tracebacks.frames import is_between, owner
 
 
 @dataclass(frozen=True)

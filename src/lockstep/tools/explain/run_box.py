@@ -8,16 +8,16 @@ from typing import Any
 
 from typing_extensions import override
 
-from lockstep.instrument import Run
+from lockstep.base.stopping import end_stuck, say
+from lockstep.joining.instrument import Run
+from lockstep.journal.measure.split import LOADING
+from lockstep.journal.measure.step_clock import SAVING
 from lockstep.listener import Listener, Stage
-from lockstep.machine.identity import shared_by
-from lockstep.measure.split import LOADING
-from lockstep.measure.step_clock import SAVING
-from lockstep.stopping import end_stuck, say
 from lockstep.tools.explain.black_box import box_path
 from lockstep.tools.explain.sampler import Sampler
 from lockstep.tools.explain.slow_saving import OwnSaving
 from lockstep.tools.explain.stuck import StuckWatch, limit_s
+from lockstep.world.machine.identity import shared_by
 
 
 class RunBox(Listener):

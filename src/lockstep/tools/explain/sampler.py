@@ -21,8 +21,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lockstep.measure.live_step import live_step
-from lockstep.stopping import say
+from lockstep.base.stopping import say
+from lockstep.base.tracebacks.frames import OURS, Frame, own_package, stack_of
+from lockstep.journal.measure.live_step import live_step
 from lockstep.tools.explain.black_box import BlackBox, fits
 from lockstep.tools.explain.file_locks import polled_file
 from lockstep.tools.explain.flight_recorder import counts, read_recording
@@ -36,7 +37,6 @@ from lockstep.tools.explain.stack_request import StackResponder, can_answer
 from lockstep.tools.explain.thread_locks import awaited_by
 from lockstep.tools.explain.work import WorkMeter
 from lockstep.tools.explain.writes import write_in
-from lockstep.tracebacks.frames import OURS, Frame, own_package, stack_of
 
 EVERY_S = 0.5
 _GLANCES = 10

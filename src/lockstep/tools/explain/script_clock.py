@@ -24,10 +24,10 @@ from time import perf_counter
 from types import FrameType
 from typing import Any
 
-from lockstep.measure.live_step import live_step
+from lockstep.base.tracebacks.frames import Frame
+from lockstep.journal.measure.live_step import live_step
 from lockstep.tools.explain.flight_recorder import counts
 from lockstep.tools.explain.places import Place, Places, activity_at, where
-from lockstep.tracebacks.frames import Frame
 
 WINDOW = 10
 """Steps per summary."""

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lockstep.measure.split import ACTIVITIES, Row
+from lockstep.journal.measure.split import ACTIVITIES, Row
 
 _WINDOW = 20
 """Phases; more where they are brief, since somebody may take a rank's core for that long."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from lockstep.instrument import Run
-from lockstep.stopping import say
+from lockstep.base.stopping import say
+from lockstep.joining.instrument import Run
 from lockstep.tools.explain.slow_ranks import SlowRank, SlowRanks
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.machine.sizes import name_ranks
 from lockstep.tools.explain.rank_reports import read_records
 from lockstep.tools.explain.saving import Lost
+from lockstep.world.machine.sizes import name_ranks
 
 _STABLE_LOOKS = 3
 """Looks at which the same ranks must have lost time in saving: they do not come to that at the same moment."""

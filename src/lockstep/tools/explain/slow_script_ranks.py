@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.measure.split import SAMPLED
+from lockstep.journal.measure.split import SAMPLED
 from lockstep.tools.explain.places import Place
 from lockstep.tools.explain.script_clock import BUSY, BUSY_20, BUSY_50, NUMBER, SPENT, WAITED, WINDOW, Window
 from lockstep.tools.explain.slow_ranks import LEAST_COST, NEARLY_ALWAYS, SLOW, remedy, slow_in

@@ -22,9 +22,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from lockstep.regular import open_to_write, read_bytes
-from lockstep.stopping import catches
-from lockstep.tracebacks.frames import Frame, stack_of
+from lockstep.base.regular import open_to_write, read_bytes
+from lockstep.base.stopping import catches
+from lockstep.base.tracebacks.frames import Frame, stack_of
 
 SIGNAL = signal.SIGRTMAX - 3
 """Used by nothing else. It kills a process that does not handle it, and is therefore never sent to one."""

@@ -13,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lockstep.machine.sizes import name_ranks
+from lockstep.base.tracebacks.frames import MOST_FRAMES, Frame, owner, users_location
 from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
 from lockstep.tools.explain.loader_workers import is_loading, waits_for_loader
 from lockstep.tools.explain.mismatch import SAME_CALLS, first_mismatch
 from lockstep.tools.explain.rank_reports import RankReport, grouped, read_reports
 from lockstep.tools.explain.remarks import Remarks
 from lockstep.tools.explain.sampler import is_communicating
-from lockstep.tracebacks.frames import MOST_FRAMES, Frame, owner, users_location
+from lockstep.world.machine.sizes import name_ranks
 
 LEAST_S = 10.0
 BUSY_S = 120.0

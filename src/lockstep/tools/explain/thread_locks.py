@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from lockstep.machine.sizes import counted
-from lockstep.tracebacks.frames import name_of, stack_of, users_location
+from lockstep.base.tracebacks.frames import name_of, stack_of, users_location
+from lockstep.world.machine.sizes import counted
 
 _THREADS, _QUEUES = "/threading.py", "/queue.py"
 _NAMES = re.compile(r"\bwith\s+(.+?):\s*(?:#|$|\S)|([A-Za-z_][\w.]*)\.acquire\(")

@@ -13,13 +13,13 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from lockstep.machine.identity import shared_by
 from lockstep.tools.explain.black_box import box_path
 from lockstep.tools.explain.call_log import CallLog, log_path
 from lockstep.tools.explain.flight_recorder import counts
 from lockstep.tools.explain.recorded_calls import record_calls
 from lockstep.tools.explain.sampler import Sampler
 from lockstep.tools.explain.script_clock import ScriptClock
+from lockstep.world.machine.identity import shared_by
 
 _REMEMBERED = 20
 

@@ -14,7 +14,7 @@ import re
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from lockstep.tracebacks.frames import owner
+from lockstep.base.tracebacks.frames import owner
 
 _FILES = ("fsync", "fdatasync", "sync", "write", "pwrite", "writev", "sendfile", "copy_file_range", "truncate", "ftruncate")
 _COPIES = ("copy", "copy2", "copyfile", "copyfileobj", "copytree", "move", "make_archive", "_fastcopy_sendfile")

@@ -9,9 +9,9 @@ from typing import Any
 
 from typing_extensions import override
 
+from lockstep.base.tracebacks.frames import OURS
 from lockstep.listener import Listener, Stage
 from lockstep.plan.shards import MicroStep
-from lockstep.tracebacks.frames import OURS
 
 
 class Breakpoint(Listener):

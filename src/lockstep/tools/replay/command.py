@@ -14,14 +14,13 @@ from typing import Any
 
 import click
 
+from lockstep.base.errors import ConfigError, LaunchError, UsageError
 from lockstep.cli.echo import echo, echo_json
 from lockstep.cli.options import CONTEXT
-from lockstep.errors import ConfigError, LaunchError, UsageError
 from lockstep.journal.history import read_events
 from lockstep.launch.gpus import num_gpus_here
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.script import Interruption, run_script
-from lockstep.machine.sizes import counted
 from lockstep.tools.replay import culprits, step_names
 from lockstep.tools.replay.digests import Digests, read_digests
 from lockstep.tools.replay.directory import checkpoint_before, make_directory
@@ -32,6 +31,7 @@ from lockstep.tools.replay.trust import why_doubtful
 from lockstep.tools.replay.verdict import Verdict, judge
 from lockstep.tools.trials.study import new_directory
 from lockstep.tools.verify.trace.lines import number
+from lockstep.world.machine.sizes import counted
 
 _DIRECTORY = Path("replays")
 _STATUS = {"equal": 0, "equal up to rounding": 0, "different": 1, "unknown": 3}

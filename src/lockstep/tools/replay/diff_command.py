@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
+from lockstep.base.errors import UsageError
 from lockstep.cli.echo import echo_json
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console
-from lockstep.errors import UsageError
 from lockstep.tools.replay.comparison import Comparison, compare, in_words
 from lockstep.tools.replay.digests import read_digests
 from lockstep.tools.replay.record import RunRecord, Unlike, differences, read_record

@@ -26,11 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from lockstep.errors import UsageError
+from lockstep.base.errors import UsageError
+from lockstep.base.regular import MOST_BYTES
+from lockstep.base.shapes import Count, fits
 from lockstep.journal.history import counts_until, read_events
 from lockstep.journal.ranks import files
-from lockstep.regular import MOST_BYTES
-from lockstep.shapes import Count, fits
 from lockstep.tools.verify.trace.traced_run import ShardKey
 
 DIRECTORY = "digests"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from lockstep.checkpoint.manifest import Manifest, verify
-from lockstep.checkpoint.store import Store, step_of
-from lockstep.errors import CheckpointError, ConfigError
-from lockstep.regular import read_bytes
+from lockstep.base.errors import CheckpointError, ConfigError
+from lockstep.base.regular import read_bytes
+from lockstep.state.checkpoint.manifest import Manifest, verify
+from lockstep.state.checkpoint.store import Store, step_of
 from lockstep.tools.replay.request import Request
 
 _NEAR = 1000

@@ -8,8 +8,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from lockstep.config import RunConfig
-from lockstep.instrument import Instrument, Run
+from lockstep.base.config import RunConfig
+from lockstep.joining.instrument import Instrument, Run
 from lockstep.listener import Listener
 from lockstep.tools.replay.opening import open_digests, open_replay
 from lockstep.tools.replay.request import Request

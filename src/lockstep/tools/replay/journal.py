@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.comm.dtensors import is_dtensor
-from lockstep.digest import bit_sums, digest
+from lockstep.base.digest import bit_sums, digest
 from lockstep.journal.writer import EventWriter
 from lockstep.listener import Listener, Stage
 from lockstep.plan.shards import MicroStep
-from lockstep.recovery.fingerprint import Fingerprint, short_digest
+from lockstep.state.recovery.fingerprint import Fingerprint, short_digest
 from lockstep.sync.gradients import widen
 from lockstep.tools.replay.digests import NOTHING, PhaseGradient, is_due
 from lockstep.tools.verify.trace.lines import exact
 from lockstep.tools.verify.trace.subjects import Subjects
+from lockstep.world.comm.dtensors import is_dtensor
 
 _FIELDS = 7
 """Of a micro-step: its step, phase, shard and part, the digests of its samples' identities and of their content, and its losses

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from lockstep.instrument import Run
+from lockstep.base.regular import own_directory
+from lockstep.joining.instrument import Run
 from lockstep.journal.ranks import file_of
 from lockstep.journal.writer import EventWriter
 from lockstep.listener import Listener
 from lockstep.loop.aside import Aside
-from lockstep.regular import own_directory
 from lockstep.tools.replay.blame import SampleBySample
 from lockstep.tools.replay.breakpoint import Breakpoint
 from lockstep.tools.replay.digests import DIRECTORY, is_due

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.checkpoint.store import Store, step_of
-from lockstep.errors import UsageError
+from lockstep.base.errors import UsageError
 from lockstep.journal.history import Launch, read_launches
-from lockstep.rundir.birth import Birth, Command, read_birth
+from lockstep.state.checkpoint.store import Store, step_of
+from lockstep.state.rundir.birth import Birth, Command, read_birth
 
 Fields = Mapping[str, Any]
 

@@ -7,10 +7,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.atomic import write_atomic
-from lockstep.config import RunConfig
-from lockstep.regular import read_bytes
-from lockstep.shapes import check, parse
+from lockstep.base.atomic import write_atomic
+from lockstep.base.config import RunConfig
+from lockstep.base.regular import read_bytes
+from lockstep.base.shapes import check, parse
 
 _FILE_NAME = "replay.json"
 SAMPLES = "samples"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import UsageError
+from lockstep.base.errors import UsageError
 from lockstep.tools.replay.digests import Digests, read_digests
 from lockstep.tools.replay.request import SHOWN, Request
 from lockstep.tools.verify.trace.lines import DIRECTORY, number, read_lines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.errors import UsageError
+from lockstep.base.errors import UsageError
 from lockstep.tools.replay.comparison import compare, in_words
 from lockstep.tools.replay.digests import Digests
 from lockstep.tools.verify.trace.lines import number

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lockstep.machine.sizes import counted
 from lockstep.tools.report.thin import Curve, ticks
+from lockstep.world.machine.sizes import counted
 
 _MARGIN = 0.06
 """Of the range of y, above and below a curve."""

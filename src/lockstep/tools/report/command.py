@@ -13,18 +13,17 @@ from typing import Any
 
 import click
 
-from lockstep.atomic import write_atomic
-from lockstep.checkpoint.manifest import Manifest, verify_file
-from lockstep.checkpoint.store import BEST, DAMAGED, Store
+from lockstep.base.atomic import write_atomic
+from lockstep.base.config import RUNS
+from lockstep.base.errors import CheckpointError, ConfigError
+from lockstep.base.regular import open_to_read
 from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT
-from lockstep.config import RUNS
-from lockstep.errors import CheckpointError, ConfigError
 from lockstep.journal.events import Event
 from lockstep.journal.history import read_events, read_history
-from lockstep.machine.sizes import counted, name_ranks
-from lockstep.regular import open_to_read
-from lockstep.rundir.birth import read_birth
+from lockstep.state.checkpoint.manifest import Manifest, verify_file
+from lockstep.state.checkpoint.store import BEST, DAMAGED, Store
+from lockstep.state.rundir.birth import read_birth
 from lockstep.tools.compare.comparison import Comparison
 from lockstep.tools.compare.results import read_results
 from lockstep.tools.explain.rank_reports import RankReport, read_reports
@@ -38,6 +37,7 @@ from lockstep.tools.trials import study
 from lockstep.tools.trials.failure import whole_error
 from lockstep.tools.verify.verification import Verification
 from lockstep.tools.watch.command import find_run
+from lockstep.world.machine.sizes import counted, name_ranks
 
 DEFAULT = "report.html"
 _MOST_CHECKPOINTS = 100

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from lockstep.measure.split import PARTS
+from lockstep.journal.measure.split import PARTS
 from lockstep.tools.compare import table
 from lockstep.tools.compare.comparison import Comparison, RowResult
 from lockstep.tools.compare.figures import Figures

@@ -15,8 +15,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from lockstep.base.visible import visible
 from lockstep.tools.report.chart import Bars, Lines, Table
-from lockstep.visible import visible
 
 _TEMPLATES = "templates"
 _CODE = re.compile(r"`([^`\n]+)`|(?<![\w-])(--[a-z][a-z-]*[a-z])")

@@ -9,8 +9,8 @@ from typing import Any
 
 from lockstep.journal import history
 from lockstep.journal.events import number_in
-from lockstep.machine.sizes import counted, span
 from lockstep.tools.report.chart import Bar, Bars, Mark, Segment
+from lockstep.world.machine.sizes import counted, span
 
 FINISHED, PREEMPTED, RUNNING, BROKEN = "finished", "preempted", "running", "broken"
 _TONES = {FINISHED: "good", PREEMPTED: "warn", RUNNING: "live", BROKEN: "bad"}

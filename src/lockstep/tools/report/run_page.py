@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.checkpoint.manifest import Manifest
 from lockstep.journal.events import number_in
 from lockstep.journal.history import history as history_of
-from lockstep.machine.sizes import NOTHING, counted, size, span
+from lockstep.state.checkpoint.manifest import Manifest
 from lockstep.tools.compare.figures import pace_of
 from lockstep.tools.compare.table import count
 from lockstep.tools.report import launches, training
@@ -18,6 +17,7 @@ from lockstep.tools.report.chart import Table, short
 from lockstep.tools.report.html import Page, Section, moment
 from lockstep.tools.report.launches import Launch
 from lockstep.tools.runs.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
+from lockstep.world.machine.sizes import NOTHING, counted, size, span
 
 _TONES = {RUNNING: "live", FINISHED: "good", INTERRUPTED: "warn", FAILED: "bad", UNREADABLE: "bad"}
 _WORDS = {FAILED: "ended before its first checkpoint"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from lockstep.machine.sizes import counted, size
 from lockstep.tools.trials.study import Study
+from lockstep.world.machine.sizes import counted, size
 
 
 def machine_facts(study: Study) -> list[tuple[str, str]]:

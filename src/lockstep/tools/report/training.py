@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lockstep.journal.events import number_in
-from lockstep.measure.split import ACTIVITIES, PARTS, shares_of, verdict
+from lockstep.journal.measure.split import ACTIVITIES, PARTS, shares_of, verdict
 from lockstep.tools.compare.figures import pace_of
 from lockstep.tools.compare.splits import Split, splits_of
 from lockstep.tools.report import chart

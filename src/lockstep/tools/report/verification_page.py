@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from lockstep.machine.sizes import NOTHING, counted
 from lockstep.tools.report import training
 from lockstep.tools.report.chart import Table
 from lockstep.tools.report.html import Page, Section
 from lockstep.tools.report.study import machine_facts
 from lockstep.tools.verify import verdict
 from lockstep.tools.verify.verification import SettingResult, Verification
+from lockstep.world.machine.sizes import NOTHING, counted
 
 _TONES = {"pass": "good", "fail": "bad", "interrupted": "warn"}
 _DIGITS = 16

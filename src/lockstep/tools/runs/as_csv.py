@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from lockstep.errors import ConfigError
-from lockstep.tools.runs.inventory import Run
+from lockstep.base.errors import ConfigError
+from lockstep.base.visible import visible
 from lockstep.journal.history import read_history
-from lockstep.visible import visible
+from lockstep.tools.runs.inventory import Run
 
 _RUN = (
     *("directory", "state", "step", "saved_step", "saved_epoch", "saved_time_s", "saved_bytes", "best", "ran_s", "active_s"),

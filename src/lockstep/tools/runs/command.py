@@ -13,20 +13,20 @@ from typing import NamedTuple
 import click
 from rich.console import Console
 
-from lockstep.tools.runs import inventory
-from lockstep.tools.runs import prune as pruning
+from lockstep.base.config import RUNS
+from lockstep.base.errors import ConfigError, LockstepError
 from lockstep.cli import tables
-from lockstep.tools.runs.as_csv import write_runs, write_values
 from lockstep.cli.echo import echo_json
 from lockstep.cli.options import CONTEXT
-from lockstep.tools.runs.prune import Results
 from lockstep.cli.tables import Page, fits, say
 from lockstep.cli.terminal import open_console
-from lockstep.tools.runs.time_split import show_split
-from lockstep.config import RUNS
-from lockstep.errors import ConfigError, LockstepError
+from lockstep.tools.runs import inventory
+from lockstep.tools.runs import prune as pruning
+from lockstep.tools.runs.as_csv import write_runs, write_values
 from lockstep.tools.runs.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
-from lockstep.machine.sizes import NOTHING, counted, size, span
+from lockstep.tools.runs.prune import Results
+from lockstep.tools.runs.time_split import show_split
+from lockstep.world.machine.sizes import NOTHING, counted, size, span
 
 _STYLES = {RUNNING: "green", FINISHED: "", INTERRUPTED: "yellow", FAILED: "red", UNREADABLE: "red"}
 _MAX_WORLD_SIZES = 4

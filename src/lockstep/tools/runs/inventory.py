@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.checkpoint.manifest import Manifest, NewerFormatError, verify_file
-from lockstep.checkpoint.store import BEST, Store
-from lockstep.errors import CheckpointError, ConfigError
+from lockstep.base.errors import CheckpointError, ConfigError
 from lockstep.journal.events import FILE_NAME as JOURNAL
 from lockstep.journal.history import Launch, read_launches
-from lockstep.rundir.birth import read_birth
-from lockstep.rundir.lock import holder_of
+from lockstep.state.checkpoint.manifest import Manifest, NewerFormatError, verify_file
+from lockstep.state.checkpoint.store import BEST, Store
+from lockstep.state.rundir.birth import read_birth
+from lockstep.state.rundir.lock import holder_of
 
 RUNNING, FINISHED, INTERRUPTED, FAILED, UNREADABLE = "running", "finished", "interrupted", "failed", "unreadable"
 
@@ -170,7 +170,9 @@ def read_run(path: Path) -> Run:
     else:
         state = FAILED if ended_at is None else FINISHED
     if state == FINISHED and saved is None and not has_ended:
-        remarks.append(f"it finished at step {ended_at} without a checkpoint; a later launch started over and did not finish")
+        remarks.append(
+            f"it finished at step {ended_at} without a checkpoint; a later launch started over and did not finish"
+        )
         step = ended_at
     if state == FAILED:
         remarks.append("ended before its first checkpoint, so there is nothing to resume: the same command starts over")

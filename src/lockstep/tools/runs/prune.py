@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.base.errors import ConfigError
+from lockstep.state.rundir.lock import RunLock
 from lockstep.tools.runs import inventory
-from lockstep.errors import ConfigError
 from lockstep.tools.runs.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
-from lockstep.machine.sizes import counted
-from lockstep.rundir.lock import RunLock
+from lockstep.world.machine.sizes import counted
 
 RESULTS = "results.json"
 _RESULTS_DIR = re.compile(r"(verification|comparison)(-\d+)?")

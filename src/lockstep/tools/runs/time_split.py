@@ -11,8 +11,8 @@ from rich.console import Console
 
 from lockstep.cli import tables
 from lockstep.cli.tables import Page, say
-from lockstep.measure.split import ACTIVITIES, PARTS, shares_of, verdict
 from lockstep.journal.history import read_history
+from lockstep.journal.measure.split import ACTIVITIES, PARTS, shares_of, verdict
 
 _HEADINGS = ("part of a step", "share", "ms", "least", "most")
 

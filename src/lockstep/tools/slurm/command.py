@@ -11,19 +11,19 @@ from typing import Any
 
 import click
 
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ConfigError, LaunchError
+from lockstep.base.option import options_of
 from lockstep.cli.config_file import config_option
 from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, given, options_from
-from lockstep.config import RunConfig
-from lockstep.errors import ConfigError, LaunchError
 from lockstep.launch.doubts import OF_RUNS, misplaced
 from lockstep.launch.program import find_script
 from lockstep.launch.source import Source
-from lockstep.machine.sizes import counted
-from lockstep.option import options_of
 from lockstep.tools.slurm import commands, files, inventory
 from lockstep.tools.slurm.batch import batch_text, output_of
 from lockstep.tools.slurm.request import RUNTIMES, Request
+from lockstep.world.machine.sizes import counted
 
 _EPILOG = """
 \b

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from lockstep.errors import ConfigError, LaunchError
+from lockstep.base.errors import ConfigError, LaunchError
 from lockstep.tools.slurm.inventory import FORMAT, Node, read_nodes
 
 _PATIENCE_S = 60.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from lockstep.atomic import write_atomic
-from lockstep.errors import ConfigError
+from lockstep.base.atomic import write_atomic
+from lockstep.base.errors import ConfigError
 
 
 def write(file: Path, text: str) -> Path | None:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lockstep.errors import ConfigError
-from lockstep.job.hostlist import expand_hosts
+from lockstep.base.errors import ConfigError
 from lockstep.tools.slurm import units
 from lockstep.tools.slurm.request import Request
+from lockstep.world.job.hostlist import expand_hosts
 
 FORMAT = "%N|%P|%c|%m|%G|%l|%t"
 """For ``sinfo --Node --noheader --format``: a line per node and partition."""

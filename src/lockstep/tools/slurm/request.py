@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from lockstep.config import RunConfig
-from lockstep.errors import ConfigError
-from lockstep.job.hostlist import expand_hosts
-from lockstep.option import option
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ConfigError
+from lockstep.base.option import option
 from lockstep.tools.slurm import units
+from lockstep.world.job.hostlist import expand_hosts
 
 JOB = "Job"
 RUNTIMES = ("apptainer", "singularity")

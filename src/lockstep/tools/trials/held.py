@@ -6,7 +6,7 @@ import threading
 
 from typing_extensions import override
 
-from lockstep.instrument import Run
+from lockstep.joining.instrument import Run
 from lockstep.listener import Listener, Stage
 
 

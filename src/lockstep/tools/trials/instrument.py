@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from lockstep.instrument import Instrument, Run
+from lockstep.base.trackers import without_services
+from lockstep.joining.instrument import Instrument, Run
 from lockstep.tools.trials.settings import TrialSettings
-from lockstep.trackers import without_services
 
 if TYPE_CHECKING:
-    from lockstep.config import RunConfig
+    from lockstep.base.config import RunConfig
     from lockstep.listener import Listener
 
 

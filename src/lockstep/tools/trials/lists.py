@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 import click
 
-from lockstep.errors import ConfigError, unknown_name
+from lockstep.base.errors import ConfigError, unknown_name
 
 
 def numbers(*, least: int) -> Callable[[click.Context, click.Parameter, str | None], tuple[int, ...] | None]:

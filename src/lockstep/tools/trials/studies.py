@@ -14,14 +14,13 @@ from typing import Any, TypeVar
 import click
 from rich.console import Console
 
-from lockstep.atomic import write_atomic
+from lockstep.base.atomic import write_atomic
 from lockstep.cli.options import args_of_script
 from lockstep.cli.progress import Progress
 from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.launch.gpus import num_gpus_here
 from lockstep.launch.program import find_script
-from lockstep.machine.cores import num_cores
 from lockstep.tools.compare.comparison import Comparison
 from lockstep.tools.report.command import DEFAULT as REPORT
 from lockstep.tools.report.command import page_of
@@ -30,6 +29,7 @@ from lockstep.tools.trials import machine
 from lockstep.tools.trials.study import Task
 from lockstep.tools.trials.trial import Observer
 from lockstep.tools.verify.verification import Verification
+from lockstep.world.machine.cores import num_cores
 
 Command = Callable[..., None]
 S = TypeVar("S", Comparison, Verification)

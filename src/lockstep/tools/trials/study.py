@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lockstep.atomic import write_atomic
-from lockstep.errors import ConfigError
+from lockstep.base.atomic import write_atomic
+from lockstep.base.errors import ConfigError
 from lockstep.tools.trials.machine import Machine
 from lockstep.tools.trials.settings import TrialSettings
 from lockstep.tools.trials.trial import Trial

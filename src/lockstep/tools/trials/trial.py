@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from lockstep import world
-from lockstep.config import RunConfig
+from lockstep.base.config import RunConfig
+from lockstep.base.option import options_of
 from lockstep.journal.failure import read_failure
 from lockstep.launch.guard import die_with_parent
 from lockstep.launch.processes import sweep
-from lockstep.option import options_of
 from lockstep.tools.trials.failure import first_error, in_few_lines, in_one_line, whole_error
 from lockstep.tools.trials.settings import TrialSettings
+from lockstep.world import environment as world
 
 _POLL_EVERY_S = 0.1
 _LOOK_EVERY_S = 0.01  # for the moment to kill it

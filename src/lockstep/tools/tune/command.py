@@ -14,23 +14,23 @@ from typing import Any
 import click
 from rich.console import Console
 
+from lockstep.base.config import RunConfig
+from lockstep.base.errors import ConfigError, LaunchError
 from lockstep.cli.options import command_of_script, given
 from lockstep.cli.progress import Progress
 from lockstep.cli.tables import Page, say, show
 from lockstep.cli.terminal import open_console, sigterm_interrupts
-from lockstep.config import RunConfig
-from lockstep.errors import ConfigError, LaunchError
 from lockstep.launch.local import resolve_nproc
 from lockstep.launch.nodes import plan_nodes
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.program import find_script
-from lockstep.machine.cores import num_cores
-from lockstep.machine.sizes import counted
 from lockstep.plan.loading import Loading
 from lockstep.tools.trials.trial import Record, Trial, passable, run_trial
 from lockstep.tools.tune import verdict
 from lockstep.tools.tune.request import TuningRequest, read_result, read_stage
 from lockstep.tools.tune.tuned import Situation, Tuned, read
+from lockstep.world.machine.cores import num_cores
+from lockstep.world.machine.sizes import counted
 
 _EPILOG = """
 \b

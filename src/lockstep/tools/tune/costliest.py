@@ -13,8 +13,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from lockstep.base.tracebacks.frames import OURS, owner
 from lockstep.data.sources import Deal
-from lockstep.tracebacks.frames import OURS, owner
 
 _LIMIT_S = 0.5
 _MOST_BATCHES, _LEAST_BATCHES = 32, 2

@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.instrument import Instrument, Run
-from lockstep.machine.cores import num_cores
-from lockstep.rundir.birth import Command, script_sha256
+from lockstep.joining.instrument import Instrument, Run
+from lockstep.state.rundir.birth import Command, script_sha256
 from lockstep.tools.tune.request import TuningRequest
 from lockstep.tools.tune.tuned import Situation, Tuned, check_script, fit, read
-from lockstep.world import World, read_environment
+from lockstep.world.environment import World, read_environment
+from lockstep.world.machine.cores import num_cores
 
 if TYPE_CHECKING:
-    from lockstep.config import RunConfig
+    from lockstep.base.config import RunConfig
     from lockstep.listener import Listener
 
 

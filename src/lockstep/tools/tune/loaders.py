@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lockstep.data.fetch import set_loading
 from lockstep.data.loader import PreparedLoader
-from lockstep.instrument import Run
+from lockstep.joining.instrument import Run
 from lockstep.listener import Listener
 from lockstep.prepare.watched import idle_in_replay
 from lockstep.tools.tune.probe import Probe

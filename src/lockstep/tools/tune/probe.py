@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.sources import Deal, Source
 from lockstep.data.torch_loader import is_torch_loader
-from lockstep.measure.split import sentence, shares_of
+from lockstep.journal.measure.split import sentence, shares_of
 from lockstep.plan.length import length_of
 from lockstep.plan.loading import Loading
 from lockstep.tools.tune.costliest import find_costliest

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.atomic import write_atomic
-from lockstep.config import RunConfig
+from lockstep.base.atomic import write_atomic
+from lockstep.base.config import RunConfig
 
 _REQUEST, _STAGE, _RESULT = "tune.json", "stage.json", "result.json"
 

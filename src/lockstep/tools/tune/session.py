@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from lockstep.comm.collectives import Collectives
-from lockstep.measure.step_clock import StepClock
+from lockstep.journal.measure.step_clock import StepClock
 from lockstep.tools.tune.request import TuningRequest, say_stage, write_result
 from lockstep.tools.tune.tuned import Situation
+from lockstep.world.comm.collectives import Collectives
 
 T = TypeVar("T")
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.atomic import write_atomic
-from lockstep.errors import ConfigError
+from lockstep.base.atomic import write_atomic
+from lockstep.base.errors import ConfigError
+from lockstep.base.regular import read_bytes
+from lockstep.base.shapes import check, parse
 from lockstep.plan.loading import Loading
-from lockstep.regular import read_bytes
-from lockstep.shapes import check, parse
 
 _FORMAT = 1
 _KIND = "lockstep tune"

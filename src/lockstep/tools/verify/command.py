@@ -12,7 +12,6 @@ from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console
 from lockstep.launch.program import find_script
-from lockstep.machine.sizes import counted
 from lockstep.tools.check.at_start import notices
 from lockstep.tools.check.files import read_script
 from lockstep.tools.trials.lists import names, numbers
@@ -21,6 +20,7 @@ from lockstep.tools.trials.studies import conduct, options_of_studies
 from lockstep.tools.trials.study import Task
 from lockstep.tools.verify import settings, verdict, verify
 from lockstep.tools.verify.verification import Verification
+from lockstep.world.machine.sizes import counted
 
 _EPILOG = """
 \b

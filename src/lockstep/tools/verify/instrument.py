@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from lockstep.instrument import Instrument, Run
+from lockstep.joining.instrument import Instrument, Run
 
 if TYPE_CHECKING:
     from lockstep.listener import Listener

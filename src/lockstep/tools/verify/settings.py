@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from lockstep.errors import ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.tools.verify.diagnosis.setting import Setting
 from lockstep.tools.verify.trace.traced_run import TracedRun
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from lockstep.machine.sizes import counted
 from lockstep.tools.check.findings import Finding
 from lockstep.tools.verify.diagnosis.conclusion import Diagnosis
 from lockstep.tools.verify.trace.differences import Difference
 from lockstep.tools.verify.verification import SettingResult, Verification
+from lockstep.world.machine.sizes import counted
 
 _DIGITS = 16
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lockstep.errors import UsageError
+from lockstep.base.errors import UsageError
 from lockstep.journal.events import FILE_NAME
 from lockstep.journal.tail import Tail
 from lockstep.tools.check.findings import Finding

@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from lockstep.base.config import RUNS
+from lockstep.base.errors import ConfigError
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.terminal import open_console
-from lockstep.config import RUNS
-from lockstep.errors import ConfigError
 from lockstep.tools.runs import inventory
 from lockstep.tools.runs.inventory import RUNNING
 from lockstep.tools.watch.frame import frame

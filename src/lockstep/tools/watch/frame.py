@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.text import Text
 
-from lockstep.machine.sizes import counted, name_ranks, span
-from lockstep.measure.pass_progress import bar_line, time_left
+from lockstep.base.visible import visible
+from lockstep.journal.measure.pass_progress import bar_line, time_left
 from lockstep.tools.explain.loader_workers import waits_for_loader
 from lockstep.tools.explain.rank_reports import RankReport
 from lockstep.tools.watch.watched import Point, Snapshot
-from lockstep.visible import visible
+from lockstep.world.machine.sizes import counted, name_ranks, span
 
 _CURVE_HEIGHT = 5
 _LEAST_RANKS, _LEAST_EVENTS = 2, 3

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep.base.shapes import check
 from lockstep.journal.events import FILE_NAME, repeated_after
+from lockstep.journal.measure.pass_progress import PassProgress
 from lockstep.journal.tail import Tail
-from lockstep.measure.pass_progress import PassProgress
-from lockstep.rundir.lock import holder_of
-from lockstep.shapes import check
+from lockstep.state.rundir.lock import holder_of
 from lockstep.tools.explain.rank_reports import RankReport, read_reports
 from lockstep.tools.runs.inventory import RUNNING, read_run
 

@@ -9,7 +9,7 @@ import _thread
 import threading
 from collections.abc import Iterator
 
-from lockstep.errors import LockstepError
+from lockstep.base.errors import LockstepError
 from lockstep.tools.explain.errors import ddp, devices, loop, memory, nccl, processes
 from lockstep.tools.explain.errors.row import Row
 from lockstep.tools.explain.errors.scene import Scene

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.machine.sizes import name_ranks
-from lockstep.stopping import say
+from lockstep.base.stopping import say
+from lockstep.base.tracebacks.frames import users_location
 from lockstep.tools.explain.rank_reports import RankReport, grouped, read_reports
-from lockstep.tracebacks.frames import users_location
+from lockstep.world.machine.sizes import name_ranks
 
 _REMEDIES: Mapping[str, str] = {
     "thread": "Python waits for such a thread: let it end with the script (an event, a None in its queue), or start it with "

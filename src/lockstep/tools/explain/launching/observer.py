@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstep.base.stopping import say
 from lockstep.launch.failures import Failure
 from lockstep.launch.observer import Launch, Observer
-from lockstep.stopping import say
 from lockstep.tools.explain.launching.causes import Causes
 from lockstep.tools.explain.launching.compared_calls import ComparedCalls
 

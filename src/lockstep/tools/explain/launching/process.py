@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.process_observer import ProcessObserver
+from lockstep.base.process_observer import ProcessObserver
 from lockstep.tools.explain.sampler import fail_current, note_end
 from lockstep.tools.explain.worker_box import WorkerBox
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
-from lockstep.tracebacks.frames import OURS
+from lockstep.base.tracebacks.frames import OURS
 
 _CLOCKS = (
     *("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "process_time_ns"),

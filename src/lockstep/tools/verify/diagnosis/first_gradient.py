@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lockstep.digest import digest
+from lockstep.base.digest import digest
+from lockstep.base.tracebacks.frames import owner
 from lockstep.listener import Listener, Stage
 from lockstep.plan.shards import MicroStep
 from lockstep.tools.verify.diagnosis.generators import state_of_streams
 from lockstep.tools.verify.diagnosis.locations import file_of
 from lockstep.tools.verify.trace.lines import TraceWriter
 from lockstep.tools.verify.trace.subjects import Subjects
-from lockstep.tracebacks.frames import owner
 
 _MOST_NUMBERS = 65_536
 """Evenly spaced numbers of the whole gradient, which suffice for a comparison."""

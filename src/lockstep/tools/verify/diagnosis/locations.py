@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 
-from lockstep.tracebacks.frames import OURS, owner
+from lockstep.base.tracebacks.frames import OURS, owner
 
 Location = tuple[str, int]
 """A file and a line in it."""

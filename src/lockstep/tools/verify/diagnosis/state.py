@@ -15,9 +15,9 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from lockstep.digest import digest
+from lockstep.base.digest import digest
+from lockstep.base.tracebacks.frames import owner
 from lockstep.tools.verify.diagnosis.locations import file_of
-from lockstep.tracebacks.frames import owner
 
 _MOST_WEIGHTS = 1_000_000
 """Elements; more are not compared after every line of the user's code."""

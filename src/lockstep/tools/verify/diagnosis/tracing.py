@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.instrument import Run
+from lockstep.joining.instrument import Run
 from lockstep.listener import Listener
 from lockstep.tools.trials.settings import TrialSettings
 from lockstep.tools.verify.diagnosis.evidence import Evidence

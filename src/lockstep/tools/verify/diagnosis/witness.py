@@ -11,7 +11,8 @@ from typing import Any
 from torch import nn
 from typing_extensions import override
 
-from lockstep.digest import digest
+from lockstep.base.digest import digest
+from lockstep.base.tracebacks.frames import owner
 from lockstep.listener import Listener, Stage
 from lockstep.plan.shards import MicroStep
 from lockstep.tools.verify.diagnosis.calls import call_by_frame, functions_in_c, functions_in_python
@@ -21,7 +22,6 @@ from lockstep.tools.verify.diagnosis.generators import describe as describe_gene
 from lockstep.tools.verify.diagnosis.locations import Location, file_of, is_fetching, location_of
 from lockstep.tools.verify.diagnosis.state import ObjectState, Weights, describe_change
 from lockstep.tools.verify.trace.subjects import Subjects
-from lockstep.tracebacks.frames import owner
 
 
 class Witness(Listener):

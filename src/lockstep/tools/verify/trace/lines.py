@@ -41,11 +41,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep import regular
+from lockstep.base import regular
+from lockstep.base.regular import own_directory
 from lockstep.journal.events import read_object
 from lockstep.journal.ranks import files
 from lockstep.journal.writer import LineWriter
-from lockstep.regular import own_directory
 
 DIRECTORY = "trace"
 _MOST_BYTES = 16 * regular.MOST_BYTES

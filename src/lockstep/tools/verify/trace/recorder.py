@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.digest import digest, squared_norm
+from lockstep.base.digest import digest, squared_norm
 from lockstep.listener import Listener, Stage
 from lockstep.plan.length import length_of
 from lockstep.plan.shards import MicroStep

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 from typing_extensions import override
 
-from lockstep.digest import digest
+from lockstep.base.digest import digest
 from lockstep.listener import Listener, Stage
 
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lockstep.errors import UsageError
+from lockstep.base.errors import UsageError
 from lockstep.tools.verify.trace.lines import read_trace
 
 Line = Mapping[str, Any]

@@ -1,0 +1,399 @@
+"""The settings of a run: one frozen value, validated on creation."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from lockstep.base.errors import ConfigError, unknown_name
+from lockstep.base.interval import check_interval, steps_of
+from lockstep.base.option import CHECKPOINTS, PROCESSES, TRAINING, one_of, option, options_of
+from lockstep.base.trackers import TRACKERS, check_track
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """A strategy for synchronizing gradients: its module, and its requirements."""
+
+    sync: str = ""
+    """The module whose ``make(config, num_shards, transport, devices)`` creates its ``Sync``. Imported when needed."""
+    one_process: bool = False
+    devices: str = "several"
+    """Devices that a process may use: ``one``; ``several``, on which the script places its models; or ``all`` GPUs."""
+    needs: str = ""
+    """What the machine must have: ``gpus``, ``horovod``."""
+    audits: bool = False
+    """Whether a shard can be computed aside, without a word to other processes."""
+
+
+STRATEGIES = {
+    "auto": Strategy(),
+    "single": Strategy(sync="lockstep.sync.single", one_process=True, audits=True),
+    "ddp": Strategy(sync="lockstep.sync.ddp"),
+    "exact": Strategy(sync="lockstep.sync.exact", audits=True),
+    "fsdp": Strategy(sync="lockstep.sync.fsdp", devices="one"),
+    "horovod": Strategy(sync="lockstep.sync.horovod", needs="horovod"),
+    "dp": Strategy(sync="lockstep.sync.dp", one_process=True, devices="all", needs="gpus"),
+}
+PRECISIONS = ("32-true", "16-mixed", "16-master", "16-true", "bf16-mixed", "bf16-true")
+BACKENDS = ("auto", "gloo", "nccl", "mpi")
+DEVICES = ("auto", "cpu", "cuda")
+NAN_POLICIES = ("stop", "warn", "ignore")
+PROGRESS_STYLES = ("auto", "bar", "plain", "off")
+RUNS = Path("runs")
+"""The folder, in the working directory, of the run directories that are not named by ``run_dir``."""
+TRACE_LEVELS = ("off", "steps", "gradient", "calls", "kernels")
+ALLOWABLE = ("data", "device", "numerics", "optimizer", "precision", "shards", "threads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The settings of one run. Every field is an argument of ``lockstep.join`` and an option of ``lockstep run``."""
+
+    strategy: str = option(
+        "auto",
+        group=TRAINING,
+        choices=STRATEGIES,
+        help="How gradients are synchronized.  [default: auto, which is exact: equal to the bit on any number of processes]",
+    )
+    """How gradients are synchronized: ``single`` (one process), ``dp`` (one process with several GPUs: ``nn.DataParallel``),
+    ``ddp`` (PyTorch's all-reduce), ``fsdp`` (PyTorch's ``fully_shard``: each process holds a part of the parameters and of the
+    optimizer state), ``horovod`` (Horovod's all-reduce, if installed), ``exact`` (one fixed tree: bit-identical at every world
+    size), or ``auto``: ``exact``, or ``single`` where V is 1 (see ``shards``). A run of another strategy than ``exact``
+    is resumed by ``auto`` without the promise: ``single`` on one process, ``ddp`` on several."""
+    precision: str = option(
+        "32-true",
+        group=TRAINING,
+        choices=PRECISIONS,
+        help="Floating-point formats of weights and computation; see docs/precision.md.  [default: 32-true]",
+    )
+    """``32-true`` (float32 throughout); ``16-mixed``, ``bf16-mixed`` (float32 weights, forward passes under PyTorch's
+    autocast); ``16-master`` (passes in float16 with copies of float32 weights, BatchNorm in float32); ``16-true``,
+    ``bf16-true`` (everything in 16 bits, including weights and optimizer state). With ``16-mixed`` and ``16-master`` the loss
+    is scaled, and a step whose gradients overflow is skipped by all ranks together. See docs/precision.md."""
+    shards: int | None = option(
+        None,
+        group=TRAINING,
+        metavar="V",
+        help="Number of shards that each global batch is split into, at least the number of processes. Runs with the same V "
+        "give the same answer; so it is best given in the script, join(shards=8).  [default: the number of processes]",
+    )
+    """Number of shards V that each global batch is split into, and so the largest world size of the run. None: the world size
+    of the first launch, so that another number of processes gives a different, equally good answer."""
+    accumulate: int = option(
+        1, group=TRAINING, metavar="K", help="Number of consecutive global batches per optimizer step.  [default: 1]"
+    )
+    """Number of consecutive global batches that make one step."""
+    seed: int | None = option(
+        None,
+        group=TRAINING,
+        metavar="N",
+        help="Seed of all random streams.  [default: that of the script's torch.manual_seed(), else 0]",
+    )
+    """Seed of all random streams of the run. None: that of the script's ``torch.manual_seed`` before ``join`` (below 2**32),
+    else 0. A seed given to ``torch.manual_seed`` between ``join`` and ``prepare`` is mixed in."""
+    threads: int | None = option(
+        None,
+        group=PROCESSES,
+        metavar="N",
+        help="Number of CPU threads per process.  [default: OMP_NUM_THREADS, else the cores divided by the number of shards]",
+    )
+    """CPU threads per process, for PyTorch, NumPy's BLAS and OpenMP. None: OMP_NUM_THREADS if set, else the number of cores of
+    this machine divided by the number of shards (independent of the number of processes and machines, since threads can change
+    the last bits)."""
+    device: str = option(
+        "auto", group=PROCESSES, choices=DEVICES, help="Device to train on.  [default: auto, a GPU if there is one]"
+    )
+    """Device to train on: ``cpu``, ``cuda``, or ``auto`` (a GPU if there is one)."""
+    devices_per_process: int | None = option(
+        None,
+        group=PROCESSES,
+        metavar="N",
+        help="Number of devices per process.  [default: one; with strategy dp, all GPUs]",
+    )
+    """Number of devices per process, ``team.devices``. None: one; with ``dp``, all GPUs of the machine. With more than one, and
+    a strategy other than ``dp``, the script places the parts of its models on them. On the CPU they are all the same."""
+    batch_dim: int = option(
+        0,
+        group=TRAINING,
+        metavar="N",
+        help="With strategy dp: the dimension along which inputs and results are split over the GPUs.  [default: 0]",
+    )
+    """For ``dp``: the dimension along which a model's inputs and results are split over the GPUs."""
+    backend: str = option(
+        "auto",
+        group=PROCESSES,
+        choices=BACKENDS,
+        help="Library for communication between processes.  [default: auto, nccl if each process has its own GPU, else gloo]",
+    )
+    """Library for communication: ``gloo``, ``nccl``, ``auto`` (NCCL if every process of a machine has a GPU of its own, else
+    Gloo), or ``mpi``, which requires a PyTorch built with it."""
+    init_method: str | None = option(
+        None,
+        group=PROCESSES,
+        metavar="URL",
+        help="Rendezvous of the processes: tcp://HOST:PORT, file:///PATH, env://.  [default: a private file]",
+    )
+    """Rendezvous of the processes: ``tcp://HOST:PORT`` (rank 0 listens there), ``file:///PATH`` (on a file system that all of
+    them share; leftovers of earlier runs do no harm), ``env://`` (MASTER_ADDR and MASTER_PORT), or None: chosen by the
+    launcher."""
+    timeout_s: float = option(
+        600.0,
+        "--timeout",
+        group=PROCESSES,
+        metavar="SECONDS",
+        help="Time that a process may wait for others in a collective, in seconds.  [default: 600]",
+    )
+    """Time that a collective may wait for other ranks, in seconds."""
+    run_dir: str | None = option(
+        None, group=TRAINING, metavar="DIR", help="Directory of the run.  [default: the next free runs/SCRIPT-N]"
+    )
+    """Directory of the run; None: the next free ``runs/<script>-<n>``."""
+    on_nan: str = option(
+        "stop",
+        group=TRAINING,
+        choices=NAN_POLICIES,
+        help="What to do when a loss is NaN: stop with an error, warn, or ignore it.  [default: stop]",
+    )
+    """What to do when a loss is NaN: ``stop`` (an error), ``warn`` (once a step), or ``ignore``."""
+    log_every: int = option(
+        20, group=TRAINING, metavar="STEPS", help="Steps between exchanges of logged values among ranks.  [default: 20]"
+    )
+    """Steps between exchanges of logged values among the ranks."""
+    find_unused_parameters: bool = option(
+        False,
+        group=TRAINING,
+        help="With strategy ddp: allow parameters used in the first step to be unused later. (Others always allow it.)",
+    )
+    """For ``ddp``: allow parameters used in the first step to be unused in later ones, by reducing gradients after the backward
+    pass rather than during it. (Not needed if some parameters are unused in the first step, which is detected.) Without effect
+    on ``exact``, the default, where any parameter may be unused in any step."""
+    progress: str = option(
+        "auto",
+        group=TRAINING,
+        choices=PROGRESS_STYLES,
+        help="Progress display: a bar with the time left, plain lines, or off.  [default: auto, a bar on a terminal, else "
+        "plain lines]",
+    )
+    """Progress display: ``bar`` (with the time left), ``plain`` (a line from time to time), ``off``, or ``auto`` (``bar`` on a
+    terminal)."""
+    track: str | Sequence[str] | None = option(
+        None,
+        group=TRAINING,
+        metavar="NAME[,NAME]",
+        help=f"Trackers to write values to: {', '.join(TRACKERS)}, or another package's; wandb:birds names the project; or "
+        "off.  [default: tensorboard, where it is installed]",
+    )
+    """Trackers that logged values are written to besides the journal: ``tensorboard``, ``wandb``, ``trackio``, the name of an
+    entry point in the group ``lockstep.trackers``, or (in ``join``) an object of wandb's shape; ``wandb:birds`` names the
+    project. ``off``: none. None: TensorBoard, where it is installed."""
+    workers: int | None = option(
+        None,
+        group=TRAINING,
+        metavar="N",
+        help="Loader workers per process of every DataLoader, also for evaluation.  [default: those of the script]",
+    )
+    """Loader workers per process, in place of ``num_workers`` of the script's DataLoaders; None: as in the script. The answer
+    does not depend on it."""
+    tuned: str | None = option(
+        None,
+        group=TRAINING,
+        metavar="FILE",
+        help="File of lockstep tune: apply its settings to the loader that it has measured; the answer stays the same.  "
+        "[default: none]",
+    )
+    """File of ``lockstep tune``, whose settings (workers, prefetch, pinned memory) the loader that it measured gets in place of
+    the script's own, and no other (``workers`` is for all); None: none. The answer does not depend on it."""
+    trace: str = option(
+        "off",
+        group=TRAINING,
+        choices=TRACE_LEVELS,
+        help="Write digests of every step to RUN/trace, for lockstep verify; slow. gradient, calls and kernels record more, to "
+        "find causes.  [default: off]",
+    )
+    """What to write to ``trace/`` in the run directory, for ``lockstep verify``: ``off`` (nothing), ``steps`` (digests of every
+    step: samples, losses, gradients, weights; slow), ``gradient`` (also the numbers of the first phase's gradient, without
+    dropout and with BatchNorm in evaluation mode), ``calls`` (also calls of the script's code that could make runs differ; very
+    slow), ``kernels`` (as ``steps``, with deterministic kernels where available, and PyTorch's warnings about others)."""
+    trace_until: int | None = option(
+        None, group=TRAINING, metavar="STEP", help="With --trace: end the script after this step.  [default: run to its end]"
+    )
+    """With ``trace``: end the script after this step, with exit status 0. None: let it run to its end."""
+
+    journal_every: int = option(
+        1000,
+        group=TRAINING,
+        metavar="STEPS",
+        help="Steps between full entries of the digest journal, for lockstep diff and lockstep replay; 0: no journal.  "
+        "[default: 1000]",
+    )
+    """Steps between lines of the digest journal, ``digests/`` in the run directory, by which ``lockstep diff`` and ``lockstep
+    replay`` find where two runs parted: the samples and losses of every shard, and every so many steps also what the samples
+    hold, the gradient and the state. 0: none is written."""
+
+    audit: int = option(
+        0,
+        group=TRAINING,
+        metavar="STEPS",
+        help="Steps between audits, in which a second process computes a shard, too; the run ends if the results differ.  "
+        "[default: never]",
+    )
+    """Every so many steps one shard, chosen by the seed, is also computed by a second process (on a single one: twice), and the
+    run ends with status 76 if the gradients differ in a bit. For the strategies ``exact``, the default, and ``single``. 0:
+    never."""
+    profile: str | None = option(
+        None,
+        group=TRAINING,
+        metavar="FIRST:LAST",
+        help="Write a torch.profiler trace of these steps to RUN/profile, for Perfetto or Chrome.  [default: none]",
+    )
+    """Steps to profile, the first and the last, such as ``100:110``: PyTorch's profiler writes a trace of them on each rank, to
+    ``profile/`` in the run directory. None: none."""
+
+    checkpoint_every: int | str | datetime.timedelta = option(
+        "10m",
+        group=CHECKPOINTS,
+        metavar="STEPS|TIME",
+        help="Steps or time (30s, 10m, 2h) between checkpoints; another is saved at the end; off: none.  [default: 10m]",
+    )
+    """Interval between checkpoints: a number of steps, or a time (a ``timedelta``, or text such as ``30s``, ``10m``, ``2h``).
+    Another one is saved at the end of the run. ``off``: none are saved."""
+    keep: int = option(2, group=CHECKPOINTS, metavar="N", help="Number of newest checkpoints to keep.  [default: 2]")
+    """Number of newest checkpoints to keep, besides the best weights (see ``Team.best``)."""
+    keep_every: int | None = option(
+        None,
+        group=CHECKPOINTS,
+        metavar="STEPS",
+        help="Also keep the first checkpoint of every STEPS steps, for lockstep replay.  [default: none]",
+    )
+    """Besides the newest checkpoints, keep the first one of every so many steps, where ``lockstep replay`` can begin. None:
+    none."""
+    fresh: bool = option(
+        False,
+        group=CHECKPOINTS,
+        help="Start a new run.  [default: resume the newest interrupted run of the same command, if there is one]",
+    )
+    """Start a new run even if an interrupted one could be resumed. A run that is already in ``run_dir`` is renamed, never
+    deleted."""
+    allow: Sequence[str] = option(
+        (),
+        group=CHECKPOINTS,
+        metavar=one_of(ALLOWABLE),
+        help="Resume although this differs from the interrupted run; the answer may then differ too. May be repeated.",
+    )
+    """What may differ from the run that is resumed, although the answer may then differ too: any of ``data`` (length of the
+    data set, batch size, sampler), ``device``, ``numerics`` (PyTorch's numeric switches), ``optimizer`` (its options: the
+    current ones apply), ``precision``, ``shards``, ``threads``."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "checkpoint_every", check_interval(self.checkpoint_every))
+        object.__setattr__(self, "allow", _check_allowed(self.allow))
+        object.__setattr__(self, "track", check_track(self.track))
+        steps_of(self.profile)
+        for name, described in options_of(RunConfig).items():
+            if described.choices and getattr(self, name) not in described.choices:
+                raise unknown_name(name, getattr(self, name), described.choices)
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for field, least in (
+            ("shards", 1),
+            ("accumulate", 1),
+            ("seed", 0),
+            ("threads", 1),
+            ("log_every", 1),
+            ("workers", 0),
+            ("trace_until", 1),
+            ("journal_every", 0),
+            ("audit", 0),
+            ("keep", 1),
+            ("keep_every", 1),
+            ("devices_per_process", 1),
+            ("batch_dim", 0),
+        ):
+            value = getattr(self, field)
+            if value is None and defaults[field] is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"{field}={value!r}: it must be a whole number, {least} or more")
+        _check_init_method(self.init_method)
+        if not isinstance(self.fresh, bool):
+            raise ConfigError(f"fresh={self.fresh!r}: it must be True or False")
+        if (self.devices_per_process or 1) > 1 and STRATEGIES[self.strategy].devices == "one":
+            suitable = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.devices != "one")
+            raise ConfigError(
+                f"devices_per_process={self.devices_per_process} with strategy={self.strategy!r}, which has one per "
+                f"process: leave it out, or choose one of {suitable}"
+            )
+        if self.tuned is not None and self.workers is not None:
+            raise ConfigError(f"workers={self.workers} and tuned={self.tuned!r} both set the loader workers: leave out one")
+        if self.trace_until is not None and self.trace == "off":
+            raise ConfigError(f"trace_until={self.trace_until} has no effect without a trace: give trace= as well")
+        for field, most in (("shards", 2**20), ("threads", 2**14), ("seed", 2**63 - 1)):
+            if (getattr(self, field) or 0) > most:
+                raise ConfigError(f"{field}={getattr(self, field)}: it must be {most} or less")
+        is_number = isinstance(self.timeout_s, (int, float)) and not isinstance(self.timeout_s, bool)
+        if not is_number or not math.isfinite(self.timeout_s) or self.timeout_s <= 0:
+            raise ConfigError(f"timeout_s={self.timeout_s!r}: it must be a positive number of seconds")
+
+    @property
+    def interval(self) -> int | str:
+        """``checkpoint_every`` in canonical form: a number of steps, seconds followed by ``s``, or ``off``."""
+        return check_interval(self.checkpoint_every)
+
+    @classmethod
+    def merge(cls, command: Mapping[str, Any], script: Mapping[str, Any]) -> RunConfig:
+        """Combine the settings of the command line with those of the script's ``join(...)``.
+
+        Raises:
+            ConfigError: a setting is unknown, or is given in both places with different values.
+        """
+        names = {field.name for field in dataclasses.fields(cls)}
+        for name in (*command, *script):
+            if name not in names:
+                raise unknown_name("setting", name, sorted(names))
+        for name in command.keys() & script.keys():
+            if _plain(name, command[name]) != _plain(name, script[name]):
+                raise ConfigError(
+                    f"{name} is {script[name]!r} in the script's join() and {command[name]!r} on the command line "
+                    "(or in its --config file): these conflict. Set it in one place."
+                )
+        return cls(**{**script, **command})
+
+
+def _check_init_method(value: Any) -> None:
+    if value is None or value == "env://":
+        return
+    try:
+        url = urlsplit(value)
+        is_tcp = url.scheme == "tcp" and bool(url.hostname and url.port) and not url.path.strip("/")
+        is_file = url.scheme == "file" and not url.netloc and url.path.rstrip("/") not in ("", ".")
+    except (ValueError, AttributeError):  # an invalid port, or not a string
+        is_tcp = is_file = False
+    if not (is_tcp or is_file) or url.query or url.fragment:
+        raise ConfigError(
+            f"init_method={value!r}: give env://, tcp://HOST:PORT (of rank 0's machine), or file:///PATH (from the root, with "
+            "three slashes)"
+        )
+
+
+def _check_allowed(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, Iterable):
+        raise ConfigError(f"allow={value!r}: give a list of names, any of {', '.join(ALLOWABLE)}")
+    names = [value] if isinstance(value, str) else list(value)
+    for name in names:
+        if name not in ALLOWABLE:
+            raise unknown_name("name in allow", name, ALLOWABLE)
+    return tuple(sorted(set(names)))
+
+
+def _plain(name: str, value: Any) -> Any:
+    if name == "checkpoint_every":
+        return check_interval(value)
+    if name == "track":
+        return check_track(value)
+    return _check_allowed(value) if name == "allow" else value

@@ -1,0 +1,76 @@
+"""All errors that lockstep raises deliberately. Each is also a built-in error, as which a script may catch it.
+
+A message gives the problem, the values, the consequence and the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lockstep.base.visible import visible
+
+
+class LockstepError(Exception):
+    """The base class of all errors that lockstep raises deliberately."""
+
+    def __str__(self) -> str:
+        return visible(super().__str__(), has_lines=True)  # the values in it may come from anybody's file
+
+
+class ConfigError(LockstepError, ValueError):
+    """A setting or argument is invalid."""
+
+
+class UsageError(LockstepError, RuntimeError):
+    """A call is at the wrong time or place."""
+
+
+class AbandonedError(UsageError):
+    """A call that all ranks must make, in the ``finally`` or ``except`` of an error that has left the loop on this rank alone.
+    That error is the cause: look at it first."""
+
+
+class MismatchError(LockstepError, RuntimeError):
+    """The ranks of a run differ, or the run differs from the checkpoint that it resumes from."""
+
+
+class DataError(LockstepError, ValueError):
+    """A loader, data set or batch cannot be split into shards, or cannot be read."""
+
+
+class ModelError(LockstepError, RuntimeError):
+    """A model cannot be trained as it is."""
+
+
+class LossError(LockstepError, ArithmeticError):
+    """A loss is not a scalar, or is NaN."""
+
+
+class CheckpointError(LockstepError, RuntimeError):
+    """A checkpoint is unreadable, damaged, or of another version of lockstep."""
+
+
+class PeerError(LockstepError, RuntimeError):
+    """Another rank failed or is missing, and this one cannot continue without it. Look at that rank's error first."""
+
+
+class StrangerError(PeerError):
+    """What has connected in the place of a rank does not belong to this run. It is no consequence of another rank's error."""
+
+
+class LaunchError(LockstepError, RuntimeError):
+    """Worker processes could not be started, or one of them failed.
+
+    ``exit_status`` is the exit status for the command that launched them, and ``summary`` the error in one line, without which
+    rank it was.
+    """
+
+    def __init__(self, message: str, exit_status: int = 1, summary: str = "") -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+        self.summary = summary or message.partition("\n")[0]
+
+
+def unknown_name(kind: str, name: object, valid: Iterable[str]) -> ConfigError:
+    """The error for an unknown name, which lists the valid ones."""
+    return ConfigError(f"unknown {kind} {name!r}: choose one of {', '.join(valid)}")

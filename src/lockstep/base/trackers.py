@@ -1,0 +1,89 @@
+"""The names of trackers, to which a run's values can be written besides its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.base.errors import ConfigError, unknown_name
+
+GROUP = "lockstep.trackers"
+"""The group of entry points by which other packages add trackers."""
+OFF = "off"
+OBJECT = "object "
+"""Begins the name of a tracker that the script has given as an object."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracker:
+    """A tracker that lockstep supports by name."""
+
+    package: str
+    """Its module, with wandb's interface: ``init(project=, name=, config=, dir=, id=, resume=)``, ``log(values, step=)`` and
+    ``finish()``. (TensorBoard has an adapter of its own.)"""
+    project_variable: str = ""
+    """The environment variable in which its users name the project."""
+
+
+TRACKERS = {
+    "tensorboard": Tracker(package="tensorboard"),
+    "wandb": Tracker(package="wandb", project_variable="WANDB_PROJECT"),
+    "trackio": Tracker(package="trackio", project_variable="TRACKIO_PROJECT"),
+}
+
+
+def split_track(track: Any) -> tuple[Any, dict[str, Any]]:
+    """Split what a script gave as ``track`` into names, and the tracker objects by name."""
+    given = [track] if isinstance(track, str) or not isinstance(track, (list, tuple)) else list(track)
+    objects = {name_of(item): item for item in given if item is not None and not isinstance(item, str)}
+    if not objects:
+        return track, {}
+    for name, item in objects.items():
+        missing = [method for method in ("init", "log", "finish") if not callable(getattr(item, method, None))]
+        if missing:
+            raise ConfigError(
+                f"track={name.removeprefix(OBJECT)}: it has no {' and no '.join(missing)}. A tracker has wandb's shape: "
+                "init(project=, name=, config=, ...), log(values, step=) and finish()"
+            )
+    return [item if isinstance(item, str) else name_of(item) for item in given if item is not None], objects
+
+
+def name_of(item: Any) -> str:
+    """The name of an object that is a tracker: the same on every rank."""
+    return OBJECT + str(getattr(item, "__name__", type(item).__name__))
+
+
+def check_track(value: Any) -> tuple[str, ...] | None:
+    """``RunConfig.track`` in canonical form: names, each with a project if one is given, as in ``wandb:birds``.
+
+    Raises:
+        ConfigError: a name is unknown.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, str) and not (isinstance(value, Iterable) and all(isinstance(item, str) for item in value)):
+        raise ConfigError(f"track={value!r}: give names, {', '.join([*TRACKERS, OFF])}, or objects of wandb's shape")
+    texts = [value] if isinstance(value, str) else list(value)
+    names = tuple(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
+    for name in names:
+        kind = name.partition(":")[0]
+        if kind not in TRACKERS and kind != OFF and not name.startswith(OBJECT) and kind not in (installed := plugins()):
+            raise unknown_name("tracker", kind, [*TRACKERS, *installed, OFF])
+    if not names or (OFF in names and len(names) > 1):
+        raise ConfigError(f"track={value!r}: give names with commas between them, or off alone")
+    return names
+
+
+def without_services(track: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """``RunConfig.track`` without the trackers that write outside of the run directory."""
+    if track is None:
+        return None
+    return ("tensorboard",) if "tensorboard" in track else (OFF,)
+
+
+def plugins() -> dict[str, Any]:
+    """The entry points of other packages' trackers, by name."""
+    from importlib.metadata import entry_points  # slow to import
+
+    return {point.name: point for point in entry_points(group=GROUP)}

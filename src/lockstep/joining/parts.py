@@ -1,0 +1,339 @@
+"""The parts of a run, assembled for this process: the only module that knows all of them."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from lockstep.base.config import RunConfig
+from lockstep.base.stopping import StopWatch, say
+from lockstep.base.visible import visible
+from lockstep.data.assignment import ShardAssignment
+from lockstep.data.evaluated import EvaluatedLoaders
+from lockstep.data.loader import PreparedLoader
+from lockstep.data.streams import Purpose, draw_on, preserve_rng, reseed
+from lockstep.joining.instrument import Instrument, Run
+from lockstep.joining.startup.announcement import Announcement
+from lockstep.joining.startup.banner import start_event
+from lockstep.joining.startup.script_seed import ScriptSeed
+from lockstep.joining.startup.split import SplitRemarks
+from lockstep.journal.measure.journal import Journal
+from lockstep.journal.measure.log import MetricLog, Row
+from lockstep.journal.measure.nan_watch import NanWatch
+from lockstep.journal.measure.passes import Meter
+from lockstep.journal.measure.progress import ProgressUpdater, choose_display
+from lockstep.journal.measure.split import LOADING
+from lockstep.journal.measure.step_clock import CHECKPOINT, LOGGING, SAVING, LoaderTimer, PartTimer, StepClock
+from lockstep.journal.measure.step_counter import StepCounter
+from lockstep.journal.measure.trackers import Trackers, trackers_for
+from lockstep.journal.measure.wandb_like import RunInfo
+from lockstep.listener import Listener, Listeners, Stage
+from lockstep.loop.at_exit import AtExit
+from lockstep.loop.ledger import Ledger
+from lockstep.loop.loop import Loop
+from lockstep.loop.phases import Phases
+from lockstep.loop.preparing import Preparation
+from lockstep.prepare.precision import find_precision
+from lockstep.prepare.scaling import LossScaling
+from lockstep.prepare.watched import Watched
+from lockstep.state.checkpoint.store import Store
+from lockstep.state.recovery.fingerprint import Fingerprint
+from lockstep.state.recovery.journey import Journey
+from lockstep.state.recovery.parted import PartedRanks
+from lockstep.state.recovery.position import ScriptCursor
+from lockstep.state.recovery.resuming import Checkpoint, Restorer
+from lockstep.state.recovery.run_state import RunState
+from lockstep.state.recovery.saving import Saver
+from lockstep.state.recovery.unprepared import Unprepared
+from lockstep.state.recovery.unrepeatable import Unrepeatable
+from lockstep.state.rundir.birth import Birth
+from lockstep.state.rundir.lock import RunLock
+from lockstep.sync.table import make_sync, promises_bits
+from lockstep.world.comm.collectives import Collectives
+from lockstep.world.comm.group import Transport, close_group, default_group
+from lockstep.world.comm.raw_collectives import RawCollectives
+from lockstep.world.environment import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """The run that a team belongs to."""
+
+    run_dir: Path
+    birth: Birth
+    checkpoint: Checkpoint | None
+    """The checkpoint to resume from; None: start at step 0."""
+    lock: RunLock | None
+    """Held by rank 0; None on other ranks."""
+    token: str
+    """Identifies this launch; the same on every rank."""
+    is_new: bool
+    """Whether no launch has used the run directory before. Valid on rank 0 only."""
+    shards_given: bool
+    """Whether the script or the command line gave V. If not, it is the number of processes of the run's first launch."""
+    notices: Sequence[str] = ()
+    """Lines that rank 0 prints at the start."""
+    trackers: Mapping[str, Any] = field(default_factory=dict)
+    """Objects that the script has given as ``track``, by name."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """See ``instrument.Run``, as the next one."""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    on_terminal: bool = False
+    """Whether the output goes to a terminal."""
+
+
+class Parts:
+    """Builds the parts of a team and wires them together.
+
+    Args:
+        config: the run's settings, with every default resolved.
+        world: this process's place among all processes.
+        devices: those of this process.
+        transport: the process group's backend and network interface.
+        context: the run.
+        instruments: their listeners are notified as well.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        devices: tuple[torch.device, ...],
+        transport: Transport,
+        context: RunContext,
+        instruments: Sequence[Instrument] = (),
+    ) -> None:
+        assert config.threads is not None
+        assert config.seed is not None
+        self.config, self.world, self.devices, self.transport, self.context = config, world, devices, transport, context
+        self.is_main = world.rank == 0
+        torch.set_num_threads(config.threads)
+        draw_on(devices)
+        reseed(config.seed, Purpose.START)
+        # Unguarded: the loop issues its own collectives only at points that all ranks reach.
+        self.collectives = Collectives(default_group(), transport)
+        self.hosts = [world.host] * world.world_size
+        if world.num_nodes > 1:
+            self.hosts = self.collectives.all_gather_plain(world.host)
+        self._started = start_event(config, world, devices[0], transport, self.hosts)
+        self._build_records()
+        self._build_loop()
+        self._build_listeners()
+        try:
+            self._begin(instruments)
+        except BaseException:
+            self.close(0, failed=True)
+            raise
+
+    def _build_records(self) -> None:
+        """What is kept of a run: its journal, its state, and its checkpoints."""
+        config, context, checkpoint = self.config, self.context, self.context.checkpoint
+        self.stop_watch = StopWatch(speaks=self.is_main)
+        self.trackers = self._open_trackers() if self.is_main else Trackers()
+        self.journal = Journal(context.run_dir if self.is_main else None, self.trackers)
+        self.state = RunState()
+        self.saver = Saver(
+            Store(context.run_dir),
+            config,
+            context.token,
+            context.birth,
+            self.state,
+            self.collectives,
+            self.journal,
+            self.stop_watch,
+        )
+        self.restorer, cursor = None, ScriptCursor()
+        if checkpoint is not None:
+            self.restorer = Restorer(checkpoint, self.state, config.precision, config.allow)
+            cursor = ScriptCursor(checkpoint.position, is_end=checkpoint.manifest.finished)
+        self.fingerprint = Fingerprint(self.state)
+        self.parted = PartedRanks(self.fingerprint, self.collectives)
+        self.journey = Journey(cursor, self.restorer, self.saver, self.parted, is_main=self.is_main)
+
+    def _build_loop(self) -> None:
+        """What takes steps."""
+        config, collectives = self.config, self.collectives
+        assert config.shards is not None
+        assert config.seed is not None
+        self.precision = find_precision(config.precision)
+        scaling = LossScaling(self.devices[0].type) if self.precision.scales_loss else None
+        self.sync = make_sync(config.strategy, config, config.shards, self.transport, self.devices)
+        self.clock = StepClock(self.sync, lambda: self.saver.held_s, self.devices[0])
+        most_micro_steps = config.accumulate * -(-config.shards // self.world.world_size)
+        self.watched = Watched(config.shards, scaling, is_plain=self.sync.is_plain)
+        self.listeners = Listeners()
+        self.phases = Phases(
+            config.seed,
+            config.shards,
+            self.sync,
+            Ledger(collectives, most_micro_steps, self.clock),
+            self.watched,
+            self.listeners,
+        )
+        self.loop = Loop(self.phases, self.journey, self.listeners)
+        self.preparation = Preparation(
+            config,
+            self.devices,
+            self.assignment,
+            self.sync,
+            self.loop,
+            collectives,
+            self.watched,
+            self.state,
+        )
+        self.preparation.listener = self.listeners
+        self.evaluated = EvaluatedLoaders(functools.partial(self.assignment, 0), config.workers)
+        self._script_seed = ScriptSeed(collectives, self.state, self.phases, self.restorer)
+        self._optimizer_hook = register_optimizer_step_pre_hook(self.phases.before_optimizer)
+
+    def _build_listeners(self) -> None:
+        """The engine's own, within a stage in the order in which they are notified."""
+        config, world, context, clock = self.config, self.world, self.context, self.clock
+        warns = self.is_main and config.trace == "off" and config.interval != "off"
+        self.steps, self.at_exit = StepCounter(), AtExit()
+        self._display = choose_display(
+            config.progress, is_main=self.is_main, on_terminal=context.on_terminal, progress=self.steps.progress
+        )
+        self.log = MetricLog(world.world_size, config.log_every, self._publish)
+        candidates: list[Listener | None] = [
+            LoaderTimer(clock),
+            self.parted if world.world_size > 1 else None,
+            Unprepared(self.state, self.watched.trains, scales_loss=self.precision.scales_loss, speaks=warns),
+            Unrepeatable(self.journey, speaks=warns),
+            self.watched.strangers,
+            RawCollectives(self.collectives) if promises_bits(config.strategy) else None,
+            NanWatch(config.on_nan, world.rank, config.log_every, self.phases.position),
+            self.log,
+            self.trackers,
+            self._announcement() if self.is_main else None,
+            PartTimer(clock, LOGGING, Stage.SAVING, SAVING),
+            self.saver,
+            PartTimer(clock, CHECKPOINT, Stage.LATE, LOADING),
+            Meter(self.journal, self.collectives, clock.take, self._display is not None),
+            self.steps,
+            None if self._display is None else ProgressUpdater(self._display),
+            clock,
+            self._split_remarks() if self.is_main and not context.asked else None,
+            self.at_exit,
+        ]
+        self.listeners.add(listener for listener in candidates if listener is not None)
+
+    def _begin(self, instruments: Sequence[Instrument]) -> None:
+        """Write the beginning of the run, and notify the listeners of instruments from now on."""
+        checkpoint, context = self.context.checkpoint, self.context
+        self.journal.write("start", **self._started, inode=context.run_dir.stat().st_ino)
+        if checkpoint is not None:
+            self.journal.write("resume", step=checkpoint.manifest.step, checkpoint=checkpoint.path.name)
+        elif not context.is_new:
+            self.journal.write("resume", step=0, checkpoint=None)
+        notices, run = [*context.notices], self._as_run()
+        for instrument in instruments:
+            self.listeners.add(instrument.listeners(run))
+            notices += instrument.notices(run) if self.is_main else ()
+        for notice in notices if self.is_main and not context.asked else ():
+            print(visible(f"lockstep: {notice}", has_lines=True), flush=True)
+        if self.watched.scaling is not None:
+            self.preparation.keep(self.watched.scaling.scaler)
+
+    def _as_run(self) -> Run:
+        context, checkpoint = self.context, self.context.checkpoint
+        return Run(
+            config=self.config,
+            world=self.world,
+            devices=self.devices,
+            run_dir=context.run_dir,
+            birth=context.birth,
+            token=context.token,
+            after=0 if checkpoint is None else checkpoint.manifest.step,
+            given=context.given,
+            asked=context.asked,
+            hosts=tuple(self.hosts),
+            collectives=self.collectives,
+            journal=self.journal,
+            phases=self.phases,
+            state=self.state,
+            sync=self.sync,
+            saver=self.saver,
+            fingerprint=self.fingerprint,
+            stop_watch=self.stop_watch,
+            clock=self.clock,
+            steps=self.steps,
+            assignment=self.assignment,
+        )
+
+    def _open_trackers(self) -> Trackers:
+        config, context, checkpoint = self.config, self.context, self.context.checkpoint
+        script = Path(sys.argv[0] if sys.argv else "").stem
+        hyperparameters: dict[str, Any] = {}
+        about = RunInfo(
+            run_dir=context.run_dir,
+            project=script if script not in ("", "-c", "__main__") else "lockstep",
+            settings={**self._started, "args": shlex.join(sys.argv[1:]), "birth": context.birth.as_json()},
+            hyperparameters=hyperparameters,
+            is_again=not context.is_new,
+            aside=preserve_rng,
+        )
+        resumed_from = None if checkpoint is None else checkpoint.manifest.step
+        return Trackers(trackers_for(config.track, context.trackers, about, resumed_from), hyperparameters)
+
+    def _announcement(self) -> Announcement:
+        context = self.context
+        given = context.shards_given or not context.is_new
+        return Announcement(self.config, self.world, self.devices, self.transport, context.run_dir, shards_given=given)
+
+    def _split_remarks(self) -> SplitRemarks | None:
+        config = self.config
+        assert config.shards is not None
+        return None if config.shards == 1 else SplitRemarks(config.shards, config.accumulate, self.world.world_size, say)
+
+    def _publish(self, row: Row) -> None:
+        self.journal.scalars("step", *row)
+        if self._display is not None:
+            self._display.values(row[2])
+
+    def prepare(self, objects: Sequence[Any]) -> list[Any]:
+        """See ``Team.prepare``."""
+        self._script_seed.take()
+        prepared = self.preparation.prepare(objects)
+        if self.restorer is not None and not self.restorer.is_done:
+            self.restorer.check_objects()
+            self.restorer.check_loaders()
+        for loader in prepared:
+            if isinstance(loader, PreparedLoader):
+                self.listeners.made_loader(loader, self.state.loaders.index(loader) + 1)
+                if self.config.trace == "off":  # a traced run is never resumed
+                    self.stop_watch.begin()
+        return prepared
+
+    def assignment(self, loader: int) -> ShardAssignment:
+        """This process's shard assignment for the loader of this number."""
+        return ShardAssignment(
+            rank=self.world.rank,
+            world_size=self.world.world_size,
+            num_shards=self.phases.num_shards,
+            seed=self.phases.seed,
+            loader=loader,
+            accumulate=self.config.accumulate,
+        )
+
+    def close(self, step: int, *, failed: bool) -> None:
+        """Release all resources. Local."""
+        self._optimizer_hook.remove()
+        self.clock.close()
+        try:
+            self.listeners.end_run(step, failed=failed)
+        finally:
+            self.journal.close(failed=failed)
+            if self.context.lock is not None:
+                self.context.lock.release()
+            self.sync.close()
+            self.collectives.release()
+            close_group()

@@ -1,0 +1,108 @@
+"""Checking before training that all machines of a run have the same software, script and run directory."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from lockstep.base.errors import ConfigError, MismatchError
+from lockstep.state.recovery.software import version
+from lockstep.state.rundir.birth import NO_SCRIPT
+from lockstep.state.rundir.sight import PATIENCE_S, leave_mark, remove_mark, sees_mark
+from lockstep.world.comm.collectives import Collectives
+from lockstep.world.environment import World
+
+
+def check_software(world: World, collectives: Collectives) -> list[str]:
+    """Check that all machines have the same versions and script. Every rank must call it. Local on a single machine.
+
+    Returns:
+        Warnings about differing arguments of the script, some of which may concern a machine (the path of the data, say).
+
+    Raises:
+        MismatchError: versions or scripts differ; on every rank.
+    """
+    if world.num_nodes == 1:
+        return []
+    argv = sys.argv[1:] if world.local_rank == 0 else None  # some launchers put --local-rank there
+    everyone = collectives.all_gather_plain((world.host, _software(), argv))
+    first_host, first_software, arguments = everyone[0]
+    for host, software, _ in everyone:
+        differences = [
+            f"{name} is {first_software.get(name, 'missing')} on {first_host}, and {software.get(name, 'missing')} on {host}"
+            for name in first_software | software
+            if software.get(name) != first_software.get(name)
+        ]
+        if differences:
+            raise MismatchError(
+                f"the machines differ: {'; '.join(differences)}. Their results would differ. Install the same versions on "
+                "all, and start the same script"
+            )
+    if world.launcher == "hand":  # its arguments give each process its rank
+        return []
+    for host, _, argv_there in everyone:
+        if argv_there not in (None, arguments):
+            return [
+                f"the script's arguments are {_listed(arguments)} on {first_host}, and {_listed(argv_there)} on {host}. Only "
+                "those that concern a machine (paths, say) may differ; all others must be the same everywhere"
+            ]
+    return []
+
+
+def _listed(arguments: Sequence[str]) -> str:
+    return f"`{shlex.join(arguments)}`" if arguments else "none"
+
+
+def _software() -> dict[str, str]:
+    script = sys.argv[0] if sys.argv else ""
+    path = Path(script)
+    versions = {"lockstep": version(), "torch": str(torch.__version__), "python": platform.python_version()}
+    if script not in NO_SCRIPT and path.is_file():
+        versions[f"the script {path.name}"] = f"{hashlib.sha256(path.read_bytes()).hexdigest()[:12]} (its digest)"
+    return versions
+
+
+def check_sight(run_dir: Path, token: str, world: World, collectives: Collectives) -> None:
+    """Check that all machines see the run directory. Every rank must call it.
+
+    Args:
+        run_dir: absolute path, the same on every rank.
+        token: unique to this launch, the same on every rank.
+        world: this process's place among all processes.
+        collectives: over all ranks.
+
+    Raises:
+        ConfigError: a machine does not see it, or rank 0 cannot write there; on every rank.
+    """
+    if world.num_nodes == 1:
+        return
+    error = None
+    if world.rank == 0:
+        try:
+            leave_mark(run_dir, token)
+        except OSError as failed:
+            error = f"{failed}"
+    error = collectives.broadcast_plain(error)
+    if error is not None:
+        raise ConfigError(f"rank 0 cannot write into the run directory {run_dir}: {error}. Give another one with --run-dir")
+    sees = world.local_rank > 0 or sees_mark(run_dir, token)
+    blind = list(dict.fromkeys(host for host, visible in collectives.all_gather_plain((world.host, sees)) if not visible))
+    if world.rank == 0:
+        remove_mark(run_dir, token)
+    if blind:
+        raise ConfigError(_blind(run_dir, blind))
+
+
+def _blind(run_dir: Path, hosts: Sequence[str]) -> str:
+    names = ", ".join(hosts)
+    return (
+        f"{names} cannot see the run directory {run_dir} of rank 0: a file that rank 0 wrote there was not found within "
+        f"{PATIENCE_S:g} s. Checkpoints are written and read by all machines. Put it on a file system that is mounted at the "
+        "same path on all of them: --run-dir DIR (run_dir=), or start the script in a directory there"
+    )

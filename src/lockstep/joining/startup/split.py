@@ -1,0 +1,95 @@
+"""What is said once of how global batches are split: how few samples BatchNorm sees, and shards that are always empty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from lockstep.listener import Listener, Stage
+from lockstep.plan.shards import num_active_ranks
+from lockstep.sync.buffers import BATCH_NORMS
+from lockstep.world.machine.sizes import counted
+
+
+def batch_size_of(loader: Any) -> int | None:
+    """The size of a loader's global batches; None: it does not say, or has no fixed one."""
+    size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
+def normalises_batches(module: nn.Module) -> bool:
+    """Whether a module now normalises by statistics of the samples that it is given."""
+    return isinstance(module, BATCH_NORMS) and (module.training or module.running_mean is None)
+
+
+class SplitRemarks(Listener):
+    """Says so when the first pass begins, and after its first step.
+
+    Args:
+        num_shards: V of the run.
+        accumulate: number of global batches of a step.
+        world_size: number of processes.
+        say: tells the user.
+    """
+
+    stage = Stage.LATE
+
+    def __init__(self, num_shards: int, accumulate: int, world_size: int, say: Callable[[str], None]) -> None:
+        self._num_shards, self._accumulate, self._world_size, self._say = num_shards, accumulate, world_size, say
+        self._models: list[nn.Module] = []
+        self._batch_sizes: list[int | None] = []
+        self._awaits_step = False
+        """Whether the next step is the first of a pass, and tells how large global batches are. (The last may be smaller.)"""
+
+    def prepared(self, item: Any) -> None:
+        """Keep models until the script has put them, and the layers that it freezes, into their modes."""
+        if isinstance(item, nn.Module) and not isinstance(item, AveragedModel):
+            self._models.append(item)
+
+    def prepared_loader(self, batches: Iterable[Any]) -> None:
+        """Note its batch size."""
+        self._batch_sizes.append(batch_size_of(batches))
+
+    def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
+        """Speak of BatchNorm, once."""
+        models, self._models = self._models, []
+        names = [name for model in models for name, module in model.named_modules() if normalises_batches(module)]
+        if names:
+            self._say(self._words_on_batch_norm(names))
+        self._awaits_step = done == 0
+
+    def _words_on_batch_norm(self, names: list[str]) -> str:
+        layers = f"layer {names[0]!r}" if len(names) == 1 else f"{names[0]!r} and {counted(len(names) - 1, 'other layer')}"
+        size = self._batch_sizes[0] if self._batch_sizes else None
+        each = "the samples of a shard" if size is None else counted(-(-size // self._num_shards), "sample")
+        how = f"1/{self._num_shards} of a global batch" if size is None else f"{size} / {self._num_shards} shards"
+        return (
+            f"BatchNorm ({layers}) normalises over {each} ({how}), on any number of processes. GroupNorm or LayerNorm do not "
+            "depend on that."
+        )
+
+    def end_step(self, step: int, num_samples: int) -> None:
+        """Speak of global batches that are always too small for all shards, once."""
+        if not self._awaits_step:
+            return
+        self._awaits_step = False
+        batch_size = num_samples // self._accumulate
+        if batch_size < self._num_shards:
+            self._say(self._words_on_small_batches(batch_size))
+            self._num_shards = 0
+
+    def _words_on_small_batches(self, batch_size: int) -> str:
+        empty = self._num_shards - batch_size
+        idle = self._world_size - num_active_ranks(batch_size, self._world_size, self._num_shards)
+        and_idle = (
+            f", so {idle} of {self._world_size} processes {'has' if idle == 1 else 'have'} nothing to do" if idle else ""
+        )
+        fewer = f" on at most {counted(batch_size, 'process', 'processes')}" if batch_size < self._world_size else ""
+        return (
+            f"WARNING: a global batch has {counted(batch_size, 'sample')}, and {self._num_shards} shards: "
+            f"{counted(empty, 'shard')} {'is' if empty == 1 else 'are'} always empty{and_idle}. Give batch_size="
+            f"{self._num_shards} or more, or shards={batch_size}{fewer} (either gives a different answer)."
+        )

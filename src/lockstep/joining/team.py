@@ -1,0 +1,447 @@
+"""``Team``: the object that ``join()`` returns, with everything a training script calls."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.base.errors import MismatchError, PeerError, UsageError
+from lockstep.base.stopping import UNSAVED_END_STATUS, end_unsaved, say
+from lockstep.data.batches import map_tensors
+from lockstep.data.evaluation import Evaluation
+from lockstep.data.evaluation_pass import EvaluationPass
+from lockstep.data.loader import PreparedLoader
+from lockstep.joining.parts import Parts
+from lockstep.journal.failure import FailureRecord
+from lockstep.loop.preparing import A, B, C, D, Kept
+from lockstep.prepare.model import unwrap
+from lockstep.prepare.per_shard import PerShard
+from lockstep.prepare.watched import idle_in_replay
+from lockstep.state.script_state import SavedValue, ScriptState
+from lockstep.world.comm.collectives import Collectives
+from lockstep.world.comm.dtensors import full_tensor
+from lockstep.world.comm.group import default_group
+from lockstep.world.environment import World, failure_file
+
+
+class Team(Collectives):
+    """One process's view of the run, including collectives over all its processes. Created by ``join()``."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(default_group(), parts.transport, parts.phases.check_outside)
+        self.config = parts.config
+        """The run's settings, with every default resolved."""
+        self.devices = parts.devices
+        """The devices of this process: one, or ``devices_per_process`` of them."""
+        self.device = parts.devices[0]
+        """The first of ``devices``, to which batches are moved."""
+        self.run_dir = parts.context.run_dir
+        """Directory of the run."""
+        self.num_shards = parts.phases.num_shards
+        """Number of shards that each global batch is split into."""
+        self._parts = parts
+        self._loop = parts.loop
+        self._phases = parts.phases
+        self._closed = False
+
+    # Properties and not attributes: see Collectives.rank.
+
+    @property
+    def world(self) -> World:
+        """Which process this is, and how it was started."""
+        return self._parts.world
+
+    @property
+    def local_rank(self) -> int:
+        """Rank of this process among those on its host."""
+        return self._parts.world.local_rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes of the run."""
+        return self._parts.world.world_size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints and writes."""
+        return self._parts.world.rank == 0
+
+    @property
+    def seed(self) -> int:
+        """Root of the run's random streams."""
+        return self._phases.seed
+
+    # Preparing
+
+    # For type checkers: a loader becomes a PreparedLoader, anything else keeps its type. Less common orders return Any.
+    @overload
+    def prepare(self, a: A, /) -> A: ...
+    @overload
+    def prepare(self, loader: Iterable[Any], /) -> PreparedLoader: ...
+    @overload
+    def prepare(self, a: A, b: B, /) -> tuple[A, B]: ...
+    @overload
+    def prepare(self, a: A, loader: Iterable[Any], /) -> tuple[A, PreparedLoader]: ...
+    @overload
+    def prepare(self, a: A, b: B, c: C, /) -> tuple[A, B, C]: ...
+    @overload
+    def prepare(self, a: A, b: B, loader: Iterable[Any], /) -> tuple[A, B, PreparedLoader]: ...
+    @overload
+    def prepare(self, a: A, b: B, c: C, d: D, /) -> tuple[A, B, C, D]: ...
+    @overload
+    def prepare(self, a: A, b: B, c: C, loader: Iterable[Any], /) -> tuple[A, B, C, PreparedLoader]: ...
+    @overload
+    def prepare(self, a: A, b: B, c: C, d: D, loader: Iterable[Any], /) -> tuple[A, B, C, D, PreparedLoader]: ...
+    @overload
+    def prepare(self, *objects: Kept | Iterable[Any]) -> Any: ...
+    def prepare(self, *objects: Any) -> Any:
+        """Prepare the script's objects for the run. Every rank must call it, with equal objects in the same order.
+
+        Models are moved to ``team.device`` (with several devices per process they stay where the script has placed them) and
+        receive rank 0's parameters and buffers; the returned model stands for the user's, with the same names, methods and
+        attributes. So does a loss module that has buffers only. Optimizers, schedules and ``AveragedModel`` are returned
+        themselves. A ``DataLoader``, or any iterable of ready batches, becomes a loader that yields one ``Batch`` per step,
+        holding this process's shards. Evaluation loaders are not prepared: see ``evaluate``.
+
+        Returns:
+            The prepared objects in the order given: a tuple, or the object itself if there is only one.
+
+        Raises:
+            UsageError: an object was prepared before, or is of a kind that cannot be prepared.
+            ModelError: a model has no parameters and no buffers, is already wrapped, or is on devices of another process; or an
+                optimizer has parameters that belong to no prepared model.
+            DataError: a loader cannot be split into shards.
+            MismatchError: the ranks gave different objects.
+        """
+        prepared = self._parts.prepare(objects)
+        return prepared[0] if len(prepared) == 1 else tuple(prepared)
+
+    def register(self, name: str, value: Any) -> Any:
+        """Add an object of the script to the run's state: it is saved in every checkpoint and restored on resume.
+
+        Every rank must call it, before the training loop, with a value that is the same on all ranks.
+
+        Args:
+            name: a unique name, the same when the run is resumed.
+            value: a tensor, a list or a dict (of tensors and plain values; restored in place), a random generator, or an
+                object with ``state_dict()`` and ``load_state_dict()``.
+
+        Returns:
+            ``value``.
+
+        Raises:
+            UsageError: the name is taken, or the value is of another kind.
+        """
+        if name in self._parts.state.registered:
+            raise UsageError(f"the name {name!r} is taken by an earlier team.register() or team.state(): choose another")
+        self._parts.state.register(name, value)
+        return value
+
+    def state(self, **values: Any) -> ScriptState:
+        """Create a namespace for values of the script's own, such as the best accuracy so far or a counter: it is saved in
+        every checkpoint and restored on resume.
+
+        ::
+
+            state = team.state(best=0.0, bad=0)
+            for epoch in team.epochs(100):
+                ...
+                state.best, state.bad = (accuracy, 0) if accuracy > state.best else (state.best, state.bad + 1)
+
+        Every rank must call it, before the training loop, and assign the same values, outside of ``batch.shards``. A name that
+        was not given here cannot be assigned.
+
+        Args:
+            values: the initial values, by name: numbers, text, None, tensors, and lists or dicts of them. No other call of
+                ``state`` or ``register`` may have the same name.
+
+        Raises:
+            UsageError: a name is taken.
+            ConfigError: a checkpoint cannot hold a value. (Also raised when such a value is assigned.)
+        """
+        state = ScriptState(values, self._phases.check_outside)
+        for name in values:
+            self.register(name, SavedValue(state, name))
+        return state
+
+    @property
+    def in_audit(self) -> bool:
+        """Whether this shard runs without effect: an audit computes it again, or ``lockstep replay --blame`` its samples.
+        Code inside ``batch.shards`` that keeps counts of its own, or writes files, should skip them then."""
+        return self._phases.is_aside
+
+    def per_shard(self, name: str, start: Any) -> PerShard:
+        """Create state that each shard carries from batch to batch, such as an RNN's hidden state.
+
+        Every rank must call it, before the training loop. In the loop over ``batch.shards``, read and set the running shard's
+        state as the returned object's ``value``; outside, ``reset()`` starts over. It is saved in every checkpoint, and does
+        not depend on the number of processes.
+
+        Args:
+            name: a unique name, the same when the run is resumed.
+            start: the initial value, copied for each shard: a tensor, a plain value, or a list or dict of them.
+        """
+        per_shard = PerShard(name, start, self._phases, self._parts.collectives)
+        idle_in_replay(per_shard, "reset", lambda: self._loop.is_replaying)
+        self.register(name, per_shard)
+        return per_shard
+
+    def best(self, metric: float, mode: str = "max") -> bool:
+        """Save the weights of all models to ``<run>/best`` if the metric is the best so far in this run.
+
+        Every rank must call it, outside of ``batch.shards``, with the same value, such as a result of ``evaluate``. The
+        weights are written while training continues; ``lockstep.load_weights(team.run_dir / "best")`` reads them.
+
+        Args:
+            metric: a number. NaN is never the best.
+            mode: ``max`` if larger values are better, ``min`` if smaller ones are.
+
+        Returns:
+            Whether the metric was the best so far.
+        """
+        self._phases.check_outside("team.best()")
+        if self._loop.is_replaying:
+            return False
+        return self._loop.keep_best(float(metric), mode)
+
+    @property
+    def best_metric(self) -> float | None:
+        """The best metric given to ``best`` so far; None: there is none. Restored on resume, and the same on every rank."""
+        return self._parts.state.best
+
+    @property
+    def best_epoch(self) -> int:
+        """The epoch, from 0, in which ``best`` was given ``best_metric``; -1: there is none. For early stopping::
+
+            team.best(accuracy)
+            if epoch - team.best_epoch == 3:  # epochs without a better one
+                break
+
+        Restored on resume, and the same on every rank.
+        """
+        return self._parts.state.best_epoch
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The user's own model behind a prepared one."""
+        return unwrap(model)
+
+    # In the loop
+
+    @property
+    def step(self) -> int:
+        """Number of the current step, from 1; outside of loops, the number of steps taken."""
+        return self._loop.step
+
+    @property
+    def epoch(self) -> int:
+        """Number of the current epoch, from 0."""
+        return self._loop.epoch
+
+    def epochs(self, num_epochs: int) -> Iterator[int]:
+        """Iterate over the epoch numbers, 0 to ``num_epochs - 1``. Every rank must leave the loop at the same point.
+
+        A resumed run begins with the epoch in which it was interrupted.
+        """
+        return self._loop.epochs(num_epochs)
+
+    def backward(
+        self, loss: Tensor, weight: float | Tensor | None = None, *, reduction: str | None = None, **options: Any
+    ) -> None:
+        """Run the backward pass of one shard, in place of ``loss.backward()``. Call it inside ``batch.shards``.
+
+        At the end of the phase, ``sum(w_i * g_i) / sum(w_i)`` over all shards of all ranks is added to ``.grad``.
+
+        Args:
+            loss: a scalar: the mean over the shard's samples (or tokens, or whatever ``weight`` counts).
+            weight: the shard's weight, 0 or more; None: its number of samples. Where the loss is a mean over tokens, give the
+                number of tokens. Either all shards give a weight or none does. A tensor on a GPU is waited for.
+            reduction: ``mean`` (the default), or ``sum`` for a loss that is a sum over the shard's samples
+                (``reduction="sum"`` of PyTorch's losses): the gradients of all shards are then added without division.
+            options: ``retain_graph``, ``create_graph``, ``inputs``, as for ``Tensor.backward``.
+
+        Raises:
+            UsageError: called before ``prepare``, or outside of ``batch.shards``.
+            ConfigError: the reduction is unknown, or ``sum`` is combined with a weight.
+            LossError: the loss is not a scalar, is NaN, or is a sum without ``reduction`` saying so.
+            ModelError: the loss no longer depends on some parameters.
+        """
+        self._phases.backward(loss, weight, reduction, options)
+
+    def clip_grad_norm_(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """``torch.nn.utils.clip_grad_norm_``, also for parameters that ``fsdp`` has sharded. Every rank must call it.
+
+        Returns:
+            The total norm before clipping, a scalar tensor that is the same on every rank.
+        """
+        self._phases.check_outside("team.clip_grad_norm_()")
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        return full_tensor(nn.utils.clip_grad_norm_(parameters, max_norm, norm_type))
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The autocast context of the run's precision, for computation outside of a prepared model's forward pass."""
+        return self._parts.precision.autocast(self.device)
+
+    def log(self, *, weight: float | None = None, **values: Any) -> None:
+        """Write values to the run's journal and the progress display. Never waits for a GPU or another rank.
+
+        Inside ``batch.shards`` they are averaged over all shards, by weight. Outside they must be the same on every rank, as
+        ``batch[name]`` and results of evaluations are.
+
+        Args:
+            weight: the weight of this shard's values; None: that given to ``backward``, or else its number of samples.
+            values: numbers, or tensors with one element, which are read from a GPU later. None is left out.
+        """
+        if self._loop.is_replaying or self.in_audit:
+            return
+        shard_weight = self._phases.shard_weight()
+        if shard_weight is None:
+            self._phases.check_outside("team.log()")
+        if shard_weight is None and weight is not None:
+            raise UsageError("team.log(weight=...) outside of batch.shards: there is nothing to average there")
+        weight = shard_weight if weight is None else weight
+        self._parts.log.add(self.epoch, self.step, weight, values)
+
+    # Evaluating
+
+    def evaluate(
+        self, model: nn.Module | Sequence[nn.Module], loader: Iterable[Any], metrics: Sequence[Any] = ()
+    ) -> Evaluation:
+        """Evaluate on all processes, with the same result as on one: see ``Evaluation``. Every rank must call it.
+
+        Args:
+            model: a model or several, which are in evaluation mode inside the block.
+            loader: a plain ``DataLoader`` or iterable of ready batches. Of a prepared loader the original one is used.
+            metrics: objects for ``batch.update``; needed if a process may get no batch.
+        """
+        self._phases.check_outside("team.evaluate()")
+        models = [model] if isinstance(model, nn.Module) else list(model)
+        source, key = self._parts.evaluated.next(loader, self.step, in_step=self._phases.in_step)
+        together = self._parts.sync.forward_is_collective and self.world_size > 1
+        collectives = self._parts.collectives
+        over = EvaluationPass(source, key, collectives, self.device, self._phases, metrics, together=together)
+        return Evaluation(models, over, self._evaluated)
+
+    def _evaluated(self, results: dict[str, Any]) -> None:
+        if self._loop.is_replaying:
+            return
+        results = {name: float(value) for name, value in results.items() if not isinstance(value, Tensor)}
+        self._parts.journal.scalars("evaluate", self.epoch, self.step, results, waits=self._parts.log.is_behind)
+        self._parts.listeners.evaluated(self.step, results)
+
+    # Printing and one-rank work
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """Call ``print`` on rank 0 only."""
+        if self.is_main:
+            print(*values, **{"flush": True, **options})
+
+    def save(self, value: Any, path: str | os.PathLike[str]) -> None:
+        """Call ``torch.save`` on rank 0 only: ``team.save(model.state_dict(), "model.pt")`` writes a file for plain PyTorch.
+
+        Every rank must call it, outside of ``batch.shards``, since parameters that ``fsdp`` has sharded are gathered for it.
+        Rank 0 has written the file when it returns; the others do not wait.
+        """
+        self._phases.check_outside("team.save()")
+        if self._parts.sync.forward_is_collective:  # fsdp: gather one tensor at a time, and keep it where it is written
+            value = map_tensors(self._whole_on_main, value)
+        if self.is_main:
+            torch.save(value, path)
+
+    def _whole_on_main(self, tensor: Tensor) -> Tensor | None:
+        whole = full_tensor(tensor)
+        return whole.cpu() if self.is_main else None
+
+    @contextlib.contextmanager
+    def main_first(self) -> Iterator[None]:
+        """Run the block on rank 0 first, then on the other ranks: for work to be done once, such as a download.
+
+        Every rank must enter it. If rank 0 fails in the block, the other ranks raise PeerError without running it.
+        """
+        self._phases.check_outside("team.main_first()")
+        if not self.is_main and not self._parts.collectives.broadcast_plain(None):
+            raise PeerError("rank 0 failed in main_first(), so this rank did not run the block: see rank 0's error")
+        done = False
+        try:
+            yield
+            done = True
+        finally:
+            if self.is_main:
+                self._parts.collectives.broadcast_plain(done)
+
+    # Closing
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the run is over for this process."""
+        return self._closed
+
+    def close(self) -> None:
+        """Leave the run: write pending output and close the process group. Called automatically when the script ends.
+
+        Every rank must call it, unless the script has failed: then it does not communicate. Otherwise it waits for the other
+        ranks if a step was taken.
+
+        Raises:
+            MismatchError: the script has changed the state of the ranks in different ways since its last step.
+        """
+        self._close(at_exit=False)
+
+    def _close(self, *, at_exit: bool) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._parts.at_exit.cancel()
+        error = sys.exc_info()[1]
+        went_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        # After a failure the other ranks may be gone, or never arrive.
+        failed = self._loop.script_failed() or not went_well or self._parts.saver.has_stopped
+        try:
+            is_saved = self._loop.close(failed=failed)
+            if not failed:
+                self._parts.journal.write("end", step=self.step)
+                if self._parts.stop_watch.received is not None and self.is_main and is_saved:
+                    say("the run is finished and need not be started again.")
+            if not is_saved:
+                end_unsaved(
+                    f"error: not all of the end of run {self.run_dir} could be saved, and this process ends with status "
+                    f"{UNSAVED_END_STATUS}: the warnings above say why. The same command resumes from the newest checkpoint."
+                    if self.is_main
+                    else ""
+                )
+        except BaseException as error:
+            failed = True
+            # At once: a launcher ends the other ranks as soon as the first one has ended.
+            if at_exit and self.is_main and isinstance(error, MismatchError):
+                say(f"error: {error}")
+            raise
+        finally:
+            if failed or not at_exit:  # at exit a signal comes too late, and must not change the exit status
+                self._parts.stop_watch.end()
+            self.release()
+            self._parts.close(self.step, failed=failed)
+
+    def close_at_exit(self) -> None:
+        """``close`` as the process exits. Python would exit with status 0 after an error here; this exits with 1."""
+        try:
+            self._close(at_exit=True)
+        except BaseException as error:
+            if isinstance(error, MismatchError):  # it is the same on all ranks, and rank 0 has said it
+                FailureRecord(summary=str(error).partition("\n")[0], report=f"error: {error}").write(failure_file())
+            else:
+                sys.excepthook(type(error), error, error.__traceback__)  # silent while the launcher ends all ranks
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(1)
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

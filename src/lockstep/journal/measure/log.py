@@ -1,0 +1,306 @@
+"""Averages logged values over all shards of all ranks, without making a step wait.
+
+Values stay on the rank that logged them. Every ``every`` steps a *window* of steps is closed, and the ranks exchange its sums
+asynchronously: first they check whether all have logged the same names; one window later they exchange the sums; another window
+later they read them. Each result has then long arrived. ``flush`` completes all exchanges.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from typing_extensions import override
+
+from lockstep.base.errors import ConfigError, UsageError
+from lockstep.listener import Listener
+from lockstep.world.comm.plain import all_gather_plain
+
+Value = float | Tensor
+Row = tuple[int, int, dict[str, float]]
+"""Epoch, step, and the averages of that step."""
+
+
+@dataclass
+class _Step:
+    epoch: int
+    step: int
+    sums: dict[str, Value] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    common: dict[str, Value] = field(default_factory=dict)
+    """Values logged outside of ``batch.shards``, which are the same on every rank."""
+
+
+@dataclass
+class _Window:
+    steps: list[tuple[int, int]]
+    """Epoch and step."""
+    common: list[dict[str, float]]
+    """The common values of each step."""
+    names: list[str]
+    table: Tensor
+    """float64 of shape (steps, names, 2): weighted sums, and weights. On the CPU."""
+    copied: Any = None
+    """The copy from a GPU that completes ``table``; None: it is complete."""
+    agreement: Tensor | None = None
+    work: Any = None
+    complete: bool = False
+
+    def signature(self) -> int:
+        text = repr((self.steps, self.names, self.common)).encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
+
+
+class MetricLog(Listener):
+    """The log of one process.
+
+    Args:
+        world_size: number of processes.
+        every: steps in a window.
+        write: called with each finished step's averages, in order, on every rank.
+    """
+
+    def __init__(self, world_size: int, every: int, write: Callable[[Row], None]) -> None:
+        self._world_size = world_size
+        self._every = every
+        self._write = write
+        self._names: list[str] = []
+        self._current: _Step | None = None
+        self._closed: list[_Step] = []
+        self._pending: deque[_Window] = deque()
+        self._has_begun = False
+        """Whether a step has ended. Until then all values are common, and need no exchange."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether values of past steps have not been written yet."""
+        return bool(self._closed or self._pending)
+
+    def add(self, epoch: int, step: int, weight: float | None, values: dict[str, Any]) -> None:
+        """Record values. Local; a value on a GPU stays there.
+
+        Args:
+            epoch: the current epoch.
+            step: the current step.
+            weight: of the running shard; None: no shard is running, and the values are the same on every rank.
+            values: by name. Those that are None are ignored.
+
+        Raises:
+            ConfigError: a value is neither a number nor a tensor with one element, or the weight is not a count.
+        """
+        if weight is not None and not 0 <= weight < math.inf:
+            raise ConfigError(f"log(weight={weight}): a weight is a count, 0 or more: of tokens, say")
+        if self._current is None or self._current.step != step:
+            self._close_step()
+            self._current = _Step(epoch, step)
+        current = self._current
+        for name, value in values.items():
+            if value is None:
+                continue
+            number = _number(name, value)
+            if weight is None:
+                current.common[name] = number
+                continue
+            if weight == 0:  # a mean over no samples may be NaN, and 0 x NaN is NaN
+                continue
+            number = number * weight
+            if name not in self._names:
+                self._names = sorted([*self._names, name])
+            if name in current.sums:
+                current.sums[name] = current.sums[name] + number
+                current.weights[name] += weight
+            else:
+                current.sums[name], current.weights[name] = number, weight
+
+    @override
+    def end_step(self, step: int, num_samples: int) -> None:
+        self._has_begun = True
+        if self._current is not None:
+            self._close_step()
+
+    def _close_step(self) -> None:
+        if self._current is not None:
+            self._closed.append(self._current)
+            self._current = None
+
+    @override
+    def drop(self) -> None:
+        self._current = None
+
+    @override
+    def tick(self, step: int) -> None:
+        """Starts or continues exchanges if that is due, without waiting."""
+        if self._world_size == 1 and not self._closed and not self._pending:
+            return
+        if self._world_size == 1 and self._on_cpu():
+            self._write_alone()
+        elif step % self._every == 0:
+            self._advance()
+            self._close_window()
+
+    @override
+    def flush(self) -> None:
+        self._close_step()
+        if not self._has_begun:
+            self._write_alone()
+            return
+        self._close_window()
+        while self._pending:
+            self._advance()
+
+    def _write_alone(self) -> None:
+        steps, self._closed = self._closed, []
+        for done in steps:
+            values = {name: float(total) / done.weights[name] for name, total in done.sums.items()}
+            self._write((done.epoch, done.step, {**values, **_floats(done.common)}))
+
+    def _on_cpu(self) -> bool:
+        if self._pending:
+            return False
+        return all(
+            not isinstance(value, Tensor) for step in self._closed for value in (*step.sums.values(), *step.common.values())
+        )
+
+    def _close_window(self) -> None:
+        steps, self._closed = self._closed, []
+        if self._world_size == 1 and not steps:
+            return
+        table, copied = _tabulate(steps, self._names)
+        common = [_floats(step.common) for step in steps]
+        window = _Window([(s.epoch, s.step) for s in steps], common, list(self._names), table, copied)
+        if self._world_size > 1:
+            signature = window.signature()
+            window.agreement = torch.tensor([signature, -signature])
+            window.work = dist.all_reduce(window.agreement, op=dist.ReduceOp.MAX, async_op=True)
+        self._pending.append(window)
+
+    def _advance(self) -> None:
+        """Advance every window by one stage, oldest first: the same order on every rank."""
+        for window in self._pending:
+            self._next_stage(window)
+        while self._pending and self._pending[0].complete:
+            for row in _rows(self._pending.popleft()):
+                self._write(row)
+
+    def _next_stage(self, window: _Window) -> None:
+        if window.copied is not None:
+            window.copied.synchronize()
+            window.copied = None
+        if window.work is not None:
+            window.work.wait()
+            window.work = None
+        if window.agreement is None:
+            window.complete = True
+            return
+        highest, lowest = window.agreement.tolist()
+        window.agreement = None
+        if highest != -lowest:
+            self._merge_by_name(window)
+        elif window.table.numel() > 0:
+            window.work = dist.all_reduce(window.table, async_op=True)
+        else:  # the same on every rank
+            window.complete = True
+
+    def _merge_by_name(self, window: _Window) -> None:
+        """Exchange everything by name, since ranks have logged different names or steps (one had no samples, say)."""
+        windows = all_gather_plain((window.steps, window.common, window.names, window.table))
+        steps = sorted({step for steps, _, _, _ in windows for step in steps}, key=lambda key: key[1])
+        self._names = sorted({*self._names, *(name for _, _, names, _ in windows for name in names)})
+        merged = torch.zeros(len(steps), len(self._names), 2, dtype=torch.float64)
+        common: list[dict[str, float]] = [{} for _ in steps]
+        for rank, (theirs, their_common, names, table) in enumerate(windows):
+            columns = [self._names.index(name) for name in names]
+            for row, step in enumerate(theirs):
+                merged[steps.index(step), columns] += table[row]
+                _compare(common[steps.index(step)], their_common[row], rank, step[1])
+        window.steps, window.common, window.names, window.table, window.complete = (
+            steps,
+            common,
+            list(self._names),
+            merged,
+            True,
+        )
+
+
+def _compare(known: dict[str, float], theirs: dict[str, float], rank: int, step: int) -> None:
+    """Check that common values are the same on all ranks.
+
+    Raises:
+        UsageError: a rank has another value.
+    """
+    for name, value in theirs.items():
+        expected = known.setdefault(name, value)
+        if expected != value and not (math.isnan(expected) and math.isnan(value)):
+            raise UsageError(
+                f"team.log({name}=...) in step {step}, outside of batch.shards: it is {expected:.9g} on rank 0 and "
+                f"{value:.9g} on rank {rank}. Values logged there must be the same on all ranks. For a value of one shard, "
+                f"log the mean over the global batch: batch.add({name}=...) inside, and team.log({name}=batch[{name!r}]); "
+                "or call team.log() inside."
+            )
+
+
+def _floats(values: dict[str, Value]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items()}
+
+
+def _number(name: str, value: Any) -> Value:
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ConfigError(
+                f"log({name}=...): a tensor of shape {tuple(value.shape)}: log one number a shard, its mean say"
+            )
+        value = value.detach().double().reshape(())
+        return value if value.device.type != "cpu" else float(value)
+    if isinstance(value, (bool, int, float)) or hasattr(value, "__float__"):
+        return float(value)
+    raise ConfigError(f"log({name}={value!r}): a value must be a number, or a tensor with one element")
+
+
+def _tabulate(steps: list[_Step], names: list[str]) -> tuple[Tensor, Any]:
+    """Sums and weights as a table on the CPU, and the copy that completes it if some are on a GPU."""
+    table = torch.zeros(len(steps), len(names), 2, dtype=torch.float64)
+    cells: list[tuple[int, int]] = []
+    on_gpu: list[Tensor] = []
+    for row, step in enumerate(steps):
+        for name, value in step.sums.items():
+            column = names.index(name)
+            table[row, column, 1] = step.weights[name]
+            if isinstance(value, Tensor):
+                cells.append((row, column))
+                on_gpu.append(value)
+            else:
+                table[row, column, 0] = value
+    if not on_gpu:
+        return table, None
+    together = torch.stack([value.to(on_gpu[0].device) for value in on_gpu])  # a process may have several GPUs
+    return table, _Copy(table, cells, together)
+
+
+class _Copy:
+    """Copies numbers from a GPU into a table."""
+
+    def __init__(self, table: Tensor, cells: list[tuple[int, int]], values: Tensor) -> None:
+        self._table = table
+        self._cells = torch.tensor(cells)
+        self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        self._values.copy_(values, non_blocking=True)
+        self._event = torch.cuda.current_stream(values.device).record_event()
+
+    def synchronize(self) -> None:
+        self._event.synchronize()
+        self._table[self._cells[:, 0], self._cells[:, 1], 0] = self._values
+
+
+def _rows(window: _Window) -> list[Row]:
+    rows = []
+    for (epoch, step), common, cells in zip(window.steps, window.common, window.table.tolist(), strict=True):
+        values = {n: total / weight for n, (total, weight) in zip(window.names, cells, strict=True) if weight > 0}
+        rows.append((epoch, step, {**values, **common}))
+    return rows

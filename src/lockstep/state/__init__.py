@@ -1,0 +1,1 @@
+"""What a run holds: its state, its checkpoints and their files, and how it resumes."""

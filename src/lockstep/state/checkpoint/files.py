@@ -1,0 +1,121 @@
+"""The files of a checkpoint: writing them durably, reading them back, and their checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.base.atomic import write_atomic
+from lockstep.base.errors import CheckpointError
+from lockstep.base.regular import MOST_BYTES, open_to_read, open_to_write
+
+Bytes = NDArray[np.uint8]
+"""A flat array of bytes."""
+
+_BLOCK_BYTES = 1 << 22
+
+
+def write_json(path: Path, value: Any) -> bytes:
+    """Write a JSON value, atomically and durably. Returns the bytes written.
+
+    Raises:
+        CheckpointError: it is larger than what is read again.
+    """
+    content = (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
+    if len(content) > MOST_BYTES:
+        raise CheckpointError(
+            f"{path.name} would have {len(content)} bytes, and a resumed run reads {MOST_BYTES} at most: keep large state in "
+            "tensors or arrays, rather than in lists of numbers"
+        )
+    write_atomic(path, content, durable=True)
+    return content
+
+
+def write_bytes(path: Path, parts: Iterable[Bytes]) -> tuple[int, str]:
+    """Write a file and flush it to disk.
+
+    Args:
+        path: the file.
+        parts: its content, in order.
+
+    Returns:
+        The number of bytes, and the SHA-256 of what was *to be* written, in hexadecimal digits.
+    """
+    hasher, size = hashlib.sha256(), 0
+    with os.fdopen(open_to_write(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+        for block in _blocks(parts):
+            hasher.update(block.data)
+            file.write(block.data)
+            size += len(block)
+        file.flush()
+        os.fsync(file.fileno())
+    return size, hasher.hexdigest()
+
+
+def holds(path: Path, parts: Iterable[Bytes]) -> bool:
+    """Whether a file has exactly this content, read from disk where the kernel drops its cached pages."""
+    memory = np.empty(_BLOCK_BYTES, dtype=np.uint8)
+    with open_to_read(path) as file:
+        _drop_cache(file.fileno())
+        for block in _blocks(parts):
+            stored = memory[: len(block)]
+            if file.readinto(stored.data) != len(block) or not np.array_equal(stored, block):
+                return False
+        return file.read(1) == b""
+
+
+def _blocks(parts: Iterable[Bytes]) -> Iterator[Bytes]:
+    """The same in blocks small enough to stay in the processor's cache while they are read twice."""
+    for part in parts:
+        for start in range(0, len(part), _BLOCK_BYTES):
+            yield part[start : start + _BLOCK_BYTES]
+
+
+def _drop_cache(fd: int) -> None:
+    """Ask the kernel to drop its cached pages of a file."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def checksum(path: Path, progress: Callable[[int], None] | None = None) -> str:
+    """The SHA-256 of a file's content, in hexadecimal digits, read from disk where the kernel drops its cached pages.
+
+    Args:
+        path: the file.
+        progress: called repeatedly with the number of bytes read since the last call.
+    """
+    hasher = hashlib.sha256()
+    with open_to_read(path) as file:
+        _drop_cache(file.fileno())
+        while block := file.read(_BLOCK_BYTES):
+            hasher.update(block)
+            if progress is not None:
+                progress(len(block))
+    return hasher.hexdigest()
+
+
+def copy(source: Path, target: Path, progress: Callable[[int], None] | None = None) -> str:
+    """Copy a file to a new one and flush that to disk. Returns the SHA-256 of the content, in hexadecimal digits.
+
+    Args:
+        source: the file to copy.
+        target: the copy, which must not exist yet.
+        progress: called repeatedly with the number of bytes copied since the last call.
+    """
+    hasher = hashlib.sha256()
+    with open_to_read(source) as reader, target.open("xb") as writer:
+        while block := reader.read(_BLOCK_BYTES):
+            hasher.update(block)
+            writer.write(block)
+            if progress is not None:
+                progress(len(block))
+        writer.flush()
+        os.fsync(writer.fileno())
+    return hasher.hexdigest()

@@ -1,0 +1,229 @@
+"""State as JSON and named tensors: nothing is pickled, so reading a checkpoint runs no code.
+
+A plain value stands for itself, and so does a dict whose keys are all strings that do not begin with ``$``. Everything else
+is an object with one tag, and further fields beside the tag::
+
+    {"$tuple": [0.9, 0.999]}
+    {"$dict": [[0, "the value of the key 0"], ...]}
+    {"$deque": [1, 2], "maxlen": 3}
+    {"$tensor": "optimizer-1.state.0.exp_avg", "device": "cuda", "strides": [1, 4]}
+
+Only the types in ``kinds.py`` can be written and read, by exact type, since a subclass may have more state than its base.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from lockstep.base.errors import ConfigError
+from lockstep.state.checkpoint.kinds import IN_NUMPY, KINDS, TAGS, RefusedError, is_plain
+from lockstep.world.comm.dtensors import is_dtensor
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+_MAX_DEPTH = 50  # keeps this module, and JSON readers and writers, well below Python's recursion limit
+_TENSORS = {Tensor: "$tensor", Parameter: "$parameter", np.ndarray: "$array"}
+_IN_FILES = {  # dtypes that safetensors supports; complex numbers are stored as pairs
+    *IN_NUMPY,
+    *("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+}
+
+
+def take_apart(tree: Any, name: str) -> tuple[Json, dict[str, Tensor]]:
+    """Split a tree into a JSON value and named tensors.
+
+    The tensors are detached but not copied (arrays are), so they change with the tree. They may be on a GPU, with any strides;
+    ``put_together`` requires them to be contiguous and on the CPU.
+
+    Args:
+        tree: tensors, arrays, plain values, and containers of them.
+        name: the name in messages, and the prefix of the tensors' names.
+
+    Raises:
+        ConfigError: the tree contains something else.
+    """
+    taker = _Taker(name)
+    return taker.take(tree, name, name), taker.tensors
+
+
+def put_together(value: Json, tensors: Mapping[str, Tensor]) -> Any:
+    """Rebuild a tree from the results of ``take_apart``. Its tensors are on the CPU, in newly allocated memory: in that of a
+    file they would not be aligned, which can change the bits of results computed from them.
+
+    Raises:
+        ConfigError: the arguments are not results of ``take_apart``.
+    """
+    try:
+        return _Putter(tensors).put(value)
+    except ConfigError:
+        raise
+    except Exception as error:  # damaged values can cause errors of any kind
+        raise _unreadable(f"{type(error).__name__}: {error}") from error
+
+
+def _unreadable(reason: str) -> ConfigError:
+    return ConfigError(
+        f"the state in a checkpoint cannot be decoded: {reason:.300}. It was damaged, or written by another version of "
+        "lockstep: use that version, or an older checkpoint."
+    )
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements with these strides fill a block of memory without gaps or overlaps."""
+    filled = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1 and stride != filled and 0 not in shape:
+            return False
+        filled *= size
+    return True
+
+
+class _Taker:
+    """Splits a tree. ``where`` is a location in the tree for messages, ``name`` the same for names of tensors."""
+
+    def __init__(self, root: str) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._root = root
+        self._open: set[int] = set()  # ids of the containers being traversed
+        self._shared: dict[int, dict[str, Any]] = {}
+
+    def take(self, value: Any, where: str, name: str) -> Any:
+        if is_plain(value):
+            return value
+        kind = type(value)
+        if kind in _TENSORS or is_dtensor(value):
+            if id(value) not in self._shared:
+                self._shared[id(value)] = self._tensor(value, where, name)
+            return self._shared[id(value)]
+        if kind is not list and kind not in TAGS:
+            _refuse(where, f"of type {kind.__module__}.{kind.__qualname__}".replace(" builtins.", " "))
+        if id(value) in self._open:
+            _refuse(where, f"a {kind.__name__} that contains itself")
+        if len(self._open) == _MAX_DEPTH:
+            _refuse(where, f"inside {_MAX_DEPTH} containers, one in the other")
+        self._open.add(id(value))
+        encoded = self._content(value, where, name) if kind in (list, dict) else self._tagged(value, where, name)
+        self._open.remove(id(value))
+        return encoded
+
+    def _tagged(self, value: Any, where: str, name: str) -> dict[str, Any]:
+        tag = TAGS[type(value)]
+        try:
+            parts, options = KINDS[tag].apart(value), KINDS[tag].options(value)
+        except RefusedError as error:
+            _refuse(where, str(error))
+        content = self._content(parts, where, name)
+        if tag in ("$set", "$frozenset"):
+            content.sort(key=json.dumps)  # texts in a set are in another order in every process
+        return {tag: content, **{key: self.take(item, f"{where}.{key}", f"{name}.{key}") for key, item in options.items()}}
+
+    def _content(self, value: Any, where: str, name: str) -> Any:
+        if type(value) is list:
+            return [self.take(item, f"{where}[{i}]", f"{name}.{i}") for i, item in enumerate(value)]
+        return self._dict(value, where, name) if type(value) is dict else self.take(value, where, name)
+
+    def _dict(self, value: dict[Any, Any], where: str, name: str) -> dict[str, Any]:
+        pairs = []
+        for i, (key, item) in enumerate(value.items()):
+            taken = self.take(key, f"{where}.keys()[{i}]", f"{name}.keys.{i}")
+            inner, step = f"{where}[key {i}]", str(i)
+            if is_plain(key):
+                at_top = where == self._root and type(key) is str and key.isidentifier()
+                inner = f"{where}.{key}" if at_top else f"{where}[{key!r}]"
+                step = re.sub(r"[^\w.-]+", "_", str(key))
+            pairs.append([taken, self.take(item, inner, f"{name}.{step}")])
+        if all(type(key) is str and not key.startswith("$") for key, _ in pairs):
+            return dict(pairs)
+        return {"$dict": pairs}
+
+    def _tensor(self, value: Any, where: str, name: str) -> dict[str, Any]:
+        tag = _TENSORS.get(type(value), "$tensor")
+        if tag == "$array":
+            if value.dtype.name not in IN_NUMPY:
+                _refuse(where, f"a numpy array of {value.dtype}")
+            value = torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="K"))
+        if name in self.tensors:  # another key with the same text
+            name = next(free for i in count(2) if (free := f"{name}~{i}") not in self.tensors)
+        dtype = str(value.dtype).removeprefix("torch.")
+        if value.layout is not torch.strided or value.is_nested or value.is_meta or dtype not in _IN_FILES:
+            layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+            _refuse(where, f"a {layout} tensor of {dtype} on the device {value.device}")
+        node = {tag: name, "device": value.device.type}
+        if is_dtensor(value):  # gathered before it is written
+            self.tensors[name] = value.detach()
+            return node
+        strides = torch.empty_like(value, device="meta").stride()  # those of clone(): without gaps, in the same order
+        if strides != torch.empty(value.shape, device="meta").stride():
+            node["strides"] = list(strides)
+        if value.requires_grad and value.is_leaf:
+            node["requires_grad"] = True
+        if value.is_complex():
+            node["complex"] = True
+        tensor = value.detach().resolve_conj().resolve_neg()
+        self.tensors[name] = torch.view_as_real(tensor) if value.is_complex() else tensor
+        return node
+
+
+def _refuse(where: str, description: str) -> NoReturn:
+    raise ConfigError(
+        f"{where} is {description}, which a checkpoint cannot hold: it holds tensors, numpy arrays, plain values and "
+        "containers of them, so that reading one runs no code. Without it the run could not resume as if it had never "
+        "stopped. Give the object that it belongs to a state_dict() and load_state_dict() of tensors and plain values, or "
+        "leave it out."
+    )
+
+
+class _Putter:
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._shared: dict[tuple[str, str], Any] = {}
+
+    def put(self, value: Any) -> Any:
+        if type(value) is list:
+            return [self.put(item) for item in value]
+        if type(value) is not dict:
+            return value
+        parts = {key: self.put(item) for key, item in value.items()}
+        tag = next((key for key in value if key.startswith("$")), None)
+        if tag is None:
+            return parts
+        content = parts.pop(tag)
+        if tag in KINDS and isinstance(content, KINDS[tag].content):
+            return KINDS[tag].together(content, **parts)
+        if tag in _TENSORS.values() and isinstance(content, str):
+            if (tag, content) not in self._shared:
+                self._shared[tag, content] = self._tensor(tag, content, **parts)
+            return self._shared[tag, content]
+        raise _unreadable(f"{tag} of a {type(content).__name__} has no meaning")
+
+    def _tensor(
+        self,
+        tag: str,
+        name: str,
+        *,
+        device: str,  # for readers of the file only: the result is on the CPU
+        strides: Sequence[int] | None = None,
+        requires_grad: bool = False,
+        complex: bool = False,
+    ) -> Any:
+        if name not in self._tensors:
+            raise _unreadable(f"the tensor {name!r} is missing")
+        tensor = self._tensors[name].detach().clone()
+        if complex:
+            tensor = torch.view_as_complex(tensor)
+        if strides is not None:
+            if not _is_dense(tensor.shape, strides):  # damaged strides could require any amount of memory
+                raise _unreadable(f"the tensor {name!r} of shape {list(tensor.shape)} cannot have the strides {strides}")
+            tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
+        if tag == "$array":
+            return tensor.numpy()
+        return Parameter(tensor, requires_grad) if tag == "$parameter" else tensor.requires_grad_(requires_grad)

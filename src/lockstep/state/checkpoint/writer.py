@@ -1,0 +1,209 @@
+"""Writing a checkpoint while training continues: one thread per rank, coordinated through the file system.
+
+Each rank writes its part into the unfinished directory, followed by a note that lists its files. Rank 0 waits for all notes,
+builds the manifest from them, and commits. The threads issue no collectives, which would be matched with those of the
+training loop in the wrong order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.base.errors import CheckpointError
+from lockstep.base.regular import own_directory, read_bytes
+from lockstep.base.shapes import parse
+from lockstep.state.checkpoint.files import write_json
+from lockstep.state.checkpoint.manifest import File, Manifest
+from lockstep.state.checkpoint.store import Store
+from lockstep.state.checkpoint.tensorfile import write_tensors
+
+STATE = "state.json"
+_LOOK_EVERY_S = 0.02
+_NICE = 10
+"""Gives training priority if cores are scarce. (On Linux, niceness is per thread.)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One rank's part in writing one checkpoint."""
+
+    manifest: Manifest
+    """Complete except for ``files``."""
+    token: str
+    rank: int
+    world_size: int
+    keep: int
+    keep_every: int | None = None
+    """See ``Store.commit``."""
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    """This rank's files, each with its tensors by name."""
+    state: Any = None
+    """The JSON value for ``state.json``, on rank 0."""
+    copied: Sequence[torch.Event] = ()
+    """Events after which the tensors are complete."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """The result of a job on this rank."""
+
+    manifest: Manifest
+    wall_s: float
+    path: Path | None = None
+    """The path of the checkpoint, on rank 0, on success."""
+    parts_s: Sequence[float] = ()
+    """How long each rank took to write its part, on rank 0, on success."""
+    error: str = ""
+    """Why this rank's part was not written; empty: success."""
+
+
+class Writer:
+    """The writing thread of one rank, for one job at a time.
+
+    Args:
+        store: the run's.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._job: Job | None = None
+        self._results: list[Written] = []
+        self._gives_up = self._is_closed = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job is in progress. Fast, since it is called after every step."""
+        return self._job is not None
+
+    @property
+    def step(self) -> int | None:
+        """The step of the job in progress; None: there is none. Any thread may ask."""
+        job = self._job
+        return None if job is None else job.manifest.step
+
+    @property
+    def has_results(self) -> bool:
+        """Whether a job has ended since the last call of ``results``. Fast, since it is called after every step."""
+        return bool(self._results)
+
+    def submit(self, job: Job) -> None:
+        """Start a job. None may be in progress."""
+        with self._changed:
+            assert self._job is None
+            self._job, self._gives_up = job, False
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="lockstep-checkpoint", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def results(self) -> list[Written]:
+        """The results of the jobs that have ended since the last call."""
+        with self._changed:
+            results, self._results = self._results, []
+            return results
+
+    def give_up(self) -> None:
+        """Stop waiting for the parts of other ranks, one of which has failed."""
+        with self._changed:
+            self._gives_up = True
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until no job is in progress. Returns False after the timeout."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._job is None, timeout_s)
+
+    def close(self) -> None:
+        """Let the thread end after the current job. No other may be submitted."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._job is not None or self._is_closed)
+                job = self._job
+            if job is None:
+                return
+            result = self._write(job)
+            with self._changed:
+                self._results.append(result)
+                self._job = None
+                self._changed.notify_all()
+            del job
+
+    def _write(self, job: Job) -> Written:
+        began = time.perf_counter()
+        directory = self._store.unfinished(job.manifest.step, job.token)
+        path, error, parts_s = None, "", [0.0] * job.world_size
+        try:
+            for event in job.copied:
+                event.synchronize()
+            if job.rank == 0:
+                self._store.clear_failed(directory)
+            files = _write_part(directory, job, began)
+            if job.rank == 0:
+                parts_s[0] = time.perf_counter() - began
+                path = self._finish(directory, job, files, parts_s)
+        except Exception as problem:  # of any kind: if this thread ended, all ranks would wait for it
+            error = f"{type(problem).__name__}: {problem}"
+            if job.rank == 0 or job.world_size == 1:
+                shutil.rmtree(directory, ignore_errors=True)  # frees space on a full disk
+        wall_s = time.perf_counter() - began
+        return Written(manifest=job.manifest, wall_s=wall_s, path=path, parts_s=() if path is None else parts_s, error=error)
+
+    def _finish(self, directory: Path, job: Job, files: dict[str, File], parts_s: list[float]) -> Path:
+        """On rank 0: wait for the other parts, and commit."""
+        waiting = set(range(1, job.world_size))
+        while waiting:
+            for rank in sorted(waiting):
+                note = _note(directory, rank)
+                if note.exists():
+                    part = parse(read_bytes(note))
+                    files.update(part["files"])
+                    parts_s[rank] = float(part["wall_s"])
+                    note.unlink()
+                    waiting.discard(rank)
+            with self._changed:
+                if waiting and (self._gives_up or self._changed.wait_for(lambda: self._gives_up, _LOOK_EVERY_S)):
+                    raise CheckpointError(f"rank {min(waiting)} could not write its part")
+        manifest = replace(job.manifest, files=dict(sorted(files.items())))
+        if manifest.kind == "weights":
+            return self._store.commit_best(directory, manifest)
+        return self._store.commit(directory, manifest, job.keep, job.keep_every)
+
+
+def _write_part(directory: Path, job: Job, began: float) -> dict[str, File]:
+    """Write this rank's files, flush and verify them; returns their entries for the manifest. ``began``: when it did."""
+    own_directory(directory.parent, may_be_link=True)
+    own_directory(directory)
+    files: dict[str, File] = {}
+    for name, tensors in job.tensors.items():
+        size, digest = write_tensors(directory / name, tensors)
+        files[name] = {"bytes": size, "sha256": digest}
+    if job.rank == 0:
+        text = write_json(directory / STATE, job.state)
+        files[STATE] = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+    if job.rank > 0:
+        write_json(_note(directory, job.rank), {"files": files, "wall_s": time.perf_counter() - began})
+    return files
+
+
+def _note(directory: Path, rank: int) -> Path:
+    return directory / f"rank-{rank}.json"

@@ -1,0 +1,99 @@
+"""The digests of a run's state: computed once a step for the comparison of ranks and the digest journal."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from lockstep.base.digest import bit_sums
+from lockstep.state.recovery.run_state import RunState
+from lockstep.world.comm.dtensors import is_dtensor
+
+Sums = dict[str, dict[str, Any]]
+"""For each object of the run, a number or text for each part of its state: equal if and only if the bits are (but for sums that
+agree by chance)."""
+
+
+class Fingerprint:
+    """The digests of all state that must be the same on every rank, and at every world size where the strategy promises it.
+
+    Args:
+        state: the run's.
+    """
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._known: tuple[int, Sums] | None = None
+        self._wanted: list[Callable[[int], bool]] = []
+
+    def want(self, is_due: Callable[[int], bool]) -> None:
+        """Ask for the digests after the steps of which ``is_due`` is true: the ranks are compared after those, too. Every rank
+        must call it, with the same function of the step alone."""
+        self._wanted.append(is_due)
+
+    def is_wanted(self, step: int) -> bool:
+        """Whether somebody needs the digests after this step. The same on every rank."""
+        for is_due in self._wanted:  # noqa: SIM110 (called in each step, where any() takes three times as long)
+            if is_due(step):
+                return True
+        return False
+
+    def after(self, step: int) -> Sums:
+        """The digests after a step, computed once for all listeners that ask at its end."""
+        if self._known is None or self._known[0] != step:
+            self._known = (step, self.now())
+        return self._known[1]
+
+    def now(self) -> Sums:
+        """The digests as the state is at the moment."""
+        sums: Sums = {}
+        tensors: list[tuple[str, str, Tensor]] = []
+        for owner, name, value in self._state.compared():
+            if not isinstance(value, Tensor):
+                sums.setdefault(owner, {})[name] = _text(value)
+            elif not is_dtensor(value):
+                tensors.append((owner, name, value))
+        for (owner, name, _), bits in zip(tensors, bit_sums([value for _, _, value in tensors]), strict=True):
+            sums.setdefault(owner, {})[name] = bits
+        return sums
+
+    def num_writes(self) -> list[int]:
+        """How often each compared tensor has been written in place: writing the same numbers again counts."""
+        # (The only name of PyTorch's for it; its notes on autograd explain it. Inference tensors do not count.)
+        tensors = (value for _, _, value in self._state.compared() if isinstance(value, Tensor))
+        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+    def plain_values(self) -> dict[str, dict[str, str]]:
+        """The state that is not in tensors, in words: by part of an object, and by its path there."""
+        return {
+            f"{part} of {owner}": dict(_leaves(value))
+            for owner, part, value in self._state.compared()
+            if not isinstance(value, Tensor)
+        }
+
+
+def short_digest(sums: Mapping[str, Any]) -> str:
+    """One digest of numbers and texts by name: 16 hexadecimal digits."""
+    return hashlib.blake2b(repr(list(sums.items())).encode(), digest_size=8).hexdigest()
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)} {bit_sums([value])}"
+    if isinstance(value, dict):
+        return str({str(key): _text(item) for key, item in value.items()})
+    if isinstance(value, (list, tuple)):
+        return str([_text(item) for item in value])
+    return repr(value) if isinstance(value, (bool, int, float, str, bytes, type(None))) else type(value).__name__
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, (dict, list, tuple)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, _text(value)

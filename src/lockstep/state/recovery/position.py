@@ -1,0 +1,153 @@
+"""The position of a run in its script, and how a resumed launch finds it again. Pure.
+
+A resumed script runs from its top, skipping what was done already. Three counts determine the position, and nothing else
+about the script is known: calls of ``team.epochs()``, the epochs of each, and passes over training loaders.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.base.errors import UsageError
+from lockstep.base.shapes import Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """A position in a script."""
+
+    section: Count = 0
+    """Odd in a loop over ``team.epochs()`` (1 in the first), even before, between and after such loops."""
+    epoch: Count = 0
+    passes: Count = 0
+    """Number of earlier passes over training loaders in this epoch (or section)."""
+    in_pass: bool = False
+    """Whether the position is within a pass, rather than between passes."""
+
+    def key(self) -> tuple[int, int, int]:
+        """A sort key: positions in the order in which a script reaches them."""
+        return (self.section, self.epoch, self.passes)
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object for a manifest."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Position:
+        """The position for a result of ``as_json``."""
+        return Position(**{field.name: value[field.name] for field in dataclasses.fields(Position) if field.name in value})
+
+    def __str__(self) -> str:
+        where = f"epoch {self.epoch + 1}" if self.section % 2 else "the part outside of team.epochs()"
+        return f"{where}, {'in' if self.in_pass else 'before'} pass {self.passes + 1} over a training loader"
+
+
+class ScriptCursor:
+    """Tracks this launch's position in the script, and the position from which to resume.
+
+    Args:
+        target: the position from which to resume; None: the run is new.
+        is_end: whether the target is the end of the script.
+    """
+
+    def __init__(self, target: Position | None = None, *, is_end: bool = False) -> None:
+        self.target = target
+        """None once it has been reached."""
+        self.is_end = is_end
+        self._section = 0
+        self._epoch = 0
+        self._passes = 0
+        self._in_pass = False
+        self._pass_is_of_before = False
+        self._end: Position | None = None
+        """The end of the last loop over epochs, if it was completed and nothing was trained since."""
+
+    def here(self) -> Position:
+        """The current position."""
+        began_here = self._in_pass and not self._pass_is_of_before
+        return Position(section=self._section, epoch=self._epoch, passes=self._passes - began_here, in_pass=self._in_pass)
+
+    def newest_pass(self) -> tuple[int, int, int]:
+        """Section, epoch, and number in it, from 1, of the pass that runs or has run last. The same whether it is made or
+        skipped."""
+        return (self._section, self._epoch, self._passes)
+
+    def end(self) -> Position:
+        """The position at the end of the script, from which a later launch may train more epochs."""
+        return self._end or self.here()
+
+    def enter_epochs(self, num_epochs: int) -> int:
+        """Enter a loop over ``team.epochs()``; returns its first epoch."""
+        self._go_to(self._section + 1)
+        self._end = None
+        if self.target is None or self.target.section < self._section:
+            self._check()
+            return 0
+        return num_epochs if self._section < self.target.section else self.target.epoch
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Begin an epoch."""
+        self._epoch, self._passes, self._pass_is_of_before = epoch, 0, True
+
+    def after_epoch(self, epoch: int) -> Position:
+        """The position between this epoch of the current loop and the next."""
+        return Position(section=self._section, epoch=epoch + 1)
+
+    def leave_epochs(self, num_epochs: int | None) -> None:
+        """Leave a loop over epochs, after ``num_epochs``; None: left early."""
+        section = self._section
+        self._go_to(section + 1)
+        self._end = None if num_epochs is None else Position(section=section, epoch=num_epochs)
+
+    def arrives(self, num_epochs: int | None = None) -> bool:
+        """Whether this is the position to resume from, and not within a pass. True only once.
+
+        Args:
+            num_epochs: that of the loop over epochs that is about to begin; None: none is.
+        """
+        target = self.target
+        if target is None or target.in_pass:
+            return False
+        over = num_epochs is not None and target.section == self._section and target.epoch >= num_epochs
+        if over or target.key() == self.here().key():
+            self.target = None
+            return True
+        return False
+
+    def skips(self) -> bool:
+        """Whether the next pass was completed before the interruption. If so it is counted as completed."""
+        if self.target is None:
+            return False
+        self._check()
+        if self.here().key() == self.target.key():
+            return False
+        self._passes += 1
+        self._end = None
+        return True
+
+    def begin_pass(self) -> bool:
+        """Begin a pass; returns whether it is the one to resume."""
+        self._in_pass, self._pass_is_of_before = True, False
+        self._passes += 1
+        self._end = None
+        is_target = self.target is not None
+        self.target = None
+        return is_target
+
+    def end_pass(self) -> None:
+        """End a pass."""
+        self._in_pass = False
+
+    def _go_to(self, section: int) -> None:
+        self._section, self._epoch, self._passes, self._pass_is_of_before = section, 0, 0, True
+
+    def _check(self) -> None:
+        if self.target is not None and self.here().key() > self.target.key():
+            raise UsageError(
+                f"the run was interrupted at {self.target}, and the script has now reached {self.here()} without passing "
+                "that point: its loops have changed. Start a new run with --fresh (or fresh=True); the interrupted run is "
+                "kept."
+            )

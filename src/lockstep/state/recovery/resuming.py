@@ -1,0 +1,243 @@
+"""Resuming an interrupted run: comparing its checkpoint with the objects that the script prepares, and restoring them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, TypedDict
+
+from torch import Tensor
+
+from lockstep.base.errors import CheckpointError, MismatchError
+from lockstep.base.regular import read_bytes
+from lockstep.base.shapes import fits
+from lockstep.prepare.model_precision import fit_state
+from lockstep.prepare.precision import find_precision
+from lockstep.state.checkpoint.manifest import FILE_NAME, Manifest
+from lockstep.state.checkpoint.tree import put_together
+from lockstep.state.checkpoint.weights import Tensors
+from lockstep.state.checkpoint.writer import STATE
+from lockstep.state.recovery.position import Position
+from lockstep.state.recovery.run_state import RunState
+from lockstep.state.recovery.software import numerics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """The checkpoint from which a launch resumes; the same on every rank."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def position(self) -> Position:
+        """The position in the script at which it was saved."""
+        return Position.from_json(self.manifest.position)
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object for the other ranks."""
+        return {"path": str(self.path), "manifest": dataclasses.asdict(self.manifest)}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Checkpoint:
+        """The checkpoint that ``as_json`` described."""
+        return Checkpoint(path=Path(value["path"]), manifest=Manifest(**value["manifest"]))
+
+
+class _Always(TypedDict):
+    objects: list[Any]
+    loaders: list[Any]
+    registered: Any
+    best: Any
+
+
+class _State(_Always, total=False):
+    """What ``state.json`` holds, as ``checkpoint.tree`` has taken it apart."""
+
+    best_epoch: int
+
+
+@dataclass
+class Restorer:
+    """Restores a checkpoint into the script's objects.
+
+    Args:
+        checkpoint: the checkpoint.
+        state: the run's, which grows as the script prepares objects.
+        precision: that of this launch.
+        allow: see ``RunConfig.allow``.
+    """
+
+    checkpoint: Checkpoint
+    state: RunState
+    precision: str
+    allow: Collection[str]
+    is_done: bool = False
+    """Whether all state has been restored."""
+    _changed_options: dict[int, list[str]] = field(default_factory=dict)
+
+    def check_seed(self, seed: int | None) -> None:
+        """Compare the seed that the script has set after ``join`` with the checkpoint's; None: it has set none.
+
+        Raises:
+            MismatchError: it differs, and with it all random streams.
+        """
+        birth = self.checkpoint.manifest.birth
+        if "script_seed" in birth and birth["script_seed"] != seed:
+            now, was = (
+                f"torch.manual_seed({each})" if each is not None else "none" for each in (seed, birth["script_seed"])
+            )
+            self._refuse(f"the seed that the script sets after join() is {now} now, and was {was}")
+
+    def check_objects(self) -> None:
+        """Compare the objects prepared so far with those of the checkpoint.
+
+        Raises:
+            MismatchError: an object differs; the message names the difference.
+        """
+        if self._other_precision and "precision" not in self.allow:
+            was = self.checkpoint.manifest.birth["precision"]
+            self._refuse(f"precision is {self.precision!r} now, and was {was!r}", "precision")
+        then, now = self._aligned(self.checkpoint.manifest.objects), self.state.describe_objects()
+        for number, new in enumerate(now):
+            if number >= len(then):
+                self._refuse(f"object {number + 1} to prepare, {_article(new['kind'])} ({new['type']}), is new")
+            old = then[number]
+            if old is None:
+                continue
+            # The class of a model may have been renamed: its parameters identify it.
+            if old["kind"] != new["kind"] or (old["type"] != new["type"] and new["kind"] != "model"):
+                self._refuse(
+                    f"object {number + 1} to prepare is {_article(new['kind'])} ({new['type']}) now, and was "
+                    f"{_article(old['kind'])} ({old['type']})"
+                )
+            self._check_lines(f"{new['name']} ({new['type']})", self._lines_of(old), self._lines_of(new))
+            changed = [
+                key for key in {**old["options"], **new["options"]} if old["options"].get(key) != new["options"].get(key)
+            ]
+            if changed and "optimizer" not in self.allow:
+                differences = ", ".join(
+                    f"{k}={new['options'].get(k, 'none')} (was {old['options'].get(k, 'none')})" for k in changed
+                )
+                self._refuse(f"{new['name']} ({new['type']}) is made with other options now: {differences}", "optimizer")
+            self._changed_options[number] = changed
+
+    @property
+    def _other_precision(self) -> bool:
+        return bool(self.checkpoint.manifest.birth["precision"] != self.precision)
+
+    def _aligned(self, records: Sequence[Any]) -> list[Any]:
+        """The checkpoint's records in the order of the current objects: with another precision the run's own loss scaler,
+        which is the first object, may be new (None: no record) or gone."""
+        had = find_precision(self.checkpoint.manifest.birth["precision"]).scales_loss
+        has = find_precision(self.precision).scales_loss
+        if had and not has:
+            return list(records[1:])
+        return [None, *records] if has and not had else list(records)
+
+    def _lines_of(self, record: Mapping[str, Any]) -> list[str]:
+        """The lines of an object that must be the same: with another precision, without the dtypes of its weights."""
+        lines = record["lines"]
+        is_model = self._other_precision and record["kind"] in ("model", "average")
+        return [line.rpartition(", ")[0] for line in lines] if is_model else list(lines)
+
+    def check_loaders(self) -> None:
+        """Compare the loaders prepared so far with those of the checkpoint.
+
+        Raises:
+            MismatchError: a loader differs; the message names the difference.
+        """
+        then, now = self.checkpoint.manifest.loaders, [loader.describe() for loader in self.state.loaders]
+        if "data" in self.allow:
+            return
+        for number, new in enumerate(now):
+            if number >= len(then):
+                self._refuse(f"training loader {number + 1} is new: there were {len(then)}", "data")
+            self._check_lines(f"training loader {number + 1}", then[number], new, "data")
+
+    def _check_lines(self, label: str, old: list[str], new: list[str], allowable: str = "") -> None:
+        for was, is_now in itertools.zip_longest(old, new, fillvalue="nothing more"):
+            if was != is_now:
+                self._refuse(f"{label} has `{is_now}` now, and had `{was}`", allowable)
+
+    def _refuse(self, difference: str, allowable: str = "") -> NoReturn:
+        manifest = self.checkpoint.manifest
+        allowed = f" To resume anyway, with a different answer: --allow {allowable}." if allowable else ""
+        raise MismatchError(
+            f"{difference}, when the checkpoint of step {manifest.step} in {self.checkpoint.path.parent} was saved: the run "
+            f"cannot resume as if it had not been interrupted. Change it back, or start a new run with --fresh (fresh=True)."
+            + allowed
+        )
+
+    def apply(self, *, is_final: bool) -> None:
+        """Restore all state.
+
+        Args:
+            is_final: whether all objects of the checkpoint must have been prepared; otherwise those prepared are restored.
+
+        Raises:
+            MismatchError: an object differs or is missing.
+            CheckpointError: the checkpoint cannot be read.
+        """
+        manifest, directory = self.checkpoint.manifest, self.checkpoint.path
+        if is_final:
+            self.is_done = True
+            self._check_all_there()
+            self._check_numerics()
+        tensors = Tensors([directory / name for name in manifest.files if name.startswith("state-")])
+        state = self._read_state()
+        records = zip(self._aligned(manifest.objects), self._aligned(state["objects"]), strict=True)
+        for number, (content, (record, object_state)) in enumerate(zip(self.state.objects, records, strict=False)):
+            if record is None:
+                continue
+            weights: Mapping[str, Tensor] | None = Tensors([directory / record["file"]]) if "file" in record else None
+            object_state = put_together(object_state, tensors)
+            if self._other_precision:
+                weights, object_state = fit_state(content.target, weights, object_state)
+            content.load_state_dict(object_state, weights)
+            content.apply_options(self._changed_options.get(number, []), record["options"])
+        for loader, value in zip(self.state.loaders, state["loaders"], strict=False):
+            loader.load_state(put_together(value, tensors))
+        registered = put_together(state["registered"], tensors)
+        for name, content in self.state.registered.items():
+            if name in registered:
+                content.load_state_dict(registered[name])
+        self.state.best, self.state.best_epoch = put_together(state["best"], {}), state.get("best_epoch", -1)
+
+    def _read_state(self) -> _State:
+        file = self.checkpoint.path / STATE
+        try:
+            state: _State = json.loads(read_bytes(file))
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{file} cannot be read: {error}") from error
+        if not fits(state, _State) or len(state["objects"]) != len(self.checkpoint.manifest.objects):
+            raise CheckpointError(f"{file} was damaged: it does not hold the state of what {FILE_NAME} lists")
+        return state
+
+    def _check_all_there(self) -> None:
+        manifest, state = self.checkpoint.manifest, self.state
+        objects = self._aligned(manifest.objects)
+        if len(state.objects) < len(objects):
+            missing = objects[len(state.objects)]
+            self._refuse(f"{missing['name']} ({missing['type']}) is not prepared now, and was")
+        if len(state.loaders) < len(manifest.loaders):
+            self._refuse(f"{len(state.loaders)} training loaders are prepared now, and {len(manifest.loaders)} were", "data")
+        missing_names = [name for name in manifest.registered if name not in state.registered]
+        if missing_names:
+            self._refuse(f"{missing_names[0]!r} is not registered now, and was")
+
+    def _check_numerics(self) -> None:
+        if "numerics" in self.allow:
+            return
+        was = self.checkpoint.manifest.numerics
+        for name, value in numerics().items():
+            if name in was and was[name] != value:
+                self._refuse(f"PyTorch's {name} is {value!r} now, and was {was[name]!r}", "numerics")
+
+
+def _article(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"

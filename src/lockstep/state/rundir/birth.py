@@ -1,0 +1,211 @@
+"""The birth of a run: the settings that determine its answer, saved in its directory and applied to later launches."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from lockstep.base.atomic import write_atomic
+from lockstep.base.config import ALLOWABLE, RunConfig
+from lockstep.base.errors import ConfigError
+from lockstep.base.regular import NotRegularError, read_bytes
+from lockstep.base.shapes import Count, check, parse
+
+_FILE_NAME = "birth.json"
+_FORMAT = 2
+_MOST_BYTES = 1 << 24
+NO_SCRIPT = ("", "-c", "-")
+_OF_LAUNCHERS = ("--local_rank=", "--local-rank=")
+"""Arguments that some launchers add to a script's, ignored when commands are compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Birth:
+    """The settings that, with the script and the data, determine a run's answer."""
+
+    shards: int
+    exact: bool
+    """Whether bit-identical answers are promised: several shards are summed in the fixed tree."""
+    accumulate: int
+    seed: int
+    threads: int
+    precision: str
+    device: str
+    """``cpu`` or ``cuda``."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object for files."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """The command of a run. The same command later refers to the same run."""
+
+    script: str
+    """Its resolved path; empty: there is none (an interactive session), and such commands are never equal."""
+    args: tuple[str, ...]
+    number: Count
+    """Number of the run among those that one process joins."""
+    part: str = ""
+    """Distinguishes further runs of this command: the task of a job array (see ``Job.part``)."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of a birth (and the strategy) that were given explicitly, on the command line or in the script."""
+
+    def is_like(self, other: Command) -> bool:
+        """Whether both are the same except for their settings."""
+        return dataclasses.replace(self, settings={}) == dataclasses.replace(other, settings={})
+
+    def differing(self, earlier: Command, allow: Collection[str] = ()) -> list[str]:
+        """Names of settings that were not given equally, except those in ``allow``."""
+        names = sorted((self.settings.keys() | earlier.settings.keys()) - set(allow))
+        return [name for name in names if self.settings.get(name) != earlier.settings.get(name)]
+
+    @staticmethod
+    def of_this_process(number: int, *, is_program: bool, explicit: Mapping[str, Any], part: str = "") -> Command:
+        """The command of this process. (A function called in a process of its own has no script.)"""
+        script = sys.argv[0] if sys.argv else ""
+        path = str(Path(script).resolve()) if is_program and script not in NO_SCRIPT else ""
+        names = {"strategy", *(setting.name for setting in fields(Birth))}
+        settings = {name: value for name, value in explicit.items() if name in names and value is not None}
+        return Command(script=path, args=own_args(), number=number, part=part, settings=settings)
+
+
+def own_args() -> tuple[str, ...]:
+    """The arguments of this process's script, without those that launchers add."""
+    return tuple(arg for arg in sys.argv[1:] if not arg.startswith(_OF_LAUNCHERS))
+
+
+def script_sha256(path: Path) -> str | None:
+    """The SHA-256 of a script; None: it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def write_birth(path: Path, birth: Birth, command: Command) -> None:
+    """Save the birth of a new run in its directory."""
+    content = {"format": _FORMAT, "command": dataclasses.asdict(command), **birth.as_json()}
+    write_atomic(path / _FILE_NAME, json.dumps(content, indent=2) + "\n", durable=True)
+
+
+def read_birth(path: Path) -> tuple[Birth, Command] | None:
+    """The birth of the run in a directory, and the command that started it; None: there is no run.
+
+    Raises:
+        ConfigError: it cannot be read, or was written by another version.
+    """
+    file = path / _FILE_NAME
+    try:
+        content = parse(read_bytes(file, _MOST_BYTES))
+        version = content.pop("format")
+        if version == _FORMAT:
+            command = content.pop("command")
+            birth = birth_of(content)
+            return birth, check(Command(**{**command, "args": tuple(command["args"])}))
+    except FileNotFoundError:
+        return None
+    except (NotRegularError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"{file} cannot be read as the initial settings of a run ({error}): use another run directory"
+        ) from error
+    raise ConfigError(
+        f"{file} has format {version}, and this lockstep knows format {_FORMAT}: it was written by another version. "
+        "Use that one, or another run directory."
+    )
+
+
+def birth_of(content: Mapping[str, Any]) -> Birth:
+    """The birth that ``as_json`` described.
+
+    Raises:
+        ValueError: a setting is missing or unknown, or has no such value.
+    """
+    try:
+        birth = check(Birth(**content))
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    RunConfig(**{name: value for name, value in content.items() if name != "exact"})  # checks the values
+    return birth
+
+
+def is_damaged(path: Path) -> bool:
+    """Whether a directory has a birth file that no version of lockstep has written."""
+    try:
+        content = parse(read_bytes(path / _FILE_NAME, _MOST_BYTES))
+    except FileNotFoundError:
+        return False
+    except (NotRegularError, ValueError):
+        return True
+    return not isinstance(content, dict) or content.get("format") == _FORMAT or not isinstance(content.get("format"), int)
+
+
+def reconcile(path: Path, birth: Birth, explicit: Mapping[str, Any], now: Birth, allow: Collection[str] = ()) -> Birth:
+    """The settings with which a launch resumes: those of the birth, except where others are allowed.
+
+    Args:
+        path: the run's directory.
+        birth: the run's.
+        explicit: settings of this launch that were given explicitly, on the command line or in the script.
+        now: the birth that a new run would have.
+        allow: names of settings that may differ.
+
+    Raises:
+        ConfigError: an explicit setting differs from the birth, and is not allowed to.
+    """
+    changed: dict[str, Any] = {}
+    for name, was in birth.as_json().items():
+        wanted = getattr(now, name)
+        if name in allow:
+            if explicit.get(name) not in (None, "auto") or name == "device":
+                changed[name] = wanted
+        elif name == "exact":
+            _check_promise(path, birth, wanted, explicit)
+        elif wanted != was and (explicit.get(name) not in (None, "auto") or name == "device"):
+            raise ConfigError(
+                f"{name} is {wanted!r} now, and was {was!r} when the run in {path} was started, so the answer would change. "
+                f"Leave {name} as it was, or start a new run: --fresh, or in another directory."
+                + (f" To resume anyway, with a different answer: --allow {name}." if name in ALLOWABLE else "")
+            )
+    return dataclasses.replace(birth, **changed)
+
+
+def check_saved(path: Path, birth: Birth, saved: Mapping[str, Any], step: int, allow: Collection[str] = ()) -> None:
+    """Compare the birth of a run with the one that its checkpoint holds. (Precisions are compared with the objects they apply
+    to: see ``Restorer.check_objects``.)
+
+    Args:
+        path: the run's directory.
+        birth: in its file, which anybody may have edited.
+        saved: in the checkpoint from which the run resumes.
+        step: of the checkpoint.
+        allow: names of settings that may differ.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    for name, value in birth.as_json().items():
+        if name not in ("precision", *allow) and saved.get(name) != value:
+            raise ConfigError(
+                f"{name} is {value!r} in {path / _FILE_NAME}, and {saved.get(name)!r} in the checkpoint of step {step}, "
+                "from which the run would resume with a different answer. Restore it: without a birth.json, the run's is "
+                "restored from the checkpoint. Or start a new run with --fresh (fresh=True)."
+                + (f" If it is a launch that was allowed to change it: --allow {name} again." if name in ALLOWABLE else "")
+            )
+
+
+def _check_promise(path: Path, birth: Birth, wanted: bool, explicit: Mapping[str, Any]) -> None:
+    strategy = explicit.get("strategy")
+    if wanted != birth.exact and birth.shards > 1 and strategy not in (None, "auto"):
+        born = "with strategy 'exact', the default, which promises bit-identical answers" if birth.exact else "with another"
+        raise ConfigError(
+            f"strategy is {strategy!r} now, and the run in {path} was started {born}: gradients would be added up in a "
+            "different order. Leave strategy out, or start a new run in another directory."
+        )

@@ -1,0 +1,1 @@
+"""What the files of runs tell of them."""

@@ -1,0 +1,219 @@
+"""Opening and closing the process group of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import gc
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from lockstep.base.config import STRATEGIES, RunConfig
+from lockstep.base.errors import ConfigError, UsageError
+from lockstep.world.comm.forking import guard_forks
+from lockstep.world.comm.interface import GLOO_INTERFACE, choose_interface, nccl_interface
+from lockstep.world.comm.peers import NewConnections, ranks_key, recognise
+from lockstep.world.comm.store import OpenStore, leave_store
+from lockstep.world.environment import World
+from lockstep.world.machine.sizes import counted
+
+_FAREWELL_S = 0.02
+_key = b""
+"""By which the ranks of the open group recognise each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transport:
+    """The backend, network interface and timeout of a run's communication."""
+
+    backend: str
+    """``gloo``, ``nccl`` (with Gloo beside it for tensors on the CPU), or ``mpi``."""
+    interface: str
+    """The network interface that Gloo listens on; ``auto`` if Gloo chooses it."""
+    timeout_s: float
+    """How long a collective waits for a rank, in seconds."""
+
+    def __str__(self) -> str:
+        """The text for the first line of a run."""
+        if self.backend == "nccl":
+            version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+            return f"nccl {version} on {nccl_interface()}"
+        return self.backend if self.backend == "mpi" else f"{self.backend} on {self.interface}"
+
+
+def choose_devices(config: RunConfig, world: World) -> tuple[torch.device, ...]:
+    """Choose the devices of this process. GPUs are assigned by local rank, and shared if there are fewer than processes.
+
+    Raises:
+        ConfigError: CUDA was requested and there is no GPU, or there are too few for several per process.
+    """
+    num_devices = config.devices_per_process
+    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+        return (torch.device("cpu"),) * (num_devices or 1)
+    if not torch.cuda.is_available():
+        raise ConfigError("device='cuda', but PyTorch sees no CUDA GPU here: leave device out, or use device='cpu'")
+    count = torch.cuda.device_count()
+    drives_all = STRATEGIES[config.strategy].devices == "all"
+    num_devices = num_devices or (count if drives_all and world.world_size == 1 else 1)
+    may_share = config.backend == "gloo" and not drives_all  # requested explicitly, and possible
+    if num_devices > 1 and num_devices * world.local_world_size > count and not may_share:
+        raise ConfigError(
+            f"devices_per_process={num_devices} with {world.local_world_size} process(es) on this machine, and PyTorch sees "
+            f"{count} CUDA GPU(s) here: ask for fewer devices or processes"
+            + ("" if drives_all else ", or have them share GPUs, with backend='gloo'")
+        )
+    return tuple(torch.device("cuda", (world.local_rank * num_devices + number) % count) for number in range(num_devices))
+
+
+def choose_transport(config: RunConfig, world: World, devices: Sequence[torch.device], host: str | None = None) -> Transport:
+    """Choose the backend and the interface: NCCL needs one GPU per process, and a single machine never needs the network.
+
+    Args:
+        config: the requested settings.
+        world: this process's place among all processes.
+        devices: this process's devices.
+        host: a host that every machine of the run reaches, if one is known.
+
+    Raises:
+        ConfigError: the backend cannot work here, or the requested interface does not exist.
+    """
+    if config.backend == "mpi":
+        _check_mpi(world)
+    on_gpus = devices[0].type == "cuda"
+    num_needed = world.local_world_size * len(devices)
+    gpu_each = on_gpus and num_needed <= torch.cuda.device_count()
+    backend = config.backend
+    if backend == "auto":
+        backend = "nccl" if gpu_each and world.world_size > 1 else "gloo"
+    if backend == "nccl" and not gpu_each:
+        available = counted(torch.cuda.device_count(), "GPU") if on_gpus else "no GPU"
+        needed = "a GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
+        processes = counted(world.local_world_size, "process", "processes")
+        raise ConfigError(
+            f"backend='nccl' needs {needed} for each process: this machine runs {processes}, with {available} in use: leave "
+            "backend out (Gloo lets processes share a GPU), or start fewer processes"
+        )
+    interface = choose_interface(on_one_machine=world.num_nodes == 1, towards=host)
+    return Transport(backend=backend, interface=interface, timeout_s=config.timeout_s)
+
+
+def _check_mpi(world: World) -> None:
+    if not dist.is_mpi_available():
+        raise ConfigError(
+            "backend='mpi' needs a PyTorch that was built from source on a machine with MPI. This one "
+            f"({torch.__version__}) was not, nor are those that can be downloaded. Leave backend out, or use 'gloo' (or "
+            "'nccl', with a GPU for each process): they serve processes that mpirun started, too"
+        )
+    if world.launcher != "mpirun":
+        raise ConfigError(
+            "backend='mpi' needs processes that mpirun has started, and this one was not: mpirun -np N python SCRIPT; or leave "
+            "backend out"
+        )
+
+
+@contextlib.contextmanager
+def listening_on(transport: Transport) -> Iterator[None]:
+    """A context in which Gloo listens on the transport's interface. (It can be set only by an environment variable.)"""
+    before = os.environ.get(GLOO_INTERFACE)
+    if transport.interface != "auto":
+        os.environ[GLOO_INTERFACE] = transport.interface
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(GLOO_INTERFACE, None)
+        else:
+            os.environ[GLOO_INTERFACE] = before
+
+
+def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.device]) -> None:
+    """Open the default process group. Every rank must call it; it blocks until all have, or until the timeout.
+
+    A single process opens one too, over a store in its memory, so that code with collectives runs unchanged.
+
+    Raises:
+        StrangerError: what has connected in the place of a rank does not belong to the run.
+        PeerError: a rank has ended meanwhile.
+    """
+    check_not_open()
+    guard_forks()
+    if transport.backend == "mpi":
+        dist.init_process_group("mpi")  # MPI knows the ranks, and has no timeouts
+        return
+    backend = "cpu:gloo,cuda:nccl" if transport.backend == "nccl" else "gloo"
+    # With device_id NCCL connects at once, so errors appear here; only possible with one device per process, since a group
+    # with a device_id refuses tensors on other devices.
+    device_id = devices[0] if transport.backend == "nccl" and len(devices) == 1 else None
+    global _key
+    _key = ranks_key(opened.store)
+    connections = NewConnections()
+    with listening_on(transport):
+        dist.init_process_group(
+            backend,
+            store=opened.store,
+            rank=opened.world.rank,
+            world_size=opened.world.world_size,
+            timeout=datetime.timedelta(seconds=transport.timeout_s),
+            device_id=device_id,
+        )
+    recognise(_key, default_group(), connections)
+
+
+def open_sub_group(ranks: Sequence[int], transport: Transport, backend: str | None = None) -> dist.ProcessGroup:
+    """Open a group of some ranks. *Every* rank of the run must call it; only the members wait for each other.
+
+    (``use_local_synchronization`` would spare the others, but names a group after the number of groups that a process is in.
+    Once some rank was not in a group, ranks look for each other under different names until the timeout.)
+
+    Args:
+        ranks: the members; within the group they are numbered in ascending order.
+        transport: the run's.
+        backend: None: the run's.
+    """
+    connections = NewConnections()
+    with listening_on(transport):
+        timeout = datetime.timedelta(seconds=transport.timeout_s)
+        group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timeout, backend=backend)
+    if dist.get_rank() in ranks and transport.backend != "mpi":
+        recognise(_key, group, connections)
+    return group
+
+
+def check_not_open() -> None:
+    """Check that no process group is open in this process.
+
+    Raises:
+        UsageError: one is.
+    """
+    if dist.is_initialized():
+        raise UsageError(
+            "torch.distributed was initialized before lockstep.join(), by the script or by what runs it (as Ray Train "
+            "does): leave init_process_group to join(), call join() first, or torch.distributed.destroy_process_group() "
+            "before it"
+        )
+
+
+def default_group() -> dist.ProcessGroup:
+    """The process group of all ranks. It must be open."""
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def close_group() -> None:
+    """Close the default process group, if it is open. Every rank should call it; it does not wait for the others.
+
+    Gloo's threads end with the group's last reference, of which PyTorch may keep some. A thread that frees the last
+    collective's tensors while the interpreter shuts down aborts the process ("terminate called without an active exception",
+    since it needs the interpreter's lock), so they are given a moment with the lock released.
+    """
+    leave_store()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        gc.collect()
+        time.sleep(_FAREWELL_S)

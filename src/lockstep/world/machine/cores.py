@@ -1,0 +1,35 @@
+"""The cores that this process may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from lockstep.world.machine.cgroups import MEMBERSHIP, ROOT, own_groups
+
+
+def num_cores() -> int:
+    """The cores this process may use: its affinity, or less where a cgroup (v2) sets a quota. At least 1.
+
+    A quota of 1.5 cores counts as 1: threads beyond it would be stopped in the middle of their work.
+    """
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        cores = os.cpu_count() or 1
+    quota = _cgroup_cores(ROOT, MEMBERSHIP)
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def _cgroup_cores(root: Path, membership: Path) -> float | None:
+    """Quota in cores: the least on the way from this process's cgroup (v2) up to the root; None: no quota."""
+    least = None
+    for folder in own_groups(root, membership):
+        try:
+            quota, period = (folder / "cpu.max").read_text().split()
+        except (OSError, ValueError):
+            continue
+        if quota != "max":
+            cores = int(quota) / int(period)
+            least = cores if least is None else min(least, cores)
+    return least
