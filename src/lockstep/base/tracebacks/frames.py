@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-OURS = str(Path(__file__).parents[1]) + "/"
+OURS = str(Path(__file__).parents[2]) + "/"
 """The directory of lockstep itself."""
 _BETWEEN = (f"{OURS}comm/", f"{OURS}tools/explain/recorded_calls.py")
 MOST_FRAMES = 40
