@@ -34,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # One thing at a time, also under make -j: these commands time what they run.
 .NOTPARALLEL:
-.PHONY: help install horovod demo test test-all test-longest soak soak-cluster cluster check bench bench-install gpu wheel release-check docs python clean
+.PHONY: help install horovod demo test test-all test-failed test-longest soak soak-cluster cluster check bench bench-install gpu wheel release-check docs python clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -54,6 +54,9 @@ test: $(STAMP) ## the quick tests, some 4 minutes on 2 cores: what is pure, and 
 # code is deaf to its own time limit, which comes by a signal: after the longest of all it ends with its process, and is named.
 test-all: $(STAMP) ## the tests, with the long ones: what CI runs
 	LOCKSTEP_REPEATS=$(REPEATS) $(PYTEST) -o faulthandler_timeout=1500 -o faulthandler_exit_on_timeout=true -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder -m "not longest and not cuda" $(ARGS)
+
+test-failed: $(STAMP) ## what failed last, once more, one after another: what passes now depends on what ran beside it
+	LOCKSTEP_REPEATS=$(REPEATS) $(PYTEST) --last-failed --last-failed-no-failures none -m "not longest and not cuda" $(ARGS)
 
 test-longest: $(STAMP) ## those that CI leaves out: whole benchmarks, large scripts, kills at random (REPEATS=5: more of them)
 	LOCKSTEP_REPEATS=$(REPEATS) $(PYTEST) -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder -m "longest and not cuda" $(ARGS)

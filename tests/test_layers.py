@@ -311,6 +311,11 @@ RULES = (
 )
 
 
+def test_each_directory_of_code_is_a_package():
+    without = {path.parent for path in SOURCE.rglob("*.py") if not (path.parent / "__init__.py").exists()}
+    assert {path.name for path in without} <= {"template"}, "the wheel leaves these out"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("rule", RULES)
 def test_the_tree_keeps(rule):
