@@ -46,9 +46,7 @@ from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.watched import Watched
 from lockstep.state.checkpoint.store import Store
 from lockstep.state.recovery.fingerprint import Fingerprint
-from lockstep.state.recovery.journey import Journey
 from lockstep.state.recovery.parted import PartedRanks
-from lockstep.state.recovery.position import ScriptCursor
 from lockstep.state.recovery.resuming import Checkpoint, Restorer
 from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.saving import Saver
@@ -150,13 +148,11 @@ class Parts:
             self.journal,
             self.stop_watch,
         )
-        self.restorer, cursor = None, ScriptCursor()
+        self.restorer = None
         if checkpoint is not None:
             self.restorer = Restorer(checkpoint, self.state, config.precision, config.allow)
-            cursor = ScriptCursor(checkpoint.position, is_end=checkpoint.manifest.finished)
         self.fingerprint = Fingerprint(self.state)
         self.parted = PartedRanks(self.fingerprint, self.collectives)
-        self.journey = Journey(cursor, self.restorer, self.saver, self.parted, is_main=self.is_main)
 
     def _build_loop(self) -> None:
         """What takes steps."""
@@ -178,7 +174,7 @@ class Parts:
             self.watched,
             self.listeners,
         )
-        self.loop = Loop(self.phases, self.journey, self.listeners)
+        self.loop = Loop(self.phases, self.saver, self.parted, self.restorer, self.listeners, is_main=self.is_main)
         self.preparation = Preparation(
             config,
             self.devices,
@@ -207,7 +203,7 @@ class Parts:
             LoaderTimer(clock),
             self.parted if world.world_size > 1 else None,
             Unprepared(self.state, self.watched.trains, scales_loss=self.precision.scales_loss, speaks=warns),
-            Unrepeatable(self.journey, speaks=warns),
+            Unrepeatable(self.loop.resumption, speaks=warns),
             self.watched.strangers,
             RawCollectives(self.collectives) if promises_bits(config.strategy) else None,
             NanWatch(config.on_nan, world.rank, config.log_every, self.phases.position),

@@ -25,7 +25,7 @@ from lockstep.prepare.model_precision import ModelPrecision, check_scaler, fit_o
 from lockstep.prepare.precision import find_precision
 from lockstep.prepare.remap import remap
 from lockstep.prepare.strangers import forget_gradients
-from lockstep.prepare.watched import Watched, idle_in_replay, keep_dtypes, refuse_inside
+from lockstep.prepare.watched import Watched, idle_when, keep_dtypes, refuse_inside
 from lockstep.state.recovery.run_state import RunState
 from lockstep.sync.protocol import Sync
 from lockstep.sync.table import promises_bits
@@ -131,13 +131,13 @@ class Preparation:
             refuse_inside(item, ("unscale_", "step", "update"), self._loop.phases.check_scaler)
         elif isinstance(item, LRScheduler):
             self._watched.add_schedule(item)
-            idle_in_replay(item, "step", self._stands_still)
+            idle_when(item, "step", self._stands_still)
         self.keep(item)
         return item
 
     def _stands_still(self) -> bool:
         """Whether a step of a schedule, which a single shard may take, does not count."""
-        return self._loop.is_replaying or self._loop.phases.is_aside
+        return self._loop.resumption.is_catching_up or self._loop.phases.is_aside
 
     def _prepare_model(self, model: nn.Module) -> Any:
         forget_gradients(model)
@@ -162,7 +162,7 @@ class Preparation:
             tensor.data.copy_(self._collectives.broadcast(tensor))
         keep_dtypes(average)
         refuse_inside(average, ("update_parameters",), self._loop.phases.check_outside)
-        idle_in_replay(average, "update_parameters", lambda: self._loop.is_replaying)
+        idle_when(average, "update_parameters", lambda: self._loop.resumption.is_catching_up)
 
     def _move(self, model: nn.Module) -> None:
         if not self._model_devices:

@@ -106,13 +106,13 @@ def _guard_method(target: Any, name: str, guard: Callable[[str], None], call: st
     setattr(target, name, guarded)
 
 
-def idle_in_replay(target: Any, name: str, is_replaying: Callable[[], bool]) -> None:
+def idle_when(target: Any, name: str, is_idle: Callable[[], bool]) -> None:
     """Replace a method by one that does nothing while the script repeats what it did: before an interruption, since the
     state is restored from the checkpoint, or a shard aside. Nor does it act after the end of a finished run."""
     act = getattr(target, name)
 
     def idle(*args: Any, **kwargs: Any) -> Any:
-        return None if is_replaying() else act(*args, **kwargs)
+        return None if is_idle() else act(*args, **kwargs)
 
     idle.__dict__.update(getattr(act, "__dict__", {}))  # PyTorch's schedules record their calls there
     idle.__doc__ = act.__doc__

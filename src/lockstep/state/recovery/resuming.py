@@ -21,7 +21,7 @@ from lockstep.state.checkpoint.manifest import FILE_NAME, Manifest
 from lockstep.state.checkpoint.tree import put_together
 from lockstep.state.checkpoint.weights import Tensors
 from lockstep.state.checkpoint.writer import STATE
-from lockstep.state.recovery.position import Position
+from lockstep.state.recovery.position import ScriptPosition
 from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.software import numerics
 
@@ -34,9 +34,9 @@ class Checkpoint:
     manifest: Manifest
 
     @property
-    def position(self) -> Position:
+    def position(self) -> ScriptPosition:
         """The position in the script at which it was saved."""
-        return Position.from_json(self.manifest.position)
+        return ScriptPosition.from_json(self.manifest.position)
 
     def as_json(self) -> dict[str, Any]:
         """The JSON object for the other ranks."""

@@ -33,7 +33,7 @@ from lockstep.state.checkpoint.pace import Pace
 from lockstep.state.checkpoint.store import Store, step_of
 from lockstep.state.checkpoint.writer import Job, Writer, Written
 from lockstep.state.recovery.lateness import Lateness
-from lockstep.state.recovery.position import Position
+from lockstep.state.recovery.position import ScriptPosition
 from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.snapshots import Snapshots
 from lockstep.state.rundir.birth import Birth
@@ -151,7 +151,7 @@ class Saver(Listener):
         """Whether the run was asked to stop: then it ends when the checkpoint that is due is saved. The same on every rank."""
         return self._pace.stop_request > 0
 
-    def save_due(self, position: Position, step: int, epoch: int) -> None:
+    def save_due(self, position: ScriptPosition, step: int, epoch: int) -> None:
         """Save the checkpoint that is due. Every rank must call it.
 
         Raises:
@@ -161,7 +161,7 @@ class Saver(Listener):
             self._stop(position, step, epoch)
         self.save(position, step, epoch)
 
-    def _stop(self, position: Position, step: int, epoch: int) -> NoReturn:
+    def _stop(self, position: ScriptPosition, step: int, epoch: int) -> NoReturn:
         ranks_above, number = divmod(self._pace.stop_request, _SIGNAL_RANGE)
         signaled_rank, name = self._collectives.size - ranks_above, signal.Signals(number)
         self._stop_watch.say(name, signaled_rank)
@@ -184,7 +184,7 @@ class Saver(Listener):
         self._stop_watch.settle(status)
         raise (Interrupted if is_interrupt else Stopped)(status)
 
-    def _save_for_good(self, position: Position, step: int, epoch: int, *, finished: bool = False) -> bool:
+    def _save_for_good(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool = False) -> bool:
         """Save the last checkpoint of this launch and wait for it; returns whether it was written. Every rank must call it."""
         for attempt in range(_FINAL_TRIES):
             self.save(position, step, epoch, finished=finished)
@@ -199,7 +199,7 @@ class Saver(Listener):
         """The step of the checkpoint that this rank copies or writes; None: none. Any thread may ask."""
         return self._copies or self._writer.step
 
-    def save(self, position: Position, step: int, epoch: int, *, finished: bool = False) -> None:
+    def save(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool = False) -> None:
         """Copy the run's current state and start writing it. Every rank must call it."""
         with self._standstill():
             self._save(position, step, epoch, finished=finished)
@@ -212,7 +212,7 @@ class Saver(Listener):
         finally:
             self.holds_up = was_held
 
-    def _save(self, position: Position, step: int, epoch: int, *, finished: bool) -> None:
+    def _save(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool) -> None:
         began = time.perf_counter()
         self.settle()
         self._copies = step
@@ -297,7 +297,7 @@ class Saver(Listener):
                 return not some_failed
             self._writer.wait(_LOOK_EVERY_S)
 
-    def save_end(self, position: Position, step: int, epoch: int) -> bool:
+    def save_end(self, position: ScriptPosition, step: int, epoch: int) -> bool:
         """After the last epoch: save what may be the last checkpoint, and wait for it, since a process may exit without notice.
         Returns whether it was written. Every rank must call it."""
         if self._pace.is_off or step == 0:
@@ -307,7 +307,7 @@ class Saver(Listener):
         self._stop_watch.end_interrupts()
         return is_saved
 
-    def close(self, position: Position, step: int, epoch: int, *, failed: bool, is_saved: bool = False) -> bool:
+    def close(self, position: ScriptPosition, step: int, epoch: int, *, failed: bool, is_saved: bool = False) -> bool:
         """At the end of the script, save the last checkpoint. Unless the script failed, every rank must call it.
 
         Returns whether all that was to be saved is; True if the script failed.
@@ -342,7 +342,7 @@ class Saver(Listener):
         (some_failed,) = self._exchange([not well])
         return not some_failed
 
-    def _save_last(self, position: Position, step: int, epoch: int) -> bool:
+    def _save_last(self, position: ScriptPosition, step: int, epoch: int) -> bool:
         if self._pace.is_off or step == 0:
             return True
         well = self._save_for_good(position, step, epoch, finished=True)
