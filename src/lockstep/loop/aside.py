@@ -45,7 +45,7 @@ class Aside:
         return [item.of(shard) for item in self._per_shard()]
 
     def _per_shard(self) -> list[PerShard]:
-        targets = (content.target for content in self._state.registered.values())
+        targets = (adapter.target for adapter in self._state.registered.values())
         return [target for target in targets if isinstance(target, PerShard)]
 
     @contextlib.contextmanager

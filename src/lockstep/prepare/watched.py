@@ -10,11 +10,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from lockstep.prepare.contents import parameters_of
 from lockstep.prepare.model_precision import ModelPrecision
 from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.shard_gradients import ShardGradients
 from lockstep.prepare.shard_weights import ShardWeights
+from lockstep.prepare.state_adapters import parameters_of
 from lockstep.prepare.strangers import Strangers, is_of_one_process
 
 
