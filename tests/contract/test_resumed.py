@@ -33,7 +33,7 @@ def killed_after(step, task, *args):
     def dying_begin_step(self, plan):
         if self.step == step:
             self._saver.save(self.resumption.here(), self.step, self.epoch)
-            self._saver.settle()
+            self._saver.wait_until_written()
             os._exit(7)
         begin_step(self, plan)
 

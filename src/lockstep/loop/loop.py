@@ -14,7 +14,7 @@ from lockstep.listener import Listeners
 from lockstep.loop.phases import Phases
 from lockstep.plan.length import length_of
 from lockstep.plan.shards import StepPlan
-from lockstep.state.recovery.parted import PartedRanks
+from lockstep.state.recovery.divergence import DivergenceCheck
 from lockstep.state.recovery.position import Resumption
 from lockstep.state.recovery.resuming import Restorer
 from lockstep.state.recovery.saving import Saver
@@ -26,7 +26,7 @@ class Loop:
     Args:
         phases: runs the phases of each step.
         saver: saves checkpoints, at positions that the loop decides.
-        parted: checks before each checkpoint that the ranks have not diverged.
+        divergence: checks before each checkpoint that the ranks have not diverged.
         restorer: restores the checkpoint from which the run resumes; None: the run is new.
         listeners: notified of passes and steps.
         is_main: whether this is rank 0, which prints.
@@ -36,7 +36,7 @@ class Loop:
         self,
         phases: Phases,
         saver: Saver,
-        parted: PartedRanks,
+        divergence: DivergenceCheck,
         restorer: Restorer | None,
         listeners: Listeners,
         *,
@@ -46,7 +46,7 @@ class Loop:
         self.epoch = 0
         self.num_epochs: int | None = None
         self._saver = saver
-        self._parted = parted
+        self._divergence = divergence
         self._restorer = restorer
         checkpoint = None if restorer is None else restorer.checkpoint
         self.resumption = (
@@ -85,7 +85,7 @@ class Loop:
     # Epochs
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
-        """See ``Team.epochs``."""
+        """The epochs that are left; all of this process's code between two of them belongs to the earlier one."""
         if num_epochs < 0:
             raise ConfigError(f"epochs({num_epochs}): it must be 0 or more")
         first = self.resumption.enter_epochs(num_epochs)
@@ -107,22 +107,22 @@ class Loop:
         self._reseed_between(epoch)
 
     def _end_epoch(self, epoch: int) -> None:
-        self.report()
+        self.flush()
         self._saver.ask()
         if self._saver.is_due and self._leader is None and not self._beside:
-            self._parted.compare(self.step, f"at the end of epoch {epoch + 1}")
+            self._divergence.compare(self.step, f"at the end of epoch {epoch + 1}")
             self._saver.save_due(self.resumption.after_epoch(epoch), self.step, epoch)
 
     def _leave_epochs(self, num_epochs: int | None) -> None:
         """Leave the loop over epochs, after ``num_epochs``; None: left early."""
         self.resumption.leave_epochs(num_epochs)
         if num_epochs is None:
-            self._parted.leave_epochs()
+            self._divergence.leave_epochs()
         elif not self.resumption.is_catching_up and self.step > self._resumed_after:
-            self._parted.leave_epochs()
-            self._parted.compare(self.step, "after the last epoch")
+            self._divergence.leave_epochs()
+            self._divergence.compare(self.step, "after the last epoch")
             if self._saver.save_end(self.resumption.end(), self.step, self.epoch):
-                self._end = (self.step, self._parted.digest())
+                self._end = (self.step, self._divergence.digest())
         self._reseed_between(0)  # a launch that resumes behind the loop has not drawn the numbers drawn inside it
 
     def _reseed_between(self, epoch: int) -> None:
@@ -138,7 +138,7 @@ class Loop:
     # Passes
 
     def skips(self) -> bool:
-        """See Driver."""
+        """Whether the next pass was completed before the run was interrupted: it is counted, and not made."""
         if self._leader is not None or not self.resumption.skips():
             return False
         if not self._has_warned and self._is_main and not self.resumption.is_in_epochs:
@@ -152,12 +152,12 @@ class Loop:
         return True
 
     def enter(self, loader: Any) -> bool:
-        """See Driver."""
+        """Begin a pass over a prepared loader. False: it runs beside one that leads, and counts no steps."""
         if self._leader is loader:  # the script has dropped its earlier iterator unfinished
             self.leave(loader, exhausted=False, failed=False)
         if self._leader is not None:
             return False
-        self.report()
+        self.flush()
         self.resumption.begin_pass()
         self._leader = loader
         self._num_passes += 1
@@ -167,7 +167,7 @@ class Loop:
         return True
 
     def leave(self, loader: object, *, exhausted: bool, failed: bool) -> None:
-        """See Driver."""
+        """End the pass. A step that was left by ``break`` counts if a phase of it is complete."""
         if self._leader is not loader:
             return
         failed = failed or self.script_failed()
@@ -197,7 +197,7 @@ class Loop:
     # Steps
 
     def begin_step(self, plan: StepPlan) -> None:
-        """See Driver."""
+        """Save the checkpoint that is due, if any, and begin a step."""
         if self._saver.is_due and all(newest == self._num_passes for newest in self._beside.values()):
             if self._saver.is_stopping:
                 self._listeners.end_pass(self.step, exhausted=False)
@@ -206,16 +206,16 @@ class Loop:
         self.phases.begin_step(plan)
 
     def begin_step_beside(self, loader: PreparedLoader) -> None:
-        """See Driver."""
+        """A loader beside the leading one yields a batch, too: fetching it may have drawn from the random stream."""
         self._beside[loader] = self._num_passes
         self.phases.resume_stream()
 
     def end_pass_beside(self, loader: PreparedLoader) -> None:
-        """See Driver."""
+        """End a pass beside the leading one."""
         self._beside.pop(loader, None)
 
     def end_step(self) -> None:
-        """See Driver."""
+        """End the step, after the loop's body has run."""
         self.phases.end_step()
         self._num_in_pass += 1
         self._listeners.tick(self.phases.step)
@@ -223,12 +223,12 @@ class Loop:
     def _save_due(self) -> None:
         """Save the checkpoint that is due, between two steps: the next batch may have been fetched, but its step has not
         begun."""
-        self._parted.before_save(self.step)
+        self._divergence.before_save(self.step)
         self._saver.save_due(self.resumption.here(), self.step, self.epoch)
 
     # Between passes
 
-    def report(self) -> None:
+    def flush(self) -> None:
         """Gather what was logged and measured. Every rank must call it, between passes."""
         self.phases.check_outside("the end of the pass")
         if self._owes_tick:
@@ -240,7 +240,7 @@ class Loop:
         """See ``Team.best``. Every rank must call it."""
         if not self._saver.is_best(metric, mode):
             return False
-        self._parted.compare(self.step, "before the best weights are saved")
+        self._divergence.compare(self.step, "before the best weights are saved")
         self._saver.keep_best(metric, self.step, self.epoch)
         return True
 
@@ -267,23 +267,23 @@ class Loop:
                 "that was caught: it is discarded."
             )
         if not failed:
-            self.report()
+            self.flush()
         if (target := self.resumption.target) is not None and not failed and self._is_main:
             say(
                 f"WARNING: the run was interrupted at {target}, and the script did not reach that point: it has not resumed, "
                 "and no checkpoint is written."
             )
-        return self.resumption.is_catching_up or self._save_last(failed=failed or self._parted.have_parted)
+        return self.resumption.is_catching_up or self._save_last(failed=failed or self._divergence.have_diverged)
 
     def _save_last(self, *, failed: bool) -> bool:
         step, end = self.step, self.resumption.end()
         is_saved = False
         try:
             if not failed and step > 0:
-                is_same = self._parted.compare_at_end(step)
+                is_same = self._divergence.compare_at_end(step)
                 is_saved = self._end is not None and self._end[0] == step
                 # (What rank 0 alone has changed since is no part of the run.)
-                is_saved = is_saved and (not is_same or self._end == (step, self._parted.digest()))
+                is_saved = is_saved and (not is_same or self._end == (step, self._divergence.digest()))
         except MismatchError:
             self._saver.close(end, step, self.epoch, failed=True)
             raise

@@ -20,7 +20,7 @@ from lockstep.listener import Listener
 from lockstep.loop.loop import Loop
 from lockstep.plan.loading import Loading
 from lockstep.prepare.checks import check_model, check_optimizers, check_placed, describe, is_loader, preparing_order
-from lockstep.prepare.model import stand_in
+from lockstep.prepare.model import wrap_model
 from lockstep.prepare.model_precision import ModelPrecision, check_scaler, fit_optimizer
 from lockstep.prepare.precision import find_precision
 from lockstep.prepare.remap import remap
@@ -149,7 +149,7 @@ class Preparation:
         forward = self._sync.attach(model)
         self._watched.add_model(model, model_precision)
         self.keep(model)
-        return stand_in(model, forward, model_precision, self._loop.phases.check_zero_grad)
+        return wrap_model(model, forward, model_precision, self._loop.phases.check_zero_grad)
 
     def _prepare_average(self, average: AveragedModel) -> None:
         if self._sync.forward_is_collective:

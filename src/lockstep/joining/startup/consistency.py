@@ -68,7 +68,7 @@ def _software() -> dict[str, str]:
     return versions
 
 
-def check_sight(run_dir: Path, token: str, world: World, collectives: Collectives) -> None:
+def check_run_dir_shared(run_dir: Path, token: str, world: World, collectives: Collectives) -> None:
     """Check that all machines see the run directory. Every rank must call it.
 
     Args:
