@@ -20,9 +20,9 @@ from lockstep.data.loader import PreparedLoader
 from lockstep.joining.parts import Parts
 from lockstep.journal.failure import FailureRecord
 from lockstep.loop.preparing import A, B, C, D, Kept
+from lockstep.prepare.guarded_methods import idle_when
 from lockstep.prepare.model import unwrap
 from lockstep.prepare.per_shard import PerShard
-from lockstep.prepare.watched import idle_when
 from lockstep.state.script_state import SavedValue, ScriptState
 from lockstep.world.comm.collectives import Collectives
 from lockstep.world.comm.dtensors import full_tensor

@@ -20,12 +20,13 @@ from lockstep.listener import Listener
 from lockstep.loop.loop import Loop
 from lockstep.plan.loading import Loading
 from lockstep.prepare.checks import check_model, check_optimizers, check_placed, describe, is_loader, preparing_order
+from lockstep.prepare.guarded_methods import idle_when, keep_dtypes, refuse_inside
 from lockstep.prepare.model import wrap_model
 from lockstep.prepare.model_precision import ModelPrecision, check_scaler, fit_optimizer
 from lockstep.prepare.precision import find_precision
 from lockstep.prepare.remap import remap
 from lockstep.prepare.strangers import forget_gradients
-from lockstep.prepare.watched import Watched, idle_when, keep_dtypes, refuse_inside
+from lockstep.prepare.watched import Watched
 from lockstep.state.recovery.run_state import RunState
 from lockstep.sync.protocol import Sync
 from lockstep.sync.table import promises_bits

@@ -13,7 +13,7 @@ from lockstep.data.fetch import set_loading
 from lockstep.data.loader import PreparedLoader
 from lockstep.joining.instrument import Run
 from lockstep.listener import Listener
-from lockstep.prepare.watched import idle_when
+from lockstep.prepare.guarded_methods import idle_when
 from lockstep.tools.tune.probe import Probe
 from lockstep.tools.tune.request import TuningRequest
 from lockstep.tools.tune.session import Session
