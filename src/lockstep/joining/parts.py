@@ -184,8 +184,8 @@ class Parts:
             collectives,
             self.watched,
             self.state,
+            self.listeners,
         )
-        self.preparation.listener = self.listeners
         self.evaluated = EvaluatedLoaders(functools.partial(self.assignment, 0), config.workers)
         self._script_seed = ScriptSeed(collectives, self.state, self.phases, self.restorer)
         self._optimizer_hook = register_optimizer_step_pre_hook(self.phases.before_optimizer)

@@ -53,6 +53,7 @@ class Preparation:
         collectives: over all ranks.
         watched: the objects that steps act on; prepared ones are added.
         state: the run's state; prepared objects are added.
+        listener: notified of what is prepared.
     """
 
     def __init__(
@@ -65,9 +66,9 @@ class Preparation:
         collectives: Collectives,
         watched: Watched,
         state: RunState,
+        listener: Listener,
     ) -> None:
-        self.listener = Listener()
-        """Notified of what is prepared."""
+        self._listener = listener
         self._config = config
         self._precision = find_precision(config.precision)
         self._device = devices[0]
@@ -171,10 +172,10 @@ class Preparation:
 
     def _make_loader(self, batches: Iterable[Any], number: int) -> PreparedLoader:
         set_loading(batches, Loading(workers=self._config.workers))
-        self.listener.prepared_loader(batches)
+        self._listener.prepared_loader(batches)
         return PreparedLoader(batches, self._assign(number), self._loop, self._device)
 
     def keep(self, item: Any) -> None:
         """Add an object's state to the run's."""
         self._state.keep(item)
-        self.listener.prepared(item)
+        self._listener.prepared(item)
