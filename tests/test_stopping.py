@@ -180,7 +180,7 @@ def test_when_all_is_saved_a_signal_does_not_change_the_status_that_says_so(ends
         watch = StopWatch(speaks=False)
         watch.begin()
         signal.raise_signal(signal.SIGUSR1)
-        watch.settle(75)
+        watch.exit_with(75)
         signal.raise_signal(signal.SIGTERM)  # so soon it is the same
         time.sleep(SAME_S + 0.1)
         if {ends}:

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from lockstep.data.evaluation import Evaluation
     from lockstep.data.evaluation_pass import EvaluationBatch
     from lockstep.data.loader import PreparedLoader
+    from lockstep.joining.instrument import Instrument
     from lockstep.joining.join import join
     from lockstep.joining.team import Team
     from lockstep.launch.function import launch
+    from lockstep.listener import Listener
     from lockstep.state.checkpoint.weights import load_weights
     from lockstep.world.comm.collectives import Collectives
     from lockstep.world.environment import World
@@ -37,6 +39,8 @@ _MODULES = {
     "Collectives": "lockstep.world.comm.collectives",
     "Evaluation": "lockstep.data.evaluation",
     "EvaluationBatch": "lockstep.data.evaluation_pass",
+    "Instrument": "lockstep.joining.instrument",
+    "Listener": "lockstep.listener",
     "PreparedLoader": "lockstep.data.loader",
     "RunConfig": "lockstep.base.config",
     "Team": "lockstep.joining.team",
@@ -54,7 +58,9 @@ __all__ = [
     "DataError",
     "Evaluation",
     "EvaluationBatch",
+    "Instrument",
     "LaunchError",
+    "Listener",
     "LockstepError",
     "LossError",
     "MismatchError",

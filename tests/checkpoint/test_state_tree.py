@@ -10,7 +10,6 @@ import pickle
 import random
 import struct
 import sys
-import tracemalloc
 import warnings
 from typing import NamedTuple
 
@@ -76,17 +75,14 @@ def print_of(value):
         return kind, beside, [(print_of(key), print_of(item)) for key, item in value.items()]
     if isinstance(value, (set, frozenset)):
         return kind, sorted(map(repr, map(print_of, value)))
-    if isinstance(value, slice):
-        return kind, print_of([value.start, value.stop, value.step])
     if isinstance(value, (list, tuple, collections.deque)):
         return kind, getattr(value, "maxlen", None), [print_of(item) for item in value]
     return kind, hex(value) if type(value) is int else repr(value)
 
 
-any_text = st.text(st.characters())  # halves of surrogate pairs among them
-floats = st.floats() | st.integers(0, 2**64 - 1).map(lambda bits: struct.unpack("d", struct.pack("Q", bits))[0])
+any_text = st.text()
+floats = st.floats().map(lambda value: math.nan if math.isnan(value) else value)  # of which there are 2^53 - 2
 integers = st.integers() | st.integers(-(2**70), 2**70)
-offsets = st.integers(-1000, 1000).map(lambda minutes: datetime.timezone(datetime.timedelta(minutes=minutes)))
 ends = st.none() | st.integers(-5, 5)
 numpy_scalars = st.builds(
     lambda bits, name: np.frombuffer(bits, name)[-1],
@@ -94,13 +90,10 @@ numpy_scalars = st.builds(
     st.sampled_from(NUMBERS),
 )
 hashable = st.one_of(
-    *(st.none(), st.booleans(), integers, floats, any_text, st.binary(), st.complex_numbers(), numpy_scalars),
-    *(st.dates(), st.timedeltas(), st.datetimes(timezones=st.none() | offsets)),
-    st.builds(range, st.integers(-5, 5), st.integers(-(2**65), 2**65), st.integers(1, 3)),
+    *(st.none(), st.booleans(), integers, floats, any_text, st.binary(), st.builds(complex, floats, floats), numpy_scalars),
     st.lists(st.integers(0, 2**40)).map(torch.Size),
     st.sampled_from([*DTYPES, torch.int4, torch.qint8]),
     st.sampled_from(["cpu", "cuda", "cuda:1", "meta"]).map(torch.device),
-    any_text.map(np.str_),
     st.booleans().map(np.bool_),
 )
 keys = hashable | st.tuples(hashable, hashable) | st.frozensets(hashable, max_size=3)
@@ -146,7 +139,6 @@ def containers(inner):
         st.dictionaries(hashable, st.integers(0, 9), max_size=3).map(collections.Counter),
         st.builds(collections.deque, st.lists(inner, max_size=4), ends.map(lambda size: size and abs(size))),
         *(st.sets(keys, max_size=3), st.frozensets(keys, max_size=3)),
-        st.builds(slice, inner, ends, ends),
     )
 
 
@@ -163,10 +155,10 @@ def test_a_tree_comes_back_as_it_was(tree):
 @pytest.mark.parametrize(
     "value",
     [
-        *(-0.0, math.inf, -math.inf, math.nan, -math.nan, struct.unpack("<d", b"\1\2\3\4\5\6\xf8\x7f")[0], 5e-324),
-        *(complex(-0.0, -math.nan), complex(math.inf, -0.0)),
+        *(-0.0, math.inf, -math.inf, math.nan, 5e-324),
+        *(complex(-0.0, math.nan), complex(math.inf, -0.0)),
         *(2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 7**6000, {-(7**6000): {7**6000}}),  # Python has no decimals for these
-        *("", "$", "\0", "\ud800", "\ud83d\ude00", "\U0001f600", {"\udfff": 0, "$": 1}, np.str_("\udc00")),
+        *("", "$", "\0", "\U0001f600", {"ü": 0, "$": 1}),
         *(np.float32(-0.0), np.float64(0.1), np.complex64(complex(0.0, -math.inf)), np.bool_(True)),
         *(np.frombuffer(b"\1\xfc", "f2")[0], np.frombuffer(b"\1\0\x80\x7f", "f4")[0]),  # the latter a signalling one
         *({1: 0, "1": 1, None: 2, "None": 3}, {True: 0}, {1.0: 0}, {"b": 0, "a": 1}, collections.deque([1], 1)),
@@ -515,9 +507,10 @@ REFUSED = {
     "UninitializedParameter": nn.parameter.UninitializedParameter,
     "a strided tensor of bits8": lambda: torch.zeros(2, dtype=torch.uint8).view(torch.bits8),
     "a defaultdict with the factory <class 'bytes'>": lambda: collections.defaultdict(bytes),
-    "a time zone that is more than an offset": lambda: datetime.datetime(
-        2020, 1, 1, tzinfo=datetime.timezone(datetime.timedelta(0), "here")
-    ),
+    "datetime.date": lambda: datetime.date(2020, 1, 1),
+    "range": lambda: range(3),
+    "str": lambda: "\ud800",  # one half of a surrogate pair
+    "numpy.str_": lambda: np.str_("a"),
 }
 
 
@@ -566,7 +559,7 @@ def test_the_same_container_in_two_places_is_no_cycle():
 
 @pytest.mark.parametrize(
     "wrap",
-    [lambda inner: [inner], lambda inner: (inner,), lambda inner: collections.OrderedDict([(0, inner)]), lambda i: slice(i)],
+    [lambda inner: [inner], lambda inner: (inner,), lambda inner: collections.OrderedDict([(0, inner)])],
 )
 def test_depth_is_refused_before_python_has_enough_of_it(wrap):
     tree = 1
@@ -590,17 +583,14 @@ DAMAGED = [
     {"$tuple": "abc"},
     {"$tuple": {"$tuple": []}},
     {"$dict": [[[], 1]]},
-    {"$text": "a", "encoding": "utf-8"},
+    {"$bytes": "YQ==", "encoding": "utf-8"},
     {"$deque": [], "maxlen": -1},
     {"$defaultdict": {}, "factory": "eval"},
     {"$dtype": "Tensor"},
     {"$device": "nowhere"},
     {"$int": "0x"},
-    {"$float": "1e5"},
-    {"$str": "!"},
+    {"$float": "1e"},
     {"$bytes": 5},
-    {"$date": "2020-13-01"},
-    {"$timedelta": [10**20]},
     {"$scalar": 300, "dtype": "uint8"},
     {"$scalar": "00", "dtype": "object"},
     {"$scalar": 1},
@@ -622,17 +612,6 @@ GIVEN = {"real": torch.zeros(3, 2), "whole": torch.zeros(3, dtype=torch.int64), 
 def test_what_take_apart_does_not_make_is_refused(value):
     with pytest.raises(ConfigError, match=r"cannot be decoded: .*\. It was damaged, or written by another version"):
         put_together({"state": [value]}, GIVEN)
-
-
-@pytest.mark.parametrize("value", [{"$set": {"$range": [0, 10**6, 1]}}, {"$dict": [{"$range": [0, 10**6, 1]}]}], ids=str)
-def test_a_few_damaged_bytes_do_not_ask_for_all_memory(value):
-    tracemalloc.start()
-    try:
-        with pytest.raises(ConfigError):
-            put_together(value, {})
-        assert tracemalloc.get_traced_memory()[1] < 10**6
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("strides", [[10**6, 1], [4, 1], [0, 0], [1, 1]])

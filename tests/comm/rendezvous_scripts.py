@@ -1,14 +1,12 @@
 """Processes that meet as if they had been started by hand: forked by a warm server, and rid of what a launcher sets."""
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import tempfile
 import threading
 import time
-from pathlib import Path
 
 import psutil
 import torch
@@ -100,63 +98,12 @@ def meet_again_and_again(url, times):
     return [_run(rank, size, url, timeout_s=20.0)[0] for _ in range(times)]
 
 
-def meet_and_die(url, world_size, ranks_that_come):
-    """As some of a larger run: all of them are killed, once all have met, or while they wait for the others."""
-    rank, _ = _be_nobody()
-    if rank in ranks_that_come:
-        lockstep.join(rank=rank, world_size=world_size, init_method=url, progress="off", run_dir="run")
-        time.sleep(0.2)
-    else:
-        notes = [Path(url.removeprefix("file://") + ".lockstep", f"rank-{one}") for one in ranks_that_come]
-        while not all(note.exists() and note.stat().st_size for note in notes):
-            time.sleep(0.02)
-        for note in notes:
-            os.kill(json.loads(note.read_text())["pid"], signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def meet_until_killed(url, after_s):
-    """Each rank is killed so long after its beginning, wherever it is then."""
+def meet_and_die(url):
+    """Both ranks are killed once they have met."""
     rank, size = _be_nobody()
-    signal.setitimer(signal.ITIMER_REAL, after_s[rank])  # SIGALRM ends it as SIGKILL would
-    _run(rank, size, url, timeout_s=20.0)
+    team = lockstep.join(rank=rank, world_size=size, init_method=url, progress="off", run_dir="run")
+    team.barrier()
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def two_runs_at_one_place(url):
-    """Ranks 0 and 1 are one run, 2 and 3 another, that begins while the first one lives and ends before it."""
-    rank, _ = _be_nobody()
-    if rank < 2:
-        with lockstep.join(
-            rank=rank, world_size=2, init_method=url, progress="off", run_dir="first", timeout_s=30.0
-        ) as team:
-            Path(f"met-{rank}").touch()
-            while not Path("over").exists():
-                time.sleep(0.02)
-            group = team.new_group([0, 1])  # needs the store
-            return group.all_reduce(torch.tensor(2.0**rank)).item()
-    while not (Path("met-0").exists() and Path("met-1").exists()):
-        time.sleep(0.02)
-    found = _run(rank - 2, 2, url, timeout_s=20.0)[0]
-    if rank == 3:
-        Path("over").touch()
-    return found
-
-
-def a_straggler_of_a_larger_run(url):
-    """Rank 2 still waits as one of an earlier run of 3 when ranks 0 and 1 come."""
-    rank, _ = _be_nobody()
-    if rank == 2:
-        return _told(lambda: _run(1, 3, url, timeout_s=20.0))[0]
-    path = Path(url.removeprefix("file://") + ".lockstep", "rank-1")
-    # Once rank 0 has come the straggler leaves, perhaps before rank 1 has looked.
-    while not (path.exists() if rank == 0 else Path("coming").exists()):
-        time.sleep(0.02)
-    if rank == 0:
-        Path("coming").touch()
-    else:
-        time.sleep(0.5)
-    return _run(rank, 2, url, timeout_s=20.0)[0]
 
 
 def come_as(url, roles, timeout_s=3.0):

@@ -32,9 +32,8 @@ def killed_after(step, task, *args):
 
     def dying_begin_step(self, plan):
         if self.step == step:
-            saver, here = self._journey._saver, self._journey._cursor.here()
-            saver.save(here, self.step, self.epoch)
-            saver.settle()
+            self._saver.save(self.resumption.here(), self.step, self.epoch)
+            self._saver.wait_until_written()
             os._exit(7)
         begin_step(self, plan)
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from lockstep.base.errors import MismatchError, UsageError
-from lockstep.prepare.registered import registered_content
+from lockstep.prepare.registry import registered_adapter
 from lockstep.state.checkpoint.tree import put_together, take_apart
 
 pytestmark = pytest.mark.timeout(20)
 
 
 def in_a_file(thing):
-    value, tensors = take_apart(registered_content("x", thing).state_dict(), "thing")
+    value, tensors = take_apart(registered_adapter("x", thing).state_dict(), "thing")
     return put_together(json.loads(json.dumps(value)), {name: tensor.clone() for name, tensor in tensors.items()})
 
 
@@ -46,7 +46,7 @@ def test_a_tensor_is_filled_again_where_it_lies():
     view = tensor.detach()
     state = in_a_file(tensor)
     view.zero_()
-    registered_content("x", tensor).load_state_dict(state)
+    registered_adapter("x", tensor).load_state_dict(state)
     assert view.tolist() == [0.0, 1.0, 2.0, 3.0]
     assert tensor.requires_grad
 
@@ -62,7 +62,7 @@ def test_a_tensor_is_filled_again_where_it_lies():
 )
 def test_lists_and_dicts_become_what_they_were_and_stay_the_same_objects(then, now):
     state = in_a_file(then)
-    registered_content("x", now).load_state_dict(state)
+    registered_adapter("x", now).load_state_dict(state)
     assert type(now) is type(then)
     assert repr(now) == repr(then)
 
@@ -76,31 +76,31 @@ def test_generators_go_on_with_the_same_numbers(kind):
 
     old, new = kind(), kind()
     draw(old)
-    registered_content("x", new).load_state_dict(in_a_file(old))
+    registered_adapter("x", new).load_state_dict(in_a_file(old))
     assert draw(new) == draw(old)
 
 
 def test_objects_with_a_state_of_their_own_are_given_it_back_also_if_they_are_lists():
     old, new = Counter(), Counter()
     old.count = 5
-    registered_content("x", new).load_state_dict(in_a_file(old))
+    registered_adapter("x", new).load_state_dict(in_a_file(old))
     assert new.count == 5
     remembering = Remembering([1])
-    registered_content("x", remembering).load_state_dict(in_a_file(Remembering([2, 3])))
+    registered_adapter("x", remembering).load_state_dict(in_a_file(Remembering([2, 3])))
     assert remembering == [2, 1]
 
 
 @pytest.mark.parametrize("thing", [3, "text", None, (1, 2), object(), {1, 2}, lambda: 0, numpy.zeros(3)])
 def test_what_could_not_be_given_its_state_back_is_refused_by_name_with_what_to_do(thing):
     with pytest.raises(UsageError, match=rf"register\('x', \.\.\.\): a {type(thing).__name__} .*load_state_dict"):
-        registered_content("x", thing)
+        registered_adapter("x", thing)
 
 
 @pytest.mark.parametrize(
     "thing", [torch.zeros(2), [], {}, random.Random(), torch.Generator(), Counter(), torch.nn.Linear(1, 1)]
 )
 def test_what_can_be_is_taken(thing):
-    registered_content("x", thing)
+    registered_adapter("x", thing)
 
 
 @pytest.mark.parametrize(
@@ -120,5 +120,5 @@ def test_what_can_be_is_taken(thing):
 def test_a_thing_of_another_kind_is_an_error_that_names_both_and_changes_nothing(then, now, message):
     before = repr(now)
     with pytest.raises(MismatchError, match=rf"register\('x', .*{message}.*--fresh"):
-        registered_content("x", now).load_state_dict(in_a_file(then))
+        registered_adapter("x", now).load_state_dict(in_a_file(then))
     assert repr(now) == before

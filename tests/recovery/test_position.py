@@ -1,4 +1,4 @@
-"""Promises of the route: wherever a script was interrupted, running it again makes just the steps that were left."""
+"""Promises of resuming: wherever a script was interrupted, running it again makes just the steps that were left."""
 
 import dataclasses
 import json
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.base.errors import UsageError
-from lockstep.state.recovery.position import Position, ScriptCursor
+from lockstep.state.recovery.position import Resumption, ScriptPosition
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(60)
 class Cut:
     """A checkpoint of a simulated run."""
 
-    position: Position
+    position: ScriptPosition
     steps: list
     """All that were taken before."""
     skip: int
@@ -25,73 +25,58 @@ class Cut:
 
 
 class Launch:
-    """Runs a script as a team does: asks the route in the order in which ``Loop`` and ``PreparedLoader`` do.
+    """Runs a script as a team does: reports to the resumption in the order in which ``Loop`` and ``PreparedLoader`` do.
 
     A cut is taken wherever one may be.
     """
 
     def __init__(self, script, cut=None):
-        target = None if cut is None else Position.from_json(json.loads(json.dumps(cut.position.as_json())))
-        self.cursor, self.saved = ScriptCursor(target), cut
+        target = None if cut is None else ScriptPosition.from_json(json.loads(json.dumps(cut.position.as_json())))
+        self.script, self.saved = Resumption(self._restore, target), cut
         self.steps, self.cuts, self.num_resumed = [], [], 0
         self._skip, self._running = 0, False
         for number, part in enumerate(script):
             part(self, number)
-        self._cut(self.cursor.end())
+        self._cut(self.script.end())
 
     def _cut(self, position, skip=0):
-        if self.cursor.target is None:
+        if self.script.target is None:
             self.cuts.append(Cut(position, list(self.steps), skip))
 
-    def _resume(self, *, final):
+    def _restore(self, is_final):
         self.steps, self._skip = list(self.saved.steps), self.saved.skip
-        self.num_resumed += final
-
-    def _arrive(self):
-        if self.cursor.arrives():
-            self._resume(final=True)
+        self.num_resumed += is_final
 
     def epochs(self, num_epochs):
-        self._arrive()
-        first = self.cursor.enter_epochs(num_epochs)
-        if self.cursor.arrives(num_epochs):
-            self._resume(final=True)
-        elif self.cursor.target is not None and self.cursor.target.in_pass and first < num_epochs:
-            self._resume(final=False)
+        first = self.script.enter_epochs(num_epochs)
         completed = False
         try:
             for epoch in range(first, num_epochs):
-                self.cursor.begin_epoch(epoch)
-                self._arrive()
+                self.script.begin_epoch(epoch)
                 yield epoch
                 if not self._running:
-                    self._cut(self.cursor.after_epoch(epoch))
+                    self._cut(self.script.after_epoch(epoch))
             completed = True
         finally:
-            self.cursor.leave_epochs(max(first, num_epochs) if completed else None)
-            if completed:
-                self._arrive()
+            self.script.leave_epochs(max(first, num_epochs) if completed else None)
 
     def one_pass(self, length):
         """The steps of a pass over a training loader, by number."""
-        if self.cursor.skips():
-            self._arrive()
+        if self.script.skips():
             return
-        done = 0
-        if self.cursor.begin_pass():
-            self._resume(final=True)
-            done, self._skip = self._skip, 0
+        self.script.begin_pass()
+        done, self._skip = self._skip, 0
         self._running, exhausted = True, False
         try:
             for number in range(done, length):
-                self._cut(self.cursor.here(), number)
+                self._cut(self.script.here(), number)
                 yield number
             exhausted = True
         finally:
             self._running = False
-            self.cursor.end_pass()
-            if exhausted and self.cursor.here().section % 2 == 0:
-                self._cut(self.cursor.here())
+            self.script.end_pass()
+            if exhausted and not self.script.is_in_epochs:
+                self._cut(self.script.here())
 
 
 def train(launch, passes, name):
@@ -154,7 +139,7 @@ def test_from_every_place_and_from_there_again_just_the_steps_that_were_left_are
     undisturbed = Launch(script)
     for cut in undisturbed.cuts:
         again = Launch(script, cut)
-        if again.cursor.target is not None:  # nothing was trained, and nothing is
+        if again.script.target is not None:  # nothing was trained, and nothing is
             assert not undisturbed.steps
             continue
         assert again.num_resumed == 1
@@ -177,7 +162,7 @@ def test_a_script_that_had_come_to_its_end_goes_on_with_what_was_added_to_it(scr
 @pytest.mark.parametrize("script", [[in_epochs(1, [(3, None)], None)], [bare([(3, None)]), in_epochs(1, [(3, None)], None)]])
 def test_a_script_that_has_no_such_place_any_more_is_told_what_was_looked_for(script):
     cut = Launch([bare([(3, None)] * 2)]).cuts[5]
-    assert cut.position == Position(passes=1, in_pass=True)
+    assert cut.position == ScriptPosition(passes=1, in_pass=True)
     with pytest.raises(
         UsageError, match=r"interrupted at the part outside .* in pass 2 .* has now reached epoch 1.*--fresh"
     ):

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(60)
         ("registered", "the registered 'table'"),
     ],
 )
-def test_ranks_that_have_parted_are_noticed_and_no_checkpoint_is_written_of_them(crew, how, named):
+def test_ranks_that_have_diverged_are_noticed_and_no_checkpoint_is_written_of_them(crew, how, named):
     for step, message, run_dir in crew(3, guard_scripts.part, how, 5, shards=4):
         assert "the ranks have diverged: after step" in message
         # A checkpoint may be due a step later, and by then the weights have parted too.

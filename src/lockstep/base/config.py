@@ -140,8 +140,8 @@ class RunConfig:
         metavar="URL",
         help="Rendezvous of the processes: tcp://HOST:PORT, file:///PATH, env://.  [default: a private file]",
     )
-    """Rendezvous of the processes: ``tcp://HOST:PORT`` (rank 0 listens there), ``file:///PATH`` (on a file system that all of
-    them share; leftovers of earlier runs do no harm), ``env://`` (MASTER_ADDR and MASTER_PORT), or None: chosen by the
+    """Rendezvous of the processes: ``tcp://HOST:PORT`` (rank 0 listens there), ``file:///PATH`` (a fresh path on a file system
+    that all of them share), ``env://`` (MASTER_ADDR and MASTER_PORT), or None: chosen by the
     launcher."""
     timeout_s: float = option(
         600.0,

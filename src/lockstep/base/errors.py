@@ -74,3 +74,18 @@ class LaunchError(LockstepError, RuntimeError):
 def unknown_name(kind: str, name: object, valid: Iterable[str]) -> ConfigError:
     """The error for an unknown name, which lists the valid ones."""
     return ConfigError(f"unknown {kind} {name!r}: choose one of {', '.join(valid)}")
+
+
+for _public in (
+    LockstepError,
+    ConfigError,
+    UsageError,
+    MismatchError,
+    DataError,
+    ModelError,
+    LossError,
+    CheckpointError,
+    PeerError,
+    LaunchError,
+):
+    _public.__module__ = "lockstep"  # whose ``__getattr__`` has them: so tracebacks print the names that users import

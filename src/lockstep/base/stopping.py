@@ -2,7 +2,7 @@
 
 A training run does not end at once. It finishes a step on which its ranks agree, saves a checkpoint, and exits with
 ``REQUEUE_STATUS``, or ``INTERRUPTED_STATUS`` after Ctrl-C; the same command resumes it. A second signal ends it at once.
-``StopWatch`` records the signal in a process, the ranks agree (``checkpoint.pace``), ``recovery.saving`` saves and raises
+``StopWatch`` records the signal in a process, the ranks agree (``checkpoint.schedule``), ``recovery.saving`` saves and raises
 ``Stopped``, and the launcher, which forwards the signal, waits for that (``launch.supervise``).
 """
 
@@ -158,7 +158,7 @@ class StopWatch:
         self._defaults: dict[int, Any] = {}
         """Of the watched signals."""
         self._came_at = 0.0
-        self._settled: int | None = None
+        self._exit_status: int | None = None
         self._early = _EarlySignals()
 
     def begin(self) -> None:
@@ -207,12 +207,12 @@ class StopWatch:
         default = self._defaults.pop(number)
         if signal.getsignal(number) == self._note:  # else the script has put another there meanwhile
             # (Python itself would take its own handlers away before it has ended.)
-            signal.signal(number, default if self._settled is None else signal.SIG_IGN)
+            signal.signal(number, default if self._exit_status is None else signal.SIG_IGN)
 
-    def settle(self, status: int) -> None:
+    def exit_with(self, status: int) -> None:
         """Set the exit status once all ranks have saved. A second signal still ends the process at once, but with this status:
         when the first rank has ended, launchers may signal the others (``srun --kill-on-bad-exit`` does)."""
-        self._settled = status
+        self._exit_status = status
 
     def end(self) -> None:
         """Remove the handlers; a process that is stopping as requested ignores the signals from now on. May be called again."""
@@ -250,8 +250,8 @@ class StopWatch:
             self.received, self._came_at = signal.Signals(number), now
             self.say(self.received)
         elif not is_same(number, now - self._came_at):
-            if self._settled is not None:
-                os._exit(self._settled)
+            if self._exit_status is not None:
+                os._exit(self._exit_status)
             if number == signal.SIGINT:
                 signal.signal(number, signal.default_int_handler)
                 signal.default_int_handler(number, frame)

@@ -20,7 +20,7 @@ from lockstep.data.streams import script_seed
 from lockstep.joining.instrument import make_instruments
 from lockstep.joining.opening import Launch, OpenRun, open_run
 from lockstep.joining.parts import Parts, RunContext
-from lockstep.joining.startup.consistency import check_sight, check_software
+from lockstep.joining.startup.consistency import check_run_dir_shared, check_software
 from lockstep.joining.startup.spawned import check_not_imported
 from lockstep.joining.team import Team
 from lockstep.joining.unlaunched import show_uncaught
@@ -192,7 +192,7 @@ def _agree(
     run_dir, birth = Path(opening["run_dir"]), Birth(**opening["birth"])
     checkpoint = None if opening["checkpoint"] is None else Checkpoint.from_json(opening["checkpoint"])
     token = collectives.broadcast_plain(secrets.token_hex(4))
-    check_sight(run_dir, token, world, collectives)
+    check_run_dir_shared(run_dir, token, world, collectives)
     config = dataclasses.replace(
         config,
         strategy=resolve_strategy(

@@ -45,10 +45,8 @@ from lockstep.prepare.precision import find_precision
 from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.watched import Watched
 from lockstep.state.checkpoint.store import Store
+from lockstep.state.recovery.divergence import DivergenceCheck
 from lockstep.state.recovery.fingerprint import Fingerprint
-from lockstep.state.recovery.journey import Journey
-from lockstep.state.recovery.parted import PartedRanks
-from lockstep.state.recovery.position import ScriptCursor
 from lockstep.state.recovery.resuming import Checkpoint, Restorer
 from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.saving import Saver
@@ -150,13 +148,11 @@ class Parts:
             self.journal,
             self.stop_watch,
         )
-        self.restorer, cursor = None, ScriptCursor()
+        self.restorer = None
         if checkpoint is not None:
             self.restorer = Restorer(checkpoint, self.state, config.precision, config.allow)
-            cursor = ScriptCursor(checkpoint.position, is_end=checkpoint.manifest.finished)
         self.fingerprint = Fingerprint(self.state)
-        self.parted = PartedRanks(self.fingerprint, self.collectives)
-        self.journey = Journey(cursor, self.restorer, self.saver, self.parted, is_main=self.is_main)
+        self.divergence = DivergenceCheck(self.fingerprint, self.collectives)
 
     def _build_loop(self) -> None:
         """What takes steps."""
@@ -178,7 +174,7 @@ class Parts:
             self.watched,
             self.listeners,
         )
-        self.loop = Loop(self.phases, self.journey, self.listeners)
+        self.loop = Loop(self.phases, self.saver, self.divergence, self.restorer, self.listeners, is_main=self.is_main)
         self.preparation = Preparation(
             config,
             self.devices,
@@ -188,8 +184,8 @@ class Parts:
             collectives,
             self.watched,
             self.state,
+            self.listeners,
         )
-        self.preparation.listener = self.listeners
         self.evaluated = EvaluatedLoaders(functools.partial(self.assignment, 0), config.workers)
         self._script_seed = ScriptSeed(collectives, self.state, self.phases, self.restorer)
         self._optimizer_hook = register_optimizer_step_pre_hook(self.phases.before_optimizer)
@@ -205,9 +201,9 @@ class Parts:
         self.log = MetricLog(world.world_size, config.log_every, self._publish)
         candidates: list[Listener | None] = [
             LoaderTimer(clock),
-            self.parted if world.world_size > 1 else None,
+            self.divergence if world.world_size > 1 else None,
             Unprepared(self.state, self.watched.trains, scales_loss=self.precision.scales_loss, speaks=warns),
-            Unrepeatable(self.journey, speaks=warns),
+            Unrepeatable(self.loop.resumption, speaks=warns),
             self.watched.strangers,
             RawCollectives(self.collectives) if promises_bits(config.strategy) else None,
             NanWatch(config.on_nan, world.rank, config.log_every, self.phases.position),
@@ -300,7 +296,7 @@ class Parts:
             self._display.values(row[2])
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
-        """See ``Team.prepare``."""
+        """Prepare objects, and compare what was prepared so far with the checkpoint to resume from. Every rank must call it."""
         self._script_seed.take()
         prepared = self.preparation.prepare(objects)
         if self.restorer is not None and not self.restorer.is_done:

@@ -20,9 +20,9 @@ from lockstep.data.loader import PreparedLoader
 from lockstep.joining.parts import Parts
 from lockstep.journal.failure import FailureRecord
 from lockstep.loop.preparing import A, B, C, D, Kept
+from lockstep.prepare.guarded_methods import idle_when
 from lockstep.prepare.model import unwrap
 from lockstep.prepare.per_shard import PerShard
-from lockstep.prepare.watched import idle_in_replay
 from lockstep.state.script_state import SavedValue, ScriptState
 from lockstep.world.comm.collectives import Collectives
 from lockstep.world.comm.dtensors import full_tensor
@@ -188,7 +188,7 @@ class Team(Collectives):
             start: the initial value, copied for each shard: a tensor, a plain value, or a list or dict of them.
         """
         per_shard = PerShard(name, start, self._phases, self._parts.collectives)
-        idle_in_replay(per_shard, "reset", lambda: self._loop.is_replaying)
+        idle_when(per_shard, "reset", lambda: self._loop.resumption.is_catching_up)
         self.register(name, per_shard)
         return per_shard
 
@@ -206,7 +206,7 @@ class Team(Collectives):
             Whether the metric was the best so far.
         """
         self._phases.check_outside("team.best()")
-        if self._loop.is_replaying:
+        if self._loop.resumption.is_catching_up:
             return False
         return self._loop.keep_best(float(metric), mode)
 
@@ -297,7 +297,7 @@ class Team(Collectives):
             weight: the weight of this shard's values; None: that given to ``backward``, or else its number of samples.
             values: numbers, or tensors with one element, which are read from a GPU later. None is left out.
         """
-        if self._loop.is_replaying or self.in_audit:
+        if self._loop.resumption.is_catching_up or self.in_audit:
             return
         shard_weight = self._phases.shard_weight()
         if shard_weight is None:
@@ -328,7 +328,7 @@ class Team(Collectives):
         return Evaluation(models, over, self._evaluated)
 
     def _evaluated(self, results: dict[str, Any]) -> None:
-        if self._loop.is_replaying:
+        if self._loop.resumption.is_catching_up:
             return
         results = {name: float(value) for name, value in results.items() if not isinstance(value, Tensor)}
         self._parts.journal.scalars("evaluate", self.epoch, self.step, results, waits=self._parts.log.is_behind)

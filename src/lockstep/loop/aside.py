@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lockstep.base.errors import UsageError
 from lockstep.data.streams import preserve_rng
@@ -23,7 +24,7 @@ from lockstep.plan.shards import MicroStep
 from lockstep.prepare.per_shard import PerShard
 from lockstep.state.recovery.run_state import RunState
 from lockstep.sync.gradients import detach_grads, put_back
-from lockstep.sync.protocol import Sync
+from lockstep.sync.protocol import ShardSync, Sync
 
 
 class Aside:
@@ -45,7 +46,7 @@ class Aside:
         return [item.of(shard) for item in self._per_shard()]
 
     def _per_shard(self) -> list[PerShard]:
-        targets = (content.target for content in self._state.registered.values())
+        targets = (adapter.target for adapter in self._state.registered.values())
         return [target for target in targets if isinstance(target, PerShard)]
 
     @contextlib.contextmanager
@@ -85,8 +86,8 @@ class Aside:
             )
 
 
-class _Dropped:
-    """Drops the gradients of backward passes. Implements ShardSync.
+class _Dropped(ShardSync):
+    """Drops the gradients of backward passes.
 
     Args:
         sync: of the run.
@@ -97,18 +98,20 @@ class _Dropped:
         self._sync = sync
         self._parameters = parameters
 
+    @override
     def begin_shard(self, micro: MicroStep) -> None:
-        """See ShardSync."""
+        pass
 
+    @override
     def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
-        """See ShardSync."""
         with self._sync.buffers.held():
             loss.backward(**options)  # type: ignore[no-untyped-call]
         if not self._sync.is_plain:  # else the script may use ``.grad`` inside ``batch.shards``
             detach_grads(self._parameters)
 
+    @override
     def end_shard(self) -> None:
-        """See ShardSync."""
+        pass
 
 
 def _remember_buffers(models: Iterable[nn.Module]) -> Callable[[], None]:

@@ -7,6 +7,8 @@ import multiprocessing
 from collections.abc import Callable
 from multiprocessing.util import Finalize
 
+from typing_extensions import override
+
 from lockstep.listener import Listener, Stage
 
 
@@ -29,9 +31,9 @@ class AtExit(Listener):
         if multiprocessing.parent_process() is not None:  # multiprocessing children do not run atexit callbacks
             Finalize(None, act, exitpriority=100)
 
+    @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        """See Listener. This listener is the last one, so trackers are open by now."""
-        if (act := self._act) is not None:
+        if (act := self._act) is not None:  # this listener is the last one, so trackers are open by now
             atexit.unregister(act)
             atexit.register(act)
 

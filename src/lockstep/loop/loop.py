@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from lockstep.base.errors import ConfigError, DataError
+from lockstep.base.errors import ConfigError, DataError, MismatchError
 from lockstep.base.stopping import say
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.streams import Purpose, reseed
@@ -14,7 +14,10 @@ from lockstep.listener import Listeners
 from lockstep.loop.phases import Phases
 from lockstep.plan.length import length_of
 from lockstep.plan.shards import StepPlan
-from lockstep.state.recovery.journey import Journey
+from lockstep.state.recovery.divergence import DivergenceCheck
+from lockstep.state.recovery.position import Resumption
+from lockstep.state.recovery.resuming import Restorer
+from lockstep.state.recovery.saving import Saver
 
 
 class Loop:
@@ -22,16 +25,42 @@ class Loop:
 
     Args:
         phases: runs the phases of each step.
-        journey: tracks this launch's way through the script, replayed parts included.
+        saver: saves checkpoints, at positions that the loop decides.
+        divergence: checks before each checkpoint that the ranks have not diverged.
+        restorer: restores the checkpoint from which the run resumes; None: the run is new.
         listeners: notified of passes and steps.
+        is_main: whether this is rank 0, which prints.
     """
 
-    def __init__(self, phases: Phases, journey: Journey, listeners: Listeners) -> None:
+    def __init__(
+        self,
+        phases: Phases,
+        saver: Saver,
+        divergence: DivergenceCheck,
+        restorer: Restorer | None,
+        listeners: Listeners,
+        *,
+        is_main: bool,
+    ) -> None:
         self.phases = phases
         self.epoch = 0
         self.num_epochs: int | None = None
-        self._journey = journey
+        self._saver = saver
+        self._divergence = divergence
+        self._restorer = restorer
+        checkpoint = None if restorer is None else restorer.checkpoint
+        self.resumption = (
+            Resumption(self._restore)
+            if checkpoint is None
+            else Resumption(self._restore, checkpoint.position, is_end=checkpoint.manifest.finished)
+        )
+        self._resumed_after = 0
+        """The step after which this launch has resumed."""
+        self._end: tuple[int, int] | None = None
+        """The step at the end of the last loop over epochs, and the digest of the state saved there."""
         self._listeners = listeners
+        self._is_main = is_main
+        self._has_warned = False
         self._leader: PreparedLoader | None = None
         """The loader whose pass counts the steps."""
         self._num_in_pass = 0
@@ -48,77 +77,88 @@ class Loop:
         """Number of the current step; between steps, that of the last one."""
         return self.phases.step
 
-    @property
-    def is_replaying(self) -> bool:
-        """Whether the code now running had run before the interruption, so that it is not recorded again."""
-        return self._journey.is_replaying
+    def _restore(self, is_final: bool) -> None:
+        assert self._restorer is not None
+        self._restorer.apply(is_final=is_final)
+        self.phases.step = self._resumed_after = self._restorer.checkpoint.manifest.step
 
     # Epochs
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
-        """See ``Team.epochs``."""
+        """The epochs that are left; all of this process's code between two of them belongs to the earlier one."""
         if num_epochs < 0:
             raise ConfigError(f"epochs({num_epochs}): it must be 0 or more")
-        first = self._journey.enter_epochs(num_epochs)
-        self._catch_up()
+        first = self.resumption.enter_epochs(num_epochs)
         completed = False
         try:
             for epoch in range(first, num_epochs):
                 self._begin_epoch(epoch, num_epochs)
                 yield epoch
-                self.report()
-                self._journey.end_epoch(epoch, self.step, is_in_pass=self._leader is not None or bool(self._beside))
+                self._end_epoch(epoch)
             completed = True
         finally:
             self._leave_epochs(max(first, num_epochs) if completed else None)
 
     def _begin_epoch(self, epoch: int, num_epochs: int) -> None:
-        """Begin an epoch with a random stream of its own, so that a replayed epoch draws the same numbers."""
+        """Begin an epoch with a random stream of its own, so that one that runs again draws the same numbers."""
         self.num_epochs = num_epochs
         self.epoch = epoch
-        self._journey.begin_epoch(epoch)
-        self._catch_up()
+        self.resumption.begin_epoch(epoch)
         self._reseed_between(epoch)
+
+    def _end_epoch(self, epoch: int) -> None:
+        self.flush()
+        self._saver.ask()
+        if self._saver.is_due and self._leader is None and not self._beside:
+            self._divergence.compare(self.step, f"at the end of epoch {epoch + 1}")
+            self._saver.save_due(self.resumption.after_epoch(epoch), self.step, epoch)
 
     def _leave_epochs(self, num_epochs: int | None) -> None:
         """Leave the loop over epochs, after ``num_epochs``; None: left early."""
-        self._journey.leave_epochs(num_epochs, self.step)
-        self._catch_up()
+        self.resumption.leave_epochs(num_epochs)
+        if num_epochs is None:
+            self._divergence.leave_epochs()
+        elif not self.resumption.is_catching_up and self.step > self._resumed_after:
+            self._divergence.leave_epochs()
+            self._divergence.compare(self.step, "after the last epoch")
+            if self._saver.save_end(self.resumption.end(), self.step, self.epoch):
+                self._end = (self.step, self._divergence.digest())
         self._reseed_between(0)  # a launch that resumes behind the loop has not drawn the numbers drawn inside it
 
     def _reseed_between(self, epoch: int) -> None:
         if self._leader is None:
-            reseed(self.phases.seed, Purpose.EPOCH, self._journey.section, epoch)
+            section, *_ = self.resumption.newest_pass()
+            reseed(self.phases.seed, Purpose.EPOCH, section, epoch)
 
     def _reseed_after_pass(self) -> None:
         """Begin the random stream of the code after a pass. It belongs to the pass, not to its last step, which a launch that
         skips the pass does not know: the numbers drawn there may decide what later passes learn."""
-        reseed(self.phases.seed, Purpose.TAIL, *self._journey.newest_pass)
-
-    def _catch_up(self) -> None:
-        """Take over the step number once the journey has reached the point of resumption."""
-        if self._journey.step_reached is not None:
-            self.phases.step, self._journey.step_reached = self._journey.step_reached, None
+        reseed(self.phases.seed, Purpose.TAIL, *self.resumption.newest_pass())
 
     # Passes
 
     def skips(self) -> bool:
-        """See Driver."""
-        if self._leader is not None or not self._journey.skips():
+        """Whether the next pass was completed before the run was interrupted: it is counted, and not made."""
+        if self._leader is not None or not self.resumption.skips():
             return False
-        self._catch_up()
+        if not self._has_warned and self._is_main and not self.resumption.is_in_epochs:
+            self._has_warned = True
+            say(
+                "passes over the training loader that were made before the interruption are skipped, but the code around "
+                "them runs again: use `for epoch in team.epochs(n)`, which begins with the right epoch. If the script resumes "
+                "by itself, too, as in `range(start_epoch, n)`, it would end too early: leave that to lockstep."
+            )
         self._reseed_after_pass()
         return True
 
     def enter(self, loader: Any) -> bool:
-        """See Driver."""
+        """Begin a pass over a prepared loader. False: it runs beside one that leads, and counts no steps."""
         if self._leader is loader:  # the script has dropped its earlier iterator unfinished
             self.leave(loader, exhausted=False, failed=False)
         if self._leader is not None:
             return False
-        self.report()
-        self._journey.begin_pass()
-        self._catch_up()
+        self.flush()
+        self.resumption.begin_pass()
         self._leader = loader
         self._num_passes += 1
         self._num_in_pass = done = loader.num_skipped
@@ -127,7 +167,7 @@ class Loop:
         return True
 
     def leave(self, loader: object, *, exhausted: bool, failed: bool) -> None:
-        """See Driver."""
+        """End the pass. A step that was left by ``break`` counts if a phase of it is complete."""
         if self._leader is not loader:
             return
         failed = failed or self.script_failed()
@@ -145,7 +185,9 @@ class Loop:
         for stale in [beside for beside, newest in self._beside.items() if newest < self._num_passes]:
             stale.abandon()
             del self._beside[stale]
-        self._journey.end_pass(self.step, exhausted=exhausted and not self._beside)
+        self.resumption.end_pass()
+        if exhausted and not self._beside and not self.resumption.is_in_epochs and self._saver.is_due:
+            self._save_due()  # in a loop over team.epochs() this waits for the epoch's tail
         if exhausted and self._num_in_pass == 0:
             raise DataError(
                 "a pass over a prepared loader had no global batch, so nothing was learned: the data set is empty, its "
@@ -155,32 +197,38 @@ class Loop:
     # Steps
 
     def begin_step(self, plan: StepPlan) -> None:
-        """See Driver."""
-        if self._journey.is_due and all(newest == self._num_passes for newest in self._beside.values()):
-            if self._journey.is_stopping:
+        """Save the checkpoint that is due, if any, and begin a step."""
+        if self._saver.is_due and all(newest == self._num_passes for newest in self._beside.values()):
+            if self._saver.is_stopping:
                 self._listeners.end_pass(self.step, exhausted=False)
             self._listeners.flush()
-            self._journey.save_if_due(self.step)
+            self._save_due()
         self.phases.begin_step(plan)
 
     def begin_step_beside(self, loader: PreparedLoader) -> None:
-        """See Driver."""
+        """A loader beside the leading one yields a batch, too: fetching it may have drawn from the random stream."""
         self._beside[loader] = self._num_passes
         self.phases.resume_stream()
 
     def end_pass_beside(self, loader: PreparedLoader) -> None:
-        """See Driver."""
+        """End a pass beside the leading one."""
         self._beside.pop(loader, None)
 
     def end_step(self) -> None:
-        """See Driver."""
+        """End the step, after the loop's body has run."""
         self.phases.end_step()
         self._num_in_pass += 1
         self._listeners.tick(self.phases.step)
 
+    def _save_due(self) -> None:
+        """Save the checkpoint that is due, between two steps: the next batch may have been fetched, but its step has not
+        begun."""
+        self._divergence.before_save(self.step)
+        self._saver.save_due(self.resumption.here(), self.step, self.epoch)
+
     # Between passes
 
-    def report(self) -> None:
+    def flush(self) -> None:
         """Gather what was logged and measured. Every rank must call it, between passes."""
         self.phases.check_outside("the end of the pass")
         if self._owes_tick:
@@ -190,7 +238,11 @@ class Loop:
 
     def keep_best(self, metric: float, mode: str) -> bool:
         """See ``Team.best``. Every rank must call it."""
-        return self._journey.keep_best(metric, mode, self.step, self.epoch)
+        if not self._saver.is_best(metric, mode):
+            return False
+        self._divergence.compare(self.step, "before the best weights are saved")
+        self._saver.keep_best(metric, self.step, self.epoch)
+        return True
 
     def script_failed(self) -> bool:
         """Whether an uncaught exception is ending the script: the interpreter sets ``sys.last_value`` before closing anything.
@@ -215,5 +267,24 @@ class Loop:
                 "that was caught: it is discarded."
             )
         if not failed:
-            self.report()
-        return self._journey.close(self.step, failed=failed)
+            self.flush()
+        if (target := self.resumption.target) is not None and not failed and self._is_main:
+            say(
+                f"WARNING: the run was interrupted at {target}, and the script did not reach that point: it has not resumed, "
+                "and no checkpoint is written."
+            )
+        return self.resumption.is_catching_up or self._save_last(failed=failed or self._divergence.have_diverged)
+
+    def _save_last(self, *, failed: bool) -> bool:
+        step, end = self.step, self.resumption.end()
+        is_saved = False
+        try:
+            if not failed and step > 0:
+                is_same = self._divergence.compare_at_end(step)
+                is_saved = self._end is not None and self._end[0] == step
+                # (What rank 0 alone has changed since is no part of the run.)
+                is_saved = is_saved and (not is_same or self._end == (step, self._divergence.digest()))
+        except MismatchError:
+            self._saver.close(end, step, self.epoch, failed=True)
+            raise
+        return self._saver.close(end, step, self.epoch, failed=failed, is_saved=is_saved)

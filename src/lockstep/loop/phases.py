@@ -18,7 +18,7 @@ from lockstep.data.streams import Purpose, reseed
 from lockstep.listener import Listener, Listeners
 from lockstep.loop.ledger import Ledger
 from lockstep.plan.shards import MicroStep, StepPlan
-from lockstep.prepare.contents import parameters_of
+from lockstep.prepare.state_adapters import parameters_of
 from lockstep.prepare.strangers import refuse
 from lockstep.prepare.sums import is_sum
 from lockstep.prepare.watched import Watched

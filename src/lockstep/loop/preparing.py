@@ -20,12 +20,13 @@ from lockstep.listener import Listener
 from lockstep.loop.loop import Loop
 from lockstep.plan.loading import Loading
 from lockstep.prepare.checks import check_model, check_optimizers, check_placed, describe, is_loader, preparing_order
-from lockstep.prepare.model import stand_in
+from lockstep.prepare.guarded_methods import idle_when, keep_dtypes, refuse_inside
+from lockstep.prepare.model import wrap_model
 from lockstep.prepare.model_precision import ModelPrecision, check_scaler, fit_optimizer
 from lockstep.prepare.precision import find_precision
 from lockstep.prepare.remap import remap
 from lockstep.prepare.strangers import forget_gradients
-from lockstep.prepare.watched import Watched, idle_in_replay, keep_dtypes, refuse_inside
+from lockstep.prepare.watched import Watched
 from lockstep.state.recovery.run_state import RunState
 from lockstep.sync.protocol import Sync
 from lockstep.sync.table import promises_bits
@@ -52,6 +53,7 @@ class Preparation:
         collectives: over all ranks.
         watched: the objects that steps act on; prepared ones are added.
         state: the run's state; prepared objects are added.
+        listener: notified of what is prepared.
     """
 
     def __init__(
@@ -64,9 +66,9 @@ class Preparation:
         collectives: Collectives,
         watched: Watched,
         state: RunState,
+        listener: Listener,
     ) -> None:
-        self.listener = Listener()
-        """Notified of what is prepared."""
+        self._listener = listener
         self._config = config
         self._precision = find_precision(config.precision)
         self._device = devices[0]
@@ -131,13 +133,13 @@ class Preparation:
             refuse_inside(item, ("unscale_", "step", "update"), self._loop.phases.check_scaler)
         elif isinstance(item, LRScheduler):
             self._watched.add_schedule(item)
-            idle_in_replay(item, "step", self._stands_still)
+            idle_when(item, "step", self._stands_still)
         self.keep(item)
         return item
 
     def _stands_still(self) -> bool:
         """Whether a step of a schedule, which a single shard may take, does not count."""
-        return self._loop.is_replaying or self._loop.phases.is_aside
+        return self._loop.resumption.is_catching_up or self._loop.phases.is_aside
 
     def _prepare_model(self, model: nn.Module) -> Any:
         forget_gradients(model)
@@ -149,7 +151,7 @@ class Preparation:
         forward = self._sync.attach(model)
         self._watched.add_model(model, model_precision)
         self.keep(model)
-        return stand_in(model, forward, model_precision, self._loop.phases.check_zero_grad)
+        return wrap_model(model, forward, model_precision, self._loop.phases.check_zero_grad)
 
     def _prepare_average(self, average: AveragedModel) -> None:
         if self._sync.forward_is_collective:
@@ -162,7 +164,7 @@ class Preparation:
             tensor.data.copy_(self._collectives.broadcast(tensor))
         keep_dtypes(average)
         refuse_inside(average, ("update_parameters",), self._loop.phases.check_outside)
-        idle_in_replay(average, "update_parameters", lambda: self._loop.is_replaying)
+        idle_when(average, "update_parameters", lambda: self._loop.resumption.is_catching_up)
 
     def _move(self, model: nn.Module) -> None:
         if not self._model_devices:
@@ -170,10 +172,10 @@ class Preparation:
 
     def _make_loader(self, batches: Iterable[Any], number: int) -> PreparedLoader:
         set_loading(batches, Loading(workers=self._config.workers))
-        self.listener.prepared_loader(batches)
+        self._listener.prepared_loader(batches)
         return PreparedLoader(batches, self._assign(number), self._loop, self._device)
 
     def keep(self, item: Any) -> None:
         """Add an object's state to the run's."""
         self._state.keep(item)
-        self.listener.prepared(item)
+        self._listener.prepared(item)

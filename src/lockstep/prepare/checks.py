@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from lockstep.base.errors import ModelError, UsageError
 from lockstep.data.loader import PreparedLoader
-from lockstep.prepare.contents import parameters_of
+from lockstep.prepare.state_adapters import parameters_of
 from lockstep.world.comm.dtensors import is_dtensor
 
 

@@ -124,7 +124,7 @@ class PreparedModel(nn.Module):
 _CONTAINER_METHODS = ("__len__", "__getitem__", "__setitem__", "__delitem__", "__iter__", "__contains__")
 
 
-def stand_in(
+def wrap_model(
     model: nn.Module, forward: Callable[..., Any], model_precision: ModelPrecision, guard: Callable[[str], None]
 ) -> PreparedModel:
     """A PreparedModel for ``model``, which can be indexed or iterated if the model can. (Python finds such methods on

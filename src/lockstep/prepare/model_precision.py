@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 
 from lockstep.base.errors import ConfigError, UsageError
 from lockstep.data.batches import map_tensors
-from lockstep.prepare.contents import innermost, parameters_of
 from lockstep.prepare.precision import CastScope, Precision
+from lockstep.prepare.state_adapters import innermost, parameters_of
 from lockstep.sync.buffers import NORMALIZATIONS
 from lockstep.sync.gradients import widen
 
@@ -126,7 +126,7 @@ def fit_optimizer(optimizer: Optimizer, precision: Precision) -> None:
 
 
 def fit_state(target: Any, weights: Mapping[str, Tensor] | None, state: Any) -> tuple[dict[str, Tensor] | None, Any]:
-    """Cast an object's weights and state from a checkpoint of another precision (see ``contents.Content``) to its dtypes."""
+    """Cast an object's weights and state from a checkpoint of another precision (see ``StateAdapter``) to its dtypes."""
     if isinstance(target, nn.Module):
         assert weights is not None
         current = {name: value for name, value in innermost(target).state_dict().items() if isinstance(value, Tensor)}

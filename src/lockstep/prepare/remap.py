@@ -8,7 +8,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lockstep.base.errors import UsageError
-from lockstep.prepare.contents import parameters_of
+from lockstep.prepare.state_adapters import parameters_of
 
 
 def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, amp
 from torch.optim import Optimizer
 
 from lockstep.base.errors import UsageError
-from lockstep.prepare.contents import parameters_of
+from lockstep.prepare.state_adapters import parameters_of
 
 
 class LossScaling:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from lockstep.base.errors import UsageError
 from lockstep.listener import Listener
 from lockstep.plan.now_and_then import NowAndThen
-from lockstep.prepare.contents import parameters_of
+from lockstep.prepare.state_adapters import parameters_of
 from lockstep.sync.buffers import version
 
 

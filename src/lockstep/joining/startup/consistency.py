@@ -14,7 +14,7 @@ import torch
 from lockstep.base.errors import ConfigError, MismatchError
 from lockstep.state.recovery.software import version
 from lockstep.state.rundir.birth import NO_SCRIPT
-from lockstep.state.rundir.sight import PATIENCE_S, leave_mark, remove_mark, sees_mark
+from lockstep.state.rundir.sight import PATIENCE_S, blind_hosts
 from lockstep.world.comm.collectives import Collectives
 from lockstep.world.environment import World
 
@@ -68,7 +68,7 @@ def _software() -> dict[str, str]:
     return versions
 
 
-def check_sight(run_dir: Path, token: str, world: World, collectives: Collectives) -> None:
+def check_run_dir_shared(run_dir: Path, token: str, world: World, collectives: Collectives) -> None:
     """Check that all machines see the run directory. Every rank must call it.
 
     Args:
@@ -82,27 +82,15 @@ def check_sight(run_dir: Path, token: str, world: World, collectives: Collective
     """
     if world.num_nodes == 1:
         return
-    error = None
-    if world.rank == 0:
-        try:
-            leave_mark(run_dir, token)
-        except OSError as failed:
-            error = f"{failed}"
-    error = collectives.broadcast_plain(error)
-    if error is not None:
-        raise ConfigError(f"rank 0 cannot write into the run directory {run_dir}: {error}. Give another one with --run-dir")
-    sees = world.local_rank > 0 or sees_mark(run_dir, token)
-    blind = list(dict.fromkeys(host for host, visible in collectives.all_gather_plain((world.host, sees)) if not visible))
-    if world.rank == 0:
-        remove_mark(run_dir, token)
+    try:
+        blind = blind_hosts(run_dir, token, world, collectives)
+    except OSError as error:
+        raise ConfigError(
+            f"rank 0 cannot write into the run directory {run_dir}: {error}. Give another one with --run-dir"
+        ) from None
     if blind:
-        raise ConfigError(_blind(run_dir, blind))
-
-
-def _blind(run_dir: Path, hosts: Sequence[str]) -> str:
-    names = ", ".join(hosts)
-    return (
-        f"{names} cannot see the run directory {run_dir} of rank 0: a file that rank 0 wrote there was not found within "
-        f"{PATIENCE_S:g} s. Checkpoints are written and read by all machines. Put it on a file system that is mounted at the "
-        "same path on all of them: --run-dir DIR (run_dir=), or start the script in a directory there"
-    )
+        raise ConfigError(
+            f"{', '.join(blind)} cannot see the run directory {run_dir} of rank 0: a file that rank 0 wrote there was not "
+            f"found within {PATIENCE_S:g} s. Checkpoints are written and read by all machines. Put it on a file system that is "
+            "mounted at the same path on all of them: --run-dir DIR (run_dir=), or start the script in a directory there"
+        )

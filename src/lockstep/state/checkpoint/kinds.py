@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import datetime
 import math
 import re
-import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -51,7 +49,7 @@ def is_plain(value: Any) -> bool:
     if kind is float:
         return math.isfinite(value)
     if kind is str:
-        return value.isascii() or re.search("[\ud800-\udfff]", value) is None
+        return value.isascii() or re.search("[\ud800-\udfff]", value) is None  # halves of surrogate pairs
     return value is None or kind is bool
 
 
@@ -63,35 +61,11 @@ def _from_base64(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-def _float_apart(value: float) -> str:
-    text, bits = repr(value), struct.pack(">d", value)
-    return text if struct.pack(">d", float(text)) == bits else bits.hex()  # there are 2^53 - 2 different NaNs
-
-
-def _float_together(text: str) -> float:
-    return float(text) if text in ("nan", "inf", "-inf") else float(struct.unpack(">d", bytes.fromhex(text))[0])
-
-
-def _datetime_apart(value: datetime.datetime) -> str:
-    text = value.isoformat()
-    if repr(_datetime_together(text, value.fold)) != repr(value):
-        raise RefusedError("a datetime in a time zone that is more than an offset")
-    return text
-
-
-def _datetime_together(text: str, fold: int = 0) -> datetime.datetime:
-    return datetime.datetime.fromisoformat(text).replace(fold=fold)
-
-
 def _factory_name(value: defaultdict[Any, Any]) -> dict[str, Any]:
     for name, factory in _FACTORIES.items():
         if value.default_factory is factory:
             return {"factory": name}
     raise RefusedError(f"a defaultdict with the factory {value.default_factory!r}")
-
-
-def _dict_together(pairs: list[Any]) -> dict[Any, Any]:
-    return {key: item for key, item in pairs}  # noqa: C416 - dict() would make a list of each pair, even of a long range
 
 
 def _ordered_together(items: Any, metadata: Any = None) -> OrderedDict[Any, Any]:
@@ -110,23 +84,15 @@ def _scalar_together(value: Any, dtype: str) -> Any:
 # raise an error.
 KINDS = {
     "$int": Kind(int, str, hex, lambda text: int(text, 16)),  # with more than 64 bits
-    "$float": Kind(float, str, _float_apart, _float_together),  # not finite
-    "$str": Kind(  # with one half of a surrogate pair
-        str,
-        str,
-        lambda text: _to_base64(text.encode("utf-8", "surrogatepass")),
-        lambda text: _from_base64(text).decode("utf-8", "surrogatepass"),
-    ),
+    "$float": Kind(float, str, repr, float),  # not finite
     "$bytes": Kind(bytes, str, _to_base64, _from_base64),
     "$complex": Kind(complex, list, lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
     "$tuple": Kind(tuple, list, list, tuple),
     "$size": Kind(torch.Size, list, list, torch.Size),
     "$set": Kind(set, list, list, set),
     "$frozenset": Kind(frozenset, list, list, frozenset),
-    "$range": Kind(range, list, lambda value: [value.start, value.stop, value.step], lambda parts: range(*parts)),
-    "$slice": Kind(slice, list, lambda value: [value.start, value.stop, value.step], lambda parts: slice(*parts)),
     "$deque": Kind(deque, list, list, deque, lambda value: {"maxlen": value.maxlen}),
-    "$dict": Kind(dict, list, dict, _dict_together),  # with keys that JSON does not support; items are stored as pairs
+    "$dict": Kind(dict, list, dict, dict),  # with keys that JSON does not support; items are stored as pairs
     "$ordered": Kind(  # a module's state_dict() has an attribute with the versions of its submodules
         OrderedDict,
         dict,
@@ -138,23 +104,8 @@ KINDS = {
     "$defaultdict": Kind(
         defaultdict, dict, dict, lambda items, factory: defaultdict(_FACTORIES[factory], items), _factory_name
     ),
-    "$date": Kind(datetime.date, str, datetime.date.isoformat, datetime.date.fromisoformat),
-    "$datetime": Kind(
-        datetime.datetime,
-        str,
-        _datetime_apart,
-        _datetime_together,
-        lambda value: {"fold": value.fold} if value.fold else {},
-    ),
-    "$timedelta": Kind(
-        datetime.timedelta,
-        list,
-        lambda value: [value.days, value.seconds, value.microseconds],
-        lambda parts: datetime.timedelta(*parts),
-    ),
     "$dtype": Kind(torch.dtype, str, lambda value: str(value).removeprefix("torch."), lambda name: _DTYPES[name]),
     "$device": Kind(torch.device, str, str, lambda text: torch.device(text)),
-    "$text": Kind(np.str_, str, str, np.str_),
     "$scalar": Kind(  # of NumPy
         np.generic,
         (str, int, float, complex),

@@ -7,7 +7,7 @@ about the script is known: calls of ``team.epochs()``, the epochs of each, and p
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from lockstep.base.shapes import Count
 
 
 @dataclass(frozen=True, kw_only=True)
-class Position:
+class ScriptPosition:
     """A position in a script."""
 
     section: Count = 0
@@ -36,86 +36,105 @@ class Position:
         return dataclasses.asdict(self)
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Position:
+    def from_json(value: Mapping[str, Any]) -> ScriptPosition:
         """The position for a result of ``as_json``."""
-        return Position(**{field.name: value[field.name] for field in dataclasses.fields(Position) if field.name in value})
+        return ScriptPosition(
+            **{field.name: value[field.name] for field in dataclasses.fields(ScriptPosition) if field.name in value}
+        )
 
     def __str__(self) -> str:
         where = f"epoch {self.epoch + 1}" if self.section % 2 else "the part outside of team.epochs()"
         return f"{where}, {'in' if self.in_pass else 'before'} pass {self.passes + 1} over a training loader"
 
 
-class ScriptCursor:
-    """Tracks this launch's position in the script, and the position from which to resume.
+class Resumption:
+    """Knows where this launch is in the script, and what of the script an earlier launch has done.
+
+    The loop reports each epoch and pass before it begins.
 
     Args:
+        restore: restores the run's state. It is called with True when the position to resume from is reached, and with False
+            before that, in the epoch of a pass to resume: then not all of the script's objects may have been prepared.
         target: the position from which to resume; None: the run is new.
         is_end: whether the target is the end of the script.
     """
 
-    def __init__(self, target: Position | None = None, *, is_end: bool = False) -> None:
+    def __init__(
+        self, restore: Callable[[bool], None], target: ScriptPosition | None = None, *, is_end: bool = False
+    ) -> None:
         self.target = target
         """None once it has been reached."""
-        self.is_end = is_end
+        self._restore = restore
+        self._target_is_end = is_end
+        self._is_at_end = False
+        """Whether this launch is at the end that the run had reached before, and has done nothing new."""
         self._section = 0
         self._epoch = 0
         self._passes = 0
         self._in_pass = False
         self._pass_is_of_before = False
-        self._end: Position | None = None
+        self._end: ScriptPosition | None = None
         """The end of the last loop over epochs, if it was completed and nothing was trained since."""
 
-    def here(self) -> Position:
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether the code now running had run before the interruption, so that it has no effect again."""
+        return self.target is not None or self._is_at_end
+
+    @property
+    def is_in_epochs(self) -> bool:
+        """Whether the script is in a loop over ``team.epochs()``."""
+        return self._section % 2 == 1
+
+    def here(self) -> ScriptPosition:
         """The current position."""
         began_here = self._in_pass and not self._pass_is_of_before
-        return Position(section=self._section, epoch=self._epoch, passes=self._passes - began_here, in_pass=self._in_pass)
+        return ScriptPosition(
+            section=self._section, epoch=self._epoch, passes=self._passes - began_here, in_pass=self._in_pass
+        )
 
     def newest_pass(self) -> tuple[int, int, int]:
         """Section, epoch, and number in it, from 1, of the pass that runs or has run last. The same whether it is made or
         skipped."""
         return (self._section, self._epoch, self._passes)
 
-    def end(self) -> Position:
+    def end(self) -> ScriptPosition:
         """The position at the end of the script, from which a later launch may train more epochs."""
         return self._end or self.here()
 
     def enter_epochs(self, num_epochs: int) -> int:
         """Enter a loop over ``team.epochs()``; returns its first epoch."""
+        self._arrive()  # at the end of an earlier launch that had not reached this loop
         self._go_to(self._section + 1)
         self._end = None
-        if self.target is None or self.target.section < self._section:
+        target = self.target
+        if target is None or target.section < self._section:
             self._check()
             return 0
-        return num_epochs if self._section < self.target.section else self.target.epoch
+        first = num_epochs if self._section < target.section else target.epoch
+        is_over = self._section == target.section and first >= num_epochs
+        if not self._arrive(is_over=is_over) and target.in_pass and first < num_epochs:
+            self._restore(False)  # for the script's code before the pass, which sees the state again when that begins
+        return first
 
     def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch."""
         self._epoch, self._passes, self._pass_is_of_before = epoch, 0, True
+        self._leave_end()
+        self._arrive()
+        self._is_at_end = False  # the script's code before the pass is new
 
-    def after_epoch(self, epoch: int) -> Position:
+    def after_epoch(self, epoch: int) -> ScriptPosition:
         """The position between this epoch of the current loop and the next."""
-        return Position(section=self._section, epoch=epoch + 1)
+        return ScriptPosition(section=self._section, epoch=epoch + 1)
 
     def leave_epochs(self, num_epochs: int | None) -> None:
         """Leave a loop over epochs, after ``num_epochs``; None: left early."""
         section = self._section
         self._go_to(section + 1)
-        self._end = None if num_epochs is None else Position(section=section, epoch=num_epochs)
-
-    def arrives(self, num_epochs: int | None = None) -> bool:
-        """Whether this is the position to resume from, and not within a pass. True only once.
-
-        Args:
-            num_epochs: that of the loop over epochs that is about to begin; None: none is.
-        """
-        target = self.target
-        if target is None or target.in_pass:
-            return False
-        over = num_epochs is not None and target.section == self._section and target.epoch >= num_epochs
-        if over or target.key() == self.here().key():
-            self.target = None
-            return True
-        return False
+        self._end = None if num_epochs is None else ScriptPosition(section=section, epoch=num_epochs)
+        if num_epochs is not None:
+            self._arrive()
 
     def skips(self) -> bool:
         """Whether the next pass was completed before the interruption. If so it is counted as completed."""
@@ -126,16 +145,18 @@ class ScriptCursor:
             return False
         self._passes += 1
         self._end = None
+        self._arrive()
         return True
 
-    def begin_pass(self) -> bool:
-        """Begin a pass; returns whether it is the one to resume."""
+    def begin_pass(self) -> None:
+        """Begin a pass."""
+        self._leave_end()
         self._in_pass, self._pass_is_of_before = True, False
         self._passes += 1
         self._end = None
-        is_target = self.target is not None
-        self.target = None
-        return is_target
+        if self.target is not None:
+            self.target = None
+            self._restore(True)
 
     def end_pass(self) -> None:
         """End a pass."""
@@ -143,6 +164,27 @@ class ScriptCursor:
 
     def _go_to(self, section: int) -> None:
         self._section, self._epoch, self._passes, self._pass_is_of_before = section, 0, 0, True
+
+    def _arrive(self, *, is_over: bool = False) -> bool:
+        """Restore the run if this is the position to resume from, and not within a pass; returns whether it is.
+
+        Args:
+            is_over: whether the target is the end of the loop over epochs that is about to begin, or of a longer one.
+        """
+        target = self.target
+        if target is None or target.in_pass or not (is_over or target.key() == self.here().key()):
+            return False
+        self.target = None
+        self._restore(True)
+        self._is_at_end = self._target_is_end
+        return True
+
+    def _leave_end(self) -> None:
+        """Train a finished run further. Code that has run since the end was reached again was already part of its state (a
+        schedule's step in the tail of the last epoch, say), so the state is restored once more."""
+        if self._is_at_end:
+            self._is_at_end = False
+            self._restore(True)
 
     def _check(self) -> None:
         if self.target is not None and self.here().key() > self.target.key():

@@ -21,7 +21,7 @@ from lockstep.state.checkpoint.manifest import FILE_NAME, Manifest
 from lockstep.state.checkpoint.tree import put_together
 from lockstep.state.checkpoint.weights import Tensors
 from lockstep.state.checkpoint.writer import STATE
-from lockstep.state.recovery.position import Position
+from lockstep.state.recovery.position import ScriptPosition
 from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.software import numerics
 
@@ -34,9 +34,9 @@ class Checkpoint:
     manifest: Manifest
 
     @property
-    def position(self) -> Position:
+    def position(self) -> ScriptPosition:
         """The position in the script at which it was saved."""
-        return Position.from_json(self.manifest.position)
+        return ScriptPosition.from_json(self.manifest.position)
 
     def as_json(self) -> dict[str, Any]:
         """The JSON object for the other ranks."""
@@ -191,21 +191,21 @@ class Restorer:
         tensors = Tensors([directory / name for name in manifest.files if name.startswith("state-")])
         state = self._read_state()
         records = zip(self._aligned(manifest.objects), self._aligned(state["objects"]), strict=True)
-        for number, (content, (record, object_state)) in enumerate(zip(self.state.objects, records, strict=False)):
+        for number, (adapter, (record, object_state)) in enumerate(zip(self.state.objects, records, strict=False)):
             if record is None:
                 continue
             weights: Mapping[str, Tensor] | None = Tensors([directory / record["file"]]) if "file" in record else None
             object_state = put_together(object_state, tensors)
             if self._other_precision:
-                weights, object_state = fit_state(content.target, weights, object_state)
-            content.load_state_dict(object_state, weights)
-            content.apply_options(self._changed_options.get(number, []), record["options"])
+                weights, object_state = fit_state(adapter.target, weights, object_state)
+            adapter.load_state_dict(object_state, weights)
+            adapter.apply_options(self._changed_options.get(number, []), record["options"])
         for loader, value in zip(self.state.loaders, state["loaders"], strict=False):
             loader.load_state(put_together(value, tensors))
         registered = put_together(state["registered"], tensors)
-        for name, content in self.state.registered.items():
+        for name, adapter in self.state.registered.items():
             if name in registered:
-                content.load_state_dict(registered[name])
+                adapter.load_state_dict(registered[name])
         self.state.best, self.state.best_epoch = put_together(state["best"], {}), state.get("best_epoch", -1)
 
     def _read_state(self) -> _State:

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from lockstep.data.loader import PreparedLoader
-from lockstep.prepare.contents import Content, Weights, content_of
-from lockstep.prepare.registered import registered_content
+from lockstep.prepare.registry import adapter_of, registered_adapter
+from lockstep.prepare.state_adapters import StateAdapter, Weights
 from lockstep.state.checkpoint.manifest import Object
 from lockstep.state.checkpoint.parts import deal_out
 from lockstep.state.checkpoint.tree import take_apart
@@ -20,10 +20,10 @@ class RunState:
     """All objects whose state belongs to the run. It grows as the script prepares and registers objects."""
 
     def __init__(self) -> None:
-        self.objects: list[Content] = []
+        self.objects: list[StateAdapter] = []
         """The objects given to ``team.prepare``, except loaders, and the run's own loss scaler."""
         self.loaders: list[PreparedLoader] = []
-        self.registered: dict[str, Content] = {}
+        self.registered: dict[str, StateAdapter] = {}
         self.script_seed: int | None = None
         """That of a ``torch.manual_seed`` called after ``join``; None: it was not called."""
         self.best: float | None = None
@@ -33,14 +33,14 @@ class RunState:
 
     def keep(self, target: Any) -> None:
         """Add an object of ``team.prepare``."""
-        content = content_of(target)
-        number = 1 + sum(earlier.kind == content.kind for earlier in self.objects)
-        content.name = content.kind if number == 1 else f"{content.kind}-{number}"
-        self.objects.append(content)
+        adapter = adapter_of(target)
+        number = 1 + sum(earlier.kind == adapter.kind for earlier in self.objects)
+        adapter.name = adapter.kind if number == 1 else f"{adapter.kind}-{number}"
+        self.objects.append(adapter)
 
     def register(self, name: str, target: Any) -> None:
-        """Add an object of ``team.register``. See ``registered_content`` for errors."""
-        self.registered[name] = registered_content(name, target)
+        """Add an object of ``team.register``. See ``registered_adapter`` for errors."""
+        self.registered[name] = registered_adapter(name, target)
 
     def describe(self) -> dict[str, Any]:
         """The description for a manifest."""
@@ -52,11 +52,11 @@ class RunState:
 
     def describe_objects(self) -> list[Object]:
         """The description of the objects for a manifest."""
-        return [_record(content) for content in self.objects]
+        return [_record(adapter) for adapter in self.objects]
 
     def weights(self) -> dict[str, Weights]:
         """The weights of all models, by the name of their file."""
-        named = ((content.name, content.weights()) for content in self.objects)
+        named = ((adapter.name, adapter.weights()) for adapter in self.objects)
         return {weights_name(name): weights for name, weights in named if weights is not None}
 
     def divide(self, world_size: int) -> tuple[list[dict[str, Weights]], dict[str, Any]]:
@@ -72,9 +72,9 @@ class RunState:
 
         weights = self.weights()
         state = {
-            "objects": [apart(content.state_dict(), content.name) for content in self.objects],
+            "objects": [apart(adapter.state_dict(), adapter.name) for adapter in self.objects],
             "loaders": [apart(loader.state(), f"loader-{number}") for number, loader in enumerate(self.loaders, 1)],
-            "registered": apart({name: content.state_dict() for name, content in self.registered.items()}, "registered"),
+            "registered": apart({name: adapter.state_dict() for name, adapter in self.registered.items()}, "registered"),
             "best": apart(self.best, "best"),
             "best_epoch": self.best_epoch,
         }
@@ -88,20 +88,20 @@ class RunState:
     def compared(self) -> Iterator[tuple[str, str, Tensor | Any]]:
         """The object, the part of its state, and the value, for all that must be the same on all ranks: a tensor, or a tree of
         plain values and tensors."""
-        for content in self.objects:
-            yield from ((content.name, part, value) for part, value in content.compared())
-        for name, content in self.registered.items():
-            yield from ((f"the registered {name!r}", part, value) for part, value in content.compared())
+        for adapter in self.objects:
+            yield from ((adapter.name, part, value) for part, value in adapter.compared())
+        for name, adapter in self.registered.items():
+            yield from ((f"the registered {name!r}", part, value) for part, value in adapter.compared())
 
 
-def _record(content: Content) -> Object:
+def _record(adapter: StateAdapter) -> Object:
     record: Object = {
-        "kind": content.kind,
-        "name": content.name,
-        "type": type(content.target).__name__,
-        "lines": content.describe(),
-        "options": {key: repr(value) for key, value in content.options_at_birth.items()},
+        "kind": adapter.kind,
+        "name": adapter.name,
+        "type": type(adapter.target).__name__,
+        "lines": adapter.describe(),
+        "options": {key: repr(value) for key, value in adapter.options_at_birth.items()},
     }
-    if content.kind in ("model", "average"):
-        record["file"] = weights_name(content.name)
+    if adapter.kind in ("model", "average"):
+        record["file"] = weights_name(adapter.name)
     return record

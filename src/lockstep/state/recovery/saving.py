@@ -29,11 +29,11 @@ from lockstep.base.stopping import (
 from lockstep.base.visible import visible
 from lockstep.journal.measure.journal import Journal
 from lockstep.listener import Listener, Stage
-from lockstep.state.checkpoint.pace import Pace
+from lockstep.state.checkpoint.schedule import CheckpointSchedule
 from lockstep.state.checkpoint.store import Store, step_of
 from lockstep.state.checkpoint.writer import Job, Writer, Written
 from lockstep.state.recovery.lateness import Lateness
-from lockstep.state.recovery.position import Position
+from lockstep.state.recovery.position import ScriptPosition
 from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.snapshots import Snapshots
 from lockstep.state.rundir.birth import Birth
@@ -93,7 +93,7 @@ class Saver(Listener):
         self._journal = journal
         self._is_main = collectives.rank == 0
         self._stop_watch = stop_watch
-        self._pace = Pace(
+        self._schedule = CheckpointSchedule(
             "off" if config.trace != "off" else config.interval, self._exchange, is_alone=collectives.size == 1
         )
         self._writer = Writer(store)
@@ -112,12 +112,12 @@ class Saver(Listener):
     def tick(self, step: int) -> None:
         """Every rank must call it."""
         self._stop_watch.begin_interrupts()
-        if not self._snapshots.is_rehearsed and not self._pace.is_off:
+        if not self._snapshots.is_rehearsed and not self._schedule.is_off:
             self._snapshots.rehearse()
         if self._writer.has_results:
             self._read_results()
         stop_request = 0 if self._stop_watch.received is None else self._stop_request()
-        is_due, failed = self._pace.tick(step, is_busy=self._writer.is_busy, stop_request=stop_request)
+        is_due, failed = self._schedule.tick(step, is_busy=self._writer.is_busy, stop_request=stop_request)
         self.is_due = self.is_due or is_due
         if failed:
             self._writer.give_up()
@@ -126,10 +126,10 @@ class Saver(Listener):
 
     def ask(self) -> None:
         """At the end of an epoch, tail included, check whether the run must stop here. Every rank must call it."""
-        self.is_due = self._pace.ask(self._stop_request()) or self.is_due
+        self.is_due = self._schedule.ask(self._stop_request()) or self.is_due
 
     def _stop_request(self) -> int:
-        """For ``Pace``: 0, or a number that encodes the signal, and is largest for the lowest rank."""
+        """For ``CheckpointSchedule``: 0, or a number that encodes the signal, and is largest for the lowest rank."""
         received = self._stop_watch.received
         return 0 if received is None else (self._collectives.size - self._collectives.rank) * _SIGNAL_RANGE + received
 
@@ -149,9 +149,9 @@ class Saver(Listener):
     @property
     def is_stopping(self) -> bool:
         """Whether the run was asked to stop: then it ends when the checkpoint that is due is saved. The same on every rank."""
-        return self._pace.stop_request > 0
+        return self._schedule.stop_request > 0
 
-    def save_due(self, position: Position, step: int, epoch: int) -> None:
+    def save_due(self, position: ScriptPosition, step: int, epoch: int) -> None:
         """Save the checkpoint that is due. Every rank must call it.
 
         Raises:
@@ -161,8 +161,8 @@ class Saver(Listener):
             self._stop(position, step, epoch)
         self.save(position, step, epoch)
 
-    def _stop(self, position: Position, step: int, epoch: int) -> NoReturn:
-        ranks_above, number = divmod(self._pace.stop_request, _SIGNAL_RANGE)
+    def _stop(self, position: ScriptPosition, step: int, epoch: int) -> NoReturn:
+        ranks_above, number = divmod(self._schedule.stop_request, _SIGNAL_RANGE)
         signaled_rank, name = self._collectives.size - ranks_above, signal.Signals(number)
         self._stop_watch.say(name, signaled_rank)
         self.has_stopped = True
@@ -181,14 +181,14 @@ class Saver(Listener):
             )
         is_interrupt = number == signal.SIGINT
         status = (INTERRUPTED_STATUS if is_interrupt else REQUEUE_STATUS) if saved else UNSAVED_STATUS
-        self._stop_watch.settle(status)
+        self._stop_watch.exit_with(status)
         raise (Interrupted if is_interrupt else Stopped)(status)
 
-    def _save_for_good(self, position: Position, step: int, epoch: int, *, finished: bool = False) -> bool:
+    def _save_for_good(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool = False) -> bool:
         """Save the last checkpoint of this launch and wait for it; returns whether it was written. Every rank must call it."""
         for attempt in range(_FINAL_TRIES):
             self.save(position, step, epoch, finished=finished)
-            if self.settle():
+            if self.wait_until_written():
                 return True
             if attempt + 1 < _FINAL_TRIES:
                 time.sleep(2.0**attempt)
@@ -199,7 +199,7 @@ class Saver(Listener):
         """The step of the checkpoint that this rank copies or writes; None: none. Any thread may ask."""
         return self._copies or self._writer.step
 
-    def save(self, position: Position, step: int, epoch: int, *, finished: bool = False) -> None:
+    def save(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool = False) -> None:
         """Copy the run's current state and start writing it. Every rank must call it."""
         with self._standstill():
             self._save(position, step, epoch, finished=finished)
@@ -212,15 +212,15 @@ class Saver(Listener):
         finally:
             self.holds_up = was_held
 
-    def _save(self, position: Position, step: int, epoch: int, *, finished: bool) -> None:
+    def _save(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool) -> None:
         began = time.perf_counter()
-        self.settle()
+        self.wait_until_written()
         self._copies = step
         self.is_due = False
-        warning = self._lateness.begin(step, began, is_late=self._pace.is_late)
+        warning = self._lateness.begin(step, began, is_late=self._schedule.is_late)
         if warning and self._is_main:
             say(f"WARNING: {warning}")
-        self._pace.begin_save()
+        self._schedule.begin_save()
         self._writer.submit(self._snapshots.take(position, step, epoch, finished=finished))
         self._copies = None
         self._held_s[step] = time.perf_counter() - began
@@ -237,7 +237,7 @@ class Saver(Listener):
                 self._best_job = self._best_job if result.error else None
                 self._best_retry_at = time.monotonic() + _BEST_RETRY_S
             else:
-                self._pace.written(well=not result.error)
+                self._schedule.written(well=not result.error)
                 well = well and not result.error
             if result.error:
                 self._warn(result)
@@ -256,7 +256,7 @@ class Saver(Listener):
         return well
 
     def _warn(self, result: Written) -> None:
-        label, retry_s = "the checkpoint", self._pace.retry_s
+        label, retry_s = "the checkpoint", self._schedule.retry_s
         if result.manifest.kind == "weights":
             label, retry_s = "the best weights,", _BEST_RETRY_S
         sound = None
@@ -279,12 +279,12 @@ class Saver(Listener):
         newest = self._store.newest()
         return None if newest is None else step_of(newest)
 
-    def settle(self) -> bool:
+    def wait_until_written(self) -> bool:
         """Wait until nothing is being written; returns whether all ranks succeeded. Every rank must call it."""
         with self._standstill():
-            return self._settle()
+            return self._wait_until_written()
 
-    def _settle(self) -> bool:
+    def _wait_until_written(self) -> bool:
         well = True
         while True:
             is_busy = self._writer.is_busy
@@ -293,21 +293,21 @@ class Saver(Listener):
             if some_failed:
                 self._writer.give_up()  # else rank 0 would wait for parts that never come
             if not some_busy:
-                self._pace.settle()
+                self._schedule.acknowledge()
                 return not some_failed
             self._writer.wait(_LOOK_EVERY_S)
 
-    def save_end(self, position: Position, step: int, epoch: int) -> bool:
+    def save_end(self, position: ScriptPosition, step: int, epoch: int) -> bool:
         """After the last epoch: save what may be the last checkpoint, and wait for it, since a process may exit without notice.
         Returns whether it was written. Every rank must call it."""
-        if self._pace.is_off or step == 0:
+        if self._schedule.is_off or step == 0:
             return False
         self.save(position, step, epoch)
-        is_saved = self.settle()
+        is_saved = self.wait_until_written()
         self._stop_watch.end_interrupts()
         return is_saved
 
-    def close(self, position: Position, step: int, epoch: int, *, failed: bool, is_saved: bool = False) -> bool:
+    def close(self, position: ScriptPosition, step: int, epoch: int, *, failed: bool, is_saved: bool = False) -> bool:
         """At the end of the script, save the last checkpoint. Unless the script failed, every rank must call it.
 
         Returns whether all that was to be saved is; True if the script failed.
@@ -324,7 +324,9 @@ class Saver(Listener):
                 self._writer.wait(_LAST_WORDS_S)  # a checkpoint from before the failure is valid
                 self._read_results()
                 return True
-            has_end = (is_saved and self.settle() and self._mark_finished(step)) or self._save_last(position, step, epoch)
+            has_end = (is_saved and self.wait_until_written() and self._mark_finished(step)) or self._save_last(
+                position, step, epoch
+            )
             return self._write_best(step) and has_end
         finally:
             self._writer.close()
@@ -342,8 +344,8 @@ class Saver(Listener):
         (some_failed,) = self._exchange([not well])
         return not some_failed
 
-    def _save_last(self, position: Position, step: int, epoch: int) -> bool:
-        if self._pace.is_off or step == 0:
+    def _save_last(self, position: ScriptPosition, step: int, epoch: int) -> bool:
+        if self._schedule.is_off or step == 0:
             return True
         well = self._save_for_good(position, step, epoch, finished=True)
         if not well and self._is_main:
@@ -366,7 +368,7 @@ class Saver(Listener):
     def keep_best(self, value: float, step: int, epoch: int) -> None:
         """Save the weights as the best so far. Every rank must call it, with the same value."""
         self._state.best, self._state.best_epoch = value, epoch
-        self.settle()
+        self.wait_until_written()
         self._best_job = self._snapshots.take_weights(value, step, epoch)
         if self._best_job is not None:
             self._writer.submit(self._best_job)

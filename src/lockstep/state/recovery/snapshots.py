@@ -17,7 +17,7 @@ from lockstep.state.checkpoint.gathered import gather_full
 from lockstep.state.checkpoint.manifest import Manifest
 from lockstep.state.checkpoint.staging import Staging
 from lockstep.state.checkpoint.writer import Job
-from lockstep.state.recovery.position import Position
+from lockstep.state.recovery.position import ScriptPosition
 from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.software import numerics, version
 from lockstep.state.rundir.birth import Birth
@@ -62,7 +62,7 @@ class Snapshots:
         self._touching = threading.Thread(target=self._staging.prepare, args=(shapes,), name="lockstep-staging", daemon=True)
         self._touching.start()
 
-    def take(self, position: Position, step: int, epoch: int, *, finished: bool) -> Job:
+    def take(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool) -> Job:
         """A copy of the whole state. Every rank must call it, when nothing is being written."""
         if self._touching is not None:
             self._touching.join()

@@ -95,12 +95,12 @@ class Unprepared(Listener):
                 self._warn(f"{type(item).__name__} {_action(item)}")
 
     def _is_kept(self, item: Any) -> bool:
-        registered = [content.target for content in self._state.registered.values()]
+        registered = [adapter.target for adapter in self._state.registered.values()]
         return id(item) in _ids_in([*self._prepared, *registered])
 
     @property
     def _prepared(self) -> list[Any]:
-        return [content.target for content in self._state.objects]
+        return [adapter.target for adapter in self._state.objects]
 
     def _warn(self, action: str) -> None:
         if self._speaks:

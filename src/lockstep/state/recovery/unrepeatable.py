@@ -10,19 +10,19 @@ from typing_extensions import override
 
 from lockstep.base.stopping import say
 from lockstep.listener import Listener
-from lockstep.state.recovery.journey import Journey
+from lockstep.state.recovery.position import Resumption
 
 
 class Unrepeatable(Listener):
     """Warns, once of each kind, when it happens rather than when the run is to resume.
 
     Args:
-        journey: this launch's way through the script.
+        resumption: knows where the script is.
         speaks: whether to print warnings: on one rank, and only if checkpoints are saved.
     """
 
-    def __init__(self, journey: Journey, *, speaks: bool) -> None:
-        self._journey = journey
+    def __init__(self, resumption: Resumption, *, speaks: bool) -> None:
+        self._resumption = resumption
         self._warns_of_prepare = self._warns_of_groups = speaks
         self._optimizers: list[tuple[Optimizer, list[int]]] = []
         """Those prepared, with the sizes that their parameter groups had then."""
@@ -53,7 +53,7 @@ class Unrepeatable(Listener):
                 return
 
     def _check_place(self, item: Any) -> None:
-        if self._warns_of_prepare and self._journey.is_in_epochs:
+        if self._warns_of_prepare and self._resumption.is_in_epochs:
             self._warns_of_prepare = False
             say(
                 f"WARNING: this {type(item).__name__} is prepared inside the loop over team.epochs(): a launch that resumes "

@@ -12,20 +12,48 @@ import time
 from pathlib import Path
 
 from lockstep.base.regular import open_to_write, read_bytes
+from lockstep.world.comm.collectives import Collectives
+from lockstep.world.environment import World
 
 PATIENCE_S = 5.0
 """Seconds until a new file must be visible: network file systems cache failed lookups briefly."""
 
 
+def blind_hosts(directory: Path, token: str, world: World, collectives: Collectives) -> list[str]:
+    """The hosts that do not see a file which rank 0 writes to a directory. Every rank must call it; it blocks until all have.
+
+    Args:
+        directory: the same on every rank.
+        token: unique to this launch, the same on every rank.
+        world: this process's place.
+        collectives: over all ranks.
+
+    Raises:
+        OSError: rank 0 cannot write there; on every rank.
+    """
+    error = ""
+    if world.rank == 0:
+        try:
+            leave_mark(directory, token)
+        except OSError as failed:
+            error = str(failed)
+    if error := collectives.broadcast_plain(error):
+        raise OSError(error)
+    sees = world.local_rank > 0 or _sees_mark(directory, token)
+    hosts = collectives.all_gather_plain(None if sees else world.host)
+    if world.rank == 0:
+        (directory / _name(token)).unlink(missing_ok=True)
+    return list(dict.fromkeys(host for host in hosts if host is not None))
+
+
 def leave_mark(run_dir: Path, token: str) -> None:
-    """Write the file, on rank 0. ``token`` is unique to this launch."""
+    """Write the file. ``token`` is unique to this launch."""
     with os.fdopen(open_to_write(run_dir / _name(token), os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
         file.write(token)
 
 
-def sees_mark(run_dir: Path, token: str, patience_s: float = PATIENCE_S) -> bool:
-    """Whether the file is visible."""
-    deadline = time.monotonic() + patience_s
+def _sees_mark(run_dir: Path, token: str) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         with contextlib.suppress(OSError):
             list(run_dir.iterdir())  # refreshes the cache of a network file system
@@ -33,11 +61,6 @@ def sees_mark(run_dir: Path, token: str, patience_s: float = PATIENCE_S) -> bool
         if time.monotonic() >= deadline:
             return False
         time.sleep(0.1)
-
-
-def remove_mark(run_dir: Path, token: str) -> None:
-    """Remove the file, on rank 0, after all have looked."""
-    (run_dir / _name(token)).unlink(missing_ok=True)
 
 
 def _name(token: str) -> str:

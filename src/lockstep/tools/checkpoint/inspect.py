@@ -21,7 +21,7 @@ from lockstep.cli.tables import Page, say
 from lockstep.cli.terminal import open_console
 from lockstep.state.checkpoint.manifest import FORMAT, Manifest, verify_file
 from lockstep.state.checkpoint.store import Store
-from lockstep.state.recovery.position import Position
+from lockstep.state.recovery.position import ScriptPosition
 from lockstep.tools.checkpoint import headers
 from lockstep.tools.checkpoint.headers import ModelInfo, TensorInfo, read_checkpoint
 from lockstep.world.machine.sizes import NOTHING, counted, size, span
@@ -121,7 +121,7 @@ def _facts(directory: Path, manifest: Manifest, best: float | None) -> Iterator[
         f"{when} ({span(time.time() - manifest.time_s)} ago), by {counted(manifest.world_size, 'process', 'processes')}",
     )
     if is_whole:
-        resumes = f"not finished: resumes at {Position.from_json(manifest.position)}"
+        resumes = f"not finished: resumes at {ScriptPosition.from_json(manifest.position)}"
         yield "script", "finished" if manifest.finished else resumes
     yield ("best so far" if is_whole else "value"), "" if best is None else f"{best:.6g}"
     yield "settings", _listed(manifest.birth)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.base.config import RunConfig
-from lockstep.state.rundir.sight import PATIENCE_S, leave_mark, remove_mark, sees_mark
+from lockstep.state.rundir.sight import PATIENCE_S, blind_hosts
 from lockstep.tools.doctor import exchange, processes
 from lockstep.tools.doctor.disk import judge_clocks
 from lockstep.tools.doctor.finding import Finding, Situation, fail, ok
@@ -83,20 +83,10 @@ def judge_shared(directory: str, blind: Sequence[str]) -> Finding:
 def _blind(member: exchange.Member, directory: Path) -> list[str]:
     world, collectives = member.world, member.collectives
     named, token = collectives.broadcast_plain((str(directory), f"doctor-{secrets.token_hex(4)}"))
-    directory = Path(named)
-    error = ""
-    if world.rank == 0:
-        try:
-            leave_mark(directory, token)
-        except OSError:
-            error = f"{world.host} (which cannot write there)"
-    if error := collectives.broadcast_plain(error):
-        return [error]
-    sees = world.local_rank > 0 or sees_mark(directory, token)
-    blind = collectives.all_gather_plain(None if sees else world.host)
-    if world.rank == 0:
-        remove_mark(directory, token)
-    return list(dict.fromkeys(host for host in blind if host is not None))
+    try:
+        return blind_hosts(Path(named), token, world, collectives)
+    except OSError as error:
+        return [f"rank 0 (which cannot write there: {error})"]
 
 
 def _unresolved(hosts: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, str, str]]:

@@ -21,5 +21,5 @@ class HeldRun(Listener):
     @override
     def tick(self, step: int) -> None:
         """Wait for ever, unless the checkpoint could not be written: then the run goes on. Called on every rank."""
-        if self._saver.num_saved and self._saver.settle():
+        if self._saver.num_saved and self._saver.wait_until_written():
             threading.Event().wait()

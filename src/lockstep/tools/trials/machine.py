@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from lockstep.world.machine.processor import cpu_name, native_formats
+from lockstep.tools.trials.processor import cpu_name, native_formats
 
 
 @dataclass(frozen=True, kw_only=True)

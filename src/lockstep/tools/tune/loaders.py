@@ -13,7 +13,7 @@ from lockstep.data.fetch import set_loading
 from lockstep.data.loader import PreparedLoader
 from lockstep.joining.instrument import Run
 from lockstep.listener import Listener
-from lockstep.prepare.watched import idle_in_replay
+from lockstep.prepare.guarded_methods import idle_when
 from lockstep.tools.tune.probe import Probe
 from lockstep.tools.tune.request import TuningRequest
 from lockstep.tools.tune.session import Session
@@ -38,7 +38,7 @@ class Measuring(Listener):
     def prepared(self, item: Any) -> None:
         """Schedules stand still: more steps are taken than the script has, and some schedules refuse that."""
         if isinstance(item, LRScheduler):
-            idle_in_replay(item, "step", lambda: True)
+            idle_when(item, "step", lambda: True)
 
     @override
     def made_loader(self, loader: PreparedLoader, number: int) -> None:

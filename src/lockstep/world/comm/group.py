@@ -212,8 +212,8 @@ def close_group() -> None:
     collective's tensors while the interpreter shuts down aborts the process ("terminate called without an active exception",
     since it needs the interpreter's lock), so they are given a moment with the lock released.
     """
-    leave_store()
     if dist.is_initialized():
         dist.destroy_process_group()
         gc.collect()
         time.sleep(_FAREWELL_S)
+    leave_store()

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import override
 
 from lockstep.base.errors import UsageError
 from lockstep.listener import Listener
@@ -28,21 +29,22 @@ class RawCollectives(Listener):
         self._num_before = 0
         self._micro: MicroStep | None = None
 
+    @override
     def received(self, micro: MicroStep, data: Any) -> None:
-        """Count from here: where two loaders are run side by side, an audit may ask the other ranks before this."""
+        # Counted from here: where two loaders are run side by side, an audit may ask the other ranks before this.
         self._micro = micro
         self._num_before = num_collectives(self._collectives.group)
 
+    @override
     def before_backward(self, loss: Tensor, weight: float | None) -> None:
-        """Check, since the backward pass may send gradients."""
-        self._check()
+        self._check()  # now, since the backward pass may send gradients
 
+    @override
     def after_backward(self) -> None:
-        """Count from here."""
         self._num_before = num_collectives(self._collectives.group)
 
+    @override
     def end_shard(self) -> None:
-        """Check."""
         self._check()
 
     def _check(self) -> None:

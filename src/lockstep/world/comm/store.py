@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import os
@@ -16,10 +17,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError, PeerError
+from lockstep.base.regular import own_directory
 from lockstep.world.comm import horovod
 from lockstep.world.comm.job_store import find_job_store, job_ports, serve_job_store
 from lockstep.world.comm.machines import find_machines
-from lockstep.world.comm.shared_file import SharedFile
 from lockstep.world.comm.tcp import client, tcp_store
 from lockstep.world.comm.waiter import Waiter
 from lockstep.world.environment import World
@@ -74,18 +75,15 @@ def open_store(config: RunConfig, world: World) -> OpenStore:
     url = urlsplit(endpoint)
     waiter = Waiter(world.rank, world.world_size, endpoint, config.timeout_s)
     if url.scheme == "file":
-        shared = SharedFile(Path(unquote(url.path).rstrip("/")), waiter)
-        _on_leave.append(shared.leave)
-        store = shared.store
-    else:
-        assert url.hostname is not None
-        assert url.port is not None
-        host = url.hostname
-        # A loopback address on which all ranks agree means that all are on this machine, so no other is listened to.
-        # (MASTER_ADDR may be localhost on rank 0's machine only.)
-        is_here = "local_world_size" not in world.unsaid and world.local_world_size == world.world_size
-        is_private = (endpoint == config.init_method or world.launcher == "lockstep" or is_here) and is_loopback(host)
-        store = tcp_store(host, url.port, waiter, is_private=is_private)
+        return _meet_in_file(Path(unquote(url.path).rstrip("/")), prefix, waiter, world)
+    assert url.hostname is not None
+    assert url.port is not None
+    host = url.hostname
+    # A loopback address on which all ranks agree means that all are on this machine, so no other is listened to.
+    # (MASTER_ADDR may be localhost on rank 0's machine only.)
+    is_here = "local_world_size" not in world.unsaid and world.local_world_size == world.world_size
+    is_private = (endpoint == config.init_method or world.launcher == "lockstep" or is_here) and is_loopback(host)
+    store = tcp_store(host, url.port, waiter, is_private=is_private)
     return _meet(store, prefix, waiter, world, host, _BROKEN_OFF)
 
 
@@ -119,6 +117,48 @@ def _open_job_store(prefix: str, world: World, timeout_s: float) -> OpenStore:
     return _meet(store, f"{world.job.name}/{world.job.restart}/{prefix}", waiter, world, host, _BROKEN_OFF)
 
 
+def _meet_in_file(path: Path, prefix: str, waiter: Waiter, world: World) -> OpenStore:
+    """Meet in a file of the directory ``PATH.lockstep``, which only this user can read, as the store holds the ranks' key.
+
+    Each launch, restart and opening has a file of its own, as far as the ranks know that; what a killed run has left in the
+    same file is noticed by its ranks, which count as having arrived.
+    """
+    directory = path.with_name(f"{path.name}.lockstep")
+    try:
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+        own_directory(directory)
+    except OSError as error:
+        raise ConfigError(
+            f"{waiter.endpoint} cannot be used for a rendezvous: {error}. Name a path in a directory that exists, that every "
+            "process can write to, and that is the same one for all of them."
+        ) from error
+    launch = world.launch if world.launcher == "lockstep" and world.num_nodes == 1 else ""
+    restarts = world.restart, 0 if world.job is None else world.job.restart
+    file = directory / "-".join(["store", *filter(None, [launch]), *map(str, restarts), prefix.rpartition("/")[2]])
+    store = FileStore(str(file), 0)  # PyTorch removes the file with the last reference to it, of however many ranks
+    _on_leave.append(lambda: _remove_empty(directory))
+    try:
+        gone = f"the rendezvous at {{endpoint}} was interrupted (if the file {file} is of a run that was killed, remove it)"
+        return _meet(store, prefix, waiter, world, None, gone)
+    except PeerError:
+        with contextlib.suppress(DistError):  # to try again is no second arrival
+            PrefixStore(prefix, store).delete_key(f"arrived/{waiter.rank}")
+            if PrefixStore(prefix, store).add("arrived", -1) == 0:
+                file.unlink()
+                _remove_empty(directory)
+        raise
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}. If no other run uses it, one that was killed has left {file}: remove that file"
+        ) from error
+
+
+def _remove_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        directory.rmdir()
+
+
 def _meet(store: Store, prefix: str, waiter: Waiter, world: World, host: str | None, gone: str) -> OpenStore:
     """Wait for the other ranks at a store; ``gone`` is the error message if the store disappears meanwhile."""
     store.set_timeout(datetime.timedelta(seconds=waiter.timeout_s))
@@ -132,7 +172,7 @@ def _meet(store: Store, prefix: str, waiter: Waiter, world: World, host: str | N
 
 
 def leave_store() -> None:
-    """Release the store. Every rank should call it, while the store still exists."""
+    """Remove what a rendezvous has left, once the process group and its store are gone. Every rank should call it."""
     while _on_leave:
         _on_leave.pop()()
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep.launch.failures import Failure
-from lockstep.world.machine.memory import limit_bytes, oom_kills
+from lockstep.tools.explain.launching.memory import limit_bytes, oom_kills
 from lockstep.world.machine.sizes import size
 
 _LOADER = re.compile(r"DataLoader worker \(pid (\d+)\) is killed by signal: (Bus error|Killed)")

@@ -10,7 +10,8 @@ from torch.nn.utils import parametrizations
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
-from lockstep.prepare.contents import content_of, innermost
+from lockstep.prepare.registry import adapter_of
+from lockstep.prepare.state_adapters import innermost
 from lockstep.state.checkpoint.staging import Staging
 from lockstep.state.checkpoint.tree import put_together, take_apart
 
@@ -27,8 +28,8 @@ def _directory_of_the_compiler(monkeypatch, tmp_path):
 
 def in_files(thing):
     """An object's state and weights, after a journey through the bytes of files."""
-    weights = content_of(thing).weights()
-    value, tensors = take_apart(content_of(thing).state_dict(), "rest")
+    weights = adapter_of(thing).weights()
+    value, tensors = take_apart(adapter_of(thing).state_dict(), "rest")
     files = [load(save(Staging().copy(part)[0])) for part in (weights or {}, tensors)]
     return put_together(json.loads(json.dumps(value)), files[1]), None if weights is None else files[0]
 
@@ -156,7 +157,7 @@ def test_a_new_model_becomes_what_the_old_one_was_and_goes_on_alike(name):
     torch.manual_seed(2)
     new = make()
     assert look_of(new) != look_of(old)
-    content_of(new).load_state_dict(*in_files(old))
+    adapter_of(new).load_state_dict(*in_files(old))
     assert look_of(new) == look_of(old)
     for model in (old, new):
         run(model, batch)
@@ -176,7 +177,7 @@ def test_what_was_frozen_or_thawed_in_training_is_so_again_and_gradients_are_gon
         model[2](torch.tensor([1, 1])).sum().backward()
     old[2].weight.grad = old[2].weight.grad.coalesce()
     new[1].weight.grad = torch.ones(2, 2)
-    content_of(new).load_state_dict(*in_files(old))
+    adapter_of(new).load_state_dict(*in_files(old))
     assert look_of(new) == look_of(old)
 
 
@@ -247,14 +248,14 @@ def assert_goes_on_alike(make):
     for _ in range(3):
         old.step()
     for mine, its in zip(old.things(), new.things(), strict=True):
-        content_of(its).load_state_dict(*in_files(mine))
+        adapter_of(its).load_state_dict(*in_files(mine))
     for _ in range(4):
         old.step()
         new.step()
         assert new.look() == old.look()
     assert (
-        take_apart([content_of(thing).state_dict() for thing in new.things()], "")[0]
-        == (take_apart([content_of(thing).state_dict() for thing in old.things()], "")[0])
+        take_apart([adapter_of(thing).state_dict() for thing in new.things()], "")[0]
+        == (take_apart([adapter_of(thing).state_dict() for thing in old.things()], "")[0])
     )
     return new
 
@@ -319,7 +320,7 @@ def test_each_object_has_a_kind_and_lines_that_tell_it_from_another():
     optimizer = torch.optim.SGD([{"params": model.embedding.parameters()}, {"params": model.norm.parameters()}])
     schedule, scaler = lr_scheduler.StepLR(optimizer, 1), torch.amp.GradScaler("cpu")
     things = [model, AveragedModel(model), optimizer, schedule, lr_scheduler.ReduceLROnPlateau(optimizer), scaler]
-    assert [content_of(thing).kind for thing in things] == [
+    assert [adapter_of(thing).kind for thing in things] == [
         "model",
         "average",
         "optimizer",
@@ -327,25 +328,25 @@ def test_each_object_has_a_kind_and_lines_that_tell_it_from_another():
         "schedule",
         "scaler",
     ]
-    lines = content_of(model).describe()
+    lines = adapter_of(model).describe()
     assert lines[0] == "embedding.weight of shape (5, 4), float32"
     assert len(lines) == 5
     run(model, TOKENS)
     assert (
-        content_of(model).describe()
-        == content_of(torch.compile(model)).describe()
-        == content_of(AveragedModel(model)).describe()
+        adapter_of(model).describe()
+        == adapter_of(torch.compile(model)).describe()
+        == adapter_of(AveragedModel(model)).describe()
         == lines
     )
     assert innermost(torch.compile(model)) is model
     assert type(innermost(AveragedModel(torch.compile(model)))) is Odd
-    assert content_of(optimizer).describe() == ["group 1 of 1 parameters", "group 2 of 2 parameters"]
-    assert [content_of(thing).describe() for thing in things[3:]] == [[], [], []]
+    assert adapter_of(optimizer).describe() == ["group 1 of 1 parameters", "group 2 of 2 parameters"]
+    assert [adapter_of(thing).describe() for thing in things[3:]] == [[], [], []]
 
 
 def change(thing, was, is_now, names):
     """Give an object these options of now, where its checkpoint had others."""
-    content = content_of(thing)
+    content = adapter_of(thing)
     content.options_at_birth = is_now
     content.apply_options(names, {name: repr(value) for name, value in was.items()})
 
@@ -353,20 +354,20 @@ def change(thing, was, is_now, names):
 def test_options_are_told_by_name_and_those_that_were_changed_take_the_place_of_the_saved_ones():
     model = nn.Linear(2, 2)
     one = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    assert {"lr": 0.5, "momentum": 0.9}.items() <= content_of(one).options().items()
-    change(one, content_of(one).options(), {"lr": 2.0, "momentum": 0.0}, ["lr"])
+    assert {"lr": 0.5, "momentum": 0.9}.items() <= adapter_of(one).options().items()
+    change(one, adapter_of(one).options(), {"lr": 2.0, "momentum": 0.0}, ["lr"])
     assert (one.param_groups[0]["lr"], one.param_groups[0]["momentum"]) == (2.0, 0.9)
     groups = [{"params": model.weight, "lr": torch.tensor(0.25)}, {"params": model.bias, "lr": 0.125}]
     two = torch.optim.Adam(groups, foreach=False)
-    assert {"lr of group 1": 0.25, "lr of group 2": 0.125}.items() <= content_of(two).options().items()
-    assert not any("params" in name for name in content_of(two).options())
+    assert {"lr of group 1": 0.25, "lr of group 2": 0.125}.items() <= adapter_of(two).options().items()
+    assert not any("params" in name for name in adapter_of(two).options())
     learning_rate = two.param_groups[0]["lr"]
     change(
-        two, content_of(two).options(), {"lr of group 1": 3.0, "eps of group 2": 4.0}, ["lr of group 1", "eps of group 2"]
+        two, adapter_of(two).options(), {"lr of group 1": 3.0, "eps of group 2": 4.0}, ["lr of group 1", "eps of group 2"]
     )
     assert two.param_groups[0]["lr"] is learning_rate  # a graph may hold it
     assert [(group["lr"], group["eps"]) for group in two.param_groups] == [(3.0, 1e-8), (0.125, 4.0)]
-    assert content_of(model).options() == {}
+    assert adapter_of(model).options() == {}
 
 
 def test_a_rate_that_a_schedule_has_moved_on_is_scaled_as_its_beginning_was_and_the_schedule_takes_its_own_options():
@@ -375,12 +376,12 @@ def test_a_rate_that_a_schedule_has_moved_on_is_scaled_as_its_beginning_was_and_
         return optimizer, lr_scheduler.StepLR(optimizer, 2, gamma)
 
     old, new = make(0.5, 0.1), make(0.25, 0.2)
-    was, is_now = [content_of(thing).options() for thing in old], [content_of(thing).options() for thing in new]
+    was, is_now = [adapter_of(thing).options() for thing in old], [adapter_of(thing).options() for thing in new]
     for _ in range(3):
         old[0].step()
         old[1].step()
     for number, (mine, its) in enumerate(zip(old, new, strict=True)):
-        content_of(its).load_state_dict(*in_files(mine))
+        adapter_of(its).load_state_dict(*in_files(mine))
         changed = [name for name in was[number] if was[number][name] != is_now[number][name]]
         change(its, was[number], is_now[number], changed)
     assert new[0].param_groups[0]["lr"] == pytest.approx(0.025)

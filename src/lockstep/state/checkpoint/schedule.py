@@ -21,7 +21,7 @@ Exchange = Callable[[list[int]], list[int]]
 """Returns the maximum of each number over all ranks. A collective if there are several."""
 
 
-class Pace:
+class CheckpointSchedule:
     """Decides after which steps a checkpoint is saved.
 
     Args:
@@ -101,7 +101,7 @@ class Pace:
             self._retry_at = self._clock() + self._retry_s
             self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
 
-    def settle(self) -> None:
+    def acknowledge(self) -> None:
         """Record that all ranks know the outcome of the last checkpoint without another exchange."""
         self._failed = False
 

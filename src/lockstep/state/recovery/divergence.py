@@ -30,7 +30,7 @@ _MOST_OF_TIME = 0.002
 _MOST_STEPS = 1000
 
 
-class PartedRanks(Listener):
+class DivergenceCheck(Listener):
     """Compares the states of the ranks of a run.
 
     Args:
@@ -41,7 +41,7 @@ class PartedRanks(Listener):
     stage = Stage.EARLY
 
     def __init__(self, fingerprint: Fingerprint, collectives: Collectives) -> None:
-        self.have_parted = False
+        self.have_diverged = False
         """Whether a difference was found and reported."""
         self._fingerprint = fingerprint
         self._collectives = collectives
@@ -55,10 +55,10 @@ class PartedRanks(Listener):
     @override
     def tick(self, step: int) -> None:
         """Raises:
-        MismatchError: the ranks have parted.
+        MismatchError: the ranks have diverged.
         """
         is_due = step >= self._next or self._fingerprint.is_wanted(step)
-        if is_due and self._collectives.size > 1 and not self.have_parted:
+        if is_due and self._collectives.size > 1 and not self.have_diverged:
             # Later the script may have changed something, and fetching the next batch may have drawn.
             self._compare(step, f"after step {step}", lambda: _named(self._fingerprint.after(step), _stream()))
 
@@ -76,7 +76,7 @@ class PartedRanks(Listener):
             when: the place in the script, in words.
 
         Raises:
-            MismatchError: the ranks have parted.
+            MismatchError: the ranks have diverged.
         """
         if self._collectives.size > 1:
             self._compare(step, when, self._sums)
@@ -140,7 +140,7 @@ class PartedRanks(Listener):
         return max(1, min(_MOST_STEPS, math.ceil(cost_s / max(step_s * _MOST_OF_TIME, 1e-9))))
 
     def _refuse(self, when: str, sums: dict[str, Any]) -> None:
-        self.have_parted = True
+        self.have_diverged = True
         everyone, plain = zip(*self._collectives.all_gather_plain((sums, self._fingerprint.plain_values())), strict=True)
         since = "the beginning" if self._checked is None else f"step {self._checked[0]}"
         for name in dict.fromkeys(name for peer_sums in everyone for name in peer_sums):

@@ -1,4 +1,4 @@
-"""Promises of the pace: all ranks cut after the same steps and in time, whatever their clocks say, whoever fails or is busy."""
+"""Promises of the schedule: all ranks cut after the same steps and in time, whatever their clocks, whoever fails or is busy."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.state.checkpoint.pace import Pace
+from lockstep.state.checkpoint.schedule import CheckpointSchedule
 
 pytestmark = pytest.mark.timeout(60)
 simulated = settings(deadline=None, max_examples=50)
@@ -54,20 +54,20 @@ class Ranks:
         def clock():
             return 1000.0 * rank + self._drifts[rank] * self.at_s[step]
 
-        pace = Pace(self._every, exchange, is_alone=len(self._drifts) == 1, clock=clock)
+        schedule = CheckpointSchedule(self._every, exchange, is_alone=len(self._drifts) == 1, clock=clock)
         for step in range(1, len(self.at_s)):  # the clock looks at it
             if writing is not None and step >= writing + self._writes[rank]:
-                pace.written(well=self._goes_well(rank, writing))
+                schedule.written(well=self._goes_well(rank, writing))
                 writing = None
             asked = len(self._drifts) - rank if step >= self._asked.get(rank, len(self.at_s)) else 0
-            is_due, failed = pace.tick(step, is_busy=writing is not None, stop_request=asked)
-            if pace.stop_request:
+            is_due, failed = schedule.tick(step, is_busy=writing is not None, stop_request=asked)
+            if schedule.stop_request:
                 assert is_due
-                stop = (step, len(self._drifts) - pace.stop_request)
+                stop = (step, len(self._drifts) - schedule.stop_request)
                 break
             if is_due:
                 assert writing is None
-                pace.begin_save()
+                schedule.begin_save()
                 writing = step
                 cuts.append(step)
             if failed:
@@ -137,12 +137,12 @@ def test_what_one_rank_could_not_write_all_try_again_ever_more_rarely_until_it_g
 
 def test_what_the_ranks_have_told_each_other_by_other_means_is_not_told_again():
     asked = []
-    pace = Pace(3, lambda numbers: asked.append(numbers) or numbers, is_alone=True)
-    pace.written(well=False)
-    assert pace.tick(1, is_busy=False) == (False, True)
-    pace.written(well=False)
-    pace.settle()
-    assert pace.tick(3, is_busy=False) == (True, False)
+    schedule = CheckpointSchedule(3, lambda numbers: asked.append(numbers) or numbers, is_alone=True)
+    schedule.written(well=False)
+    assert schedule.tick(1, is_busy=False) == (False, True)
+    schedule.written(well=False)
+    schedule.acknowledge()
+    assert schedule.tick(3, is_busy=False) == (True, False)
     assert [numbers[2] for numbers in asked] == [True, False]
 
 
@@ -169,6 +169,6 @@ def test_with_steady_steps_they_do_within_half_a_second(drifts, step_s, step):
 
 
 def test_where_no_step_ends_they_can_be_asked_too():
-    pace = Pace("off", lambda numbers: [max(numbers[0], 3)], is_alone=False)
-    assert pace.ask(0)
-    assert pace.stop_request == 3
+    schedule = CheckpointSchedule("off", lambda numbers: [max(numbers[0], 3)], is_alone=False)
+    assert schedule.ask(0)
+    assert schedule.stop_request == 3

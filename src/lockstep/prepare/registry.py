@@ -1,4 +1,4 @@
-"""Adapters for objects given to ``team.register``."""
+"""The adapters for all kinds of objects in the run's state, and those for objects given to ``team.register``."""
 
 from __future__ import annotations
 
@@ -6,16 +6,26 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, amp, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 from typing_extensions import override
 
 from lockstep.base.errors import MismatchError, UsageError
 from lockstep.data.states import has_state, is_generator, put_state, take_state
-from lockstep.prepare.contents import Content
 from lockstep.prepare.per_shard import PerShard
+from lockstep.prepare.state_adapters import (
+    AverageAdapter,
+    ModelAdapter,
+    OptimizerAdapter,
+    ScalerAdapter,
+    ScheduleAdapter,
+    StateAdapter,
+)
 
 
-class StatefulContent(Content):
+class StatefulAdapter(StateAdapter):
     """An object with ``state_dict`` and ``load_state_dict``, or a random generator."""
 
     @override
@@ -28,7 +38,7 @@ class StatefulContent(Content):
         put_state(self.target, state)
 
 
-class ShardsContent(StatefulContent):
+class ShardsAdapter(StatefulAdapter):
     """Values per shard, which differ between ranks, so none are compared."""
 
     @override
@@ -36,7 +46,7 @@ class ShardsContent(StatefulContent):
         return iter(())
 
 
-class PlainContent(Content):
+class PlainAdapter(StateAdapter):
     """A tensor, a list or a dict: restored in place."""
 
     @override
@@ -71,25 +81,42 @@ def _kind(value: Any) -> str:
     return next((f"a {kind.__name__}" for kind in (list, dict) if isinstance(value, kind)), f"a {type(value).__name__}")
 
 
-REGISTERED: tuple[tuple[Callable[[Any], bool], type[Content]], ...] = (
-    (lambda target: isinstance(target, PerShard), ShardsContent),
-    (lambda target: has_state(target) or is_generator(target), StatefulContent),
-    (lambda target: isinstance(target, (Tensor, list, dict)), PlainContent),
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    return lambda target: isinstance(target, kinds)
+
+
+ADAPTERS: tuple[tuple[Callable[[Any], bool], type[StateAdapter]], ...] = (
+    # Of what is given to team.prepare:
+    (_is(AveragedModel), AverageAdapter),
+    (_is(nn.Module), ModelAdapter),
+    (_is(Optimizer), OptimizerAdapter),
+    (_is(LRScheduler), ScheduleAdapter),
+    (_is(amp.GradScaler), ScalerAdapter),
+    # Of what is given to team.register, which saves models, too, whole and under the given name:
+    (_is(PerShard), ShardsAdapter),
+    (lambda target: has_state(target) or is_generator(target), StatefulAdapter),
+    (_is(Tensor, list, dict), PlainAdapter),
 )
-"""The kinds of objects that can be registered: the first row whose function accepts an object has its adapter."""
+"""The adapter of each kind of object in the run's state: that of the first row whose function accepts the object."""
+_FIRST_REGISTERED = [adapter for _, adapter in ADAPTERS].index(ShardsAdapter)
 
 
-def registered_content(name: str, target: Any) -> Content:
+def adapter_of(target: Any) -> StateAdapter:
+    """The adapter for a prepared object."""
+    return next(adapter for accepts, adapter in ADAPTERS if accepts(target))(target)
+
+
+def registered_adapter(name: str, target: Any) -> StateAdapter:
     """The adapter for a registered object.
 
     Raises:
         UsageError: its state cannot be saved and restored.
     """
-    for accepts, kind in REGISTERED:
+    for accepts, make in ADAPTERS[_FIRST_REGISTERED:]:
         if accepts(target):
-            content = kind(target)
-            content.name = name
-            return content
+            adapter = make(target)
+            adapter.name = name
+            return adapter
     raise UsageError(
         f"register({name!r}, ...): a {type(target).__name__} has no state that can be restored. Register a tensor, a list or a "
         "dict (restored in place), a random generator, or an object with state_dict() and load_state_dict()."

@@ -1,4 +1,4 @@
-"""Adapters between objects and checkpoints: what is saved of an object, and how it is restored.
+"""Adapters between prepared objects and checkpoints: what is saved of an object, and how it is restored.
 
 A model's weights are separate from the rest of its state, under the names of the user's model, so that they can be loaded
 anywhere. The rest is what a run needs to resume as if it had not been interrupted.
@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, amp, nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from typing_extensions import override
 
@@ -21,7 +20,7 @@ from lockstep.world.comm.dtensors import distribute_like, to_local
 Weights = dict[str, Tensor]
 
 
-class Content:
+class StateAdapter:
     """The adapter of one object in the run's state. This base class is for objects with ``state_dict``.
 
     Args:
@@ -65,7 +64,7 @@ class Content:
         yield "the state", self.state_dict()
 
 
-class ModelContent(Content):
+class ModelAdapter(StateAdapter):
     """A model: weights, tensors that its state dict omits, gradients, and what is frozen or in evaluation mode."""
 
     kind = "model"
@@ -125,13 +124,13 @@ class ModelContent(Content):
             yield repr(name), tensor
 
 
-class AverageContent(ModelContent):
+class AverageAdapter(ModelAdapter):
     """An ``AveragedModel``."""
 
     kind = "average"
 
 
-class OptimizerContent(Content):
+class OptimizerAdapter(StateAdapter):
     """An optimizer."""
 
     kind = "optimizer"
@@ -191,7 +190,7 @@ class OptimizerContent(Content):
             yield from ((f"{name!r} ({number})", value) for name, value in slots.items() if isinstance(value, Tensor))
 
 
-class ScheduleContent(Content):
+class ScheduleAdapter(StateAdapter):
     """A schedule."""
 
     kind = "schedule"
@@ -206,30 +205,15 @@ class ScheduleContent(Content):
         self.target.__dict__.update({name: options[name] for name in names if name in options})
 
 
-class ScalerContent(Content):
-    """A loss scaler's."""
+class ScalerAdapter(StateAdapter):
+    """A loss scaler."""
 
     kind = "scaler"
-
-
-_CONTENTS: tuple[tuple[type, type[Content]], ...] = (
-    (AveragedModel, AverageContent),
-    (nn.Module, ModelContent),
-    (Optimizer, OptimizerContent),
-    (LRScheduler, ScheduleContent),
-    (amp.GradScaler, ScalerContent),
-    (object, Content),
-)
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
     """The parameters of all groups of an optimizer."""
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
-
-
-def content_of(target: Any) -> Content:
-    """An object's part of the run's state."""
-    return next(content for kind, content in _CONTENTS if isinstance(target, kind))(target)
 
 
 def innermost(model: nn.Module) -> nn.Module:
