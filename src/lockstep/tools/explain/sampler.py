@@ -52,7 +52,7 @@ _FEWEST_WINDOWS, _FEWEST_FRAMES, _FEWEST_HELD = 16, 10, 2
 _CLOSE_S = 2.0
 _FORK_S = 0.2
 """How long a fork waits for the sampler's thread to pause."""
-_COMMUNICATING = (*(f"{OURS}{room}/" for room in ("comm", "sync", "loop")), "/torch/distributed/")
+_COMMUNICATING = (*(f"{OURS}{room}/" for room in ("world/comm", "sync", "loop")), "/torch/distributed/")
 """Code that a rank waits for others in."""
 _PICKLING = ("_object_to_tensor", "_tensor_to_object")
 """Functions of ``torch.distributed`` in which an object collective has not begun, or is over."""
