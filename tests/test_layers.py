@@ -50,7 +50,7 @@ ASIDE = {
     "tools.check": (*OUTSIDE, "joining.instrument"),
     "tools.checkpoint": (*OUTSIDE, "state.checkpoint", "state.recovery.position"),
     "tools.compare": OUTSIDE,
-    "tools.doctor": (*OUTSIDE, "world.comm", "state.rundir", "joining.startup.allotment"),
+    "tools.doctor": (*OUTSIDE, "world.comm", "state.rundir"),
     "tools.report": (*OUTSIDE, "state.checkpoint", "state.rundir"),
     "tools.runs": (*OUTSIDE, "state.checkpoint", "state.rundir"),
     "tools.slurm": (*OUTSIDE, "world.job.hostlist"),

@@ -93,7 +93,6 @@ def commands(run_dir):
     words = (
         ("runs", run_dir.parent),
         ("runs", run_dir),
-        ("runs", run_dir.parent, "--csv"),
         ("runs", run_dir, "--csv"),
         ("runs", run_dir.parent, "--prune", "--older-than", "0s"),
         ("runs", run_dir.parent, "--json"),

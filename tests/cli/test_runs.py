@@ -289,7 +289,7 @@ def test_a_damaged_run_is_shown_with_the_reason(look, stopped, tmp_path, damage)
     assert state in rows(done.out)["stopped-1"]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(15))
 def test_no_damage_at_any_place_brings_it_down(look, stopped, tmp_path, seed):
     luck = random.Random(seed)
     for _ in range(luck.randint(1, 4)):
@@ -364,7 +364,6 @@ def test_where_there_is_no_run_it_says_where_it_looked(look, tmp_path):
     assert f"no runs in {tmp_path / 'runs'}: it is empty" in look(tmp_path).out
     (tmp_path / "runs" / "notes").mkdir()
     assert "notes is not a run" in look(tmp_path).out
-    assert "lockstep runs runs" in look(tmp_path, ".").out
 
 
 @pytest.mark.parametrize("name", ["missing", "file"])

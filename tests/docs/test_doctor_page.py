@@ -5,46 +5,14 @@ from pathlib import Path
 
 import pytest
 from crew import warm_server
-from launchers import nursery, warm_trials
 from warm import run_on
 
 from lockstep.tools.doctor.finding import STATES
 from lockstep.tools.doctor.table import CHECKS
 
-__all__ = ["nursery", "warm_trials"]
-
 PAGE = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
 SHOWN = dict(re.findall(r"<!-- ([^>]*?) -->\n```text\n(.*?)```", PAGE, flags=re.DOTALL))
-ON_EVERY_MACHINE = (
-    "check ",
-    "versions ",
-    "NCCL ",
-    "OMP and BLAS ",
-    "run directory ",
-    "loader ",
-    "warn: OMP",
-    "warn: loader",
-)
-SLOW = """
-import time, torch, lockstep
-class Images(torch.utils.data.Dataset):
-    def __len__(self):
-        return 100_000
-    def __getitem__(self, index):
-        time.sleep(0.01)
-        return torch.ones(64), index % 10
-team = lockstep.join()
-model = torch.nn.Linear(64, 10)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model, optimizer, loader = team.prepare(model, optimizer, torch.utils.data.DataLoader(Images(), 16))
-for epoch in team.epochs(1):
-    for batch in loader:
-        for images, labels in batch.shards:
-            team.backward(torch.nn.functional.cross_entropy(model(images), labels))
-        optimizer.step()
-        optimizer.zero_grad()
-"""
-
+ON_EVERY_MACHINE = ("check ", "versions ", "OMP and BLAS ", "run directory ", "warn: OMP")
 pytestmark = pytest.mark.timeout(100)
 
 
@@ -56,7 +24,7 @@ def plain(text):
 
 
 @pytest.fixture
-def run(warm_trials, outlives_tests, request, tmp_path):
+def run(outlives_tests, request, tmp_path):
     """``run(command)``: what it prints, in ``tmp_path``, on both streams."""
 
     def call(shown):
@@ -70,16 +38,16 @@ def run(warm_trials, outlives_tests, request, tmp_path):
 
 @pytest.mark.long
 def test_the_table_is_what_the_command_prints(run, tmp_path):
-    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "train.py").touch()
     (shown,) = [command for command in SHOWN if "lockstep doctor" in command]
     printed = run(shown)
     assert [line for line in plain(SHOWN[shown]) if line.startswith(ON_EVERY_MACHINE) and line not in printed] == [], printed
     rows = [re.match(rf"(.*?) ({'|'.join(STATES)}) ", line) for line in plain(SHOWN[shown])]
-    assert [row[1] for row in rows if row] == [*(check.name for check in CHECKS), "all-reduce", "loader"]
+    assert [row[1] for row in rows if row] == [*(check.name for check in CHECKS), "all-reduce"]
 
 
 def test_what_preflight_prints_before_it_refuses(run, tmp_path):
-    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "train.py").touch()
     (tmp_path / "file").touch()
     (shown,) = [command for command in SHOWN if "--preflight" in command]
     printed = run(shown)

@@ -3,12 +3,12 @@
 
 import pytest
 
-from lockstep.tools.doctor.disk import judge_clock, judge_clocks
+from lockstep.tools.doctor.disk import judge_clocks
 from lockstep.tools.doctor.finding import FAIL, OK, WARN
-from lockstep.tools.doctor.limits import judge_files, judge_processes
+from lockstep.tools.doctor.limits import judge_files
 from lockstep.tools.doctor.network import judge_interface, judge_name
 from lockstep.tools.doctor.processes import judge, judge_speed
-from lockstep.tools.doctor.software import judge_gpus, judge_nccl, judge_same
+from lockstep.tools.doctor.software import judge_gpus, judge_same
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -40,13 +40,6 @@ def test_gpus(changed, state, words):
     assert words in found.found
 
 
-def test_nccl_where_there_are_gpus():
-    usual = {"num_gpus": 2, "packages": {"nvidia-nccl-cu12": "2.27.5"}, "variables": {}, "interfaces": ["lo", "eth0"]}
-    assert judge_nccl(**usual).found == "nvidia-nccl-cu12 2.27.5"
-    assert judge_nccl(**{**usual, "variables": {"NCCL_SOCKET_IFNAME": "eth"}}).state == OK  # the beginning of a name
-    assert judge_nccl(**{**usual, "variables": {"NCCL_SOCKET_IFNAME": "ib0"}}).state == FAIL
-
-
 @pytest.mark.parametrize(
     ("changed", "state"),
     [
@@ -75,8 +68,6 @@ def test_a_slow_interface_matters_to_several_hosts_alone():
 
 def test_limits_that_do_not_matter_are_well():
     assert judge_files(soft=-1, hard=-1, needed=100).found == "a process may have any number of files open"
-    assert judge_processes(room=None, needed=100).state == OK
-    assert judge_processes(room=200, needed=100).state == WARN
 
 
 def test_nccl_is_expected_to_be_faster_than_gloo():
@@ -95,7 +86,6 @@ def test_gpus_that_pytorch_does_not_see():
 
 
 def test_clocks():
-    assert judge_clock(ahead_s=-90.0).found.startswith("this machine's clock is 90 s behind that of the run directory")
     assert judge_clocks({"a": 0.0, "b": 0.004}).state == OK
     assert judge_clocks({"a": 0.0, "b": -7.2}).found.startswith("the clock of a is 7 s ahead of that of b")
 

@@ -2,9 +2,7 @@
 
 import os
 import resource
-import shutil
 import socket
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -12,7 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster import missing
-from slurm_variables import TASK
 
 from lockstep.base.config import RunConfig
 from lockstep.launch.gpus import num_present, torch_has_cuda
@@ -21,11 +18,9 @@ from lockstep.launch.options import LaunchOptions
 from lockstep.tools.doctor import cores, software
 from lockstep.tools.doctor.finding import FAIL, OK, STATES, WARN, Check, Situation, ok
 from lockstep.tools.doctor.table import CHECKS, examine
-from lockstep.world.environment import read_environment
 
 pytestmark = pytest.mark.timeout(60)
 
-CLOCK = Path(__file__).parents[2] / "tools" / "cluster" / "clock.c"
 NUM_CPUS = len(os.sched_getaffinity(0))
 
 
@@ -121,15 +116,6 @@ def test_a_gpu_that_is_not_there():
     assert find("GPUs", config=RunConfig(backend="nccl")).state == FAIL
 
 
-def test_nccl(monkeypatch):
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo,nosuch")
-    assert find("NCCL").found.startswith("NCCL_SOCKET_IFNAME=lo,nosuch: there is no interface nosuch, but ")
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "^docker")
-    assert find("NCCL").state == OK
-    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
-    assert (find("NCCL").state, find("NCCL").remedy) == (WARN, "unset NCCL_P2P_DISABLE")
-
-
 def test_a_host_name_that_does_not_resolve(examined, require):
     require("cluster", missing())
     prefix = ("unshare", "--uts", "--net", "sh", "-c", 'hostname nosuch && exec "$0" "$@"')
@@ -176,26 +162,6 @@ def test_an_interface_that_is_down(examined, require):
     assert (found["state"], found["found"]) == (FAIL, "lo is down")
 
 
-@pytest.fixture
-def preload(tmp_path, require):
-    """``preload(source)``: variables that put the functions of a C program in front of the C library's."""
-
-    def build(source):
-        require("compiler", None if shutil.which("cc") else "there is no C compiler")
-        (tmp_path / "fault.c").write_text(source)
-        library = tmp_path / "fault.so"
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "fault.c", "-ldl"], check=True, timeout=60)
-        return {"LD_PRELOAD": str(library)}
-
-    return build
-
-
-def test_a_clock_that_is_wrong(examined, preload):
-    found = examined("clock", env={**preload(CLOCK.read_text()), "CLUSTER_CLOCK_AHEAD_S": "90"})
-    assert found["state"] == WARN
-    assert found["found"].startswith("this machine's clock is 90 s ahead of that of the run directory")
-
-
 @pytest.mark.parametrize(("size", "state"), [("8m", FAIL), ("64m", WARN)])
 def test_little_shared_memory(examined, require, size, state):
     require("cluster", missing())
@@ -215,15 +181,6 @@ def test_few_open_files(limit, state):
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)
     assert found.state == state
     assert found.found.startswith(f"a process may have {limit} files open, and needs about 80")
-
-
-def test_few_processes(examined, require):
-    as_user = () if os.geteuid() else ("unshare", "--user", "--map-user=1000")  # root has no limit
-    if as_user:
-        require("cluster", missing())
-    found = examined("processes", (*as_user, "prlimit", "--nproc=20:"))
-    assert found["state"] == FAIL
-    assert "and the run needs about 34" in found["found"]
 
 
 def test_one_core_for_many_processes():
@@ -266,32 +223,6 @@ def test_settings_of_threads(monkeypatch, variables, found):
     assert found is None or finding.found == found
 
 
-def test_two_threads_on_a_core(tmp_path):
-    """The kernel's files of a machine, of which each core shows two CPUs."""
-    cpus = sorted(os.sched_getaffinity(0))
-    (tmp_path / "node" / "node0").mkdir(parents=True)
-    (tmp_path / "node" / "node0" / "cpulist").write_text(",".join(map(str, cpus)))
-    for cpu in cpus:
-        place = tmp_path / "cpu" / f"cpu{cpu}" / "topology"
-        place.mkdir(parents=True)
-        (place / "thread_siblings_list").write_text(",".join(map(str, cpus[cpu // 2 * 2 :][:2])))
-    seen = cores.look_at_cores(Situation(num_processes=len(cpus), config=RunConfig(threads=1)), tmp_path)
-    if len(cpus) > 1:
-        assert seen["physical"] < seen["logical"] == len(cpus)
-        assert cores.judge_cores(**seen).state == WARN
-    assert cores.judge_cores(logical=16, physical=8, wanted=8).state == OK
-
-
-def test_slurm_tasks_that_do_not_fit(monkeypatch):
-    for name, value in {**TASK, "SLURM_GPUS_ON_NODE": "4"}.items():
-        monkeypatch.setenv(name, value)
-    found = find("Slurm", world=read_environment().world)
-    assert found.state == WARN
-    assert "the job has 4 GPUs on " in found.found
-    monkeypatch.delenv("SLURM_GPUS_ON_NODE")
-    assert find("Slurm").found == "no Slurm job"
-
-
 def test_a_run_directory_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     found = find("run directory", config=RunConfig(run_dir=str(tmp_path / "file" / "run")))
@@ -317,14 +248,6 @@ def test_a_full_disk(examined, require, tmp_path, options, state, words):
     found = examined("disk", prefix, run_dir=str(tmp_path / "disk" / "run"))
     assert found["state"] == state
     assert words in found["found"]
-
-
-@pytest.mark.long
-def test_a_slow_disk(examined, preload, tmp_path):
-    slow = preload("#include <unistd.h>\nint fsync(int file) { sleep(1); return 0; }\n")
-    found = examined("disk", env=slow, run_dir=str(tmp_path / "run"))
-    assert found["state"] == WARN
-    assert "a checkpoint of 1 GB takes " in found["found"]
 
 
 @pytest.mark.long

@@ -135,42 +135,18 @@ BARRIER = """
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("fault", "words"), [("team.barrier()", "different collectives"), ("sys.exit(0)", "the script is over")]
-)
-def test_a_run_in_a_deadlock_ends_with_the_report_as_its_error_and_the_checkpoint_stays(run_here, fault, words):
-    done = run_here(BARRIER.format(fault=fault), "--nproc", "2", "--checkpoint-every", "5")
+def test_a_run_in_a_deadlock_ends_with_the_report_as_its_error_and_the_checkpoint_stays(run_here):
+    done = run_here(BARRIER.format(fault="sys.exit(0)"), "--nproc", "2", "--checkpoint-every", "5")
     assert done.returncode == 1
     error = done.stderr[done.stderr.index("error: no progress") :]
-    assert words in error
+    assert "the script is over" in error
     assert "deadlock" in error
     assert re.search(r"checkpoint is that of step \d+", error)
 
 
 @pytest.mark.long
-def test_a_script_without_lockstep_in_different_collectives_ends_with_both_lines(run_here):
-    done = run_here(
-        """
-        import torch, torch.distributed as dist
-        dist.init_process_group("gloo")
-        ones = torch.ones(1)
-        for step in range(100):
-            if step == 50 and dist.get_rank() == 0:
-                dist.barrier()
-            dist.all_reduce(ones)
-        """,
-        "--nproc",
-        "2",
-    )
-    assert done.returncode == 1
-    assert re.search(r"rank 0: barrier.*, at .*:7", done.stderr), done.stderr
-    assert re.search(r"rank 1: all_reduce.*, at .*:8", done.stderr), done.stderr
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_a_run_that_is_asked_to_stop_in_a_step_that_cannot_be_finished_ends_and_says_so(
-    start_launcher, tmp_path, monkeypatch, number
+    start_launcher, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(textwrap.dedent(BARRIER.format(fault="time.sleep(1000)")))
@@ -181,18 +157,17 @@ def test_a_run_that_is_asked_to_stop_in_a_step_that_cannot_be_finished_ends_and_
     while "no progress" not in said():
         assert time.monotonic() < deadline, said()
         time.sleep(0.1)
-    launcher.send_signal(number)
-    assert launcher.wait(timeout=25) == 128 + number, said()  # it would be 600 s
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(timeout=25) == 128 + signal.SIGTERM, said()  # it would be 600 s
     assert re.search(r"step 13 could not be finished.* newest checkpoint is that of step \d+", said()), said()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("workers", [0, 1])
 def test_ranks_that_all_wait_for_ever_for_their_own_loaders_are_reported_with_the_line(
-    start_launcher, tmp_path, monkeypatch, workers
+    start_launcher, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    script = BARRIER.format(fault="pass").replace("batch_size=6", f"batch_size=6, num_workers={workers}")
+    script = BARRIER.format(fault="pass").replace("batch_size=6", "batch_size=6, num_workers=1")
     dataset = """
     class Data(torch.utils.data.TensorDataset):
         def __getitem__(self, index):
@@ -243,16 +218,8 @@ GROUPS = """
             "rank or dist.all_reduce(x, group=first)",
             ["rank 0: all_reduce number 1 .* of process group 2 .ranks 0 and 1.*:9", "ranks 1 and 2: .*barrier.*:10"],
         ),
-        (
-            "(dist.all_reduce if rank else dist.all_gather)(*([x] if rank else [[x, x], x]), group=first)",
-            ["rank 0: all_gather .*:9", "rank 1: all_reduce .*:9", "number 1 of process group 2"],
-        ),
-        (
-            "[dist.all_reduce(x, group=first) for _ in range(2 - rank)]",
-            ["rank 0: all_reduce number 2 .* of process group 2 .*:9", "ranks 1 and 2: .*barrier.*:10"],
-        ),
     ],
-    ids=["opposite orders", "never entered", "another sequence", "one more"],
+    ids=["opposite orders", "never entered"],
 )
 def test_ranks_that_part_in_groups_are_named_with_group_and_line(run_here, calls, said):
     done = run_here(GROUPS.format(calls=calls), "--nproc", "3")

@@ -18,17 +18,8 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.skipif(not os.path.exists("/p
 TAKE = """
 import fcntl, sys, time
 file = open(sys.argv[1], "a")
-if sys.argv[2] == "poll":
-    print("ready", flush=True)
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except OSError:
-            time.sleep(0.05)
-else:
-    print("ready", flush=True)
-    getattr(fcntl, sys.argv[2])(file, fcntl.LOCK_EX)
+print("ready", flush=True)
+getattr(fcntl, sys.argv[2])(file, fcntl.LOCK_EX)
 time.sleep(1000)
 """
 
@@ -50,7 +41,7 @@ def locks_of(pid, polled="", ranks=None):
     return locks
 
 
-@pytest.mark.parametrize("how", ["flock", "lockf", "poll"])
+@pytest.mark.parametrize("how", ["flock", "lockf"])
 def test_the_rank_that_holds_a_lock_is_named(tmp_path, how):
     path = tmp_path / "data.lock"
     with path.open("w") as file:
@@ -82,22 +73,6 @@ def awaited(path):
         except OSError:
             return True
     return False
-
-
-def test_whoever_has_inherited_a_lock_from_a_process_that_is_gone_is_named(tmp_path):
-    path = tmp_path / "data.lock"
-    fork = f"import fcntl, os, time; f = open({str(path)!r}, 'a'); fcntl.flock(f, fcntl.LOCK_EX)\n"
-    fork += "if (heir := os.fork()): print(heir, flush=True)\nelse: time.sleep(1000)"
-    process = subprocess.Popen([sys.executable, "-c", fork], stdout=subprocess.PIPE)
-    heir = int(process.stdout.readline())
-    process.wait()
-    try:
-        with taking(path, "flock") as pid:
-            ((line, _),) = locks_of(pid)
-            assert str(heir) in line
-    finally:
-        os.kill(heir, 9)
-        process.stdout.close()
 
 
 def test_the_file_that_the_package_filelock_polls_is_found_although_it_keeps_it_closed(tmp_path):

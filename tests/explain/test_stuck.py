@@ -85,7 +85,7 @@ def test_ranks_that_wait_in_different_groups_are_told_in_which_and_so_does_each_
 
 def test_a_collective_that_lockstep_has_called_for_itself_is_marked_and_one_for_the_user_is_not():
     collective = {"text": "all_reduce number 1", "number": 1, "group": "0", "members": [0, 1]}
-    method = [f"{OURS}comm/collectives.py", 90, "all_reduce"]
+    method = [f"{OURS}world/comm/collectives.py", 90, "all_reduce"]
     script = ["/home/me/train.py", 20, "<module>"]
     asked = rank(0, [WAITING[0], method, script], collective=collective)
     own = rank(0, [WAITING[0], method, [f"{OURS}loop/loop.py", 90, "step"], script], collective=collective)

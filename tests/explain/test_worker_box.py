@@ -117,8 +117,11 @@ def test_a_hang_is_shown_by_stacks_and_at_the_timeout_is_the_error(start, said):
 
 
 @pytest.mark.long
-def test_who_is_waited_for_is_said_once_with_what_its_loader_worker_does(start, said):
-    process = start(read="index == 60 and dist.get_rank() == 1 and time.sleep(600)", workers=2)
+def test_who_is_waited_for_is_said_once_with_what_its_loader_worker_does_and_an_all_clear_when_it_goes_on(
+    start, said, tmp_path
+):
+    os.mkfifo(tmp_path / "go")
+    process = start(read="index == 60 and dist.get_rank() == 1 and open('go').read()", workers=2)
     until(lambda: "no progress" in said(), process)
     text = said()
     assert re.match(r"lockstep: WARNING: no progress for \d+ s: rank 0 waits for rank 1\.\n", text)
@@ -126,16 +129,7 @@ def test_who_is_waited_for_is_said_once_with_what_its_loader_worker_does(start, 
         r"rank 1 on \S+ \(pid \d+\): waiting for its loader worker \d+, after \d+ collectives, for \d+ s\n", text
     )
     assert re.search(r"its loader worker \d+, at:\n.*plain.py:13 in __getitem__\n", text)
-    time.sleep(3)
-    assert said().count("no progress") == 1
-
-
-@pytest.mark.long
-def test_after_a_warning_an_all_clear_is_said_when_the_ranks_go_on(start, said, tmp_path):
-    os.mkfifo(tmp_path / "go")
-    process = start("open('go').read()")
-    until(lambda: "no progress" in said(), process)
-    assert "all clear" not in said()
+    assert "all clear" not in text
     (tmp_path / "go").write_text("")
     until(lambda: "all clear" in said(), process)
     assert said().count("no progress") == 1
@@ -226,7 +220,7 @@ ELSEWHERE = """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     dist.init_process_group("gloo")
-    form, late = sys.argv[1], dist.get_rank() == 2 and len(sys.argv) > 2
+    form, late = sys.argv[1], dist.get_rank() == 2
     model = torch.nn.Linear(64, 1)
     if form == "sharded":
         model = fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
@@ -251,35 +245,13 @@ ELSEWHERE = """
 
 @pytest.mark.long
 @pytest.mark.parametrize(("form", "line"), [("logged", 20), ("sharded", 16)])
-@pytest.mark.parametrize("late", [True, False])
-def test_a_rank_that_others_wait_for_in_the_all_reduce_of_a_loss_or_of_fsdp_is_named(
-    start_launcher, tmp_path, form, line, late
-):
+def test_a_rank_that_others_wait_for_in_the_all_reduce_of_a_loss_or_of_fsdp_is_named(start_launcher, tmp_path, form, line):
     (tmp_path / "slow.py").write_text(textwrap.dedent(ELSEWHERE))
-    launcher = start_launcher("--nproc", "3", "slow.py", form, *(["late"] if late else []))
+    launcher = start_launcher("--nproc", "3", "slow.py", form)
     _, err = launcher.communicate(timeout=90)
     assert launcher.returncode == 0, err
-    assert err.count("is slow") == late, err
-    if late:
-        assert re.search(rf"rank 2 on \S+ is slow, .* loses that in the script's other .* at \S+slow.py:{line} in ", err), (
-            err
-        )
-
-
-@pytest.mark.long
-def test_a_loader_worker_that_dies_of_a_full_shared_memory_is_named_with_the_remedy(start, said):
-    process = start(read="index == 60 and dist.get_rank() == 1 and os.kill(os.getpid(), signal.SIGBUS)", workers=2)
-    process.wait()
-    assert re.search(r"/dev/shm of this machine has .* free now: loader worker \d+ of rank 1 found it full", said())
-
-
-@pytest.mark.long
-def test_ranks_that_call_different_collectives_are_told_which_and_where_they_parted(start, said):
-    start("dist.all_reduce(torch.ones(1))", timeout=4).wait()
-    text = said()
-    assert "different ways" in text
-    assert re.search(r"(?m)^  rank 0: .* of float32 \[1, 4\]", text), text
-    assert re.search(r"(?m)^  rank 1: all_reduce of float32 \[1\],", text), text
+    assert err.count("is slow") == 1, err
+    assert re.search(rf"rank 2 on \S+ is slow, .* loses that in the script's other .* at \S+slow.py:{line} in ", err), err
 
 
 def test_a_killed_rank_is_told_with_what_it_was_last_seen_at(start, said, tmp_path):

@@ -36,13 +36,3 @@ def words_of(run_here):
         return words.partition("\n\nfailed after it:")[0].rstrip()
 
     return run
-
-
-@pytest.fixture
-def ends_well(run_here):
-    """``ends_well(source)``: whether a script on two processes does."""
-
-    def run(source):
-        return run_here(BEGIN + textwrap.dedent(source), "--nproc", "2").returncode == 0
-
-    return run

@@ -1,14 +1,11 @@
 """Errors of one process, raised here by the installed torch, or recorded where that takes a GPU."""
 
-import re
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from lockstep.tools.explain.errors import words
 from lockstep.tools.explain.errors.words import ROWS, in_words
 
 pytestmark = pytest.mark.timeout(60)
@@ -83,46 +80,6 @@ def test_a_tensor_that_a_layer_keeps_without_registering_it():
     words = words_of(train, nn.Sequential(Masked()), torch.randn(2, 4))
     assert "Layer '0' (Masked) has its parameters (scale [4]) on cpu, and computes with self.mask [4] on meta." in words
     assert "register_buffer" in words
-
-
-def test_a_tensor_that_is_in_no_variable():
-    class Makes(nn.Linear):
-        def forward(self, x):
-            return super().forward(x) + torch.ones(5, device="meta")
-
-    words = words_of(train, nn.Sequential(Makes(4, 5)), torch.randn(2, 4))
-    assert "Layer '0' (Makes) has its parameters" in words
-    assert "on cpu, and computes with a tensor that is in no variable on meta." in words
-
-
-@pytest.mark.parametrize("foreach", [False, True])
-def test_an_optimizer_whose_state_is_elsewhere(foreach):
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.Adam(model.parameters(), foreach=foreach)
-    model(torch.randn(2, 4)).sum().backward()
-    optimizer.step()
-    for state in optimizer.state.values():
-        state["exp_avg"] = state["exp_avg"].to("meta")
-    words = words_of(optimizer.step)
-    assert words.startswith("The state of Adam is on meta, and the parameters are on cpu.")
-
-
-def test_tensors_of_two_devices_outside_of_any_layer():
-    def loss_of(output, target):
-        return output - target
-
-    words = words_of(loss_of, torch.ones(2), torch.ones(2, device="meta"))
-    assert re.match(
-        r"In loss_of, line \d+, tensors of different devices meet: output \[2\] on cpu; target \[2\] on meta\.", words
-    )
-
-
-def test_a_layer_whose_input_does_not_fit():
-    assert words_of(train, Net(), torch.randn(2, 7)).startswith(
-        "Layer 'fc1' (Linear) takes 4 features in the last dimension, and was given 7: its input is [2, 7]."
-    )
-    assert "x.flatten(1)" in words_of(train, Net(), torch.randn(3, 2, 2))
-    assert words_of(torch.mm, torch.ones(2, 3), torch.ones(2, 3)) == ""  # no name to add
 
 
 def test_a_loss_without_a_gradient():
@@ -292,12 +249,6 @@ def test_the_families_of_cuda():
         raise named("AcceleratorError")(AROUND.format("invalid device ordinal"))
 
     assert "asked for GPU 3, and sees 0" in words_of(set_device, 3)
-    assert recorded(AROUND.format("no CUDA-capable device is detected")).startswith("This process sees no GPU")
-
-
-@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this torch has CUDA")
-def test_a_torch_without_cuda():
-    assert words_of(torch.ones(1).cuda).startswith("This PyTorch is a build for the CPU alone")
 
 
 # The older wording: https://github.com/haotian-liu/LLaVA/issues/1081
@@ -407,27 +358,7 @@ def test_huge_locals_and_deep_stacks_are_explained_within_the_limit():
 
     with pytest.raises(RuntimeError) as caught:
         step()
-    assert in_words(caught.value)  # empty after words._LIMIT_S
-
-
-def test_models_that_take_their_time_are_not_waited_for(monkeypatch):
-    monkeypatch.setattr(words, "_LIMIT_S", 0.1)
-    release = threading.Event()
-
-    class Slow(nn.Module):
-        def named_modules(self, *args, **kwargs):
-            release.wait(30)
-            yield from super().named_modules(*args, **kwargs)
-
-    def step():
-        model = Slow()
-        return model, torch.empty(10**15)
-
-    assert words_of(step) == ""
-    release.set()
-    for thread in threading.enumerate():
-        if thread.name == "lockstep-in-words":
-            thread.join()
+    assert in_words(caught.value)
 
 
 def test_every_family_is_in_the_documentation():

@@ -34,23 +34,16 @@ class Two(Net):
         return self.fc1(x), self.fc2(self.fc1(x))
 
 dist.init_process_group("gloo")
-ddp = DistributedDataParallel(Two(), OPTIONS)
+ddp = DistributedDataParallel(Two(), static_graph=True)
 for _ in range(4):
     ddp(torch.randn(2, 4))[0].sum().backward()
 """
 
 
-@pytest.mark.parametrize("options", ["static_graph=True", "static_graph=True, find_unused_parameters=True"])
-def test_of_a_static_graph_the_remedy_is_one_that_works(words_of, options):
-    words = words_of(LEAVES_AN_OUTPUT_OUT.replace("OPTIONS", options))
+def test_of_a_static_graph_the_remedy_is_one_that_works(words_of):
+    words = words_of(LEAVES_AN_OUTPUT_OUT)
     assert "return only what the loss uses" in words
     assert "leave static_graph=True out" in words
-
-
-def test_what_is_said_of_a_static_graph_helps(ends_well):
-    assert ends_well(LEAVES_AN_OUTPUT_OUT.replace("OPTIONS", "find_unused_parameters=True"))
-    used_only = LEAVES_AN_OUTPUT_OUT.replace("self.fc1(x), self.fc2(self.fc1(x))", "[self.fc1(x)]")
-    assert ends_well(used_only.replace("OPTIONS", "static_graph=True"))
 
 
 def test_unused_parameters_are_named_by_the_text_where_the_model_is_not_found(words_of):
@@ -110,36 +103,6 @@ def test_models_of_different_numbers_of_parameters(words_of):
     assert any(text in words for text in own), words
 
 
-def test_a_model_half_of_which_was_moved(words_of):
-    words = words_of(
-        """
-        dist.init_process_group("gloo")
-        model = Net()
-        model.fc2.to("meta")
-        DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), model))
-        """,
-        nproc=1,
-    )
-    assert "different kinds of devices: 1.fc2.weight and 1.fc2.bias on meta, 4 on cpu" in words
-
-
-def test_device_ids_without_a_gpu(words_of):
-    words = words_of('dist.init_process_group("gloo")\nDistributedDataParallel(Net(), device_ids=[0])', nproc=1)
-    assert "All parameters of Net are on cpu, and device_ids=[0] asks for a GPU" in words
-
-
-def test_a_frozen_model(words_of):
-    words = words_of('dist.init_process_group("gloo")\nDistributedDataParallel(Net().requires_grad_(False))', nproc=1)
-    assert words.startswith("All parameters of Net have requires_grad=False")
-
-
-def test_a_collective_without_a_group(words_of):
-    assert words_of("dist.all_reduce(torch.ones(1))", nproc=1).startswith("all_reduce() needs the other ranks")
-    assert words_of("DistributedDataParallel(Net())", nproc=1).startswith(
-        "DistributedDataParallel(...) needs the other ranks"
-    )
-
-
 def test_a_port_in_use_with_who_has_it(words_of):
     words = words_of(
         """
@@ -162,8 +125,7 @@ def test_a_port_in_use_with_who_has_it(words_of):
             "ended by SIGBUS: mostly it wrote a batch into shared memory when none was left. ",
         ),
         ("os.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL: nearly always the system's out-of-memory killer"),
-        ("os._exit(3)", "ended with status 3, by sys.exit(3) or os._exit(3)"),
-        ("sys.exit(-1)", "ended with status 255, by sys.exit(-1) or os._exit(-1)"),
+        ("os._exit(3)", "ended with status 3: sys.exit() or os._exit()"),
     ],
 )
 def test_a_loader_worker_that_is_gone(words_of, end, said):
@@ -211,27 +173,12 @@ def test_a_joined_script_has_its_layers_named_and_its_optimizer_counted(words_of
     assert "more than the whole machine has" in words
 
 
-def test_memory_that_a_limit_keeps_from_a_process(words_of):
-    words = words_of(
-        """
-        import resource
-        taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (taken + 2**27, taken + 2**27))
-        torch.empty(2**26)
-        """,
-        nproc=1,
-    )
-    assert words.startswith("This process may not have 256.00 MiB more, asked for at once, although "), words
-    assert ": ulimit -v allows it " in words
-
-
 @pytest.mark.parametrize(
     "source",
     [
         "raise RuntimeError('the data are gone')",
         "raise ValueError('NCCL error in: my own words')",
         "import lockstep\nraise lockstep.UsageError('NCCL error in: lockstep says so')",
-        "try:\n    torch.randn(2, 3) @ torch.randn(2, 3)\nexcept RuntimeError as error:\n    raise error",
     ],
 )
 def test_what_is_not_known_or_has_words_is_left_alone(words_of, source):

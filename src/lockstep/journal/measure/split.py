@@ -83,6 +83,11 @@ def bound_of(shares: Mapping[str, float]) -> str | None:
     return "compute" if _computing(shares) >= _BOUND else None
 
 
+def name_bound(bound: str) -> str:
+    """What ``bound_of`` returns, as an adjective."""
+    return "unbalanced" if bound == "waiting" else f"{bound}-bound"
+
+
 def notable_wait(shares: Mapping[str, float]) -> str | None:
     """The largest part other than computing, if it takes enough of the time for a remark."""
     wait = max(_WAITS, key=lambda part: shares[part])
@@ -102,8 +107,7 @@ def sentence(shares: Mapping[str, float]) -> str:
     remedy = f"; {_REMEDIES[wait]}" if wait in _REMEDIES else ""
     if bound_of(shares) != wait:
         return f"largest wait: {_WAITS[wait]}, {shares[wait]:.0%} of the time{remedy}"
-    name = {"waiting": "unbalanced"}.get(wait, f"{wait}-bound")
-    return f"{name}: {shares[wait]:.0%} of the time goes into {PARTS[wait]}{remedy}"
+    return f"{name_bound(wait)}: {shares[wait]:.0%} of the time goes into {PARTS[wait]}{remedy}"
 
 
 def verdict(splits: Sequence[Mapping[str, float]]) -> str:

@@ -23,7 +23,7 @@ from lockstep.launch.options import LaunchOptions
 from lockstep.launch.program import find_script
 from lockstep.launch.script import run_script
 from lockstep.launch.server import drop_server
-from lockstep.tools.doctor import loader, processes
+from lockstep.tools.doctor import processes
 from lockstep.tools.doctor.finding import FAIL, Finding, Situation, fail
 from lockstep.tools.doctor.shown import show, situation_of
 from lockstep.tools.doctor.table import examine
@@ -35,8 +35,6 @@ Examples:
       this machine, and communication between two processes on it
   lockstep doctor --nproc 4 --run-dir /data/run1
       for a run of four processes in that directory
-  lockstep doctor train.py --epochs 1
-      also: does the loader of train.py keep up?
   lockstep doctor --json | jq '.[] | select(.state != "ok")'
       for other programs
   lockstep doctor --nnodes 2 --node-rank 0 --master-addr host0
@@ -46,13 +44,12 @@ Examples:
   lockstep run --preflight --nproc 4 train.py
       the same for this machine, then the run, unless a check fails
 
-All options of lockstep run are accepted: take its command line, and write doctor in place of run. SCRIPT really runs, in a
-temporary run directory; files that it writes elsewhere stay.
+All options of lockstep run are accepted: take its command line, and write doctor in place of run. SCRIPT is not run.
 
 Exit status: 0 if no check failed (warnings do not count), 1 if one did, 2 if the arguments are invalid, 130 after Ctrl-C.
 """
 _LOCAL_S = 20.0
-_START_S = _RENDEZVOUS_S = 60.0
+_RENDEZVOUS_S = 60.0
 _SHOWN = (
     *("nproc_per_node", "is_module", "threads", "workers", "device", "backend", "run_dir"),
     *("nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint"),
@@ -62,15 +59,8 @@ _OF_HOSTS = ("run_dir", "backend", "device", "timeout_s")
 
 @command_of_script("doctor", shown=_SHOWN, epilog=_EPILOG, needs_script=False)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per finding, with all values.")
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    default=5.0,
-    metavar="SECONDS",
-    help="Time for which steps of SCRIPT are measured, in seconds.  [default: 5]",
-)
-def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: float, **values: Any) -> int:
-    """Check whether this machine, or several together, can train; with SCRIPT, also whether its loader keeps up.
+def command(script: str | None, args: tuple[str, ...], as_json: bool, **values: Any) -> int:
+    """Check whether this machine, or several together, can train.
 
     The result of each check is ok, warn (a run will work, but slowly or not for long) or fail (it will not work), with the
     values found and a remedy.
@@ -95,12 +85,6 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, seconds: f
             exchange = dataclasses.replace(situation, num_processes=max(2, situation.num_processes))
             findings.append(processes.CHECK.examine(exchange))
             drop_server()
-        if script is not None and prints:
-            program = [*(["-m"] if options.is_module else []), script, *args]
-            progress.started(f"{loader.NAME} of {script}")
-            measured = loader.look(program, situation.num_processes, settings, seconds, _START_S + seconds, progress)
-            finding = loader.judge(**measured)
-            findings.append(dataclasses.replace(finding, check=loader.NAME, values=measured))
     if prints and as_json:
         echo_json([dataclasses.asdict(finding) for finding in findings])
     elif prints:

@@ -1,21 +1,16 @@
-"""Checks of cores, threads, and Slurm's allocation."""
+"""Checks of cores and threads."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from lockstep.joining.startup.allotment import misfits
-from lockstep.launch import gpus
-from lockstep.launch.topology import read_nodes
 from lockstep.tools.doctor.finding import Finding, Situation, ok, warn
 from lockstep.world.environment import OMP, threads_asked
 from lockstep.world.machine.cores import num_cores
 
-TOPOLOGY = Path("/sys/devices/system")
 _OF_BLAS = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _BINDS = ("OMP_PROC_BIND", "OMP_PLACES", "KMP_AFFINITY", "GOMP_CPU_AFFINITY")
 _HARMLESS = re.compile(r"false|none|disabled", re.IGNORECASE)
@@ -89,42 +84,3 @@ def judge_settings(*, variables: Mapping[str, str], num_processes: int) -> Findi
             f"{', '.join(spins)}: threads that wait take the cores of others", "unset OMP_WAIT_POLICY and KMP_BLOCKTIME"
         )
     return ok(shown or "none is set: lockstep divides the cores")
-
-
-def look_at_cores(situation: Situation, root: Path = TOPOLOGY) -> dict[str, Any]:
-    """The number of physical cores, and of the CPUs that the kernel sees."""
-    nodes = read_nodes(os.sched_getaffinity(0), root)
-    return {
-        "logical": sum(len(node.cpus) for node in nodes),
-        "physical": sum(len(node.cores) for node in nodes),
-        "wanted": situation.num_processes * _threads(situation),
-    }
-
-
-def judge_cores(*, logical: int, physical: int, wanted: int) -> Finding:
-    """Whether two computing threads must share a core."""
-    found = f"{logical} CPU(s) are {physical} core(s)"
-    if physical < wanted <= logical:
-        return warn(
-            f"{found}, and {wanted} threads want to compute: two on a core are hardly faster than one",
-            f"fewer --threads (OMP_NUM_THREADS), so that processes x threads is at most {physical}",
-        )
-    return ok(found)
-
-
-def look_at_slurm(situation: Situation) -> dict[str, Any]:
-    """What the job was allocated, and what of it the run would use."""
-    world, config = situation.world, situation.config
-    num_gpus = gpus.num_gpus(situation.environ)
-    gpus_each = (config.devices_per_process or 1) if num_gpus and config.device != "cpu" else 0
-    affinity = len(os.sched_getaffinity(0))
-    lines = misfits(world, num_cores=affinity, num_gpus=num_gpus, gpus_each=gpus_each, workers=config.workers or 0)
-    return {"job": None if world.job is None else world.job.number, "misfits": lines}
-
-
-def judge_slurm(*, job: str | None, misfits: Sequence[str]) -> Finding:
-    """Whether tasks, cores and GPUs match. (Each line contains its remedy.)"""
-    if misfits:
-        misfit, _, remedy = misfits[0].rpartition(": ") if len(misfits) == 1 else ("; ".join(misfits), "", "")
-        return warn(misfit or misfits[0], remedy or "change the job's request as said")
-    return ok("no Slurm job" if job is None else f"job {job}: tasks, cores and GPUs fit")

@@ -1,4 +1,4 @@
-"""Checks of installed software: versions, GPU driver, NCCL."""
+"""Checks of installed software: versions, GPU driver."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import importlib.util
 import platform
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -25,7 +24,6 @@ _DRIVERS = {"11": (450, 80), "12": (525, 60), "13": (580, 0)}
 """The oldest driver for each major version of CUDA (release notes, table "minor version compatibility")."""
 _TAKEN = 0.1
 """If more than this share of a GPU's memory is taken, other processes use it."""
-_SLOWING = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE")
 
 
 def look_at_versions(situation: Situation) -> dict[str, Any]:
@@ -164,39 +162,3 @@ def _torch_cuda() -> str | None:
     text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
     match = re.search(r"^cuda\b[^=]*= *['\"]([^'\"]+)", text, re.MULTILINE)
     return None if match is None else match[1]
-
-
-def look_at_nccl(situation: Situation) -> dict[str, Any]:
-    """NCCL's packages and environment variables."""
-    names = sorted(_distributions("nvidia-nccl-cu"))
-    return {
-        "num_gpus": gpus.num_gpus(situation.environ),
-        "packages": {name: _version(name) for name in names},
-        "variables": {name: value for name, value in situation.environ.items() if name.startswith("NCCL_")},
-        "interfaces": [name for _, name in socket.if_nameindex()],
-    }
-
-
-def judge_nccl(
-    *, num_gpus: int, packages: Mapping[str, str], variables: Mapping[str, str], interfaces: Sequence[str]
-) -> Finding:
-    """Whether its variables name existing interfaces, and do not disable its fast transports."""
-    wanted = variables.get("NCCL_SOCKET_IFNAME", "")
-    if wanted and wanted[0] not in "^=":  # else a list of what not to take, or of whole names
-        missing = [name for name in wanted.split(",") if not any(here.startswith(name) for here in interfaces)]
-        if missing:
-            return (fail if num_gpus else warn)(
-                f"NCCL_SOCKET_IFNAME={wanted}: there is no interface {missing[0]}, but {', '.join(interfaces)}",
-                "name one of them, or unset NCCL_SOCKET_IFNAME",
-            )
-    slowing = [f"{name}={variables[name]}" for name in _SLOWING if variables.get(name, "0") != "0"]
-    if slowing:
-        return warn(f"{', '.join(slowing)}: NCCL may not use its fast transports", f"unset {slowing[0].partition('=')[0]}")
-    brought = ", ".join(f"{name} {version}" for name, version in packages.items())
-    return ok((brought or "within torch") if num_gpus else "not used: no GPU")
-
-
-def _distributions(prefix: str) -> set[str]:
-    return {
-        name for distribution in metadata.distributions() if (name := distribution.metadata["Name"] or "").startswith(prefix)
-    }

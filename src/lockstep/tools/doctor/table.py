@@ -14,22 +14,16 @@ CHECKS = (
         "versions", "is what lockstep needs installed, and new enough?", software.look_at_versions, software.judge_versions
     ),
     Check("GPUs", "do PyTorch, driver and GPUs fit together?", software.look_at_gpus, software.judge_gpus),
-    Check("NCCL", "do NCCL's variables fit this machine?", software.look_at_nccl, software.judge_nccl),
     Check("host name", "does this machine's name resolve?", network.look_at_name, network.judge_name),
     Check("ports", "are ports free?", network.look_at_ports, network.judge_ports),
     Check("interface", "by which interface do processes talk?", network.look_at_interface, network.judge_interface),
-    Check("clock", "does the clock agree with the file server's?", disk.look_at_clock, disk.judge_clock),
     Check("shared memory", "have batches of loader workers room?", limits.look_at_shared_memory, limits.judge_shared_memory),
     Check("open files", "may a process open enough files?", limits.look_at_files, limits.judge_files),
-    Check("processes", "may enough processes be made?", limits.look_at_processes, limits.judge_processes),
     Check("threads", "has each process a core, and each thread?", cores.look_at_threads, cores.judge_threads),
     Check("OMP and BLAS", "do settings of threads contradict each other?", cores.look_at_settings, cores.judge_settings),
-    Check("cores", "do threads that compute share a core?", cores.look_at_cores, cores.judge_cores),
-    Check("Slurm", "do tasks, cores and GPUs of the job fit?", cores.look_at_slurm, cores.judge_slurm),
     Check("run directory", "can a run be written there?", disk.look_at_run_dir, disk.judge_run_dir),
-    Check("disk", "has it room for checkpoints, and speed?", disk.look_at_disk, disk.judge_disk),
+    Check("disk", "has it room for checkpoints?", disk.look_at_disk, disk.judge_disk),
 )
-"""All of them take about half a second, mostly to measure the disk's speed."""
 
 
 def examine(

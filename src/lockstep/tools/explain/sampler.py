@@ -30,11 +30,11 @@ from lockstep.tools.explain.flight_recorder import counts, read_recording
 from lockstep.tools.explain.handled import handled_by
 from lockstep.tools.explain.holders import holders_of
 from lockstep.tools.explain.loader_workers import batches_received, is_loading
+from lockstep.tools.explain.other_threads import other_threads
 from lockstep.tools.explain.process import io_bytes, own_memory
 from lockstep.tools.explain.saving import Lost, Saving
 from lockstep.tools.explain.script_clock import ScriptClock
 from lockstep.tools.explain.stack_request import StackResponder, can_answer
-from lockstep.tools.explain.thread_locks import awaited_by
 from lockstep.tools.explain.work import WorkMeter
 from lockstep.tools.explain.writes import write_in
 
@@ -52,7 +52,7 @@ _FEWEST_WINDOWS, _FEWEST_FRAMES, _FEWEST_HELD = 16, 10, 2
 _CLOSE_S = 2.0
 _FORK_S = 0.2
 """How long a fork waits for the sampler's thread to pause."""
-_COMMUNICATING = (*(f"{OURS}{room}/" for room in ("comm", "sync", "loop")), "/torch/distributed/")
+_COMMUNICATING = (*(f"{OURS}{room}/" for room in ("world/comm", "sync", "loop")), "/torch/distributed/")
 """Code that a rank waits for others in."""
 _PICKLING = ("_object_to_tensor", "_tensor_to_object")
 """Functions of ``torch.distributed`` in which an object collective has not begun, or is over."""
@@ -124,7 +124,7 @@ class Sampler:
         """The exception that the thread is handling, once it has not moved for a while."""
         self._awaits: list[str] = []
         self._polls = ""
-        """What of another thread it then waits for, and the file whose lock it requests again and again."""
+        """Where other threads are, which it may wait for, and the file whose lock it requests again and again."""
         self._begun: Mapping[str, int] = {}
         self._recent: Sequence[tuple[int, str, str]] = ()
         self._recording_s = 0.0
@@ -261,7 +261,7 @@ class Sampler:
             pending, self._recent = recording.pending, recording.recent
             self._collective = None if pending is None else {**asdict(pending), "text": str(pending)}
             self._handled = handled_by(self._thread_id)
-            self._awaits, self._polls = awaited_by(self._thread_id), polled_file(self._thread_id)
+            self._awaits, self._polls = other_threads(self._thread_id), polled_file(self._thread_id)
         self._begun = counts().begun
         if self._clock_id is not None and (cpu_s := time.clock_gettime(self._clock_id)) > self._cpu_s:
             self._cpu_s, self._awake_s = cpu_s, now

@@ -1,41 +1,20 @@
-"""``lockstep runs --csv``: the table of runs, or what one run has logged, for spreadsheets and data frames."""
+"""``lockstep runs --csv``: what a run has logged, for spreadsheets and data frames."""
 
 from __future__ import annotations
 
 import csv
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from lockstep.base.errors import ConfigError
 from lockstep.base.visible import visible
 from lockstep.journal.history import read_history
-from lockstep.tools.runs.inventory import Run
 
-_RUN = (
-    *("directory", "state", "step", "saved_step", "saved_epoch", "saved_time_s", "saved_bytes", "best", "ran_s", "active_s"),
-    *("num_launches", "world_size", "shards", "script", "args", "holder", "remarks"),
-)
 _LOGGED = ("kind", "epoch", "step", "time_s")
 _MEASURED = ("num_steps", "num_samples", "wall_s", "bound")
 """Columns of passes over a training loader: rows of the kind ``epoch``."""
 _EMPTY: Mapping[str, Any] = {}
-
-
-def write_runs(runs: Sequence[Run], file: TextIO) -> None:
-    """Write one row per run: durations in seconds, times in seconds since 1970, epochs from 0."""
-    writer = csv.DictWriter(file, _RUN, lineterminator="\n")
-    writer.writeheader()
-    for run in runs:
-        fields = run.as_json()
-        saved = fields["checkpoint"] or {}
-        row = {name: fields[name] for name in _RUN if name in fields}
-        row.update({f"saved_{name}": saved.get(name) for name in ("step", "epoch", "time_s", "bytes")})
-        row.update(
-            world_size=(fields["world_sizes"] or [None])[-1], args=shlex.join(run.args), remarks=" ".join(run.remarks)
-        )
-        writer.writerow({name: _shown(cell) for name, cell in row.items()})
 
 
 def write_values(run_dir: Path, file: TextIO) -> None:

@@ -22,9 +22,8 @@ from lockstep.cli.tables import Page, fits, say
 from lockstep.cli.terminal import open_console
 from lockstep.tools.runs import inventory
 from lockstep.tools.runs import prune as pruning
-from lockstep.tools.runs.as_csv import write_runs, write_values
+from lockstep.tools.runs.as_csv import write_values
 from lockstep.tools.runs.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
-from lockstep.tools.runs.prune import Results
 from lockstep.tools.runs.time_split import show_split
 from lockstep.world.machine.sizes import NOTHING, counted, size, span
 
@@ -59,7 +58,7 @@ Listing changes nothing, needs no write permission, and does not disturb active 
 @click.command("runs", epilog=_EPILOG, context_settings=CONTEXT)
 @click.argument("directory", required=False, metavar="[DIR]", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per run.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print the table as CSV; of one run, the values that it has logged.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print what the one run in DIR has logged, as CSV.")
 @click.option("--prune", is_flag=True, help="List old runs, ask for confirmation, and delete them; see above.")
 @click.option(
     "--older-than",
@@ -69,7 +68,6 @@ Listing changes nothing, needs no write permission, and does not disturb active 
 @click.option(
     "--keep", type=click.IntRange(min=0), metavar="N", help="With --prune: keep the newest N of each script.  [default: 1]"
 )
-@click.option("--interrupted", is_flag=True, help="With --prune: also delete interrupted runs, which could be resumed.")
 @click.option("--yes", is_flag=True, help="With --prune: delete without confirmation.")
 def command(
     directory: Path | None,
@@ -78,7 +76,6 @@ def command(
     prune: bool,
     older_than: str | None,
     keep: int | None,
-    interrupted: bool,
     yes: bool,
 ) -> None:
     """List the runs in DIR (default: ./runs) and their states, the most recently active one last.
@@ -100,31 +97,29 @@ def command(
       ran          total time of all launches
 
     --prune deletes finished runs, and those that ended before their first checkpoint. It never deletes runs that are
-    running or unreadable, nor a finished run while an older, interrupted one of the same command would be resumed in its
-    place. Without DIR, it also considers the verification and comparison directories beside ./runs.
+    running, interrupted or unreadable, nor a finished run while an interrupted one of the same command would be resumed
+    in its place.
     """
-    _check_options(as_json, as_csv, prune, keep, interrupted, yes)
+    _check_options(as_json, as_csv, prune, keep, yes)
     least_age_s = None if older_than is None else pruning.read_age(older_than)
     runs_dir = RUNS if directory is None else directory
     runs, not_runs = _read(runs_dir, is_default=directory is None)
+    is_run = bool(runs) and inventory.is_run(runs_dir)
+    if prune and is_run:
+        raise ConfigError(f"--prune is for a directory of runs, and {runs_dir} is one run: rm -r {runs_dir} deletes it")
+    if as_csv and not is_run:
+        raise ConfigError(f"--csv prints what one run has logged, and {runs_dir} is none; --json prints the list of runs")
     if prune:
-        rule = pruning.Rule(
-            older_than_s=pruning.read_age("7d") if least_age_s is None else least_age_s,
-            keep=1 if keep is None else keep,
-            interrupted=interrupted,
-        )
-        _prune(runs, runs_dir, rule, with_results=directory is None, ask=not yes)
+        older_than_s = pruning.read_age("7d") if least_age_s is None else least_age_s
+        chosen = pruning.choose(runs, older_than_s=older_than_s, keep=1 if keep is None else keep, now_s=time.time())
+        _delete(chosen, open_console(), ask=not yes)
         return
     runs = [run for run in runs if least_age_s is None or time.time() - run.active_s >= least_age_s]
-    is_run = bool(runs) and inventory.is_run(runs_dir)
     if as_json:
         echo_json([run.as_json() for run in runs])
         return
     if as_csv:
-        if is_run:
-            write_values(runs_dir, sys.stdout)
-        else:
-            write_runs(runs, sys.stdout)
+        write_values(runs_dir, sys.stdout)
         return
     console = open_console()
     if runs:
@@ -136,8 +131,6 @@ def command(
         say(console, f"no runs in {runs_dir.absolute()} that have been idle for {older_than}")
     else:
         say(console, _explain_no_runs(runs_dir, not_runs))
-    if directory is None:
-        _show_results(pruning.find_results(Path()), console)
 
 
 def _read(runs_dir: Path, *, is_default: bool) -> tuple[list[Run], list[Path]]:
@@ -153,51 +146,29 @@ def _read(runs_dir: Path, *, is_default: bool) -> tuple[list[Run], list[Path]]:
     raise ConfigError(f"no runs in {runs_dir.absolute()}: {reason}")
 
 
-def _check_options(as_json: bool, as_csv: bool, prune: bool, keep: int | None, interrupted: bool, yes: bool) -> None:
+def _check_options(as_json: bool, as_csv: bool, prune: bool, keep: int | None, yes: bool) -> None:
     given = [name for name, is_given in (("--prune", prune), ("--json", as_json), ("--csv", as_csv)) if is_given]
     if len(given) > 1:
-        raise ConfigError(f"{' and '.join(given)}: give one of the {'two' if len(given) == 2 else 'three'}")
-    prune_options = {"--keep": keep is not None, "--interrupted": interrupted, "--yes": yes}
-    names = [name for name, is_given in prune_options.items() if is_given]
-    if names and not prune:
-        raise ConfigError(f"{' and '.join(names)} without --prune: runs are deleted only with it")
+        raise ConfigError(f"{' and '.join(given)}: give one of them")
+    if not prune and (yes or keep is not None):
+        raise ConfigError("--keep and --yes go with --prune: runs are deleted only with it")
 
 
-def _prune(runs: Sequence[Run], runs_dir: Path, rule: pruning.Rule, *, with_results: bool, ask: bool) -> None:
-    """Delete what the rule says. ``with_results``: verifications and comparisons in the working directory, too."""
-    if inventory.is_run(runs_dir):
-        raise ConfigError(f"--prune is for a directory of runs, and {runs_dir} is one run: rm -r {runs_dir} deletes it")
-    results = pruning.find_results(Path()) if with_results else []
-    _delete(pruning.plan(runs, results, rule, time.time()), open_console(), ask=ask)
-    for parent in (runs_dir, *([Path()] if with_results else [])):
-        pruning.remove_leftovers(parent)
-
-
-def _delete(plan: pruning.Plan, console: Console, *, ask: bool) -> None:
-    now_s = time.time()
-    for reason, number in plan.reasons().items():
-        say(console, f"{number} stay{'s' if number == 1 else ''}: {reason}", "dim")
-    if not plan.deleted:
+def _delete(runs: Sequence[Run], console: Console, *, ask: bool) -> None:
+    if not runs:
         say(console, "nothing to delete")
         return
-    sizes = [pruning.num_bytes(entry.path) for entry in plan.deleted]
+    now_s, sizes = time.time(), [pruning.num_bytes(run.path) for run in runs]
     rows = [
-        (str(entry.path), pruning.describe(entry), span(now_s - entry.active_s), size(num_bytes))
-        for entry, num_bytes in zip(plan.deleted, sizes, strict=True)
+        (str(run.path), _state(run), span(now_s - run.active_s), size(num_bytes))
+        for run, num_bytes in zip(runs, sizes, strict=True)
     ]
     tables.show(console, Page(("directory", "state", "idle", "size"), rows, ("idle", "size")))
-    total = f"{counted(len(rows), 'directory', 'directories')}, {size(sum(sizes))}"
-    if ask and not _may_delete(total):
+    if ask and not _may_delete(f"{counted(len(rows), 'run')}, {size(sum(sizes))}"):
         say(console, "nothing was deleted")
         return
-    freed, failed = 0, []
-    for entry, num_bytes in zip(plan.deleted, sizes, strict=True):
-        reason = pruning.delete(entry)
-        if reason:
-            failed.append(f"{entry.path} was not deleted: {reason}")
-        else:
-            freed += num_bytes
-    say(console, f"deleted {counted(len(rows) - len(failed), 'directory', 'directories')}: {size(freed)} freed")
+    failed = [f"{run.path} was not deleted: {reason}" for run in runs if (reason := pruning.delete(run))]
+    say(console, f"deleted {counted(len(rows) - len(failed), 'run')}")
     if failed:
         raise LockstepError("\n".join(failed))
 
@@ -209,14 +180,6 @@ def _may_delete(total: str) -> bool:
             "confirmation"
         )
     return click.confirm(f"Delete {total}? This cannot be undone.", default=False)
-
-
-def _show_results(results: Sequence[Results], console: Console) -> None:
-    if results:
-        now_s = time.time()
-        listed = ", ".join(f"{r.path.name} ({pruning.describe(r)}, {span(now_s - r.active_s)} old)" for r in results)
-        newest = results[-1].path.name
-        say(console, f"beside it: {listed}. Their runs: lockstep runs {shlex.quote(newest)}/runs", "dim")
 
 
 def show(runs: Sequence[Run], console: Console) -> None:
@@ -247,7 +210,7 @@ def _state(run: Run) -> str:
         return f"running: {run.holder}"
     if run.state == INTERRUPTED and run.checkpoint is not None:
         return f"interrupted in epoch {run.checkpoint.epoch + 1}"
-    return pruning.describe(run)
+    return "ended before its first checkpoint" if run.state == FAILED else run.state
 
 
 def _processes(run: Run) -> str:
@@ -313,19 +276,14 @@ def _how_to_resume(interrupted: Sequence[Run]) -> str:
 
 
 def _explain_no_runs(runs_dir: Path, not_runs: Sequence[Path]) -> str:
-    directory = runs_dir.absolute()
     if not runs_dir.is_dir():
         why = "there is no such directory"
     elif not_runs:
         why = f"{_listed(not_runs)} {'is not a run' if len(not_runs) == 1 else 'are not runs'}, without a birth.json"
     else:
         why = "it is empty"
-    inside = runs_dir / RUNS
-    if inside in not_runs:
-        remedy = f"There may be some in {inside}: lockstep runs {shlex.quote(str(inside))}"
-    else:
-        remedy = "A run creates runs/SCRIPT-N where it is started; lockstep runs DIR lists another directory."
-    return f"no runs in {directory}: {why}. {remedy}"
+    remedy = "A run creates runs/SCRIPT-N where it is started; lockstep runs DIR lists another directory."
+    return f"no runs in {runs_dir.absolute()}: {why}. {remedy}"
 
 
 def _show_not_runs(not_runs: Sequence[Path], console: Console) -> None:

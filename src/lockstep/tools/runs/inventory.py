@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,34 +85,12 @@ class Run:
 
     def as_json(self) -> dict[str, Any]:
         """A JSON object for other programs."""
-        saved = self.checkpoint
-        return {
-            "directory": str(self.path),
-            "name": self.name,
-            "state": self.state,
-            "remarks": list(self.remarks),
-            "holder": self.holder,
-            "script": self.script,
-            "args": list(self.args),
-            "last_args": list(self.args if self.last_args is None else self.last_args),
-            "shards": self.shards,
-            "step": self.step,
-            "checkpoint": None
-            if saved is None
-            else {
-                "name": saved.name,
-                "step": saved.step,
-                "epoch": saved.epoch,
-                "time_s": saved.time_s,
-                "bytes": saved.num_bytes,
-                "finished": saved.finished,
-            },
-            "best": self.best,
-            "num_launches": len(self.world_sizes),
-            "world_sizes": list(self.world_sizes),
-            "ran_s": self.ran_s,
-            "active_s": self.active_s,
-        }
+        fields = asdict(self)
+        fields["directory"] = str(fields.pop("path"))
+        if self.checkpoint is not None:
+            fields["checkpoint"]["bytes"] = fields["checkpoint"].pop("num_bytes")
+        last_args = self.args if self.last_args is None else self.last_args
+        return {**fields, "name": self.name, "last_args": last_args, "num_launches": len(self.world_sizes)}
 
 
 def is_run(directory: Path) -> bool:

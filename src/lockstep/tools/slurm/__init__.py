@@ -1,2 +1,1 @@
-"""``lockstep slurm``: the requested job (``request``), its batch file (``batch``), the resources of the cluster
-(``inventory``), and Slurm's commands (``commands``)."""
+"""``lockstep slurm``: the requested job (``request``), its batch file (``batch``), and Slurm's commands (``commands``)."""

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from lockstep.base.config import RunConfig
-from lockstep.base.errors import ConfigError, LaunchError
+from lockstep.base.errors import ConfigError
 from lockstep.base.option import options_of
 from lockstep.cli.config_file import config_option
 from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, given, options_from
-from lockstep.launch.doubts import OF_RUNS, misplaced
-from lockstep.launch.program import find_script
-from lockstep.launch.source import Source
-from lockstep.tools.slurm import commands, files, inventory
+from lockstep.tools.slurm import commands, files
 from lockstep.tools.slurm.batch import batch_text, output_of
 from lockstep.tools.slurm.request import RUNTIMES, Request
 from lockstep.world.machine.sizes import counted
@@ -45,7 +40,7 @@ The job saves a checkpoint before its time limit and when it is preempted; it is
 step, as often as necessary (with --no-requeue it ends; submitting the same file again resumes it). scancel ends it for
 good; it saves a checkpoint then too, if a step takes less than Slurm's KillWait.
 
-Exit status: 0 on success, 1 if Slurm does not answer, 2 if the cluster can never run such a job.
+Exit status: 0 on success, 1 if Slurm does not answer, 2 if it does not accept the job.
 """
 
 
@@ -78,10 +73,7 @@ def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool,
     is_module, container = options.get("is_module", False), options.get("container")
     if not is_module and not Path(script).is_file():
         raise ConfigError(f"{script}: no such file. Give the path of the script from this directory, as for python")
-    if args[:1] == ("--",):
-        args = args[1:]
-    else:
-        _check_order(script, args, is_module=is_module)
+    args = args[1:] if args[:1] == ("--",) else args
     name = script.rpartition(".")[2] if is_module else Path(script).stem
     defaults = {"python": sys.executable if container is None else "python3", "job_name": name}
     request = Request(
@@ -93,8 +85,14 @@ def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool,
     )
     file = file or Path(f"{name}.sbatch")
     words = [word for word in sys.argv[1:] if word != "--submit"]  # the file is the same with and without --submit
-    notices = _check(request, needed=submit)
-    backup = files.write(file, batch_text(request, file=str(file), command=["lockstep", *words]))
+    text, notices = batch_text(request, file=str(file), command=["lockstep", *words]), []
+    if commands.is_here():
+        commands.try_out(text)
+    elif submit:
+        raise ConfigError("--submit: this machine has no sbatch. Leave it out, and submit the file on a machine with sbatch")
+    else:
+        notices.append("not checked: there is no Slurm on this machine")
+    backup = files.write(file, text)
     processes = counted(request.nodes * request.tasks, "process", "processes")
     echo(f"{file}: {processes} on {counted(request.nodes, 'node')}, output in {output_of(request)}")
     if backup is not None:
@@ -104,51 +102,9 @@ def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool,
     for notice in notices:
         echo(f"lockstep: {notice}", err=True)
     if submit:
-        commands.try_out(file)
         _show_job(request, commands.submit(file))
     else:
         echo(f"submit it:  sbatch {file}")
-
-
-def _check_order(script: str, args: Sequence[str], *, is_module: bool) -> None:
-    """Check that no option of the job is among the script's arguments, where it would have no effect.
-
-    Raises:
-        ConfigError: one is, and the script has no such option, as far as it can be read here.
-    """
-    ours = {*OF_RUNS, "--submit", "--file", "--config"}
-    for field, option in options_of(Request).items():
-        for names in option.names or (f"--{field.replace('_', '-')}",):
-            ours.update(names.split("/"))  # --requeue/--no-requeue
-    for name, words in misplaced(args, ours):
-        has_it = False
-        with contextlib.suppress(ConfigError):  # a module in a container, or code for another version of Python
-            path = find_script(script, is_module=is_module)
-            if path is not None:
-                has_it = Source.read(path, Path.cwd() if is_module else None).has_option(name.lstrip("-"))
-        if not has_it:
-            raise ConfigError(
-                f"{name} comes after {script}, so it would go to the script, which has no such option that could be found. "
-                f"Options of lockstep slurm come before the script: lockstep slurm {words} {script} ... If it is the script's: "
-                f"lockstep slurm {script} -- {words} ..."
-            )
-
-
-def _check(request: Request, *, needed: bool) -> list[str]:
-    """Notices for the user about the job on this cluster. ``needed``: it is an error if Slurm does not answer."""
-    if not commands.is_here():
-        if needed:
-            raise ConfigError(
-                "--submit: this machine has no sbatch. Leave it out, and submit the file on a machine with sbatch"
-            )
-        return ["not checked: there is no Slurm on this machine"]
-    try:
-        nodes = commands.look()
-    except LaunchError as error:
-        if needed:
-            raise LaunchError(f"{error}. Nothing was written: without --submit the file is written unchecked") from None
-        return [f"not checked: {error}"]
-    return inventory.check(request, nodes)
 
 
 def _show_job(request: Request, job: str) -> None:

@@ -1,4 +1,4 @@
-"""Running Slurm's commands ``sinfo`` and ``sbatch``."""
+"""Running Slurm's commands."""
 
 from __future__ import annotations
 
@@ -7,34 +7,27 @@ import subprocess
 from pathlib import Path
 
 from lockstep.base.errors import ConfigError, LaunchError
-from lockstep.tools.slurm.inventory import FORMAT, Node, read_nodes
 
 _PATIENCE_S = 60.0
+_COLUMNS = "%P %D %c %m %G %l %N"
 
 
 def is_here() -> bool:
     """Whether jobs can be submitted from this machine."""
-    return shutil.which("sbatch") is not None and shutil.which("sinfo") is not None
+    return shutil.which("sbatch") is not None
 
 
-def look() -> list[Node]:
-    """The nodes of the cluster.
+def try_out(text: str) -> None:
+    """Ask Slurm whether the cluster can run a batch file's job: partition, nodes, resources, accounts, limits.
 
     Raises:
+        ConfigError: it cannot; the message has Slurm's reason, and what the cluster has.
         LaunchError: Slurm does not answer.
     """
-    return read_nodes(_run("sinfo", "--Node", "--noheader", f"--format={FORMAT}").stdout)
-
-
-def try_out(file: Path) -> None:
-    """Ask Slurm whether it would accept a file, including accounts, limits, and whatever else only it knows.
-
-    Raises:
-        ConfigError: it would not; the message has its reason.
-    """
-    done = _run("sbatch", "--test-only", str(file), check=False)
+    done = _run("sbatch", "--test-only", text=text)
     if done.returncode:
-        raise ConfigError(f"Slurm does not accept {file}: {_message(done)}")
+        cluster = _run("sinfo", f"--format={_COLUMNS}").stdout.strip()
+        raise ConfigError(f"Slurm does not accept this job: {_message(done)}. The cluster has:\n{cluster}")
 
 
 def submit(file: Path) -> str:
@@ -43,21 +36,19 @@ def submit(file: Path) -> str:
     Raises:
         LaunchError: Slurm does not accept it, or does not answer.
     """
-    return _run("sbatch", "--parsable", str(file)).stdout.strip().partition(";")[0]
+    done = _run("sbatch", "--parsable", str(file))
+    if done.returncode:
+        raise LaunchError(f"sbatch {file} ended with status {done.returncode}: {_message(done)}")
+    return done.stdout.strip().partition(";")[0]
 
 
-def _run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def _run(*command: str, text: str = "") -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
-        )
+        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
     except subprocess.TimeoutExpired:
         raise LaunchError(
             f"{command[0]} has not answered in {_PATIENCE_S:g} s: is Slurm's controller down? (scontrol ping)"
         ) from None
-    if check and done.returncode:
-        raise LaunchError(f"{' '.join(command)} ended with status {done.returncode}: {_message(done)}")
-    return done
 
 
 def _message(done: subprocess.CompletedProcess[str]) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError
 from lockstep.base.option import option
-from lockstep.tools.slurm import units
 from lockstep.world.job.hostlist import expand_hosts
 
 JOB = "Job"
@@ -136,8 +135,9 @@ class Request:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{_flag(name)} {value}: it must be 1 or more")
-        for name, parse in _PARSERS.items():
-            self._parse(name, parse)
+        self._parse("gpus_per_node", num_gpus)
+        self._parse("time", minutes)
+        self._parse("nodelist", expand_hosts)
         object.__setattr__(self, "ntasks_per_node", _count(self.ntasks_per_node, self.num_gpus))
         if not re.fullmatch(rf"({'|'.join(_SIGNALS)})@\d+", self.signal):
             raise ConfigError(
@@ -145,7 +145,7 @@ class Request:
                 "before the end: USR1@90"
             )
         warned_s = int(self.signal.partition("@")[2])
-        if self.time is not None and units.minutes(self.time) * 60 <= warned_s + _EARLY_S:
+        if self.time is not None and minutes(self.time) * 60 <= warned_s + _EARLY_S:
             raise ConfigError(
                 f"--time {self.time} and --signal {self.signal}: the signal may come {_EARLY_S} s early, which is at the start "
                 "of this job, when there is nothing to save yet, and would end it. Give more time, or fewer seconds"
@@ -177,7 +177,7 @@ class Request:
     @property
     def num_gpus(self) -> int:
         """Number of GPUs per node."""
-        return 0 if self.gpus_per_node is None else units.gpus(self.gpus_per_node)[1]
+        return 0 if self.gpus_per_node is None else num_gpus(self.gpus_per_node)
 
     @property
     def tasks(self) -> int:
@@ -187,13 +187,39 @@ class Request:
         return self.ntasks_per_node or max(1, self.num_gpus // devices_per_process)
 
 
-_PARSERS: dict[str, Callable[[str], object]] = {
-    "gpus_per_node": units.gpus,
-    "mem": units.megabytes,
-    "time": units.minutes,
-    "nodelist": expand_hosts,
-    "exclude": expand_hosts,
-}
+def minutes(text: str) -> float:
+    """Parse a time as sbatch does: ``90`` (minutes), ``90:00``, ``1:30:00``, ``2-12`` (days and hours), ``2-12:30:00``.
+
+    Returns minutes; infinity for ``UNLIMITED``, and for 0, which means the same in Slurm.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    if text.upper() in ("INFINITE", "UNLIMITED"):
+        return float("inf")
+    days, dash, time = text.rpartition("-")
+    parts = time.split(":")
+    if not all(part.isdecimal() for part in (*parts, *([days] if dash else []))) or len(parts) > 3:
+        raise ValueError(
+            f"{text!r} is not a time: give minutes, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS or DAYS-HOURS:MINUTES"
+        )
+    numbers = [int(part) for part in parts]
+    if not dash and len(numbers) < 3:
+        numbers.insert(0, 0)
+    hours, mins, secs = (*numbers, 0, 0)[:3]
+    return int(days or 0) * 24 * 60 + hours * 60 + mins + secs / 60 or float("inf")
+
+
+def num_gpus(text: str) -> int:
+    """The number of GPUs of a node, from ``4`` or ``a100:4``.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    match = re.fullmatch(r"(?:[\w.-]+:)?([1-9]\d*)", text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a number of GPUs: give a number of 1 or more, or KIND:NUMBER")
+    return int(match[1])
 
 
 def _count(value: int | str | None, num_gpus: int) -> int | None:

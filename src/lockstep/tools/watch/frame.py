@@ -10,6 +10,7 @@ from rich.text import Text
 
 from lockstep.base.visible import visible
 from lockstep.journal.measure.pass_progress import bar_line, time_left
+from lockstep.journal.measure.split import name_bound
 from lockstep.tools.explain.loader_workers import waits_for_loader
 from lockstep.tools.explain.rank_reports import RankReport
 from lockstep.tools.watch.watched import Point, Snapshot
@@ -169,7 +170,7 @@ def _words(event: Mapping[str, Any]) -> tuple[str, str]:
     if kind == "evaluate":
         return f"evaluation after step {step}: {_listed(event.get('values') or {})}", ""
     if kind == "epoch":
-        bound = f", {event['bound']}-bound" if event.get("bound") else ""
+        bound = f", {name_bound(str(event['bound']))}" if event.get("bound") else ""
         return (
             f"epoch {(event.get('epoch') or 0) + 1}: {event.get('num_steps')} steps in {span(event.get('wall_s'))}{bound}",
             "",

@@ -101,38 +101,6 @@ def _other_shape(match: re.Match[str], scene: Scene) -> str:
     return f"The ranks have built different models: {differs}. {_SAME_MODEL}"
 
 
-def _nothing_to_train(match: re.Match[str], scene: Scene) -> str:
-    module = scene.find("__init__", "module")
-    model = type(module).__name__ if scene.is_module(module) else "the model"
-    return (
-        f"All parameters of {model} have requires_grad=False, so there are no gradients to add up. A model that is only "
-        "evaluated needs no DDP: call it as it is. One that is to be trained was frozen by requires_grad_(False), or has no "
-        "parameters yet."
-    )
-
-
-def _mixed(match: re.Match[str], scene: Scene) -> str:
-    by_device: dict[str, list[str]] = {}
-    module = scene.find("__init__", "module")
-    if not scene.is_module(module):
-        return ""
-    for name, parameter in module.named_parameters():
-        by_device.setdefault(str(parameter.device), []).append(name)
-    rare, *usual = sorted(by_device, key=lambda device: len(by_device[device]))
-    rest = " and ".join(f"{len(by_device[device])} on {device}" for device in usual)
-    if not usual:
-        return (
-            f"All parameters of {type(module).__name__} are on {rare}, and device_ids={match['ids']} asks for a GPU: DDP moves "
-            "inputs there, but not the model. Move the model before you wrap it: "
-            "DistributedDataParallel(model.to(device), device_ids=[local_rank]); on the CPU leave device_ids out."
-        )
-    return (
-        f"The model's parameters are on different kinds of devices: {listed(by_device[rare])} on {rare}, {rest}. DDP keeps its "
-        "buckets on one. Move the whole model, model.to(device), after its last layer was made and before you wrap it; a "
-        "parameter on meta has no data yet: model.to_empty(device=...), and initialize it."
-    )
-
-
 ROWS = (
     row("unused parameters", r"Expected to have finished reduction in the prior iteration", _unused),
     row("a parameter used twice", r"Expected to mark a variable ready only once", _twice),
@@ -147,17 +115,5 @@ ROWS = (
         r"(?:\[(?P<rank>\d+)\]: )?params\[(?P<index>\d+)\] in this process with sizes (?P<sizes>\[[\d, ]*\]) appears not to "
         r"match (?P<what>sizes|strides) of the same param in process 0",
         _other_shape,
-    ),
-    row(
-        "nothing to train",
-        r"DistributedDataParallel is not needed when a module doesn't have any parameter",
-        _nothing_to_train,
-    ),
-    row(
-        "a model on several devices",
-        r"device_ids and output_device arguments only work with .*device_ids (?P<ids>\[[^\]]*\])|"
-        r"input module must be on the same type of devices",
-        _mixed,
-        ("ValueError",),
     ),
 )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import resource
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
+
+import psutil
 
 from lockstep.tools.explain.errors.row import row
 from lockstep.tools.explain.errors.scene import Scene, num_bytes, size
@@ -106,24 +106,16 @@ def _of_gpu(match: re.Match[str], scene: Scene) -> str:
 
 
 def _of_cpu(match: re.Match[str], scene: Scene) -> str:
-    asked = float(match["asked"])
-    memory = _kilobytes("/proc/meminfo")
-    total, free = memory.get("MemTotal", 0.0), memory.get("MemAvailable", 0.0)
-    resident = _kilobytes("/proc/self/status").get("VmRSS", 0.0)
+    asked, memory = float(match["asked"]), psutil.virtual_memory()
+    total, free, resident = memory.total, memory.available, psutil.Process().memory_info().rss
     parts = held(scene, "cpu")
     parts.append(("everything else of this process", max(0.0, resident - sum(num for _, num in parts))))
     parts.append(("other processes, and the system", max(0.0, total - free - resident)))
     where = f", in {scene.where}" if scene.where else ""
     what = f"{size(asked)} more, asked for at once{where}"
     if asked < free:
-        soft = resource.getrlimit(resource.RLIMIT_AS)[0]
-        limit = (
-            f"ulimit -v allows it {size(soft)}" if soft != resource.RLIM_INFINITY else "that of its job or container, likely"
-        )
-        begin = f"This process may not have {what}, although {size(free)} of the machine's {size(total)} are free: {limit}"
-        remedy = (
-            "Raise that limit, or ask the scheduler for more memory; or use fewer samples at a time, or fewer loader workers"
-        )
+        begin = f"This process may not have {what}, although {size(free)} of the machine's {size(total)} are free"
+        remedy = "Raise the limit of its shell (ulimit -v), job or container; or use fewer samples at a time"
     else:
         begin = f"The machine has no memory for {what}: {size(free)} of {size(total)} are free"
         remedy = (
@@ -133,12 +125,6 @@ def _of_cpu(match: re.Match[str], scene: Scene) -> str:
         )
     by_size = sorted((part for part in parts if part[1]), key=lambda part: -part[1])
     return f"{begin}. What took the rest:{_shown(by_size)}\n{remedy}."
-
-
-def _kilobytes(path: str) -> dict[str, float]:
-    """The values of lines like ``MemTotal: 16 kB``, in bytes."""
-    fields = re.findall(r"^(\w+):\s+(\d+) kB$", Path(path).read_text(encoding="ascii", errors="replace"), flags=re.MULTILINE)
-    return {name: float(number) * 1024 for name, number in fields}
 
 
 ROWS = (

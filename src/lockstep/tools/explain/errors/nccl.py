@@ -134,26 +134,4 @@ ROWS = (
     row("NCCL", r"NCCL error|NCCL Error \d", _of_nccl),
     row("CUDA: device-side assert", r"CUDA error: device-side assert triggered", _assert, _CUDA),
     row("CUDA: no such device", r"CUDA error: invalid device ordinal", _no_such_device, _CUDA),
-    row(
-        "CUDA: no device",
-        r"no CUDA-capable device is detected|No CUDA GPUs are available|Found no NVIDIA driver on your system",
-        "This process sees no GPU: the machine has none, its driver is not loaded (nvidia-smi fails too), the container was "
-        "started without it (docker run --gpus all), the job did not ask the scheduler for one, or CUDA_VISIBLE_DEVICES is "
-        "empty or names one that is not there. Without a GPU use device 'cpu' and the backend gloo.",
-        _CUDA,
-    ),
-    row(
-        "CUDA: not built in",
-        r"Torch not compiled with CUDA enabled|Distributed package doesn't have NCCL built in",
-        "This PyTorch is a build for the CPU alone, whatever GPUs the machine has. Install one for CUDA (pytorch.org has the "
-        "command), or use device 'cpu' and the backend gloo.",
-        _CUDA,
-    ),
-    row(
-        "CUDA: after a fork",
-        r"Cannot re-initialize CUDA in forked subprocess",
-        "A process that was forked, as loader workers are, uses CUDA, which its parent had begun to use already: CUDA cannot "
-        "be shared so. Keep the GPU out of the data set (return CPU tensors, and move them in the training loop), or start "
-        "these processes otherwise: DataLoader(..., multiprocessing_context='spawn').",
-    ),
 )

@@ -6,26 +6,12 @@ import re
 import resource
 import signal
 import socket
-import time
-from pathlib import Path
-from typing import Any
+
+import psutil
 
 from lockstep.tools.explain.errors.row import row
 from lockstep.tools.explain.errors.scene import Scene
 from lockstep.tools.explain.errors.shared_memory import described
-
-_LIMIT_S = 1.0
-_LISTENS = "0A"
-
-
-def _no_group(match: re.Match[str], scene: Scene) -> str:
-    called = "DistributedDataParallel(...)" if scene.called == "__init__" else f"{scene.called or 'a collective'}()"
-    return (
-        f"{called} needs the other ranks, and this process has not joined them: init_process_group() was not called before it, "
-        "or destroy_process_group() was. Under lockstep run and torchrun, torch.distributed.init_process_group(backend) needs "
-        "no more arguments; lockstep.join() does it by itself. What should also run without a launcher can ask "
-        "torch.distributed.is_initialized() first."
-    )
 
 
 def _address_in_use(match: re.Match[str], scene: Scene) -> str:
@@ -40,33 +26,11 @@ def _address_in_use(match: re.Match[str], scene: Scene) -> str:
 
 def _holder(port: int) -> str:
     """The process that listens on a port, as far as this user may know."""
-    try:
-        inodes = {
-            fields[9]
-            for table in ("tcp", "tcp6")
-            for line in Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]
-            if (fields := line.split())[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port
-        }
-    except OSError:
-        inodes = set()
-    until_s = time.monotonic() + _LIMIT_S
-    for process in Path("/proc").glob("[0-9]*"):
-        if not inodes or time.monotonic() > until_s:
-            break
-        try:
-            if any(_inode(link) in inodes for link in (process / "fd").iterdir()):
-                words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                return f"process {process.name} on {socket.gethostname()} does already ({words[:120]})"
-        except OSError:  # another user's, or ended
-            continue
+    for connection in psutil.net_connections("tcp"):
+        if connection.laddr and connection.laddr[1] == port and connection.status == psutil.CONN_LISTEN and connection.pid:
+            words = " ".join(psutil.Process(connection.pid).cmdline())
+            return f"process {connection.pid} on {socket.gethostname()} does already ({words[:120]})"
     return "another process does already"
-
-
-def _inode(link: Path) -> str:
-    try:
-        return str(link.readlink()).removeprefix("socket:[").removesuffix("]")
-    except OSError:
-        return ""
 
 
 _ENDS = {
@@ -87,35 +51,24 @@ _ENDS = {
 }
 
 
-_ERROR_AT_START = (
-    ": by an error as it started, if its traceback stands above (spawn and forkserver import the script again, and run what "
-    'stands at its top level: move the training into a function, and call it under `if __name__ == "__main__":`), or by '
-    "os._exit() in what the data set calls"
-)
-
-
 def _worker_gone(match: re.Match[str], scene: Scene) -> str:
     """PyTorch names the signal in the error or its cause; if the worker died early it does not, and the process is asked."""
     texts = [scene.text, *(str(error) for error in (scene.error.__cause__, scene.error.__context__) if error is not None)]
-    matches = [hit for text in texts if (hit := re.search(r"killed by signal: ([^.]+)|with exit code (\d+)", text))]
-    number, status = matches[0].groups() if matches else _end_of(scene.find("_try_get_data", "failed_workers"))
-    code = int(status or 0) - 256 * (int(status or 0) > 127)  # sys.exit(-1) is status 255
-    called = f"sys.exit({code}) or os._exit({code}) in what the data set or collate_fn calls"
-    by = f", by {called}, which should raise an error instead"
-    ended = f"by a signal ({number})" if number else f"with status {status}{_ERROR_AT_START if status == '1' else by}"
-    how = _ENDS.get(number or "", ended if number or status else "without a word")
+    named = [hit[1] for text in texts if (hit := re.search(r"killed by signal: ([^.]+)", text))]
+    workers = scene.find("_try_get_data", "failed_workers")
+    code = workers[0].exitcode if workers else None
+    signalled = named[0] if named else signal.strsignal(-code) if code is not None and code < 0 else None
+    how = _ENDS.get(signalled or "", f"by a signal ({signalled})") if signalled else "without a word"
+    if code is not None and code >= 0:
+        how = (
+            f"with status {code}: sys.exit() or os._exit() in what the data set or collate_fn calls, which should raise an "
+            "error instead; or an error as it started, whose traceback stands above (spawn imports the script again: "
+            'call the training under `if __name__ == "__main__":`)'
+        )
     return (
         f"Loader worker {match['pid']} of this rank ended {how.format(shm=described() if '{shm}' in how else '')}. Its "
         "batch is lost, and with it the loader."
     )
-
-
-def _end_of(workers: Any) -> tuple[str | None, str | None]:
-    """The name of the signal that ended the first of these processes, or its exit status."""
-    code = workers[0].exitcode if workers else None
-    if code is None:
-        return None, None
-    return (signal.strsignal(-code), None) if code < 0 else (None, str(code))
 
 
 def _too_many_files(match: re.Match[str], scene: Scene) -> str:
@@ -136,12 +89,6 @@ def _no_shared_memory(match: re.Match[str], scene: Scene) -> str:
 
 
 ROWS = (
-    row(
-        "no process group",
-        r"Default process group has not been initialized",
-        _no_group,
-        ("ValueError", "RuntimeError"),
-    ),
     row("address in use", r"port: (?P<port>\d+),.*EADDRINUSE", _address_in_use),
     row(
         "loader workers",

@@ -69,12 +69,6 @@ class Scene:
         ours = (os.path.dirname(self.torch.__file__) + "/", _LOCKSTEP)  # noqa: PTH120
         return next((frame for frame in self.frames if not frame.f_code.co_filename.startswith(ours)), None)
 
-    @property
-    def called(self) -> str:
-        """The name of the PyTorch function that the user's line called; empty: it is not a Python function."""
-        at = self.frames.index(self.user_frame) if self.user_frame in self.frames else 0
-        return next((frame.f_code.co_name for frame in self.frames[:at][::-1] if frame.f_code.co_name != "wrapper"), "")
-
     def is_module(self, value: object) -> bool:
         """Whether it is an ``nn.Module``, judged by its type alone, since proxies may do anything."""
         return issubclass(type(value), self.torch.nn.Module)

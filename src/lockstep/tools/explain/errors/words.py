@@ -5,8 +5,6 @@ Called in a worker whose script has failed, before it reports that to its launch
 
 from __future__ import annotations
 
-import _thread
-import threading
 from collections.abc import Iterator
 
 from lockstep.base.errors import LockstepError
@@ -17,36 +15,12 @@ from lockstep.tools.explain.errors.scene import Scene
 ROWS: tuple[Row, ...] = (*ddp.ROWS, *memory.ROWS, *nccl.ROWS, *devices.ROWS, *processes.ROWS, *loop.ROWS)
 """The first row that matches an error, and has an explanation, explains it."""
 
-_LIMIT_S, _BEGIN_S = 5.0, 2.0
 _MOST_ERRORS = 20
 _MOST_CHARACTERS = 100_000
 
 
 def in_words(error: BaseException) -> str:
-    """An explanation of an uncaught error, in one or more paragraphs; empty: it is unknown, or needs none.
-
-    Never raises, and takes ``_LIMIT_S`` at most: a separate thread inspects the user's objects, and is abandoned if they hang.
-    """
-    explanations: list[str] = []
-    began, done = threading.Event(), threading.Event()
-
-    def ask() -> None:
-        began.set()
-        explanations.append(_in_words(error))
-        done.set()
-
-    try:
-        # Not ``threading``: if memory is short, a thread may end before its first line, and start() would wait forever.
-        _thread.start_new_thread(ask, ())
-    except (RuntimeError, MemoryError):
-        return _in_words(error)
-    if not began.wait(_BEGIN_S):
-        return _in_words(error)
-    done.wait(_LIMIT_S)
-    return explanations[0] if explanations else ""
-
-
-def _in_words(error: BaseException) -> str:
+    """An explanation of an uncaught error, in one or more paragraphs; empty: it is unknown, or needs none. Never raises."""
     try:
         if not isinstance(error, Exception) and not hasattr(error, "exceptions"):
             return ""  # Ctrl-C, whatever it has interrupted

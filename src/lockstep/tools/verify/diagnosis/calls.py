@@ -33,7 +33,7 @@ _OF_TEAM = {
     **dict.fromkeys(("rank", "local_rank", "world_size", "size", "ranks", "is_main", "world"), "rank"),
     **dict.fromkeys((*_OF_BOTH, "broadcast_object", "new_group"), "collective"),
 }
-_TEAM_FILES = (f"{OURS}team.py", f"{OURS}comm/collectives.py")
+_TEAM_FILES = (f"{OURS}joining/team.py", f"{OURS}world/comm/collectives.py")
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID")
 _GET_VARIABLE = os._Environ.__getitem__.__code__
 _SEED_RANDOM = random.Random.seed.__code__
