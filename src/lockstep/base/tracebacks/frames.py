@@ -14,7 +14,7 @@ from types import FrameType
 
 OURS = str(Path(__file__).parents[2]) + "/"
 """The directory of lockstep itself."""
-_BETWEEN = (f"{OURS}comm/", f"{OURS}tools/explain/recorded_calls.py")
+_BETWEEN = (f"{OURS}world/comm/", f"{OURS}tools/explain/recorded_calls.py")
 MOST_FRAMES = 40
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
 _PLUMBING = tuple(f"{library}{name}/" for library in _LIBRARIES for name in ("torch", "numpy"))
