@@ -38,7 +38,7 @@ install() {
     "$2" -m venv --clear "$environment" &&
         sed -E '/^(torch|setuptools)==/d' constraints.txt > "$environment/constraints.txt" &&
         "$environment/bin/python" -m pip install -qq --disable-pip-version-check -c "$environment/constraints.txt" \
-            "torch==$torch" -e '.[compare,examples]' cloudpickle hypothesis pytest pytest-timeout pytest-xdist torchmetrics &&
+            "torch==$torch" -e '.[examples]' cloudpickle hypothesis pytest pytest-timeout pytest-xdist torchmetrics &&
         touch "$environment/.installed"
 }
 

@@ -1,6 +1,5 @@
 """Promises of ``lockstep compare`` as a command."""
 
-import builtins
 import json
 import signal
 import subprocess
@@ -52,14 +51,14 @@ def compare(capfd):
 
 
 @pytest.mark.long
-def test_prints_the_table_and_writes_results_and_picture(compare, script, tmp_path):
+def test_prints_the_table_and_writes_results_and_page(compare, script, tmp_path):
     done = compare("--methods", "single@python", "--rounds", "1", script, "--epochs", "3")
     assert done.exit_code == 0, done.output
     assert "160" in done.output
     assert "[1/1] single@python ×1: 160 samples/s" in done.output
     (row,) = json.loads((tmp_path / "comparison" / "results.json").read_text())["rows"]
     assert row["command"][1:] == ["train.py", "--epochs", "3"]
-    assert (tmp_path / "comparison" / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert "<html" in (tmp_path / "comparison" / "report.html").read_text()
 
 
 def test_a_module_is_compared_as_python_runs_it(compare, script, tmp_path):
@@ -110,22 +109,6 @@ def test_a_second_comparison_leaves_the_first_alone(compare, script, tmp_path):
         assert compare("--methods", "single@python", "--rounds", "1", "--out", "out", script).exit_code == 0
     assert (tmp_path / "out" / "results.json").is_file()
     assert (tmp_path / "out-2" / "results.json").is_file()
-
-
-def test_without_matplotlib_all_but_the_picture_is_there_and_how_to_get_it(compare, script, tmp_path, monkeypatch):
-    whole = builtins.__import__
-
-    def without(name, *args, **options):
-        if name.partition(".")[0] == "matplotlib":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return whole(name, *args, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    done = compare("--methods", "single@python", "--rounds", "1", script)
-    assert done.exit_code == 0, done.output
-    assert "pip install matplotlib" in done.output
-    assert (tmp_path / "comparison" / "results.json").is_file()
-    assert not (tmp_path / "comparison" / "comparison.png").exists()
 
 
 def test_a_comparison_of_which_nothing_could_run_fails(compare, script):

@@ -104,7 +104,7 @@ def commands(run_dir):
         ("replay", run_dir, "--step", "first-difference", run_dir.parent / "other"),
         ("stacks", run_dir),
         ("checkpoint", "inspect", run_dir),
-        ("checkpoint", "inspect", checkpoint, "--tensors"),
+        ("checkpoint", "inspect", checkpoint),
         ("checkpoint", "verify", run_dir, "--all"),
         ("checkpoint", "export", run_dir, run_dir.parent / "weights.safetensors", "--force"),
         ("checkpoint", "export", run_dir, run_dir.parent / "weights.safetensors", "--model", "none", "--force"),

@@ -54,7 +54,7 @@ def as_toml(values: Mapping[str, Any], *kinds: type) -> str:
                 continue
             key = _keys(option.names or (f"--{name.replace('_', '-')}",))[0]
             if name in values:
-                lines.append(f"{key} = {_toml(_shortest(values[name]))}")
+                lines.append(f"{key} = {_toml(values[name])}")
             else:
                 lines.append(f"# {key} = {_of_default(option, fields[name])}")
     return "\n".join(lines)
@@ -72,17 +72,14 @@ def _apply(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
     values, wrong = dict[str, Any](), list[str]()
     for key, value in _read(path).items():
         option = by_key.get(key)
-        if option is None:
+        if option is None or option.name is None:
             wrong.append(f"{key}: {_unknown(key, value, by_key, ctx.command_path)}")
             continue
-        kinds, expected = _expected(option)
-        assert option.name is not None
-        if type(value) not in kinds or (type(value) is list and any(type(each) is not str for each in value)):
-            wrong.append(f"{key} = {_toml(value)}: it must be {expected}")
-        elif option.name in values:
-            wrong.append(f"{key}: another name of it is in the file, too ({', '.join(_keys(option.opts))}). Keep one")
-        else:
-            values[option.name] = str(value) if type(value) is int else value  # as on the command line
+        values[option.name] = _as_given(value, option)
+        try:
+            option.type_cast_value(ctx, values[option.name])
+        except click.BadParameter as error:
+            wrong.append(f"{key} = {_toml(value)}: {error.message}")
     if wrong:
         raise ConfigError(
             f"{path} cannot be used as --config:\n" + "\n".join(f"  {visible(line)}" for line in wrong) + "\nKeys are the "
@@ -115,24 +112,11 @@ def _unknown(key: str, value: Any, by_key: Mapping[str, click.Option], command: 
     return f"{command} has no such option" + (f". Did you mean {near[0]}?" if near else "")
 
 
-def _expected(option: click.Option) -> tuple[tuple[type, ...], str]:
-    """The types of TOML's that an option takes, in words, too."""
-    if option.multiple:
-        return (list,), "a list of strings"
-    if option.is_flag:
-        return (bool,), "true or false"
-    if isinstance(option.type, click.types.IntParamType):
-        return (int,), "a whole number"
-    if isinstance(option.type, click.types.FloatParamType):
-        return (int, float), "a number"
-    if isinstance(option.type, click.types.StringParamType):
-        return (str, int), "a string or a whole number"
-    return (str,), "a string"
-
-
-def _shortest(value: Any) -> Any:
-    """A number, if that is what a string is: ``--nproc-per-node 2``. The file may hold either."""
-    return int(value) if isinstance(value, str) and value.isdecimal() and str(int(value)) == value else value
+def _as_given(value: Any, option: click.Option) -> Any:
+    """A value of TOML's as on the command line, where options convert and check it."""
+    if isinstance(value, list):
+        return [str(item) for item in value]
+    return value if option.is_flag and isinstance(value, bool) else str(value)
 
 
 def _toml(value: Any) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from lockstep.base.shapes import Count
 
 USUAL_PREFETCH = 2
 """PyTorch's own default for DataLoaders with workers."""
@@ -12,9 +15,9 @@ USUAL_PREFETCH = 2
 class Loading:
     """Settings of one DataLoader. None: as the script has it."""
 
-    workers: int | None = None
+    workers: Count | None = None
     """Loader workers per process; 0: batches are fetched in the training process."""
-    prefetch: int | None = None
+    prefetch: Annotated[int, lambda number: number >= 1] | None = None
     """Batches that each worker fetches ahead (``prefetch_factor``)."""
     pin: bool | None = None
     """Whether batches are put into pinned memory, from which copies to a GPU do not hold up the training process."""

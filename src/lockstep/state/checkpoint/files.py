@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,38 +84,28 @@ def _drop_cache(fd: int) -> None:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def checksum(path: Path, progress: Callable[[int], None] | None = None) -> str:
-    """The SHA-256 of a file's content, in hexadecimal digits, read from disk where the kernel drops its cached pages.
-
-    Args:
-        path: the file.
-        progress: called repeatedly with the number of bytes read since the last call.
-    """
+def checksum(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal digits, read from disk where the kernel drops its cached pages."""
     hasher = hashlib.sha256()
     with open_to_read(path) as file:
         _drop_cache(file.fileno())
         while block := file.read(_BLOCK_BYTES):
             hasher.update(block)
-            if progress is not None:
-                progress(len(block))
     return hasher.hexdigest()
 
 
-def copy(source: Path, target: Path, progress: Callable[[int], None] | None = None) -> str:
+def copy(source: Path, target: Path) -> str:
     """Copy a file to a new one and flush that to disk. Returns the SHA-256 of the content, in hexadecimal digits.
 
     Args:
         source: the file to copy.
         target: the copy, which must not exist yet.
-        progress: called repeatedly with the number of bytes copied since the last call.
     """
     hasher = hashlib.sha256()
     with open_to_read(source) as reader, target.open("xb") as writer:
         while block := reader.read(_BLOCK_BYTES):
             hasher.update(block)
             writer.write(block)
-            if progress is not None:
-                progress(len(block))
         writer.flush()
         os.fsync(writer.fileno())
     return hasher.hexdigest()

@@ -28,7 +28,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -146,31 +146,23 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def verify(directory: Path, *, sizes_only: bool = False, progress: Callable[[int], None] | None = None) -> Manifest:
+def verify(directory: Path, *, sizes_only: bool = False) -> Manifest:
     """Verify the checksums of a checkpoint.
 
     Args:
         directory: the checkpoint.
         sizes_only: check only that all files exist, with the right sizes.
-        progress: called repeatedly with the number of bytes read since the last call.
 
     Raises:
         CheckpointError: a file is missing, or its content is not what was written.
     """
     manifest = Manifest.read(directory)
     for name in manifest.files:
-        verify_file(directory, manifest, name, sizes_only=sizes_only, progress=progress)
+        verify_file(directory, manifest, name, sizes_only=sizes_only)
     return manifest
 
 
-def verify_file(
-    directory: Path,
-    manifest: Manifest,
-    name: str,
-    *,
-    sizes_only: bool = False,
-    progress: Callable[[int], None] | None = None,
-) -> None:
+def verify_file(directory: Path, manifest: Manifest, name: str, *, sizes_only: bool = False) -> None:
     """Verify one file of a checkpoint; with ``sizes_only`` it is not read.
 
     Raises:
@@ -181,7 +173,7 @@ def verify_file(
         size = check_regular(path)
         if size != entry["bytes"]:
             raise CheckpointError(f"{path} was damaged: it has {size} bytes, and {entry['bytes']} were written")
-        if not sizes_only and checksum(path, progress) != entry["sha256"]:
+        if not sizes_only and checksum(path) != entry["sha256"]:
             raise CheckpointError(f"{path} was damaged: its content is not what was written (SHA-256)")
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None

@@ -9,18 +9,7 @@ from typing_extensions import override
 from lockstep.tools.check import source
 from lockstep.tools.check.methods import Methods
 from lockstep.tools.check.state import Key
-from lockstep.tools.check.values import (
-    DATA,
-    NOTHING,
-    OF_A_SHARD,
-    RANDOM,
-    RANKED,
-    SIZE,
-    Value,
-    Write,
-    merge,
-    mix,
-)
+from lockstep.tools.check.values import DATA, NOTHING, OF_A_SHARD, RANDOM, Value, Write, merge, mix
 
 _OF_OPTIMIZERS = ("lr", "momentum", "weight_decay", "betas", "initial_lr")
 
@@ -200,10 +189,6 @@ class Bindings(Methods):
         known = self.state.cells.get(key)
         if known is None:
             return
-        if known.value.objects:
-            for place in known.value.objects:
-                self.change(place, node, shown, "append" if not own else "change", value, own=own)
-            return
         if any(not write.stale and write.site.inside for write in known.writes):
             own = False  # made in this very shard
         self.state.add(key, value, self.write(node, shown, "change", value, own=own))
@@ -219,19 +204,10 @@ class Bindings(Methods):
                     how = "append" if place.kind in ("list", "deque") else "add"
                     self.change(place, node, target.id, how, added)
                 return
-            if self.inside and old.flags & RANKED and not added.flags & ~SIZE & DATA:
-                added = added._replace(flags=added.flags | RANKED)
             value = self.governed(mix((old, added)))
             self.put_variable(target.id, value, self.write(node, target.id, "add", value, own=True))
         elif isinstance(target, ast.Attribute):
             load = ast.copy_location(ast.Attribute(target.value, target.attr, ast.Load()), target)
-            if target.attr == "grad":
-                if not self.inside:
-                    self.sink(added, node, "answer")
-                return
-            if target.attr == "data":
-                self.set_attribute(target, added, own=True)
-                return
             old = self.eval(load)
             places = [o for o in old.objects if o.kind in ("list", "dict", "set", "deque", "tensor")]
             if places:

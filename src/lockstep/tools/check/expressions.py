@@ -20,6 +20,7 @@ from lockstep.tools.check.values import (
     Object,
     Site,
     Value,
+    Write,
     compute,
     merge,
     mix,
@@ -332,13 +333,8 @@ class Expressions(Machine):
             self.frame = outer
             value = merge(content)
             value = value._replace(flags=value.flags | DATA)
-            write = None
-            if not self.inside:
-                from lockstep.tools.check.values import Write
-
-                site = self.site(node, "the list of the shards' values", "append")._replace(inside=True)
-                write = Write(site, self.loops, stale=True)
-            self.state.put((made, CONTENT), value, write)
+            site = self.site(node, "the list of the shards' values", "append")._replace(inside=True)
+            self.state.put((made, CONTENT), value, Write(site, self.loops, stale=True))
             return Value(frozenset((made,)))
         body()
         self.frame = outer

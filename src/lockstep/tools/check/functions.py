@@ -8,18 +8,8 @@ from typing_extensions import override
 
 from lockstep.tools.check import names, source
 from lockstep.tools.check.loops import Loops
-from lockstep.tools.check.state import CONTENT, State, join
-from lockstep.tools.check.values import (
-    DATA,
-    NOTHING,
-    TEXT,
-    Frame,
-    Object,
-    Site,
-    Value,
-    merge,
-    mix,
-)
+from lockstep.tools.check.state import State, join
+from lockstep.tools.check.values import DATA, NOTHING, TEXT, Frame, Object, Site, Value, merge, mix
 
 DEEPEST = 12
 """Calls within calls that are followed."""
@@ -188,9 +178,7 @@ class Functions(Loops):
             ends.append(self.state)
         self.state = join(ends) or self.state
         values = [value for value, _ in ways]
-        if alive and values:
-            values.append(NOTHING)
-        return merge(values) if values else NOTHING
+        return merge(values)
 
     def _bind_arguments(self, definition: ast.AST, args: list[Value], keywords: dict[str, Value]) -> None:
         arguments: ast.arguments = definition.args  # type: ignore[attr-defined]
@@ -238,13 +226,6 @@ class Functions(Loops):
             ]
             for name, value in [*zip(fields, args, strict=False), *((n, v) for n, v in keywords.items() if n in fields)]:
                 self.state.put((made, name), value, None)
-        for value in (*args, *keywords.values()):
-            if not self.is_module(made):
-                break
-            made.children |= {o for o in value.objects if o.kind in ("module", "instance")}
-        if self.inside and not self.is_module(made):  # a tuple with names, say: it is what it is made of
-            given = mix([self.use(value) for value in (*args, *keywords.values())])
-            return Value(frozenset((made,)), given.flags, given.sites)
         return Value(frozenset((made,)))
 
     @override
@@ -266,21 +247,13 @@ class Functions(Loops):
         return site
 
     @override
-    def written(self, value: Value, depth: int = 3) -> Value:
+    def written(self, value: Value) -> Value:
         found = [self.use(value)]
-        for item in value.items or ():
-            found.append(self.written(item, depth - 1) if depth else NOTHING)
         for target in value.objects:
-            if target.kind == "instance":
-                method = (
-                    self.method(target, "__str__") or self.method(target, "__repr__") or self.method(target, "__format__")
-                )
-                if method is not None:
-                    found.append(self.use(self.run(method, [Value(frozenset((target,)))], {})))
-            elif target.kind in ("list", "dict") and depth:
-                cell = self.state.get((target, CONTENT))
-                if cell is not None and any(o.kind == "instance" for o in cell.value.objects):
-                    found.append(self.written(cell.value, depth - 1))
+            methods = (self.method(target, name) for name in ("__str__", "__repr__", "__format__"))
+            method = next((method for method in methods if method is not None), None)
+            if target.kind == "instance" and method is not None:
+                found.append(self.use(self.run(method, [Value(frozenset((target,)))], {})))
         return mix(found)
 
     def is_early(self, made: Object) -> bool:

@@ -10,20 +10,7 @@ from lockstep.tools.check import names, source
 from lockstep.tools.check.loops import BATCHES, EVALUATION, SHARDS
 from lockstep.tools.check.state import CONTENT
 from lockstep.tools.check.teams import Teams
-from lockstep.tools.check.values import (
-    CLOCK,
-    DATA,
-    NOTHING,
-    NUMBER,
-    RANDOM,
-    RANKED,
-    SIZE,
-    TEXT,
-    Object,
-    Value,
-    merge,
-    mix,
-)
+from lockstep.tools.check.values import CLOCK, DATA, NOTHING, NUMBER, RANDOM, RANKED, SIZE, TEXT, Object, Value, merge, mix
 
 
 class Libraries(Teams):
@@ -288,8 +275,6 @@ class Libraries(Teams):
                     got: list[Value] = []
                     self.run_generator(target, got.append)
                     found += got
-                    if not any(o is self.batch for value in got for o in value.objects):
-                        found.append(self.next(target, node, shown))
             return merge(found)._replace(sites=merge(found).sites | args[0].sites) if found else self.use(args[0])
         if name == "iter" and args:
             return self.iterator(node, args[0])
@@ -304,8 +289,6 @@ class Libraries(Teams):
                 return self.attribute(args[0], attribute)
             self.set_attribute(attribute, args[2] if len(args) > 2 else NOTHING, own=False)
             return NOTHING
-        if name in ("super",):
-            return self._super()
         if name == "map" and len(args) > 1 and self.shards in args[1].objects:
             return self._over_all_shards(node, args[0])
         if name in ("sum", "min", "max", "any", "all", "sorted", "tuple") and isinstance(node, ast.Call):
@@ -345,29 +328,9 @@ class Libraries(Teams):
             for target in function.objects:
                 self.call_of(target, node, NOTHING, [shard, shard], {})
 
-        if self.inside:
-            body()
-            return shard
         self.over_shards(node, body)
         site = self.site(node, "the shards' values", "append")._replace(inside=True)
         return Value(frozenset(), DATA, frozenset((site,)))
-
-    def _super(self) -> Value:
-        for frame in (self.frame, self.frame.parent):
-            if frame is None or frame.definition is None:
-                continue
-            arguments = getattr(frame.definition, "args", None)
-            if arguments is not None and arguments.args:
-                cell = self.state.get((frame, arguments.args[0].arg))
-                for target in cell.value.objects if cell is not None else ():
-                    bases = [b for o in target.bases for b in o.bases if b.kind == "class"]
-                    if bases:
-                        proxy = self.made.get(id(target) ^ 3)
-                        if proxy is None:
-                            proxy = self.made[id(target) ^ 3] = Object("super", "super")
-                        proxy.bases, proxy.owner = bases[:1], target
-                        return Value(frozenset((proxy,)))
-        return NOTHING
 
     def iterator(self, node: ast.AST, value: Value) -> Value:
         """``iter(value)``."""

@@ -378,20 +378,7 @@ class Loops(Expressions):
     def _batches_of(self, node: ast.For | ast.AsyncFor) -> set[str]:
         """The names that a loop binds to steps' batches, as far as its body shows."""
         bound = source.bound_names(node.target)
-        found = source.shards_read_of(node.body, bound)
-        if (
-            not found
-            and isinstance(node.iter, ast.Call)
-            and source.dotted(node.iter.func).rpartition(".")[2] in ("range", "epochs")
-        ):
-            return set()
-        for statement in node.body if not found and self._has_steps(node.body) else ():
-            for part in source.walk(statement):
-                if isinstance(part, ast.Call) and not self.with_shards.isdisjoint(
-                    (source.dotted(part.func).rpartition(".")[2],)
-                ):
-                    found |= {a.id for a in part.args if isinstance(a, ast.Name) and a.id in bound}
-        return found
+        return source.shards_read_of(node.body, bound)
 
     def _has_steps(self, body: list[ast.stmt]) -> bool:
         return any(

@@ -58,6 +58,8 @@ _CODES_OUTSIDE = {
 }
 _UNWRITTEN = {"team", "loader", "batch", "evaluation", "function", "class", "file", "external", "clock", "method", "shards"}
 """Kinds of objects that a variable may be bound to anew without that being a state of the script."""
+_UNCHANGED = {"per shard", "team", "batch", "evaluation", "optimizer", "external", "file", "function", "class", "method"}
+"""Kinds of objects whose changes in part are no state of the script, or another's to keep."""
 
 
 class TooMuch(Exception):  # noqa: N818
@@ -186,18 +188,7 @@ class Machine(Reading):
         self, target: Object, node: ast.AST, name: str, how: str, value: Value, *, own: bool = True, doubtful: bool = False
     ) -> None:
         """An object changes in part."""
-        if target.kind in (
-            "per shard",
-            "team",
-            "batch",
-            "evaluation",
-            "optimizer",
-            "external",
-            "file",
-            "function",
-            "class",
-            "method",
-        ):
+        if target.kind in _UNCHANGED:
             return
         if target.is_prepared and target.kind not in ("list", "dict", "draws"):
             if self.inside and target.is_copy:

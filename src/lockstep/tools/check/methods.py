@@ -9,19 +9,7 @@ from typing_extensions import override
 from lockstep.tools.check import names, source
 from lockstep.tools.check.libraries import Libraries
 from lockstep.tools.check.state import CONTENT
-from lockstep.tools.check.values import (
-    CLOCK,
-    DATA,
-    NOTHING,
-    RANDOM,
-    SIZE,
-    WEIGHTS,
-    Object,
-    Site,
-    Value,
-    merge,
-    mix,
-)
+from lockstep.tools.check.values import CLOCK, DATA, NOTHING, RANDOM, SIZE, WEIGHTS, Object, Site, Value, merge, mix
 
 
 class Methods(Libraries):
@@ -230,9 +218,6 @@ class Methods(Libraries):
                 content.flags,
                 content.sites,
             )
-        if names.is_in_place(name):
-            self.change(target, node, shown, "change", used)
-            return Value(frozenset((target,)))
         return Value(frozenset(), content.flags | used.flags, content.sites | used.sites)
 
     def _update_items(self, target: Object, node: ast.Call, shown: str, value: Value) -> None:

@@ -4,93 +4,40 @@ from __future__ import annotations
 
 import re
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 APPENDING = {"append", "extend", "appendleft", "extendleft", "insert", "put", "put_nowait", "push"}
-CHANGING = APPENDING | {
-    *("update", "add", "setdefault", "enqueue", "remove", "discard", "subtract", "popitem", "sort", "reverse", "rotate"),
-    *(
-        "record",
-        "observe",
-        "accumulate",
-        "store",
-        "update_parameters",
-        "update_ema",
-        "add_batch",
-        "track",
-    ),
-}
+CHANGING = APPENDING | _words(
+    """
+    update add setdefault enqueue remove discard subtract popitem sort reverse rotate record observe accumulate store
+    update_parameters update_ema add_batch track
+    """
+)
 """Methods that change what they are called on."""
 CHANGES_ITS_ARGUMENT = re.compile(
     r"(numpy\.\w+\.at|numpy\.(copyto|put|place|putmask|fill_diagonal)|heapq\.heap(push|pop|pushpop|replace)|bisect\.insort\w*"
     r"|random\.shuffle|operator\.i\w+)$"
 )
 """Functions that change the first thing that they are given."""
-EMPTYING = {
-    "clear",
-    "zero_",
-    "fill_",
-    "copy_",
-    "reset",
-    "load_state_dict",
-    "set_",
-    "manual_seed",
-    "seed",
-    "normal_",
-    "uniform_",
-}
+EMPTYING = _words(
+    """
+    clear zero_ fill_ copy_ reset load_state_dict set_ manual_seed seed normal_ uniform_
+    """
+)
 """Those that leave nothing of what was there."""
 NOT_IN_PLACE = {"requires_grad_", "unscale_", "share_memory_", "clip_grad_norm_"}
 TAKING = {"popleft", "get", "get_nowait", "popitem"}
-SAME_OBJECT = {
-    *(
-        "parameters",
-        "named_parameters",
-        "buffers",
-        "named_buffers",
-        "modules",
-        "named_modules",
-        "children",
-        "named_children",
-    ),
-    *(
-        "state_dict",
-        "items",
-        "values",
-        "keys",
-        "to",
-        "cpu",
-        "cuda",
-        "double",
-        "half",
-        "bfloat16",
-        "eval",
-        "train",
-        "requires_grad_",
-    ),
-    *(
-        "view",
-        "view_as",
-        "reshape",
-        "flatten",
-        "squeeze",
-        "unsqueeze",
-        "transpose",
-        "permute",
-        "detach_",
-        "detach",
-        "t",
-    ),
-    *(
-        "contiguous",
-        "get_parameter",
-        "get_buffer",
-        "get_submodule",
-        "apply",
-        "share_memory",
-        "share_memory_",
-        "unwrap",
-        "cached",
-    ),
-}
+SAME_OBJECT = _words(
+    """
+    parameters named_parameters buffers named_buffers modules named_modules children named_children state_dict items
+    values keys to cpu cuda double half bfloat16 eval train requires_grad_ view view_as reshape flatten squeeze
+    unsqueeze transpose permute detach_ detach t contiguous get_parameter get_buffer get_submodule apply share_memory
+    share_memory_ unwrap cached
+    """
+)
 """Methods whose result shares what they are called on."""
 OF_PARAMETERS = {"parameters", "named_parameters", "state_dict", "get_parameter"}
 ELEMENTWISE = {"clone", "float", "numpy", "mul", "add", "lerp", "sub", "div"}
@@ -109,10 +56,11 @@ CONTAINERS = {
     "queue.LifoQueue": "queue",
     "bytearray": "list",
 }
-KEEPS_TEXT = {
-    *("list", "set", "frozenset", "tuple", "sorted", "str", "append", "extend", "add", "update", "union"),
-    *("choice", "choices", "sample", "chain"),
-}
+KEEPS_TEXT = _words(
+    """
+    list set frozenset tuple sorted str append extend add update union choice choices sample chain
+    """
+)
 """Calls whose result is, or holds, the text that they are given."""
 TENSORS = re.compile(
     r"(torch|numpy)\.(zeros|ones|full|empty|arange|tensor|eye|as_tensor|rand|randn|randint|linspace|array|zeros_like|ones_like"
@@ -122,14 +70,12 @@ RANDOM_CALL = re.compile(
     r"(torch\.(rand|randn|randint|randperm|bernoulli|normal|multinomial|rand_like|randn_like|poisson)"
     r"|random\.(?!Random\b|seed\b)\w+|numpy\.random\.(?!default_rng\b|RandomState\b|Generator\b|seed\b)\w+)$"
 )
-GENERATORS = {
-    "torch.Generator",
-    "numpy.random.default_rng",
-    "numpy.random.RandomState",
-    "numpy.random.Generator",
-    "random.Random",
-    "random.SystemRandom",
-}
+GENERATORS = _words(
+    """
+    torch.Generator numpy.random.default_rng numpy.random.RandomState numpy.random.Generator random.Random
+    random.SystemRandom
+    """
+)
 CLOCKS = re.compile(
     r"(time\.(time|perf_counter|monotonic|process_time|time_ns|perf_counter_ns|monotonic_ns|strftime|ctime|sleep)"
     r"|timeit\.default_timer|datetime\.(datetime|date)\.(now|today|utcnow)|torch\.cuda\.(Event|\w*memory\w*|synchronize)"
@@ -158,58 +104,13 @@ GRADIENT_HOOKS = {
     "register_full_backward_pre_hook",
 }
 
-BUILTINS = {
-    *(
-        "list",
-        "dict",
-        "set",
-        "frozenset",
-        "bytearray",
-        "len",
-        "next",
-        "iter",
-        "setattr",
-        "getattr",
-        "super",
-        "print",
-        "input",
-        "open",
-    ),
-    *(
-        "sorted",
-        "reversed",
-        "map",
-        "filter",
-        "sum",
-        "min",
-        "max",
-        "zip",
-        "enumerate",
-        "tuple",
-        "isinstance",
-        "type",
-        "id",
-        "hasattr",
-    ),
-    *(
-        "callable",
-        "range",
-        "int",
-        "float",
-        "str",
-        "bool",
-        "abs",
-        "round",
-        "any",
-        "all",
-        "exit",
-        "quit",
-        "exec",
-        "divmod",
-        "pow",
-        "repr",
-    ),
-}
+BUILTINS = _words(
+    """
+    list dict set frozenset bytearray len next iter setattr getattr print input open sorted reversed map filter
+    sum min max zip enumerate tuple isinstance type id hasattr callable range int float str bool abs round any all exit
+    quit exec divmod pow repr
+    """
+)
 
 _HARMLESS = re.compile(
     r"(^|\.)(print|pprint|logger|logging|log|_log|wandb|writer|tb|tensorboard|board|tqdm|bar|pbar|progress|progress_bar|mlflow|warn"

@@ -56,7 +56,7 @@ class Reading(abc.ABC):
         """Run a function's body."""
 
     @abc.abstractmethod
-    def written(self, value: Value, depth: int = 3) -> Value:
+    def written(self, value: Value) -> Value:
         """What stands in a text for a value: for an object of the script, what its ``__str__`` makes of it."""
 
     @abc.abstractmethod

@@ -6,14 +6,7 @@ import ast
 
 from lockstep.tools.check.functions import Functions
 from lockstep.tools.check.state import CONTENT
-from lockstep.tools.check.values import (
-    DATA,
-    NOTHING,
-    RANKED,
-    Object,
-    Value,
-    mix,
-)
+from lockstep.tools.check.values import DATA, NOTHING, RANKED, Object, Value, mix
 
 
 class Teams(Functions):

@@ -1,4 +1,4 @@
-"""``lockstep compare``: run a script with several methods, and report a table, a picture and a file."""
+"""``lockstep compare``: run a script with several methods, and report a table, a page and a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.tables import say
 from lockstep.launch.program import find_script
-from lockstep.tools.compare import compare, methods, plot, table, unfinished
+from lockstep.tools.compare import compare, methods, table, unfinished
 from lockstep.tools.compare.comparison import Comparison
 from lockstep.tools.trials.lists import numbers
 from lockstep.tools.trials.machine import Machine, find_components
@@ -76,7 +76,7 @@ def command(
     Prints a table of speed (seconds per epoch, samples per second with 95 % interval, speed-up, efficiency), resource
     usage (cores or GPUs, memory) and answers (final loss and accuracy, and their differences from one process's), and
     a sentence per row: whether it differs by more than noise, and what limits it. The directory of --out receives
-    report.html, comparison.png and results.json, and the directory and output of every run.
+    report.html and results.json, and the directory and output of every run.
 
     The same command resumes an interrupted comparison.
 
@@ -124,12 +124,4 @@ def command(
 
 def _report(comparison: Comparison, console: Console) -> None:
     table.show(comparison, console)
-    picture = f" and {plot.FILE_NAME}"
-    try:
-        plot.draw(comparison)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        picture = ""
-        say(console, "no picture, which requires matplotlib: pip install matplotlib", style="yellow")
-    say(console, f"{comparison.directory}/: results.json{picture}, runs/")
+    say(console, f"{comparison.directory}/: results.json, runs/")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lockstep.journal.measure.split import PARTS
 from lockstep.tools.compare import table
 from lockstep.tools.compare.comparison import Comparison, RowResult
 from lockstep.tools.compare.figures import Figures
-from lockstep.tools.compare.panels import panels
-from lockstep.tools.compare.scaling import scaling_of
 from lockstep.tools.compare.sentences import sentence_of
 from lockstep.tools.compare.splits import splits_of
 from lockstep.tools.report import chart, training
@@ -127,15 +125,38 @@ def _in_one_line(heading: str) -> str:
 
 
 def _panels(comparison: Comparison) -> list[Bars]:
+    """The article's three: time per epoch, utilisation, memory; a bar a row."""
+    baseline = comparison.baseline.figures if comparison.baseline is not None else None
+    unit, gpu = ("GPU", "GPU ") if comparison.on_gpu else ("CPU", "")
+
+    def time(figures: Figures) -> str:
+        speed_up = "" if baseline is None else f" ({figures.samples_per_s / baseline.samples_per_s:.2f}×)"
+        return f"{table.seconds(figures.epoch_s)}{speed_up}"
+
+    panels: tuple[tuple[str, str, Callable[[Figures], float | None], Callable[[Figures], str]], ...] = (
+        ("Time per epoch (less is better)", "s", lambda figures: figures.epoch_s, time),
+        (
+            f"{unit} utilisation",
+            "%",
+            lambda figures: figures.utilisation,
+            lambda figures: table.percent(figures.utilisation),
+        ),
+        (
+            f"Peak {gpu}memory, all processes",
+            "bytes",
+            lambda figures: figures.peak_bytes,
+            lambda figures: table.size(figures.peak_bytes),
+        ),
+    )
     drawn = []
-    for panel in panels(comparison):
+    for title, measure, length, label in panels:
         rows = [
             (result.row.label, result.status, None, "")
             if (figures := result.figures) is None
-            else (result.row.label, panel.label(figures), panel.length(figures), _tone(result))
+            else (result.row.label, label(figures), length(figures), _tone(result))
             for result in comparison.rows
         ]
-        drawn.append(chart.bars(panel.title, rows, unit=panel.unit))
+        drawn.append(chart.bars(title, rows, unit=measure))
     return [picture for picture in drawn if picture is not None]
 
 
@@ -146,19 +167,22 @@ def _tone(result: RowResult) -> str:
 
 def _scaling(comparison: Comparison) -> list[Lines]:
     """The speed-up of each method that ran with several numbers of processes, its interval as a band."""
-    series = []
-    for number, (name, points) in enumerate(scaling_of(comparison).items()):
-        drawn = [
-            Point(
-                x=float(point.num_processes),
-                mean=point.speed_up,
-                least=point.interval.low if point.interval else point.speed_up,
-                most=point.interval.high if point.interval else point.speed_up,
-            )
-            for point in points
-        ]
-        curve = Curve(points=tuple(drawn), per_point=1, num_missing=0)
-        series.append(Series(name=name, curve=curve, tone=f"hue-{number % _NUM_HUES}", has_dots=True))
+    found: dict[str, dict[int, Point]] = {}
+    for result in comparison.rows:
+        if (relation := comparison.relation(result)) is not None:
+            number, mean = result.row.num_processes, relation.speed_up
+            low, high = (mean, mean) if relation.interval is None else (relation.interval.low, relation.interval.high)
+            found.setdefault(result.row.method.name, {})[number] = Point(float(number), mean, low, high)
+    several = {name: points for name, points in found.items() if len(points) > 1}
+    series = [
+        Series(
+            name=name,
+            curve=Curve(points=tuple(points[number] for number in sorted(points)), per_point=1, num_missing=0),
+            tone=f"hue-{index % _NUM_HUES}",
+            has_dots=True,
+        )
+        for index, (name, points) in enumerate(several.items())
+    ]
     baseline = comparison.baseline
     title = f"Speed-up over {baseline.row.label}" if baseline is not None else ""
     picture = chart.lines(title, series, x_name="processes", note="Bands: 95 % confidence interval.")

@@ -27,7 +27,7 @@ from lockstep.launch.program import find_script
 from lockstep.plan.loading import Loading
 from lockstep.tools.trials.trial import Record, Trial, passable, run_trial
 from lockstep.tools.tune import verdict
-from lockstep.tools.tune.request import TuningRequest, read_result, read_stage
+from lockstep.tools.tune.request import read_result, read_stage
 from lockstep.tools.tune.tuned import Situation, Tuned, read
 from lockstep.world.machine.cores import num_cores
 from lockstep.world.machine.sizes import counted
@@ -55,19 +55,8 @@ Exit status: 0 if the loader was measured, 1 if SCRIPT failed before that or can
 130 after Ctrl-C.
 """
 _SHOWN = ("nproc_per_node", "is_module", "bind", "threads", "shards", "accumulate", "device", "strategy", "precision")
-_NOT_PASSED = (
-    "run_dir",
-    "checkpoint_every",
-    "trace",
-    "trace_until",
-    "profile",
-    "progress",
-    "tuned",
-    "workers",
-    "track",
-    "audit",
-)
-"""Settings that the measured run does not take over."""
+_NOT_PASSED = ("run_dir", "tuned", "workers")
+"""Settings that the measured run does not take over. (It has its own of others: ``TuningRequest.settings``.)"""
 
 
 @command_of_script("tune", shown=_SHOWN, epilog=_EPILOG, needs_script=True)
@@ -162,7 +151,6 @@ def _measure(
     """
     with tempfile.TemporaryDirectory(prefix="lockstep-tune-") as place, sigterm_interrupts(), Progress(console) as progress:
         directory = Path(place)
-        TuningRequest(window_s=window_s).write(directory)
         progress.started("starting the script")
         shown_stage: tuple[str, float | None] | None = None
 
@@ -180,7 +168,7 @@ def _measure(
             launcher="lockstep",
             num_processes=num_processes,
             settings=passable(settings, but=_NOT_PASSED),
-            asked={"tune": str(directory)},
+            asked={"tune": {"directory": place, "window_s": window_s}},
             timeout_s=limit_s,
             kill_when=is_done,
         )

@@ -19,7 +19,7 @@ from lockstep.data.sources import Deal
 _LIMIT_S = 0.5
 _MOST_BATCHES, _LEAST_BATCHES = 32, 2
 _MAJOR = 0.5
-"""The share of a function's time that one of its callees must take to be named in its place."""
+"""The share of a function's time that one of its callees must take to be named with it."""
 _MOST_SUSPECTS = 3
 _OUTLIER = 5.0
 """A sample that takes at least this multiple of the median is named."""
@@ -61,8 +61,8 @@ def find_costliest(get: Callable[[], Deal], batches: Any, batch_s: float) -> dic
 def heaviest(
     stats: Mapping[Function, tuple[int, int, float, float, Mapping[Function, tuple[int, int, float, float]]]],
 ) -> dict[str, Any]:
-    """The user's function in which most of a profile's time is spent: starting from the one that takes most, down the calls
-    for as long as a single callee takes the larger part. Pure, except that it reads the function's source."""
+    """The user's function in which most of a profile's time is spent, without that in others of theirs that it calls. Pure,
+    except that it reads the function's source."""
     total_s = sum(own_s for _, _, own_s, _, _ in stats.values())
     callees: dict[Function, list[tuple[float, Function]]] = {}
     for function, (_, _, _, _, callers) in stats.items():
@@ -74,25 +74,19 @@ def heaviest(
             break
     else:
         return {}
-    function = max(of_user, key=lambda callee: of_user[callee])
-    seen = {function}
-    while True:
-        called = [
-            (spent_s, callee) for spent_s, callee in callees.get(function, []) if callee in of_user and callee not in seen
-        ]
-        spent_s, heavier = max(called, default=(0.0, function))
-        if spent_s < _MAJOR * of_user[function]:
-            break
-        seen.add(heavier)
-        function = heavier
+
+    def alone_s(function: Function) -> float:
+        return of_user[function] - sum(spent_s for spent_s, callee in callees.get(function, ()) if callee in of_user)
+
+    function = max(of_user, key=alone_s)
     inner_s, inner = max(callees.get(function, []), default=(0.0, None))
     file, line, name = function
     return {
         "function": _qualified(file, line, name),
         "file": file,
         "line": line,
-        "share": min(1.0, of_user[function] / total_s) if total_s else 0.0,
-        "inside": _plain(inner) if inner is not None and inner_s >= _MAJOR * of_user[function] else None,
+        "share": min(1.0, alone_s(function) / total_s) if total_s else 0.0,
+        "inside": _plain(inner) if inner is not None and inner_s >= _MAJOR * alone_s(function) else None,
     }
 
 

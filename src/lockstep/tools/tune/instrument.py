@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 
 class Tuning(Instrument):
-    """Asked to measure, with the name of the directory of ``TuningRequest``; or in runs with the setting ``tuned``."""
+    """Asked to measure, by field of ``TuningRequest``; or in runs with the setting ``tuned``."""
 
     def __init__(self, asked: Any = None) -> None:
         super().__init__(asked)
+        self._request = None if asked is None else TuningRequest(**asked)
         self._tuned: Tuned | None = None
         self._notice: str | None = None
 
@@ -32,8 +33,8 @@ class Tuning(Instrument):
         Raises:
             ConfigError: the file cannot be read, or was measured for another script.
         """
-        if self.asked is not None:
-            return TuningRequest.settings(config, Path(self.asked))
+        if self._request is not None:
+            return self._request.settings(config)
         if config.tuned is not None:
             self._tuned = read(Path(config.tuned))
             command = _command(read_environment().world)
@@ -42,13 +43,13 @@ class Tuning(Instrument):
 
     def listeners(self, run: Run) -> Iterable[Listener]:
         """What measures loaders, or gives them their settings."""
-        if self.asked is None and self._tuned is None:
+        if self._request is None and self._tuned is None:
             return ()
         from lockstep.tools.tune.loaders import Measuring, TunedLoaders  # with torch
 
         situation = _situation(run)
-        if self.asked is not None:
-            return (Measuring(run, Path(self.asked), situation),)
+        if self._request is not None:
+            return (Measuring(run, self._request, situation),)
         assert self._tuned is not None
         tuned, self._notice = fit(self._tuned, situation, str(run.config.tuned))
         return () if tuned is None else (TunedLoaders(tuned),)

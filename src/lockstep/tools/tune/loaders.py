@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
@@ -25,14 +24,13 @@ class Measuring(Listener):
 
     Args:
         run: that is measured.
-        directory: of ``lockstep tune``.
+        request: of ``lockstep tune``.
         situation: what the measurement is valid for.
     """
 
-    def __init__(self, run: Run, directory: Path, situation: Situation) -> None:
+    def __init__(self, run: Run, request: TuningRequest, situation: Situation) -> None:
         self._run = run
-        request = TuningRequest.read(directory)
-        self._session = Session(request, directory, situation, run.clock, run.collectives, run.devices[0])
+        self._session = Session(request, situation, run)
 
     @override
     def prepared(self, item: Any) -> None:

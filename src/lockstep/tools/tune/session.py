@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from lockstep.journal.measure.step_clock import StepClock
+from lockstep.joining.instrument import Run
 from lockstep.tools.tune.request import TuningRequest, say_stage, write_result
 from lockstep.tools.tune.tuned import Situation
-from lockstep.world.comm.collectives import Collectives
 
 T = TypeVar("T")
 
@@ -24,34 +23,23 @@ class Session:
     """One process's part of the measurement.
 
     Args:
-        request: what to measure.
-        directory: where to write the result.
+        request: what to measure, and where to write the result.
         situation: what the measurement is valid for.
-        clock: breaks down the time of steps.
-        collectives: over all ranks.
-        device: of this process.
+        run: that is measured.
     """
 
-    def __init__(
-        self,
-        request: TuningRequest,
-        directory: Path,
-        situation: Situation,
-        clock: StepClock,
-        collectives: Collectives,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, request: TuningRequest, situation: Situation, run: Run) -> None:
         self.window_s = request.window_s
         """Minimum time for which steps are timed in one window, in seconds."""
-        self.on_gpu = device.type == "cuda"
+        self.on_gpu = run.devices[0].type == "cuda"
         self.cores = situation.num_cores / situation.local_world_size
         """Available to each process of this machine."""
-        self.is_main = collectives.rank == 0
-        self._device = device
-        self._directory = directory
+        self.is_main = run.collectives.rank == 0
+        self._device = run.devices[0]
+        self._directory = Path(request.directory)
         self._situation = situation
-        self._clock = clock
-        self._collectives = collectives
+        self._clock = run.clock
+        self._collectives = run.collectives
         self._leader: object = None
 
     def leads(self, probe: object) -> bool:

@@ -85,22 +85,12 @@ def read(path: Path) -> Tuned:
             raise ConfigError(
                 f"{path} has format {version}, and this lockstep knows format {_FORMAT}: measure again with lockstep tune"
             )
-        situation, loading = Situation(**content.pop("situation")), Loading(**content.pop("loading"))
-        return check(Tuned(situation=situation, loading=_checked(path, loading), **content))
+        situation, loading = Situation(**content.pop("situation")), check(Loading(**content.pop("loading")), "loading.")
+        return check(Tuned(situation=situation, loading=loading, **content))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}. `lockstep tune SCRIPT` writes such a file") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{path} cannot be read as a file of lockstep tune ({error}): measure again") from error
-
-
-def _checked(path: Path, loading: Loading) -> Loading:
-    for name, least in (("workers", 0), ("prefetch", 1)):
-        value = getattr(loading, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise ConfigError(f"{path}: {name} is {value!r}, and must be a whole number, {least} or more, or null")
-    if loading.pin not in (None, True, False):
-        raise ConfigError(f"{path}: pin is {loading.pin!r}, and must be true, false or null")
-    return loading
 
 
 def check_script(tuned: Tuned, script: str, sha256: str | None, path: str) -> bool:

@@ -1,6 +1,6 @@
 """The loops of ``corpus/``, and what is to be found in them: run it for figures of the reading.
 
-.venv/bin/python tests/reading/loops.py
+.venv/bin/python tests/check/loops.py
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""Promises of the table, the notes under it and the picture."""
+"""Promises of the table, and the notes under it."""
 
 import json
 import sys
@@ -6,9 +6,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from lockstep.base.config import PRECISIONS
-from lockstep.tools.compare import advice, plot, table
-from lockstep.tools.compare.scaling import scaling_of
+from lockstep.tools.compare import advice, table
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -110,42 +108,6 @@ def test_a_reader_is_told_which_16_bit_formats_are_slow_and_that_it_is_the_proce
     rows = (("single", 1, 5.0), ("single+bf16-mixed", 1, 50.0), ("single+bf16-true", 1, 5.0), ("single+16-master", 1, 9.0))
     (note,) = advice.notes_on(make_comparison(*rows, num_cores=1))
     assert note.startswith("bf16-mixed, 16-master: up to 10.0 times slower")
-
-
-def test_the_picture_has_a_bar_for_each_row_and_marks_those_that_failed(make_comparison, tmp_path):
-    from matplotlib.image import imread
-
-    few = plot.draw(make_comparison(("single", 1, 2.0), ("ddp", 2, "no luck")))
-    assert few == tmp_path / "comparison.png"
-    height, width, _ = imread(few).shape
-    taller, same, _ = imread(plot.draw(make_comparison(*[("single", 1, 2.0), ("ddp", 2, "no luck")] * 3))).shape
-    assert width == same
-    assert taller > height, "rows were squeezed instead of given room"
-
-
-@pytest.mark.long
-def test_every_precision_can_be_drawn_and_has_a_pattern_of_its_own(make_comparison):
-    assert plot.draw(make_comparison(*[(f"single+{precision}", 1, 2.0) for precision in PRECISIONS])).is_file()
-    assert len({plot._HATCHES[precision] for precision in PRECISIONS}) == len(PRECISIONS)
-
-
-@pytest.mark.long
-def test_the_picture_shows_how_speed_scales_where_a_method_ran_with_several_numbers_of_processes(make_comparison):
-    from matplotlib.image import imread
-
-    rows = [("single", 1, (2.0, 2.1)), ("ddp", 2, (1.0, 1.1)), ("ddp", 4, (0.6, 0.5)), ("fsdp", 2, 3.0)]
-    comparison = make_comparison(*rows)
-    (points,) = scaling_of(comparison).values()
-    assert [(point.num_processes, round(point.speed_up, 1)) for point in points] == [(2, 2.0), (4, 3.7)]
-    assert points[0].interval.low < points[0].speed_up < points[0].interval.high
-    height = imread(plot.draw(comparison)).shape[0]
-    others = make_comparison(*rows[:2], rows[3], ("exact", 2, 1.0))
-    assert scaling_of(others) == {}
-    assert imread(plot.draw(others)).shape[0] < height
-
-
-def test_a_picture_of_nothing_but_failures_can_be_drawn(make_comparison):
-    assert plot.draw(make_comparison(("single", 1, "no luck"))).is_file()
 
 
 def test_results_can_be_read_by_any_json_reader(make_comparison):
