@@ -12,7 +12,7 @@ from checkpoint_files import write_files
 
 from lockstep.base.config import RunConfig
 from lockstep.base.errors import CheckpointError, ConfigError
-from lockstep.joining.opening import Launch, open_run
+from lockstep.joining.opening import LaunchRequest, open_run
 from lockstep.state.checkpoint.store import Store
 from lockstep.state.rundir.birth import Birth, Command, read_birth
 from lockstep.world.environment import World
@@ -38,7 +38,7 @@ def start(*, script="/a/train.py", args=(), number=0, part="", born_with=BORN, w
     """A launch that runs until the next one of the test starts."""
     while _locks:
         _locks.pop().release()
-    launch = Launch(
+    launch = LaunchRequest(
         config=RunConfig(**explicit),
         explicit=explicit,
         born_with=born_with,

@@ -42,7 +42,7 @@ class OpenRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class LaunchRequest:
     """The request of this launch."""
 
     config: RunConfig
@@ -94,7 +94,7 @@ class Launch:
         return contents is None or contents[1].is_like(self.command)
 
 
-def open_run(launch: Launch) -> OpenRun:
+def open_run(launch: LaunchRequest) -> OpenRun:
     """Find or create the run of this launch. Called on rank 0 only.
 
     With ``run_dir``, the run in that directory is resumed, if there is one. Without, the newest interrupted run of the same
@@ -135,7 +135,7 @@ def open_run(launch: Launch) -> OpenRun:
         ) from error
 
 
-def _open_named(path: Path, launch: Launch) -> OpenRun:
+def _open_named(path: Path, launch: LaunchRequest) -> OpenRun:
     path.mkdir(parents=True, exist_ok=True)
     begins_anew = launch.begins_anew(path)
     lock = launch.lock(path, leave_no_name=begins_anew)
@@ -161,7 +161,7 @@ def _open_named(path: Path, launch: Launch) -> OpenRun:
         raise
 
 
-def _find_birth(path: Path, launch: Launch, notices: list[str]) -> Birth | None:
+def _find_birth(path: Path, launch: LaunchRequest, notices: list[str]) -> Birth | None:
     """The birth of the run in a directory: from its file or, if that is missing or damaged, from a checkpoint."""
     damage: ConfigError | None = None
     try:
@@ -209,7 +209,7 @@ def _is_in_use(path: Path) -> bool:
     return any(entry.name != "lock" for entry in path.iterdir())
 
 
-def _state_of(path: Path, launch: Launch, notices: list[str]) -> str | None:
+def _state_of(path: Path, launch: LaunchRequest, notices: list[str]) -> str | None:
     """The state of an earlier run of this command; None: it is of another command, or cannot be resumed."""
     store = Store(path)
     newest = store.newest()
@@ -254,7 +254,7 @@ def _note(notices: list[str], why: str) -> None:
         notices.append(f"this is a new run: {why}")
 
 
-def _try_resume(path: Path, launch: Launch, notices: list[str]) -> OpenRun | None:
+def _try_resume(path: Path, launch: LaunchRequest, notices: list[str]) -> OpenRun | None:
     """Resume an interrupted run of this command, if possible."""
     try:
         contents = read_birth(path)
@@ -275,7 +275,7 @@ def _try_resume(path: Path, launch: Launch, notices: list[str]) -> OpenRun | Non
     return run
 
 
-def _reconcile(path: Path, birth: Birth, launch: Launch) -> Birth:
+def _reconcile(path: Path, birth: Birth, launch: LaunchRequest) -> Birth:
     reconciled = reconcile(path, birth, launch.explicit, launch.born_with, launch.config.allow)
     block(0, launch.world.world_size, reconciled.shards)  # more processes than shards is an error
     return reconciled
@@ -288,7 +288,7 @@ def _is_finished(checkpoint: Path) -> bool:
         return False  # damaged: the checkpoints before it may be usable
 
 
-def _resume(path: Path, born: Birth, launch: Launch, lock: RunLock, notices: list[str]) -> OpenRun:
+def _resume(path: Path, born: Birth, launch: LaunchRequest, lock: RunLock, notices: list[str]) -> OpenRun:
     birth = _reconcile(path, born, launch)
     store = Store(path)
     store.clean()
