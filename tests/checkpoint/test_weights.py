@@ -15,7 +15,7 @@ from lockstep.state.checkpoint.manifest import Manifest
 from lockstep.state.checkpoint.staging import Staging
 from lockstep.state.checkpoint.store import Store, find_checkpoint
 from lockstep.state.checkpoint.weights import Tensors
-from lockstep.state.checkpoint.writer import WriteJob, Writer
+from lockstep.state.checkpoint.writer import Job, Writer
 from lockstep.state.recovery.run_state import RunState
 
 pytestmark = pytest.mark.timeout(60)
@@ -43,7 +43,7 @@ def write(run_dir, *objects, step=10, kind="checkpoint"):
         state.keep(thing)
     tensors = {file: Staging().copy(weights)[0] for file, weights in state.weights().items()}
     manifest = Manifest(kind=kind, step=step, epoch=0, time_s=0.0, objects=state.describe_objects())
-    writer.submit(WriteJob(manifest=manifest, token="t", rank=0, world_size=1, keep=2, tensors=tensors))
+    writer.submit(Job(manifest=manifest, token="t", rank=0, world_size=1, keep=2, tensors=tensors))
     assert writer.wait(30)
     (result,) = writer.results()
     assert not result.error

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from lockstep.state.checkpoint.manifest import FILE_NAME, Manifest, verify
 from lockstep.state.checkpoint.store import BEST, Store
-from lockstep.state.checkpoint.writer import STATE, WriteJob, Writer
+from lockstep.state.checkpoint.writer import STATE, Job, Writer
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -20,7 +20,7 @@ def job(rank=0, world_size=1, *, step=10, token="token", kind="checkpoint", tens
     tensors = {f"state-{rank}.safetensors": {"a": torch.full((1000,), float(rank))}} if tensors is None else tensors
     manifest = Manifest(kind=kind, step=step, epoch=0, time_s=0.0, world_size=world_size)
     place = {"rank": rank, "world_size": world_size, "keep": 2, "token": token}
-    return WriteJob(manifest=manifest, tensors=tensors, **{"state": {"of": rank}, **place, **fields})
+    return Job(manifest=manifest, tensors=tensors, **{"state": {"of": rank}, **place, **fields})
 
 
 def write(writer, one):

@@ -36,7 +36,7 @@ _NICE = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteJob:
+class Job:
     """One rank's part in writing one checkpoint."""
 
     manifest: Manifest
@@ -78,7 +78,7 @@ class Writer:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._job: WriteJob | None = None
+        self._job: Job | None = None
         self._results: list[Written] = []
         self._gives_up = self._is_closed = False
         self._changed = threading.Condition()
@@ -100,7 +100,7 @@ class Writer:
         """Whether a job has ended since the last call of ``results``. Fast, since it is called after every step."""
         return bool(self._results)
 
-    def submit(self, job: WriteJob) -> None:
+    def submit(self, job: Job) -> None:
         """Start a job. None may be in progress."""
         with self._changed:
             assert self._job is None
@@ -148,7 +148,7 @@ class Writer:
                 self._changed.notify_all()
             del job
 
-    def _write(self, job: WriteJob) -> Written:
+    def _write(self, job: Job) -> Written:
         began = time.perf_counter()
         directory = self._store.unfinished(job.manifest.step, job.token)
         path, error, parts_s = None, "", [0.0] * job.world_size
@@ -168,7 +168,7 @@ class Writer:
         wall_s = time.perf_counter() - began
         return Written(manifest=job.manifest, wall_s=wall_s, path=path, parts_s=() if path is None else parts_s, error=error)
 
-    def _finish(self, directory: Path, job: WriteJob, files: dict[str, File], parts_s: list[float]) -> Path:
+    def _finish(self, directory: Path, job: Job, files: dict[str, File], parts_s: list[float]) -> Path:
         """On rank 0: wait for the other parts, and commit."""
         waiting = set(range(1, job.world_size))
         while waiting:
@@ -189,7 +189,7 @@ class Writer:
         return self._store.commit(directory, manifest, job.keep, job.keep_every)
 
 
-def _write_part(directory: Path, job: WriteJob, began: float) -> dict[str, File]:
+def _write_part(directory: Path, job: Job, began: float) -> dict[str, File]:
     """Write this rank's files, flush and verify them; returns their entries for the manifest. ``began``: when it did."""
     own_directory(directory.parent, may_be_link=True)
     own_directory(directory)

@@ -31,7 +31,7 @@ from lockstep.journal.measure.journal import Journal
 from lockstep.listener import Listener, Stage
 from lockstep.state.checkpoint.schedule import CheckpointSchedule
 from lockstep.state.checkpoint.store import Store, step_of
-from lockstep.state.checkpoint.writer import WriteJob, Writer, Written
+from lockstep.state.checkpoint.writer import Job, Writer, Written
 from lockstep.state.recovery.lateness import Lateness
 from lockstep.state.recovery.position import ScriptPosition
 from lockstep.state.recovery.run_state import RunState
@@ -102,7 +102,7 @@ class Saver(Listener):
         """The step of the checkpoint that is being copied."""
         self._held_s: dict[int, float] = {}
         self._lateness = Lateness(config.interval)
-        self._best_job: WriteJob | None = None
+        self._best_job: Job | None = None
         """On rank 0: the best weights, until they are written."""
         self._best_retry_at = 0.0
 

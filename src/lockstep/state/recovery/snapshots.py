@@ -16,7 +16,7 @@ from lockstep.base.config import RunConfig
 from lockstep.state.checkpoint.gathered import gather_full
 from lockstep.state.checkpoint.manifest import Manifest
 from lockstep.state.checkpoint.staging import Staging
-from lockstep.state.checkpoint.writer import WriteJob
+from lockstep.state.checkpoint.writer import Job
 from lockstep.state.recovery.position import ScriptPosition
 from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.software import numerics, version
@@ -62,7 +62,7 @@ class Snapshots:
         self._touching = threading.Thread(target=self._staging.prepare, args=(shapes,), name="lockstep-staging", daemon=True)
         self._touching.start()
 
-    def take(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool) -> WriteJob:
+    def take(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool) -> Job:
         """A copy of the whole state. Every rank must call it, when nothing is being written."""
         if self._touching is not None:
             self._touching.join()
@@ -81,7 +81,7 @@ class Snapshots:
         self.num_taken += 1
         return self._job(manifest, mine, state, self._staging)
 
-    def take_weights(self, value: float, step: int, epoch: int) -> WriteJob | None:
+    def take_weights(self, value: float, step: int, epoch: int) -> Job | None:
         """A copy of the weights on rank 0, which writes them alone, since they are the same on every rank; None on others.
 
         Every rank must call it, when nothing is being written. ``value``: that by which they are the best.
@@ -108,12 +108,12 @@ class Snapshots:
             "versions": {"lockstep": version(), "torch": torch.__version__, "python": platform.python_version()},
         }
 
-    def _job(self, manifest: Manifest, files: dict[str, dict[str, Tensor]], state: Any, staging: Staging) -> WriteJob:
+    def _job(self, manifest: Manifest, files: dict[str, dict[str, Tensor]], state: Any, staging: Staging) -> Job:
         flat = {f"{file}/{name}": tensor for file, part in files.items() for name, tensor in part.items()}
         copies, copied = staging.copy(flat)
         # The token is the same on all ranks: they have saved equally many checkpoints.
         is_best = manifest.kind == "weights"
-        return WriteJob(
+        return Job(
             manifest=manifest,
             token=f"{self._token}-{'best' if is_best else self.num_taken}",
             rank=self._collectives.rank,
