@@ -1,16 +1,19 @@
 """What is installed: its version, its command, and the files of its wheel."""
 
 import importlib.metadata
+import pickle
 import re
 import shutil
 import subprocess
 import sys
+import traceback
 import zipfile
 from pathlib import Path
 
 import pytest
 
 import lockstep
+from lockstep.base import errors
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,6 +28,14 @@ def test_the_version_comes_without_torch():
     program = "import sys, lockstep; print(lockstep.__version__); sys.exit('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert (run.returncode, run.stdout.strip()) == (0, lockstep.__version__)
+
+
+def test_public_errors_are_printed_and_pickled_by_the_name_that_users_import():
+    public = {name: kind for name, kind in vars(errors).items() if name in lockstep.__all__}
+    assert {"LockstepError", "DataError", "LaunchError"} <= public.keys()
+    for name, kind in public.items():
+        assert traceback.format_exception_only(kind("why")) == [f"lockstep.{name}: why\n"]
+        assert type(pickle.loads(pickle.dumps(kind("why")))) is kind
 
 
 def test_in_a_checkout_that_was_not_installed_the_version_is_unknown(tmp_path):

@@ -105,7 +105,7 @@ def package(tmp_path, monkeypatch, sources):
 
 def test_each_of_the_three_within_is_one_file_and_one_row():
     assert [Path(name).name for name, _ in FILES] == ["small_steps.py", "deques.py", "late.py"]
-    assert [Path(name).name for name, _ in ROWS] == ["extensions.py", "registered.py", "config.py"]
+    assert [Path(name).name for name, _ in ROWS] == ["extensions.py", "registry.py", "config.py"]
 
 
 def test_the_listener_of_a_tool_and_that_of_another_package_are_told_of_steps(train, package, tmp_path):

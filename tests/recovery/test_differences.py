@@ -7,7 +7,7 @@ import pytest
 import torch
 from laboratory import PLAIN, content_of
 
-from lockstep.prepare import contents
+from lockstep.prepare.registry import adapter_of
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 
@@ -177,9 +177,9 @@ def test_with_any_schedule_an_allowed_rate_takes_the_course_of_a_run_that_began_
         optimizer = torch.optim.SGD(groups, lr=lr)
         if is_made_first:
             schedule = SCHEDULES[name](optimizer, lr)
-            return [contents.content_of(optimizer), contents.content_of(schedule)]
-        content = contents.content_of(optimizer)
-        return [content, contents.content_of(SCHEDULES[name](optimizer, lr))]
+            return [adapter_of(optimizer), adapter_of(schedule)]
+        content = adapter_of(optimizer)
+        return [content, adapter_of(SCHEDULES[name](optimizer, lr))]
 
     def course(things, num_steps):
         optimizer, schedule = (content.target for content in things)

@@ -13,7 +13,7 @@ from laboratory import PLAIN
 from lockstep.base.config import RunConfig
 from lockstep.base.errors import LockstepError
 from lockstep.cli.main import main
-from lockstep.joining.opening import Launch, open_run
+from lockstep.joining.opening import LaunchRequest, open_run
 from lockstep.state.checkpoint.store import Store
 from lockstep.state.rundir.birth import Birth, Command
 from lockstep.world.environment import World
@@ -60,7 +60,7 @@ def resume(run_dir):
     """What rank 0 does before any training."""
     born_with = Birth(shards=2, exact=True, accumulate=1, seed=0, threads=1, precision="32-true", device="cpu")
     config = RunConfig(run_dir=str(run_dir))
-    launch = Launch(
+    launch = LaunchRequest(
         config=config, explicit={}, born_with=born_with, command=Command(script="", args=(), number=0), world=World()
     )
     with contextlib.suppress(LockstepError):

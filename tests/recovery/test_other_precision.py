@@ -13,17 +13,15 @@ pytestmark = pytest.mark.timeout(90)
 ARGUMENT = "optimizer=Rprop"  # it has state, and does not divide by a number that is 0 in float16
 KEPT = {"16-true": "torch.float16", "bf16-true": "torch.bfloat16"}
 OTHERS = [name for name in PRECISIONS if name != "32-true"]
-PAIRS = [*(("32-true", name) for name in OTHERS), *((name, "32-true") for name in OTHERS), ("16-mixed", "16-master")]
-QUICK = [("32-true", "16-mixed"), ("16-true", "32-true"), ("bf16-true", "16-master")]
+PAIRS = [
+    *(("32-true", name) for name in OTHERS),
+    *((name, "32-true") for name in ("16-mixed", "16-master", "16-true")),  # a scaler goes, copies go, weights become wider
+    ("16-mixed", "16-master"),
+    ("bf16-true", "16-master"),
+]
 
 
-@pytest.mark.parametrize(
-    ("was", "becomes"),
-    [
-        pytest.param(*pair, marks=pytest.mark.long if pair not in QUICK else [])
-        for pair in (*PAIRS, ("16-true", "bf16-true"), ("bf16-true", "16-master"))
-    ],
-)
+@pytest.mark.parametrize(("was", "becomes"), PAIRS)
 def test_an_allowed_precision_goes_on_from_the_same_step_in_its_formats(lab, interrupted, was, becomes):
     interrupted(lab.run_dir, ARGUMENT, precision=was)
     newest = int(lab.names()[0].removeprefix("step-"))
@@ -44,9 +42,9 @@ def test_an_allowed_precision_goes_on_from_the_same_step_in_its_formats(lab, int
     assert kept == {KEPT.get(becomes, "torch.float32")}
     state = Tensors([last / name for name in manifest.files if name.startswith("state-")])
     assert {str(tensor.dtype) for tensor in state.values() if tensor.is_floating_point() and tensor.ndim} == kept
-    # The checkpoints that it has now are of its precision, whatever the run was born with.
+    # The run is now one of this precision, whatever it was born with.
     ended = lab.run(PLAIN, ARGUMENT, precision=was)
     assert ended.status == 1, ended
-    assert f"precision is {was!r} now, and was {becomes!r}, when the checkpoint of step 15" in ended.err, ended
-    ended = lab.run(PLAIN, ARGUMENT, precision=becomes, allow=["precision"])
+    assert f"precision is {was!r} now, and was {becomes!r}" in ended.err, ended
+    ended = lab.run(PLAIN, ARGUMENT, precision=becomes)
     assert ended.status == 0, ended

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from lockstep.base.errors import ConfigError
-from lockstep.state.rundir.birth import Birth, Command, is_damaged, read_birth, reconcile, write_birth
+from lockstep.state.rundir.birth import Birth, Command, is_born_with, read_birth, reconcile, write_birth
 
 pytestmark = pytest.mark.timeout(20)
 BORN = Birth(shards=4, exact=False, accumulate=2, seed=3, threads=2, precision="32-true", device="cpu")
@@ -25,7 +25,7 @@ def launch(now=BORN, allow=(), **explicit):
 
 
 def test_a_birth_and_its_command_are_saved_and_read_back(tmp_path):
-    assert (read_birth(tmp_path), is_damaged(tmp_path)) == (None, False)
+    assert (read_birth(tmp_path), is_born_with(tmp_path, BORN)) == (None, False)
     write_birth(tmp_path, BORN, COMMAND)
     assert read_birth(tmp_path) == (BORN, COMMAND)
     command = {"script": "/a/train.py", "args": ["--lr", "0.1"], "number": 0, "part": "", "settings": {"seed": 3}}
@@ -90,7 +90,7 @@ def test_a_birth_that_cannot_be_read_is_named_and_left_as_it_is(tmp_path, text):
     with pytest.raises(ConfigError, match=r"birth\.json cannot be read as the initial settings"):
         read_birth(tmp_path)
     assert (tmp_path / "birth.json").read_text(encoding="latin-1") == text
-    assert is_damaged(tmp_path)
+    assert not is_born_with(tmp_path, BORN)
 
 
 @pytest.mark.parametrize("version", [1, 3])
@@ -98,7 +98,6 @@ def test_a_birth_of_another_format_says_so(tmp_path, version):
     (tmp_path / "birth.json").write_text(json.dumps({"format": version, "shards": 4}))
     with pytest.raises(ConfigError, match=f"has format {version}, and this lockstep knows format 2"):
         read_birth(tmp_path)
-    assert not is_damaged(tmp_path)
 
 
 def test_a_launch_killed_while_it_saved_the_birth_does_no_harm(tmp_path):

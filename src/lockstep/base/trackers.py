@@ -1,4 +1,5 @@
-"""The names of trackers, to which a run's values can be written besides its journal."""
+"""The names of trackers, to which a run's values can be written besides its journal. Other packages add theirs by entry points
+of the group ``lockstep.trackers``."""
 
 from __future__ import annotations
 
@@ -6,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.base import extensions
 from lockstep.base.errors import ConfigError, unknown_name
 
-GROUP = "lockstep.trackers"
-"""The group of entry points by which other packages add trackers."""
 OFF = "off"
 OBJECT = "object "
 """Begins the name of a tracker that the script has given as an object."""
@@ -68,8 +68,8 @@ def check_track(value: Any) -> tuple[str, ...] | None:
     names = tuple(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
     for name in names:
         kind = name.partition(":")[0]
-        if kind not in TRACKERS and kind != OFF and not name.startswith(OBJECT) and kind not in (installed := plugins()):
-            raise unknown_name("tracker", kind, [*TRACKERS, *installed, OFF])
+        if kind not in TRACKERS and kind != OFF and not name.startswith(OBJECT) and kind not in extensions.names("trackers"):
+            raise unknown_name("tracker", kind, [*TRACKERS, *extensions.names("trackers"), OFF])
     if not names or (OFF in names and len(names) > 1):
         raise ConfigError(f"track={value!r}: give names with commas between them, or off alone")
     return names
@@ -80,10 +80,3 @@ def without_services(track: str | Sequence[str] | None) -> tuple[str, ...] | Non
     if track is None:
         return None
     return ("tensorboard",) if "tensorboard" in track else (OFF,)
-
-
-def plugins() -> dict[str, Any]:
-    """The entry points of other packages' trackers, by name."""
-    from importlib.metadata import entry_points  # slow to import
-
-    return {point.name: point for point in entry_points(group=GROUP)}

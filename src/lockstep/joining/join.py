@@ -18,7 +18,7 @@ from lockstep.base.errors import LockstepError, UsageError
 from lockstep.base.trackers import split_track
 from lockstep.data.streams import script_seed
 from lockstep.joining.instrument import make_instruments
-from lockstep.joining.opening import Launch, OpenRun, open_run
+from lockstep.joining.opening import LaunchRequest, OpenRun, open_run
 from lockstep.joining.parts import Parts, RunContext
 from lockstep.joining.startup.consistency import check_run_dir_shared, check_software
 from lockstep.joining.startup.spawned import check_not_imported
@@ -233,7 +233,7 @@ def _open(config: RunConfig, explicit: dict[str, Any], environment: Environment,
     )
     part = "" if world.job is None else world.job.part
     command = Command.of_this_process(_num_joined, is_program=world.is_program, explicit=explicit, part=part)
-    return open_run(Launch(config=config, explicit=explicit, born_with=born_with, command=command, world=world))
+    return open_run(LaunchRequest(config=config, explicit=explicit, born_with=born_with, command=command, world=world))
 
 
 def _threads_notice(config: RunConfig, environment: Environment, birth: Birth) -> list[str]:

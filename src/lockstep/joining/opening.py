@@ -18,7 +18,7 @@ from lockstep.plan.shards import block
 from lockstep.state.checkpoint.manifest import Manifest
 from lockstep.state.checkpoint.store import Store
 from lockstep.state.recovery.resuming import Checkpoint
-from lockstep.state.rundir.birth import Birth, Command, birth_of, check_saved, is_damaged, read_birth, reconcile, write_birth
+from lockstep.state.rundir.birth import Birth, Command, birth_of, is_born_with, read_birth, reconcile, write_birth
 from lockstep.state.rundir.lock import PATIENCE_S, RunLock, holder_of, last_job, last_launch
 from lockstep.state.rundir.names import default_run_dir, earlier_run_dirs, rename_old_run
 from lockstep.world.environment import World
@@ -42,7 +42,7 @@ class OpenRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class LaunchRequest:
     """The request of this launch."""
 
     config: RunConfig
@@ -94,7 +94,7 @@ class Launch:
         return contents is None or contents[1].is_like(self.command)
 
 
-def open_run(launch: Launch) -> OpenRun:
+def open_run(launch: LaunchRequest) -> OpenRun:
     """Find or create the run of this launch. Called on rank 0 only.
 
     With ``run_dir``, the run in that directory is resumed, if there is one. Without, the newest interrupted run of the same
@@ -135,7 +135,7 @@ def open_run(launch: Launch) -> OpenRun:
         ) from error
 
 
-def _open_named(path: Path, launch: Launch) -> OpenRun:
+def _open_named(path: Path, launch: LaunchRequest) -> OpenRun:
     path.mkdir(parents=True, exist_ok=True)
     begins_anew = launch.begins_anew(path)
     lock = launch.lock(path, leave_no_name=begins_anew)
@@ -148,40 +148,16 @@ def _open_named(path: Path, launch: Launch) -> OpenRun:
                 path.mkdir()
             lock.release()
             lock = launch.lock(path)
-        birth = _find_birth(path, launch, notices)
-        if birth is None:
+        run = _resume(path, launch, lock, notices)
+        if run is None:
             write_birth(path, launch.born_with, launch.command)
             return OpenRun(run_dir=path, birth=launch.born_with, checkpoint=None, lock=lock, is_new=True, notices=notices)
-        run = _resume(path, birth, launch, lock, notices)
         if run.checkpoint is None:
             notices.append(f"run {path} ended before its first checkpoint, so there is nothing to resume: it starts over")
         return run
     except BaseException:
         lock.release()
         raise
-
-
-def _find_birth(path: Path, launch: Launch, notices: list[str]) -> Birth | None:
-    """The birth of the run in a directory: from its file or, if that is missing or damaged, from a checkpoint."""
-    damage: ConfigError | None = None
-    try:
-        contents = read_birth(path)
-        if contents is not None:
-            return contents[0]
-    except ConfigError as error:
-        if not is_damaged(path):
-            raise
-        damage = error
-    store = Store(path)
-    newest = store.newest_sound(notices.append) if store.newest() is not None else None
-    if newest is not None:
-        birth = _birth_in(newest[0], newest[1])
-        write_birth(path, birth, launch.command)
-        notices.append(f"the run's birth.json was {'missing' if damage is None else 'damaged'}: restored from {newest[0]}")
-        return birth
-    if damage is not None:
-        raise damage
-    return None
 
 
 def _birth_in(checkpoint: Path, manifest: Manifest) -> Birth:
@@ -209,7 +185,7 @@ def _is_in_use(path: Path) -> bool:
     return any(entry.name != "lock" for entry in path.iterdir())
 
 
-def _state_of(path: Path, launch: Launch, notices: list[str]) -> str | None:
+def _state_of(path: Path, launch: LaunchRequest, notices: list[str]) -> str | None:
     """The state of an earlier run of this command; None: it is of another command, or cannot be resumed."""
     store = Store(path)
     newest = store.newest()
@@ -254,7 +230,7 @@ def _note(notices: list[str], why: str) -> None:
         notices.append(f"this is a new run: {why}")
 
 
-def _try_resume(path: Path, launch: Launch, notices: list[str]) -> OpenRun | None:
+def _try_resume(path: Path, launch: LaunchRequest, notices: list[str]) -> OpenRun | None:
     """Resume an interrupted run of this command, if possible."""
     try:
         contents = read_birth(path)
@@ -265,17 +241,17 @@ def _try_resume(path: Path, launch: Launch, notices: list[str]) -> OpenRun | Non
         _note(notices, f"{path} stays as it is: {error}")
         return None
     try:
-        run = _resume(path, contents[0], launch, lock, [])
+        run = _resume(path, launch, lock, [])
     except BaseException:
         lock.release()
         raise
-    if run.checkpoint is None:  # it was killed while writing its first checkpoint
+    if run is None or run.checkpoint is None:  # it was killed while writing its first checkpoint
         lock.release()
         return None
     return run
 
 
-def _reconcile(path: Path, birth: Birth, launch: Launch) -> Birth:
+def _reconcile(path: Path, birth: Birth, launch: LaunchRequest) -> Birth:
     reconciled = reconcile(path, birth, launch.explicit, launch.born_with, launch.config.allow)
     block(0, launch.world.world_size, reconciled.shards)  # more processes than shards is an error
     return reconciled
@@ -288,17 +264,31 @@ def _is_finished(checkpoint: Path) -> bool:
         return False  # damaged: the checkpoints before it may be usable
 
 
-def _resume(path: Path, born: Birth, launch: Launch, lock: RunLock, notices: list[str]) -> OpenRun:
-    birth = _reconcile(path, born, launch)
+def _resume(path: Path, launch: LaunchRequest, lock: RunLock, notices: list[str]) -> OpenRun | None:
+    """The run in a directory; None: there is none. Its settings are those of its newest checkpoint, which has a checksum; until
+    there is one, those of ``birth.json``."""
     store = Store(path)
     store.clean()
     sound = store.newest_sound(notices.append)
     if sound is None:
+        contents = read_birth(path)
+        if contents is None:
+            return None
+        birth = _reconcile(path, contents[0], launch)
         return OpenRun(run_dir=path, birth=birth, checkpoint=None, lock=lock, is_new=False, notices=notices)
     directory, manifest = sound
-    check_saved(path, born, manifest.birth, manifest.step, launch.config.allow)
+    born = _birth_in(directory, manifest)
+    if not is_born_with(path, born):
+        write_birth(path, born, launch.command)
+        notices.append(f"the run's birth.json was missing, damaged or different: restored from {directory}")
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time_s))
     state = "had finished at" if manifest.finished else "resumes after"
     notices.append(f"run {path} {state} step {manifest.step} (checkpoint of {when}). To start over: --fresh, or fresh=True.")
-    checkpoint = Checkpoint(path=directory, manifest=manifest)
-    return OpenRun(run_dir=path, birth=birth, checkpoint=checkpoint, lock=lock, is_new=False, notices=notices)
+    return OpenRun(
+        run_dir=path,
+        birth=_reconcile(path, born, launch),
+        checkpoint=Checkpoint(path=directory, manifest=manifest),
+        lock=lock,
+        is_new=False,
+        notices=notices,
+    )

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
+from typing_extensions import override
 
 from lockstep.listener import Listener, Stage
 from lockstep.plan.shards import num_active_ranks
@@ -44,17 +45,18 @@ class SplitRemarks(Listener):
         self._awaits_step = False
         """Whether the next step is the first of a pass, and tells how large global batches are. (The last may be smaller.)"""
 
+    @override
     def prepared(self, item: Any) -> None:
-        """Keep models until the script has put them, and the layers that it freezes, into their modes."""
+        # Kept until the script has put them, and the layers that it freezes, into their modes.
         if isinstance(item, nn.Module) and not isinstance(item, AveragedModel):
             self._models.append(item)
 
+    @override
     def prepared_loader(self, batches: Iterable[Any]) -> None:
-        """Note its batch size."""
         self._batch_sizes.append(batch_size_of(batches))
 
+    @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        """Speak of BatchNorm, once."""
         models, self._models = self._models, []
         names = [name for model in models for name, module in model.named_modules() if normalises_batches(module)]
         if names:
@@ -71,8 +73,8 @@ class SplitRemarks(Listener):
             "depend on that."
         )
 
+    @override
     def end_step(self, step: int, num_samples: int) -> None:
-        """Speak of global batches that are always too small for all shards, once."""
         if not self._awaits_step:
             return
         self._awaits_step = False

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.base import extensions
 from lockstep.base.atomic import write_atomic
 from lockstep.base.regular import read_bytes
 from lockstep.base.shapes import fits, parse
 from lockstep.base.stopping import say
-from lockstep.base.trackers import OBJECT, TRACKERS, plugins
+from lockstep.base.trackers import OBJECT, TRACKERS
 from lockstep.journal.history import read_launches
 
 _FILE_NAME = "trackers.json"
@@ -122,7 +123,7 @@ class WandbLike:
             return self._given
         if self._name in TRACKERS:
             return importlib.import_module(self._package)
-        tracker = plugins()[self._name].load()
+        tracker = extensions.load("trackers", self._name)
         return tracker() if isinstance(tracker, type) else tracker
 
     def _read(self) -> dict[str, str]:

@@ -99,9 +99,6 @@ class Restorer:
         Raises:
             MismatchError: an object differs; the message names the difference.
         """
-        if self._other_precision and "precision" not in self.allow:
-            was = self.checkpoint.manifest.birth["precision"]
-            self._refuse(f"precision is {self.precision!r} now, and was {was!r}", "precision")
         then, now = self._aligned(self.checkpoint.manifest.objects), self.state.describe_objects()
         for number, new in enumerate(now):
             if number >= len(then):

@@ -136,15 +136,13 @@ def birth_of(content: Mapping[str, Any]) -> Birth:
     return birth
 
 
-def is_damaged(path: Path) -> bool:
-    """Whether a directory has a birth file that no version of lockstep has written."""
+def is_born_with(path: Path, birth: Birth) -> bool:
+    """Whether the birth in a directory can be read, and is this one."""
     try:
-        content = parse(read_bytes(path / _FILE_NAME, _MOST_BYTES))
-    except FileNotFoundError:
+        contents = read_birth(path)
+    except ConfigError:
         return False
-    except (NotRegularError, ValueError):
-        return True
-    return not isinstance(content, dict) or content.get("format") == _FORMAT or not isinstance(content.get("format"), int)
+    return contents is not None and contents[0] == birth
 
 
 def reconcile(path: Path, birth: Birth, explicit: Mapping[str, Any], now: Birth, allow: Collection[str] = ()) -> Birth:
@@ -175,30 +173,6 @@ def reconcile(path: Path, birth: Birth, explicit: Mapping[str, Any], now: Birth,
                 + (f" To resume anyway, with a different answer: --allow {name}." if name in ALLOWABLE else "")
             )
     return dataclasses.replace(birth, **changed)
-
-
-def check_saved(path: Path, birth: Birth, saved: Mapping[str, Any], step: int, allow: Collection[str] = ()) -> None:
-    """Compare the birth of a run with the one that its checkpoint holds. (Precisions are compared with the objects they apply
-    to: see ``Restorer.check_objects``.)
-
-    Args:
-        path: the run's directory.
-        birth: in its file, which anybody may have edited.
-        saved: in the checkpoint from which the run resumes.
-        step: of the checkpoint.
-        allow: names of settings that may differ.
-
-    Raises:
-        ConfigError: they differ.
-    """
-    for name, value in birth.as_json().items():
-        if name not in ("precision", *allow) and saved.get(name) != value:
-            raise ConfigError(
-                f"{name} is {value!r} in {path / _FILE_NAME}, and {saved.get(name)!r} in the checkpoint of step {step}, "
-                "from which the run would resume with a different answer. Restore it: without a birth.json, the run's is "
-                "restored from the checkpoint. Or start a new run with --fresh (fresh=True)."
-                + (f" If it is a launch that was allowed to change it: --allow {name} again." if name in ALLOWABLE else "")
-            )
 
 
 def _check_promise(path: Path, birth: Birth, wanted: bool, explicit: Mapping[str, Any]) -> None:

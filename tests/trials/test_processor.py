@@ -1,6 +1,6 @@
 """What the processor can do."""
 
-from lockstep.world.machine import processor
+from lockstep.tools.trials import processor
 
 
 def test_formats_are_those_that_the_processor_has_instructions_for(monkeypatch):
