@@ -72,7 +72,6 @@ class Record(_Needed, total=False):
     io_bytes: Count
     memory: dict[str, Count]
     cpu_s: Seconds
-    live_fd: int
     work: _Work
     ending: _Ending
     status: int
