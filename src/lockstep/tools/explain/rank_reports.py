@@ -414,6 +414,13 @@ def grouped(reports: Sequence[RankReport]) -> list[list[RankReport]]:
     return sorted(groups.values(), key=lambda group: (group[0].is_waiting, len(group), group[0].rank))
 
 
+def title(group: Sequence[RankReport], of: str = "") -> str:
+    """Which ranks these are, and where they are. ``of``: follows their numbers."""
+    hosts = ", ".join(sorted({str(report.record["host"]) for report in group}))
+    pid = f" (pid {group[0].record['pid']})" if len(group) == 1 else ""
+    return f"{name_ranks([report.rank for report in group])}{of} on {hosts}{pid}"
+
+
 def own_words(is_own: bool) -> str:
     """What stands before a collective that lockstep has called for itself."""
     return "lockstep's own " if is_own else ""

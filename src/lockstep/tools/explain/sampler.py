@@ -54,6 +54,7 @@ _FORK_S = 0.2
 """How long a fork waits for the sampler's thread to pause."""
 _COMMUNICATING = (*(f"{OURS}{room}/" for room in ("world/comm", "sync", "loop")), "/torch/distributed/")
 """Code that a rank waits for others in."""
+TRANSFERS = ("recv", "send")
 _PICKLING = ("_object_to_tensor", "_tensor_to_object")
 """Functions of ``torch.distributed`` in which an object collective has not begun, or is over."""
 
@@ -61,6 +62,12 @@ _PICKLING = ("_object_to_tensor", "_tensor_to_object")
 def is_communicating(stack: Sequence[Sequence[Any]]) -> bool:
     """Whether a thread with this stack, innermost frame first, runs code in which ranks wait for each other."""
     return bool(stack) and any(part in str(stack[0][0]) for part in _COMMUNICATING) and stack[0][2] not in _PICKLING
+
+
+def transfer_in(stack: Sequence[Sequence[Any]]) -> str:
+    """The point-to-point call in which a thread with this stack waits; empty: none. Recorders know only those of NCCL."""
+    file, _, name = stack[0] if stack else ("", 0, "")
+    return str(name) if name in TRANSFERS and "/torch/distributed/" in str(file) else ""
 
 
 def waits_at(stack: Sequence[Sequence[Any]], collective: object) -> bool:
