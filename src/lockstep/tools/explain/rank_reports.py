@@ -136,7 +136,7 @@ class RankReport:
             return self._work_since
         if "work" in self.record and self._since("worked_s") < _RECENT_S:
             work = self.record["work"]
-            return Work(work["how"], work.get("pid", 0), work.get("name", ""))
+            return Work(work["how"], work["pid"], work["name"])
         is_awake = self.still_s >= _RECENT_S > self.asleep_s and not self.is_waiting and not waits_for_loader(self.frames)
         return Work("wakes") if is_awake else None
 
