@@ -18,7 +18,7 @@ from lockstep.cli.main import main
 from lockstep.journal.tail import Tail
 from lockstep.tools.explain.rank_reports import RankReport
 from lockstep.tools.watch.frame import draw_curve, frame
-from lockstep.tools.watch.watched import Snapshot, Watched, add_point
+from lockstep.tools.watch.watched import Watched, add_point
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -108,7 +108,8 @@ def test_it_follows_a_run_until_that_ends_or_ctrl_c_and_signals_nobody(tmp_path,
     monkeypatch.chdir(tmp_path)
     with waiting(tmp_path, "runs/train-1", "--wait", "9", nproc=2) as run:
         until(lambda: (tmp_path / "runs" / "train-1" / "events.jsonl").exists())
-        until(lambda: "in the script's code, step 9" in look(capsys)[1], lambda: look(capsys)[1])
+        in_step_9 = r"ranks 0 and 1 on \S+: in the script's code, step 9"
+        until(lambda: re.search(in_step_9, look(capsys)[1]), lambda: look(capsys)[1])
         out = look(capsys)[1]
         assert out.startswith("train-1 · running · train.py\n")
         assert (
@@ -136,8 +137,8 @@ def report(rank, state="running", activity="in the forward pass", host="a", **mo
     return RankReport({**record, **more}, state, 0.0)
 
 
-def text_of(snapshot, width=80, height=24):
-    lines = frame(snapshot, width, height).plain.split("\n")
+def text_of(watched, width=80, height=24):
+    lines = frame(watched, width, height).plain.split("\n")
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
     return "\n".join(lines)
@@ -149,9 +150,8 @@ def test_many_ranks_fit_and_those_that_need_a_look_come_first():
     reports += [report(rank, activity=f"doing {rank}") for rank in range(992, 999)]
     events = [{"event": "evaluate", "time_s": 99.0, "step": n, "values": {"accuracy": n / 10}} for n in range(8)]
     curve = [(step, 1 / step) for step in range(1, 300)]
-    seen = Snapshot(
-        name="x" * 200, state="running", now_s=101.0, reports=reports, events=events, curve=curve, curve_name="loss"
-    )
+    seen = Watched(Path("x" * 200))
+    seen.state, seen.now_s, seen.reports, seen.events, seen.curves = "running", 101.0, reports, events, {"loss": curve}
     text = text_of(seen)
     lines = text.splitlines()
     first = next(index for index, line in enumerate(lines) if line.startswith("rank"))
@@ -164,7 +164,9 @@ def test_many_ranks_fit_and_those_that_need_a_look_come_first():
 
 
 def test_before_anything_is_written_there_is_a_frame_too():
-    assert text_of(Snapshot(name="new-1", state="running", now_s=0.0)) == "new-1 · running\nnothing has been written yet"
+    new = Watched(Path("new-1"))
+    new.state = "running"
+    assert text_of(new) == "new-1 · running\nnothing has been written yet"
 
 
 def test_a_line_counts_once_it_is_whole_and_a_new_file_begins_anew(tmp_path):
@@ -189,8 +191,9 @@ def test_what_a_resumed_run_does_again_is_drawn_once_and_nonsense_is_passed_over
         {"event": "epoch"},
     ]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    seen = Watched(tmp_path).look(time.time())
-    assert seen.curve == [*((n, float(n)) for n in range(1, 6)), (6, 60.0)]
+    seen = Watched(tmp_path)
+    seen.look(time.time())
+    assert seen.curves["loss"] == [*((n, float(n)) for n in range(1, 6)), (6, 60.0)]
     assert "epoch 1: None steps" in text_of(seen)
 
 

@@ -44,8 +44,8 @@ def test_a_machine_without_faults_gets_no_failure_and_in_time(tmp_path):
 
 def test_a_check_that_hangs_or_breaks_keeps_no_other_from_its_answer():
     over = threading.Event()
-    hangs = Check("hangs", "?", lambda situation: {"x": over.wait()}, lambda x: ok(""))
-    breaks = Check("breaks", "?", lambda situation: {}["x"], lambda x: ok(""))
+    hangs = Check("hangs", lambda situation: {"x": over.wait()}, lambda x: ok(""))
+    breaks = Check("breaks", lambda situation: {}["x"], lambda x: ok(""))
     usual = next(check for check in CHECKS if check.name == "OMP and BLAS")
     try:
         late, broken, answered = examine(Situation(num_processes=1), 1.0, checks=[hangs, breaks, usual])

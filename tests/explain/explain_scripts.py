@@ -1,6 +1,9 @@
 """What the tests of this folder run in several processes."""
 
+import contextlib
 import json
+import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -60,3 +63,11 @@ def train(num_steps, data_s=0.0, forward_s=0.0, backward_s=0.0, script_s=0.0, sl
                 optimizer.step()
                 optimizer.zero_grad()
     return [json.loads(line) for line in (Path(team.run_dir) / "events.jsonl").read_text().splitlines()]
+
+
+def end(launcher):
+    """End a launcher at once: the first Ctrl-C waits for the step, which may never end."""
+    while launcher.poll() is None:
+        launcher.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            launcher.wait(timeout=0.5)

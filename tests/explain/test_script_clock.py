@@ -152,12 +152,6 @@ def test_the_end_of_a_backward_pass_is_known_after_all_that_was_queued_in_it():
     assert order == ["theirs", "ours"]
 
 
-def test_the_history_tells_whether_this_process_uses_a_gpu(clock, monkeypatch):
-    for uses in (True, False):
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: uses)  # noqa: B023
-        assert clock.history()["on_gpu"] is uses
-
-
 def test_of_all_parameters_it_listens_to_that_which_has_its_gradient_last(clock):
     model, optimizer = make()
     train(model, optimizer, 1)
@@ -194,11 +188,6 @@ def test_optimizers_that_act_on_the_same_gradients_make_one_step(clock):
             optimizer.step()
             optimizer.zero_grad()
     assert clock.num_steps in (10, 11)  # of the first nobody knows
-
-
-def test_an_optimizer_that_is_gone_is_not_kept(clock):
-    train(*make(), 1)
-    assert len(clock._finders) == 0
 
 
 def test_the_weights_are_the_same_to_the_bit_and_copies_and_files_have_nothing_of_it(tmp_path):
@@ -307,9 +296,3 @@ def test_samples_belong_to_the_steps_in_which_they_are_taken(clock):
     assert set(seconds) == {"once", "in_each_step"}
     assert seconds["once"][0] == 0
     assert seconds["once"][1] >= 0.2
-
-
-def test_a_glance_tells_what_it_is_doing(clock):
-    train(*make(), 3)
-    clock.glance(sys._getframe())
-    assert clock.activity == "in the script"

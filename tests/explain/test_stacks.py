@@ -10,6 +10,7 @@ import time
 
 import pytest
 from click.testing import CliRunner
+from explain_scripts import end
 
 from lockstep.tools.explain import command as stacks
 
@@ -67,8 +68,7 @@ def stuck(start_launcher, tmp_path, monkeypatch):
 
     yield start
     for process in started:
-        process.send_signal(signal.SIGINT)
-        process.wait()
+        end(process)
 
 
 def test_a_stuck_rank_comes_first_and_is_told_when_it_is_stopped_or_killed_and_those_that_wait_for_it_are_one(stuck):

@@ -190,7 +190,7 @@ def test_one_whose_child_works_is_at_work_and_is_told_in_one_line_without_a_warn
 
 def test_one_that_computes_in_c_code_with_the_interpreter_lock_is_at_work_and_one_that_sleeps_there_is_not():
     late = replace(rank(0, [["/home/me/train.py", 7, "parse"]], "late", cpu_s=3.0), late_s=20.0)
-    computes, sleeps = (replace(late, facts=ProcessFacts("R", 1 << 30, 0, 0, "", cpu_s)) for cpu_s in (13.0, 3.1))
+    computes, sleeps = (replace(late, facts=ProcessFacts("R", 0, "", cpu_s)) for cpu_s in (13.0, 3.1))
     assert who_waits([computes, rank(1, WAITING)]) is None
     assert "computes" in who_works([computes, rank(1, WAITING)]).text
     assert "rank 1 waits for rank 0." in who_waits([sleeps, rank(1, WAITING)])
@@ -233,12 +233,11 @@ def test_the_first_collective_that_differs_is_named_though_all_wait_in_the_same_
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        (ProcessFacts("S", 1 << 30, 3 << 30, 0, ""), "swapping: 3.22 GB of its memory are on disk"),
         (
-            ProcessFacts("D", 1 << 30, 0, 0, "nfs_wait"),
+            ProcessFacts("D", 0, "nfs_wait"),
             "blocked in the kernel, in nfs_wait: a slow disk, or a file system",
         ),
-        (ProcessFacts("S", 1 << 30, 0, 0, ""), "its interpreter does not answer: C code that holds the GIL"),
+        (ProcessFacts("S", 0, ""), "its interpreter does not answer: C code that holds the GIL"),
     ],
 )
 def test_why_a_rank_does_not_answer_is_told_as_far_as_the_kernel_knows(facts, words):
@@ -247,7 +246,5 @@ def test_why_a_rank_does_not_answer_is_told_as_far_as_the_kernel_knows(facts, wo
 
 
 def test_one_that_a_debugger_holds_is_nobodys_fault():
-    late = replace(
-        rank(1, [["/home/me/train.py", 7, "loss"]], "late"), late_s=9.0, facts=ProcessFacts("t", 1 << 30, 0, 0, "")
-    )
+    late = replace(rank(1, [["/home/me/train.py", 7, "loss"]], "late"), late_s=9.0, facts=ProcessFacts("t", 0, ""))
     assert who_waits([rank(0, WAITING), late]) is None

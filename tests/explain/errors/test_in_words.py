@@ -179,22 +179,11 @@ REMOTE = "ncclRemoteError: A call failed possibly due to a network error or a re
             "(size 7340384)",
             "/dev/shm has ",
         ),
-        (  # the same without its last line
-            "NCCL error in: x, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5\n"
-            "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. \nLast "
-            "error:\n",
-            "A call to the operating system failed inside NCCL",
-        ),
         (  # https://github.com/NVIDIA/nccl/issues/1410
             "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, unhandled cuda error (run with NCCL_DEBUG=INFO "
             "for details), NCCL version 2.20.5\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
             "Cuda failure 1 'invalid argument'",
             "A CUDA call failed inside NCCL",
-        ),
-        (  # https://github.com/vllm-project/vllm/issues/10453
-            "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:317, internal error - please report this issue to the "
-            "NCCL developers, NCCL version 2.21.5\nncclInternalError: Internal check failed.\nLast error:\n",
-            "NCCL failed without naming a reason",
         ),
         (  # https://github.com/NVIDIA/nccl/issues/1546
             "NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1275, internal error, NCCL version 2.14.3\n"
@@ -205,12 +194,6 @@ REMOTE = "ncclRemoteError: A call failed possibly due to a network error or a re
             "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote process exited or there was a "
             f"network error, NCCL version 2.21.5\n{REMOTE}\nLast error:\nsocketProgressOpt: Call to recv from "
             "172.0.0.1<33759> failed : Connection reset by peer",
-            "A connection between two ranks broke",
-        ),
-        (  # https://github.com/NVIDIA/nccl/issues/1928
-            "NCCL error in: /opt/pytorch/pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3763, remote process "
-            f"exited or there was a network error, NCCL version 2.28.8\n{REMOTE}\nLast error:\nNET/OFI Request 0x7f14 "
-            "completed with error.",
             "A connection between two ranks broke",
         ),
         (  # https://github.com/hiyouga/LlamaFactory/issues/7396
@@ -343,22 +326,6 @@ def test_objects_that_do_anything_when_they_are_looked_at_do_no_harm():
     cycle.__cause__ = ValueError()
     cycle.__cause__.__cause__ = cycle
     assert in_words(cycle)
-
-
-def test_huge_locals_and_deep_stacks_are_explained_within_the_limit():
-    def step():
-        rows = [[number] * 10 for number in range(100_000)]
-        table = {number: object() for number in range(100_000)}
-        models = [Net() for _ in range(50)]
-        return recurse(300), rows, table, models
-
-    def recurse(depth):
-        held = {number: [Net.__init__, depth] for number in range(50)}
-        return recurse(depth - 1) if depth else (torch.empty(10**15), held)
-
-    with pytest.raises(RuntimeError) as caught:
-        step()
-    assert in_words(caught.value)
 
 
 def test_every_family_is_in_the_documentation():

@@ -21,7 +21,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from typing_extensions import override
 
 from lockstep.journal.measure.device_clock import DeviceClock
-from lockstep.journal.measure.live_step import live_step
 from lockstep.journal.measure.split import LOADING, PARTS, Row, busy_of
 from lockstep.listener import Listener, Stage
 
@@ -94,7 +93,6 @@ class StepClock(Listener):
         self._busy_s = 0.0
         self._last_s = perf_counter()
         """When the last interval ended."""
-        self._live = live_step()
         self.num_steps = 0
         """Steps taken so far."""
         self.step_s = 0.0
@@ -165,7 +163,6 @@ class StepClock(Listener):
     @override
     def begin_step(self, step: int) -> None:
         self.charge(DATA)
-        self._live.memory[0] = step
         self.activity = IN_SCRIPT
         held_s, self._held_s = self._held_s, self._held_so_far_s()
         if self._held_s != held_s:  # checkpoints are saved before a step

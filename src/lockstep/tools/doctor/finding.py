@@ -64,7 +64,6 @@ class Check:
     """A question about this machine."""
 
     name: str
-    question: str
     look: Callable[[Situation], dict[str, Any]]
     """Returns the arguments of ``judge``: JSON values."""
     judge: Callable[..., Finding]

@@ -11,7 +11,6 @@ from lockstep.launch.function import launch
 from lockstep.tools.doctor.finding import Check, Finding, Situation, fail, ok, warn
 
 NAME = "all-reduce"
-QUESTION = "how fast do processes exchange gradients?"
 GROUP_TIMEOUT_S = 20.0
 _SETTINGS = ("backend", "device")
 _SLOW_BYTES_S = {"gloo": 100e6, "nccl": 1e9}
@@ -77,4 +76,4 @@ def _measure() -> Mapping[str, Any]:
         return measure(member)
 
 
-CHECK = Check(NAME, QUESTION, look, judge)
+CHECK = Check(NAME, look, judge)

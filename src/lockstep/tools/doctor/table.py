@@ -10,19 +10,17 @@ from lockstep.tools.doctor import cores, disk, limits, network, software
 from lockstep.tools.doctor.finding import Check, Finding, Situation, warn
 
 CHECKS = (
-    Check(
-        "versions", "is what lockstep needs installed, and new enough?", software.look_at_versions, software.judge_versions
-    ),
-    Check("GPUs", "do PyTorch, driver and GPUs fit together?", software.look_at_gpus, software.judge_gpus),
-    Check("host name", "does this machine's name resolve?", network.look_at_name, network.judge_name),
-    Check("ports", "are ports free?", network.look_at_ports, network.judge_ports),
-    Check("interface", "by which interface do processes talk?", network.look_at_interface, network.judge_interface),
-    Check("shared memory", "have batches of loader workers room?", limits.look_at_shared_memory, limits.judge_shared_memory),
-    Check("open files", "may a process open enough files?", limits.look_at_files, limits.judge_files),
-    Check("threads", "has each process a core, and each thread?", cores.look_at_threads, cores.judge_threads),
-    Check("OMP and BLAS", "do settings of threads contradict each other?", cores.look_at_settings, cores.judge_settings),
-    Check("run directory", "can a run be written there?", disk.look_at_run_dir, disk.judge_run_dir),
-    Check("disk", "has it room for checkpoints?", disk.look_at_disk, disk.judge_disk),
+    Check("versions", software.look_at_versions, software.judge_versions),
+    Check("GPUs", software.look_at_gpus, software.judge_gpus),
+    Check("host name", network.look_at_name, network.judge_name),
+    Check("ports", network.look_at_ports, network.judge_ports),
+    Check("interface", network.look_at_interface, network.judge_interface),
+    Check("shared memory", limits.look_at_shared_memory, limits.judge_shared_memory),
+    Check("open files", limits.look_at_files, limits.judge_files),
+    Check("threads", cores.look_at_threads, cores.judge_threads),
+    Check("OMP and BLAS", cores.look_at_settings, cores.judge_settings),
+    Check("run directory", disk.look_at_run_dir, disk.judge_run_dir),
+    Check("disk", disk.look_at_disk, disk.judge_disk),
 )
 
 

@@ -20,7 +20,7 @@ from lockstep.base.regular import open_to_read, open_to_write, own_directory
 from lockstep.base.shapes import parse
 
 DIRECTORY = "blackbox"
-SLOT_BYTES = 1 << 14
+SLOT_BYTES = 1 << 15
 _HEADER = struct.Struct("<8sQII")
 """A magic number, the number of the record, its length in bytes, and its CRC-32."""
 _MAGIC = b"lckstp1\n"
@@ -74,11 +74,6 @@ class BlackBox:
                 os.fdatasync(fd)
         finally:
             os.close(fd)
-
-
-def fits(record: Mapping[str, Any]) -> bool:
-    """Whether a record of JSON values is short enough for a black box."""
-    return len(json.dumps(record)) <= _MOST_BYTES
 
 
 def read_box(path: Path) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console
 from lockstep.launch.private import live_launches
 from lockstep.tools.explain.black_box import DIRECTORY
-from lockstep.tools.explain.rank_reports import RankReport, grouped, read_reports, run_joined
+from lockstep.tools.explain.rank_reports import RankReport, grouped, read_reports, run_joined, title
 from lockstep.world.machine.sizes import name_ranks
 
 _EPILOG = """
@@ -61,9 +61,9 @@ def command(run_dir: Path | None, pid: int | None, as_json: bool) -> None:
         echo_json([_as_json(report) for reports in launches.values() for report in reports])
         return
     console = open_console()
-    for title, reports in launches.items():
-        if title:
-            say(console, title, "bold")
+    for launch, reports in launches.items():
+        if launch:
+            say(console, launch, "bold")
         _show(reports, console)
 
 
@@ -99,10 +99,7 @@ def _show(reports: Sequence[RankReport], console: Console) -> None:
     if silent:
         say(console, f"{name_ranks(silent)} of {world_size}: has never reported", "red")
     for group in grouped(reports):
-        hosts = sorted({str(report.record["host"]) for report in group})
-        pids = f" (pid {group[0].record['pid']})" if len(group) == 1 else ""
-        title = f"{name_ranks([report.rank for report in group])} of {world_size} on {', '.join(hosts)}{pids}"
-        say(console, f"{title}: {group[0].describe()}", "" if group[0].is_waiting else "bold")
+        say(console, f"{title(group, f' of {world_size}')}: {group[0].describe()}", "" if group[0].is_waiting else "bold")
         has_ended = group[0].state in ("finished", "failed")
         for line in () if has_ended else group[0].stack():
             say(console, f"  {line}", "dim")

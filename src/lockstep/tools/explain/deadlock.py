@@ -13,14 +13,13 @@ from typing import Any
 from lockstep.base.tracebacks.frames import OURS
 from lockstep.tools.explain.mismatch import may_match
 from lockstep.tools.explain.rank_reports import RankReport
-from lockstep.tools.explain.sampler import is_communicating
+from lockstep.tools.explain.sampler import is_communicating, transfer_in
 
 LEAST_S = 10.0
 """Ranks that have not moved for this long may be in a deadlock."""
 CERTAIN_S = 5.0
 """A deadlock that is still one after this long is certain: ranks do not write their black boxes all at once."""
 _ENDED = ("finished", "failed", "gone")
-_TRANSFERS = ("recv", "send")
 _EXCHANGE = f"{OURS}sync/"
 
 
@@ -54,7 +53,7 @@ def _is_held(report: RankReport, reports: Sequence[RankReport], stuck: Collectio
         return any(
             _differs(collective, peer) or (peer.rank in stuck and _has_not_begun(collective, peer)) for peer in others
         )
-    if any(name in _TRANSFERS and "/torch/distributed/" in file for file, _, name in report.frames[:1]):
+    if transfer_in(report.frames):
         return all(peer.rank in stuck for peer in others)  # it is not known from whom it receives
     if any(file.startswith(_EXCHANGE) for file, _, _ in report.frames):
         return any(peer.rank in stuck and _is_before_exchange(report, peer) for peer in others)

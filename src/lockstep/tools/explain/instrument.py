@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from typing_extensions import override
 
 from lockstep.base.interval import steps_of
+from lockstep.base.stopping import say
 from lockstep.joining.instrument import Instrument, Run
 from lockstep.listener import Listener
 from lockstep.tools.explain.profiler import StepProfiler, profile_path
 from lockstep.tools.explain.run_box import RunBox
-from lockstep.tools.explain.slow_reports import SlowReports
+from lockstep.tools.explain.slow_ranks import SlowRank, SlowRanks
 
 
 class Explanation(Instrument):
@@ -20,7 +22,18 @@ class Explanation(Instrument):
     @override
     def listeners(self, run: Run) -> Iterable[Listener]:
         """Its black box, and the profiler of a run that is profiled. The clock tells of slow ranks."""
-        run.clock.tell = SlowReports(run).add
+        told: set[tuple[int, str]] = set()
+
+        def report(slow: SlowRank) -> None:
+            """To the journal, and the first of a rank and an activity to the user. All ranks come to the same result."""
+            step, cause = run.phases.step, (slow.rank, slow.activity)
+            if run.world.rank == 0:
+                run.journal.write("slow", step=step, host=run.hosts[slow.rank], **asdict(slow))
+                if cause not in told:
+                    told.add(cause)
+                    say(f"WARNING: {slow.describe(run.hosts, step)}")
+
+        run.clock.tell = SlowRanks(may_judge=run.sync.times_forward, tell=report).add
         yield RunBox(run)
         if (profiled := steps_of(run.config.profile)) is not None:
             yield StepProfiler(*profiled, profile_path(run.run_dir, run.world.rank), is_main=run.world.rank == 0)

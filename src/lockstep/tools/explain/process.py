@@ -8,8 +8,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-_SWAPS_BYTES = 1 << 26
-"""Less than this in swap is not worth reporting."""
 _CLOCK_S = 1.0
 """The kernel knows creation times only to within a clock tick."""
 _OWN, _WITH_CHILDREN = slice(11, 13), slice(11, 15)
@@ -24,19 +22,12 @@ class ProcessFacts:
     state: str
     """The kernel's letter: ``R`` and ``S``: running or sleeping; ``D``: blocked in the kernel; ``T``: stopped by a signal;
     ``t``: stopped by a debugger; ``Z`` and ``X``: dead."""
-    rss_bytes: int
-    swap_bytes: int
     io_bytes: int
     """Read and written since it started."""
     held_in: str
     """The kernel function in which it is blocked; empty: unknown."""
     cpu_s: float = 0.0
     """Processor time of all its threads, in seconds."""
-
-    @property
-    def swaps(self) -> bool:
-        """Whether so much of its memory is in swap that it may be waiting for the disk."""
-        return self.swap_bytes > max(_SWAPS_BYTES, self.rss_bytes // 10)
 
     def why_blocked(self) -> str:
         """Why it is blocked in the kernel, in words; empty: it is not."""
@@ -60,8 +51,6 @@ def facts_of(pid: int | str = "self") -> ProcessFacts | None:
             held_in = (proc / "wchan").read_text(errors="replace").strip("0 \n")
     return ProcessFacts(
         state=fields.get("State", "R"),
-        rss_bytes=int(fields.get("VmRSS", 0)) * 1024,
-        swap_bytes=int(fields.get("VmSwap", 0)) * 1024,
         io_bytes=io_bytes(pid),
         held_in=held_in,
         cpu_s=_seconds(_stat(pid)[_OWN]),

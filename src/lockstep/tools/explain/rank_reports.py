@@ -16,7 +16,6 @@ from lockstep.base.regular import check_regular
 from lockstep.base.shapes import fits
 from lockstep.base.stopping import catches
 from lockstep.base.tracebacks.frames import OURS, Frame, claim, is_own, owner, shortened
-from lockstep.journal.measure.live_step import read_live_step
 from lockstep.tools.explain.black_box import DIRECTORY, read_box
 from lockstep.tools.explain.file_locks import awaited_locks
 from lockstep.tools.explain.holders import has_no_task, holder_in, without_start
@@ -28,7 +27,7 @@ from lockstep.tools.explain.script_clock import doing_at
 from lockstep.tools.explain.stack_request import SIGNAL, request_stack
 from lockstep.tools.explain.work import BUSY_BYTES, LEAST_SHARE, Work
 from lockstep.world.machine.identity import shared_by
-from lockstep.world.machine.sizes import counted, name_ranks, size
+from lockstep.world.machine.sizes import counted, name_ranks
 
 _LATE_S = 6 * EVERY_S
 """A process whose record is older than this has stopped reporting."""
@@ -137,7 +136,7 @@ class RankReport:
             return self._work_since
         if "work" in self.record and self._since("worked_s") < _RECENT_S:
             work = self.record["work"]
-            return Work(work["how"], work.get("pid", 0), work.get("name", ""))
+            return Work(work["how"], work["pid"], work["name"])
         is_awake = self.still_s >= _RECENT_S > self.asleep_s and not self.is_waiting and not waits_for_loader(self.frames)
         return Work("wakes") if is_awake else None
 
@@ -231,8 +230,6 @@ class RankReport:
 
     def _why_silent(self) -> str:
         """Why it does not report or move, as far as the kernel knows."""
-        if self.facts is not None and self.facts.swaps:
-            return f" (swapping: {size(self.facts.swap_bytes)} of its memory are on disk)"
         if self.facts is not None and (why := self.facts.why_blocked()):
             return f" ({why})"
         if self.state != "late":
@@ -371,8 +368,10 @@ def _report(
     if state == "running" and late_s > _LATE_S:
         state = "late"
         if is_here and asks and (stack := request_stack(record)):
-            record = {**record, "stack": stack, "collective": None, "doing": _doing_now(record, stack)}
-            if "ending" in record and not record["ending"]["holders"]:
+            record = {**record, "stack": stack, "collective": None}
+            if "ending" not in record and not record["doing"].get("held"):
+                record["doing"] = {**record["doing"], "activity": doing_at(stack)}
+            elif "ending" in record and not record["ending"]["holders"]:
                 record["ending"] = {**record["ending"], "holders": [holder_in(stack)]}
         elif is_here and "stack_fd" in record and not catches(pid, SIGNAL):
             state = "replaced"
@@ -383,21 +382,6 @@ def _report(
     if waits_for_loader(report.frames) and (asks_loaders or report.idle_s >= _RECENT_S):
         report = replace(report, loaders=busy_workers(record))
     return report
-
-
-def _doing_now(record: Mapping[str, Any], stack: Sequence[Frame]) -> dict[str, Any]:
-    """What a process does that has stopped reporting, given its present stack: since its record it may have taken steps."""
-    doing = dict(record["doing"])
-    step = read_live_step(int(record["pid"]), int(record.get("live_fd", -1)))
-    if doing.get("held") or "ending" in record:
-        return doing
-    doing["activity"] = doing_at(stack)
-    if step is not None and step != doing.get("step"):
-        doing["step"] = step
-        doing.pop("num_done", None)  # how many collectives that were is not known
-        if "in_step" in doing:
-            doing["in_step"] = True
-    return doing
 
 
 def _state_at_end(record: Mapping[str, Any]) -> str:
@@ -428,6 +412,13 @@ def grouped(reports: Sequence[RankReport]) -> list[list[RankReport]]:
         is_there = report.state == "finished" and report.facts is not None
         groups.setdefault((report.state, is_there, tuple(report.frames), what, report.handles, held), []).append(report)
     return sorted(groups.values(), key=lambda group: (group[0].is_waiting, len(group), group[0].rank))
+
+
+def title(group: Sequence[RankReport], of: str = "") -> str:
+    """Which ranks these are, and where they are. ``of``: follows their numbers."""
+    hosts = ", ".join(sorted({str(report.record["host"]) for report in group}))
+    pid = f" (pid {group[0].record['pid']})" if len(group) == 1 else ""
+    return f"{name_ranks([report.rank for report in group])}{of} on {hosts}{pid}"
 
 
 def own_words(is_own: bool) -> str:

@@ -8,11 +8,10 @@ from lockstep.base.shapes import MOST_RANKS, Count, Ranks, Seconds
 from lockstep.base.tracebacks.frames import Frame
 
 
-class _CollectiveNeeded(TypedDict):
+class _Collective(TypedDict):
     text: str
-
-
-class _Collective(_CollectiveNeeded, total=False):
+    number: Count
+    group: str
     members: list[int]
 
 
@@ -29,11 +28,8 @@ class _Ending(TypedDict):
     holders: list[_Holder]
 
 
-class _WorkNeeded(TypedDict):
+class _Work(TypedDict):
     how: str
-
-
-class _Work(_WorkNeeded, total=False):
     pid: Count
     name: str
 
@@ -72,7 +68,6 @@ class Record(_Needed, total=False):
     io_bytes: Count
     memory: dict[str, Count]
     cpu_s: Seconds
-    live_fd: int
     work: _Work
     ending: _Ending
     status: int

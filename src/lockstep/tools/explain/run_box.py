@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from typing import Any
 
 from typing_extensions import override
@@ -14,10 +12,9 @@ from lockstep.journal.measure.split import LOADING
 from lockstep.journal.measure.step_clock import SAVING
 from lockstep.listener import Listener, Stage
 from lockstep.tools.explain.black_box import box_path
-from lockstep.tools.explain.sampler import Sampler
+from lockstep.tools.explain.sampler import Sampler, about_process
 from lockstep.tools.explain.slow_saving import OwnSaving
 from lockstep.tools.explain.stuck import StuckWatch, limit_s
-from lockstep.world.machine.identity import shared_by
 
 
 class RunBox(Listener):
@@ -35,16 +32,7 @@ class RunBox(Listener):
 
     def _open(self) -> Sampler:
         run, world = self._run, self._run.world
-        about = {
-            "rank": world.rank,
-            "world_size": world.world_size,
-            "num_nodes": world.num_nodes,
-            "host": world.host,
-            "machine": shared_by("pid"),
-            "pid": os.getpid(),
-            "launch": run.token,
-            "began_s": time.time(),
-        }
+        about = about_process(world.rank, world.world_size, world.host, run.token, num_nodes=world.num_nodes)
         stuck = StuckWatch(
             run.run_dir,
             world.rank,

@@ -23,8 +23,7 @@ from typing import Any
 
 from lockstep.base.stopping import say
 from lockstep.base.tracebacks.frames import OURS, Frame, own_package, stack_of
-from lockstep.journal.measure.live_step import live_step
-from lockstep.tools.explain.black_box import BlackBox, fits
+from lockstep.tools.explain.black_box import BlackBox
 from lockstep.tools.explain.file_locks import polled_file
 from lockstep.tools.explain.flight_recorder import counts, read_recording
 from lockstep.tools.explain.handled import handled_by
@@ -37,6 +36,7 @@ from lockstep.tools.explain.script_clock import ScriptClock
 from lockstep.tools.explain.stack_request import StackResponder, can_answer
 from lockstep.tools.explain.work import WorkMeter
 from lockstep.tools.explain.writes import write_in
+from lockstep.world.machine.identity import shared_by
 
 EVERY_S = 0.5
 _GLANCES = 10
@@ -47,13 +47,14 @@ _SUSPENDED_S = 5.0
 """A longer interval means that the whole launch was stopped for a while, or the machine was suspended."""
 _MOST_OF_ERROR = 6000
 """Characters of a traceback."""
-_FEWEST_WINDOWS, _FEWEST_FRAMES, _FEWEST_HELD = 16, 10, 2
+_FEWEST_FRAMES, _FEWEST_HELD, _LEAST_OF_ERROR = 10, 2, 1500
 """What is kept of a record that does not fit into its box."""
 _CLOSE_S = 2.0
 _FORK_S = 0.2
 """How long a fork waits for the sampler's thread to pause."""
 _COMMUNICATING = (*(f"{OURS}{room}/" for room in ("world/comm", "sync", "loop")), "/torch/distributed/")
 """Code that a rank waits for others in."""
+TRANSFERS = ("recv", "send")
 _PICKLING = ("_object_to_tensor", "_tensor_to_object")
 """Functions of ``torch.distributed`` in which an object collective has not begun, or is over."""
 
@@ -61,6 +62,12 @@ _PICKLING = ("_object_to_tensor", "_tensor_to_object")
 def is_communicating(stack: Sequence[Sequence[Any]]) -> bool:
     """Whether a thread with this stack, innermost frame first, runs code in which ranks wait for each other."""
     return bool(stack) and any(part in str(stack[0][0]) for part in _COMMUNICATING) and stack[0][2] not in _PICKLING
+
+
+def transfer_in(stack: Sequence[Sequence[Any]]) -> str:
+    """The point-to-point call in which a thread with this stack waits; empty: none. Recorders know only those of NCCL."""
+    file, _, name = stack[0] if stack else ("", 0, "")
+    return str(name) if name in TRANSFERS and "/torch/distributed/" in str(file) else ""
 
 
 def waits_at(stack: Sequence[Sequence[Any]], collective: object) -> bool:
@@ -75,12 +82,18 @@ def waits_at(stack: Sequence[Sequence[Any]], collective: object) -> bool:
     return is_communicating(stack) or (bool(stack) and collective is not None)
 
 
+def about_process(rank: int, world_size: int, host: str, launch: str, **more: Any) -> dict[str, Any]:
+    """The fields of every record of this process that do not change. ``more``: fields."""
+    own = {"machine": shared_by("pid"), "pid": os.getpid(), "began_s": time.time()}
+    return {"rank": rank, "world_size": world_size, "host": host, "launch": launch, **own, **more}
+
+
 class Sampler:
     """Samples the thread that creates it, until it is closed.
 
     Args:
         path: of the black box.
-        about: fields of every record: ``rank``, ``world_size``, ``host``, ``pid``, ...
+        about: see ``about_process``.
         doing: what the thread is doing, as far as that is known without its stack. Called from the sampler's thread, as are the
             next two.
         waits: called twice a second with the seconds for which the thread has waited for other ranks or loader workers, 0 if it
@@ -109,7 +122,7 @@ class Sampler:
         self._box = BlackBox(path, is_shared=about.get("num_nodes", 1) > 1)
         self._responder = StackResponder(path.with_suffix(".stacks"))
         self._pid, self._thread_id = os.getpid(), threading.get_ident()
-        self._about = {**about, "thread": self._thread_id, "live_fd": live_step().descriptor}
+        self._about = {**about, "thread": self._thread_id}
         self._stack: list[Frame] = []
         self._at: Mapping[str, Any] = {}
         self._batches: object = None
@@ -301,23 +314,14 @@ class Sampler:
 
 
 def shortened(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record that did not fit into its box, shortened until it does. Pure.
-
-    The least useful parts go first: older windows of steps, outer frames, all steps, outer frames of what keeps
-    the process, and last the beginning of the traceback.
-    """
-    short = dict(record)
-    if steps := short.get("steps"):
-        short["steps"] = {**steps, "windows": steps["windows"][-_FEWEST_WINDOWS:]}
-    while len(short["stack"]) > _FEWEST_FRAMES and not fits(short):
-        short["stack"] = short["stack"][: max(_FEWEST_FRAMES, len(short["stack"]) - 5)]
-    if not fits(short):
-        short.pop("steps", None)
-    if (ending := short.get("ending")) and not fits(short):
+    """What is worth most of a record that did not fit into its box: without steps and outer frames. Pure."""
+    short = {name: value for name, value in record.items() if name != "steps"}
+    short["stack"] = record["stack"][:_FEWEST_FRAMES]
+    if "error" in record:
+        short["error"] = record["error"][-_LEAST_OF_ERROR:]
+    if ending := record.get("ending"):
         holders = [{**holder, "stack": holder["stack"][:_FEWEST_HELD]} for holder in ending["holders"]]
         short["ending"] = {**ending, "holders": holders}
-    while short.get("error") and not fits(short):
-        short["error"] = short["error"][len(short["error"]) // 4 + 1 :]
     return short
 
 

@@ -25,7 +25,6 @@ from types import FrameType
 from typing import Any
 
 from lockstep.base.tracebacks.frames import Frame
-from lockstep.journal.measure.live_step import live_step
 from lockstep.tools.explain.flight_recorder import counts
 from lockstep.tools.explain.places import Place, Places, activity_at, where
 
@@ -66,8 +65,7 @@ class ScriptClock:
     """Times the steps of this process until it is closed. Must be created by the main thread."""
 
     def __init__(self) -> None:
-        self._live = live_step()
-        self.num_steps = self._live.memory[0] = 0
+        self.num_steps = 0
         """Optimizer steps so far, not counting those that use the same gradients as the step before."""
         self.activity = _DOING["script"]
         """What the main thread was doing when it was last seen."""
@@ -173,7 +171,6 @@ class ScriptClock:
         if self._ready_s and self._ready_s <= before_s:
             return
         self.num_steps += 1
-        self._live.memory[0] = self.num_steps
         if not before_s:  # samples of what came before the steps are none of theirs
             self._seen = Counter()
             self._places.begin()

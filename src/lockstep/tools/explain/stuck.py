@@ -17,9 +17,9 @@ from lockstep.base.tracebacks.frames import MOST_FRAMES, Frame, owner, users_loc
 from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
 from lockstep.tools.explain.loader_workers import is_loading, waits_for_loader
 from lockstep.tools.explain.mismatch import SAME_CALLS, first_mismatch
-from lockstep.tools.explain.rank_reports import RankReport, grouped, read_reports
+from lockstep.tools.explain.rank_reports import RankReport, grouped, read_reports, title
 from lockstep.tools.explain.remarks import Remarks
-from lockstep.tools.explain.sampler import is_communicating
+from lockstep.tools.explain.sampler import TRANSFERS, is_communicating, transfer_in
 from lockstep.world.machine.sizes import name_ranks
 
 LEAST_S = 10.0
@@ -40,7 +40,6 @@ _TO_SET_UP = 5
 """Collectives of DistributedDataParallel's constructor, which compares the ranks' models and broadcasts rank 0's."""
 _PLACES = 2
 """Outermost calls of the script that tell one place from another."""
-_TRANSFERS = ("recv", "send")
 _DEBUGGERS = ("pdb.py", "bdb.py", "/debugpy/", "/pydevd", "/IPython/")
 
 
@@ -246,9 +245,7 @@ def _details(reports: Sequence[RankReport]) -> list[str]:
     """What ranks do, and where."""
     lines = []
     for group in grouped(reports):
-        hosts = ", ".join(sorted({str(report.record["host"]) for report in group}))
-        pid = f" (pid {group[0].record['pid']})" if len(group) == 1 else ""
-        lines.append(f"  {_names(group)} on {hosts}{pid}: {group[0].describe()}")
+        lines.append(f"  {title(group)}: {group[0].describe()}")
         lines += [f"    {line}" for line in group[0].stack(short=True)]
     return lines
 
@@ -274,12 +271,12 @@ def _mismatch(reports: Sequence[RankReport], *, is_certain: bool) -> list[str]:
     """
     called: dict[str, list[RankReport]] = {}
     for report in reports:
-        call = report.call or _transfer(report.frames)
-        if call is None and is_certain:
+        call = report.call or transfer_in(report.frames)
+        if not call and is_certain:
             call = "the exchange of gradients"
         if call:
             called.setdefault(call, []).append(report)
-    transfers = [call for call in called if call in _TRANSFERS]
+    transfers = [call for call in called if call in TRANSFERS]
     first = first_mismatch([report.record for report in reports])
     if len(called) < 2 and first is None and not transfers and not is_certain:
         return []
@@ -302,12 +299,6 @@ def _where(frames: Sequence[Frame]) -> str:
     is_whole = 0 < len(frames) < MOST_FRAMES
     has_program = any(owner(file) == "library" for file, _, _ in frames)
     return ", after the end of its program" if is_whole and not has_program else ""
-
-
-def _transfer(frames: Sequence[Frame]) -> str | None:
-    """The point-to-point call in which a rank waits: recorders know only those of NCCL."""
-    file, _, name = frames[0] if frames else ("", 0, "")
-    return name if name in _TRANSFERS and "/torch/distributed/" in file else None
 
 
 def _is_behind(report: RankReport, reports: Sequence[RankReport]) -> bool:

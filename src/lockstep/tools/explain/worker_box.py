@@ -6,7 +6,6 @@ that PyTorch's hooks report (``script_clock``), and from the collectives that th
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections import deque
@@ -17,9 +16,8 @@ from lockstep.tools.explain.black_box import box_path
 from lockstep.tools.explain.call_log import CallLog, log_path
 from lockstep.tools.explain.flight_recorder import counts
 from lockstep.tools.explain.recorded_calls import record_calls
-from lockstep.tools.explain.sampler import Sampler
+from lockstep.tools.explain.sampler import Sampler, about_process
 from lockstep.tools.explain.script_clock import ScriptClock
-from lockstep.world.machine.identity import shared_by
 
 _REMEMBERED = 20
 
@@ -58,16 +56,7 @@ class WorkerBox:
     def __init__(self, private_dir: str, rank: int, world_size: int, program: str) -> None:
         self._pace = Pace()
         self._clock = ScriptClock()
-        about = {
-            "rank": rank,
-            "world_size": world_size,
-            "host": socket.gethostname(),
-            "machine": shared_by("pid"),
-            "pid": os.getpid(),
-            "launch": Path(private_dir).name,
-            "began_s": time.time(),
-            "program": program,
-        }
+        about = about_process(rank, world_size, socket.gethostname(), Path(private_dir).name, program=program)
         try:
             Sampler(box_path(Path(private_dir), rank), about, self._doing, clock=self._clock)
             if world_size > 1:

@@ -16,7 +16,7 @@ from lockstep.cli.terminal import open_console
 from lockstep.tools.runs import inventory
 from lockstep.tools.runs.inventory import RUNNING
 from lockstep.tools.watch.frame import frame
-from lockstep.tools.watch.watched import Snapshot, Watched
+from lockstep.tools.watch.watched import Watched
 
 _GONE_S = 5.0
 """A launch that restarts leaves the run for a moment."""
@@ -56,8 +56,9 @@ def command(directory: Path | None, once: bool, interval: float) -> None:
     """
     console = open_console()
     watched = Watched(find_run(RUNS if directory is None else directory))
+    watched.look(time.time())
     if once or not console.is_terminal:
-        console.print(frame(watched.look(time.time()), console.width, _HEIGHT), soft_wrap=True)
+        console.print(frame(watched, console.width, _HEIGHT), soft_wrap=True)
         return
     with contextlib.suppress(KeyboardInterrupt):
         _follow(watched, console, interval)
@@ -85,19 +86,13 @@ def find_run(directory: Path) -> Path:
 def _follow(watched: Watched, console: Console, interval: float) -> None:
     from rich.live import Live
 
-    last = watched.look(time.time())
     alive = time.monotonic()
-
-    with Live(console=console, auto_refresh=False, get_renderable=lambda: frame(last, *console.size)) as live:
+    with Live(console=console, auto_refresh=False, get_renderable=lambda: frame(watched, *console.size)) as live:
         while True:
             live.refresh()
-            if last.state == RUNNING:
+            if watched.state == RUNNING:
                 alive = time.monotonic()
-            elif _has_ended(last) or time.monotonic() - alive > _GONE_S:
+            elif (watched.events and watched.events[-1]["event"] == "end") or time.monotonic() - alive > _GONE_S:
                 return
             time.sleep(interval)
-            last = watched.look(time.time())
-
-
-def _has_ended(snapshot: Snapshot) -> bool:
-    return bool(snapshot.events) and snapshot.events[-1]["event"] == "end"
+            watched.look(time.time())

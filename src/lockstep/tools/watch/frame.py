@@ -1,4 +1,4 @@
-"""One frame of ``lockstep watch``: a snapshot as text for a terminal. Pure."""
+"""One frame of ``lockstep watch``: what is known of a run as text for a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.journal.measure.pass_progress import bar_line, time_left
 from lockstep.journal.measure.split import name_bound
 from lockstep.tools.explain.loader_workers import waits_for_loader
 from lockstep.tools.explain.rank_reports import RankReport
-from lockstep.tools.watch.watched import Point, Snapshot
+from lockstep.tools.watch.watched import Point, Watched
 from lockstep.world.machine.sizes import counted, name_ranks, span
 
 _CURVE_HEIGHT = 5
@@ -24,10 +24,10 @@ _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Of a braille character: of its left column and its right one, from the top."""
 
 
-def frame(snapshot: Snapshot, width: int, height: int = 24) -> Text:
+def frame(run: Watched, width: int, height: int = 24) -> Text:
     """Lines that fit ``width``, at most ``height`` of them."""
-    above = [*_head(snapshot, width), *_curve(snapshot, width)]
-    ranks, events, saved = _ranks(snapshot), _events(snapshot), _saved(snapshot)
+    above = [*_head(run, width), *_curve(run, width)]
+    ranks, events, saved = _ranks(run), _events(run), _saved(run)
     room = height - len(above) - len(saved) - 1
     for_ranks = min(len(ranks), max(_LEAST_RANKS, room - min(len(events), _LEAST_EVENTS)))
     if for_ranks < len(ranks):
@@ -40,23 +40,21 @@ def frame(snapshot: Snapshot, width: int, height: int = 24) -> Text:
     return Text("\n", no_wrap=True, end="").join(lines[:height])
 
 
-def _head(snapshot: Snapshot, width: int) -> list[Text]:
-    start = snapshot.start
+def _head(run: Watched, width: int) -> list[Text]:
+    start = run.start
     script = f" · {Path(str(start['script'])).name}" if start.get("script") else ""
-    style = {"running": "green", "failed": "red", "unreadable": "red", "interrupted": "yellow"}.get(snapshot.state, "")
-    lines = [Text.assemble((visible(snapshot.name), "bold"), " · ", (snapshot.state, style), visible(script))]
-    progress = snapshot.progress
+    style = {"running": "green", "failed": "red", "unreadable": "red", "interrupted": "yellow"}.get(run.state, "")
+    lines = [Text.assemble((visible(run.name), "bold"), " · ", (run.state, style), visible(script))]
+    progress = run.progress
     if progress is not None:
         title = f"epoch {progress.epoch + 1}" + (f"/{progress.num_epochs}" if progress.num_epochs else "")
-        times = time_left(progress, snapshot.now_s) if snapshot.state == "running" else []
-        values = [visible(f"{name} {value:.4g}") for name, value in snapshot.values.items() if name != snapshot.curve_name]
+        times = time_left(progress, run.now_s) if run.state == "running" else []
+        values = [visible(f"{name} {value:.4g}") for name, value in run.values.items() if name != run.curve_name]
         lines.append(Text.assemble(*bar_line(title, progress.done, progress.num_steps, times, values, width)))
-    facts = [] if snapshot.step is None else [f"step {snapshot.step:,}"]
-    if snapshot.samples_per_s is not None:
+    facts = [] if run.step is None else [f"step {run.step:,}"]
+    if run.samples_per_s is not None:
         facts.append(
-            f"{snapshot.samples_per_s:,.4g} samples/s"
-            if snapshot.samples_per_s < 1000
-            else f"{snapshot.samples_per_s:,.0f} samples/s"
+            f"{run.samples_per_s:,.4g} samples/s" if run.samples_per_s < 1000 else f"{run.samples_per_s:,.0f} samples/s"
         )
     if isinstance(start.get("world_size"), int):
         hosts = len(set(start.get("hosts") or ()))
@@ -64,17 +62,18 @@ def _head(snapshot: Snapshot, width: int) -> list[Text]:
             counted(start["world_size"], "process", "processes") + (f" on {counted(hosts, 'host')}" if hosts > 1 else "")
         )
     if isinstance(start.get("time_s"), float):
-        facts.append(f"started {span(snapshot.now_s - start['time_s'])} ago")
+        facts.append(f"started {span(run.now_s - start['time_s'])} ago")
     return [*lines, Text(" · ".join(facts) or "nothing has been written yet")]
 
 
-def _curve(snapshot: Snapshot, width: int) -> list[Text]:
-    if len(snapshot.curve) < 2:
+def _curve(run: Watched, width: int) -> list[Text]:
+    curve = run.curves.get(run.curve_name, [])
+    if len(curve) < 2:
         return []
-    last_step, last = snapshot.curve[-1]
-    title = visible(f"{snapshot.curve_name} {last:.4g} in step {last_step:,}")
-    rows = draw_curve(snapshot.curve, max(10, width - _LABEL - 1), _CURVE_HEIGHT)
-    values = [value for _, value in snapshot.curve]
+    last_step, last = curve[-1]
+    title = visible(f"{run.curve_name} {last:.4g} in step {last_step:,}")
+    rows = draw_curve(curve, max(10, width - _LABEL - 1), _CURVE_HEIGHT)
+    values = [value for _, value in curve]
     labels = [f"{max(values):.3g}", *[""] * (_CURVE_HEIGHT - 2), f"{min(values):.3g}"]
     return [Text(title, "bold"), *(Text(f"{label:>{_LABEL}} {row}") for label, row in zip(labels, rows, strict=True))]
 
@@ -100,17 +99,15 @@ def draw_curve(curve: Sequence[Point], width: int, height: int) -> list[str]:
     return ["".join(chr(_BRAILLE + cell) if cell else " " for cell in row) for row in cells]
 
 
-def _ranks(snapshot: Snapshot) -> list[Text]:
+def _ranks(run: Watched) -> list[Text]:
     """One line for all ranks that do the same; those that need attention come first."""
-    if not snapshot.reports:
+    if not run.reports:
         return []
     groups: dict[tuple[int, str], list[RankReport]] = {}
-    for report in snapshot.reports:
+    for report in run.reports:
         groups.setdefault(_phase(report), []).append(report)
-    world_size = snapshot.reports[0].record.get("world_size", len(snapshot.reports))
-    silent = (
-        sorted(set(range(world_size)) - {report.rank for report in snapshot.reports}) if snapshot.state == "running" else []
-    )
+    world_size = run.reports[0].record.get("world_size", len(run.reports))
+    silent = sorted(set(range(world_size)) - {report.rank for report in run.reports}) if run.state == "running" else []
     lines = [Text(f"{name_ranks(silent)}: has not reported yet", "yellow")] if silent else []
     for (urgency, words), group in sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1][0].rank)):
         lines.append(Text(visible(_line(group, words)), ("red", "", "dim")[urgency]))
@@ -142,20 +139,20 @@ def _line(group: Sequence[RankReport], words: str) -> str:
     return f"{name_ranks([report.rank for report in group])}{where}: {words}{at}{how_long}"
 
 
-def _saved(snapshot: Snapshot) -> list[Text]:
-    saved = snapshot.checkpoint
+def _saved(run: Watched) -> list[Text]:
+    saved = run.checkpoint
     if saved is None:
         return []
-    age = f", {span(snapshot.now_s - saved['time_s'])} ago" if isinstance(saved.get("time_s"), float) else ""
+    age = f", {span(run.now_s - saved['time_s'])} ago" if isinstance(saved.get("time_s"), float) else ""
     return [Text(f"last checkpoint: step {saved.get('step')}{age}", "cyan")]
 
 
-def _events(snapshot: Snapshot) -> list[Text]:
+def _events(run: Watched) -> list[Text]:
     lines = []
-    for event in snapshot.events:
+    for event in run.events:
         words, style = _words(event)
         if words:
-            age = f"{span(snapshot.now_s - event['time_s']):>7} ago  " if isinstance(event.get("time_s"), float) else ""
+            age = f"{span(run.now_s - event['time_s']):>7} ago  " if isinstance(event.get("time_s"), float) else ""
             lines.append(Text.assemble((age, "dim"), (visible(words), style)))
     return lines
 

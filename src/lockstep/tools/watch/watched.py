@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,102 +26,84 @@ Point = tuple[int, float]
 """A step, and a value."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """A run at one moment."""
-
-    name: str
-    state: str
-    """As in ``lockstep runs``."""
-    now_s: float
-    """Seconds since 1970, as are all points in time."""
-    start: Mapping[str, Any] = field(default_factory=dict)
-    """The event ``start`` of the newest launch."""
-    progress: PassProgress | None = None
-    """Rank 0's; None: no pass has begun."""
-    progress_s: float = 0.0
-    """When that was written."""
-    step: int | None = None
-    samples_per_s: float | None = None
-    curve_name: str = ""
-    curve: Sequence[Point] = ()
-    values: Mapping[str, float] = field(default_factory=dict)
-    """The newest of each name."""
-    reports: Sequence[RankReport] = ()
-    events: Sequence[Mapping[str, Any]] = ()
-    """The last ones worth a line."""
-    checkpoint: Mapping[str, Any] | None = None
-    """The newest event ``checkpoint``."""
-
-
 class Watched:
-    """A run whose directory is polled."""
+    """A run whose directory is polled: what is known of it since the latest look. Points in time are in seconds since 1970."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
-        self._tail = Tail(run_dir / FILE_NAME)
+        self.name = run_dir.absolute().name
+        self.state, self.now_s = "", 0.0
+        """As in ``lockstep runs``, and when that was."""
+        self.progress: PassProgress | None = None
+        """Rank 0's; None: no pass has begun."""
+        self.samples_per_s: float | None = None
+        self.reports: Sequence[RankReport] = ()
+        self._run_dir, self._tail = run_dir, Tail(run_dir / FILE_NAME)
         self._forget()
 
     def _forget(self) -> None:
-        self._start: Mapping[str, Any] = {}
-        self._curves: dict[str, list[Point]] = {}
-        self._values: dict[str, float] = {}
-        self._events: deque[Mapping[str, Any]] = deque(maxlen=_MOST_EVENTS)
-        self._checkpoint: Mapping[str, Any] | None = None
-        self._rate: float | None = None
-        self._step: int | None = None
+        self.start: Mapping[str, Any] = {}
+        """The event ``start`` of the newest launch."""
+        self.curves: dict[str, list[Point]] = {}
+        self.values: dict[str, float] = {}
+        """The newest of each name."""
+        self.events: deque[Mapping[str, Any]] = deque(maxlen=_MOST_EVENTS)
+        """The last ones worth a line."""
+        self.checkpoint: Mapping[str, Any] | None = None
+        """The newest event ``checkpoint``."""
+        self.step: int | None = None
 
-    def look(self, now_s: float) -> Snapshot:
-        """The run now."""
+    @property
+    def curve_name(self) -> str:
+        """The name of the curve to draw: the loss, if there is one; empty: none."""
+        curves = self.curves
+        return min(curves, key=lambda name: (name != "loss", name.startswith("evaluation "), "loss" not in name), default="")
+
+    def look(self, now_s: float) -> None:
+        """See how far the run is now."""
+        self.now_s = now_s
         events, is_replaced = self._tail.read()
         if is_replaced:
             self._forget()
         for event in events:
             self._take(event)
-        reports = read_reports(self.run_dir, now_s, asks=False)
-        is_alive = holder_of(self.run_dir) is not None or any(
-            report.state == "running" and report.late_s < _FRESH_S for report in reports
+        self.reports = read_reports(self._run_dir, now_s, asks=False)
+        is_alive = holder_of(self._run_dir) is not None or any(
+            report.state == "running" and report.late_s < _FRESH_S for report in self.reports
         )
-        progress, progress_s, step = _progress_of(reports)
-        name = _choose(self._curves)
-        rate = progress.samples_per_s(progress_s) if progress is not None else None
-        return Snapshot(
-            name=self.run_dir.absolute().name,
-            state=RUNNING if is_alive else read_run(self.run_dir).state,
-            now_s=now_s,
-            start=self._start,
-            progress=progress,
-            progress_s=progress_s,
-            step=max((number for number in (step, self._step) if number is not None), default=None),
-            samples_per_s=self._rate if rate is None else rate,
-            curve_name=name,
-            curve=self._curves.get(name, []),
-            values=self._values,
-            reports=reports,
-            events=list(self._events),
-            checkpoint=self._checkpoint,
-        )
+        self.state = RUNNING if is_alive else read_run(self._run_dir).state
+        self.progress = None
+        if self.reports:
+            self._take_record(self.reports[0].record)
+
+    def _take_record(self, record: Mapping[str, Any]) -> None:
+        doing = record["doing"]
+        with contextlib.suppress(TypeError, ValueError):  # of another version
+            self.progress = check(PassProgress(**doing["pass"])) if doing.get("pass") else None
+        if self.progress is not None:
+            self.samples_per_s = self.progress.samples_per_s(float(record["time_s"])) or self.samples_per_s
+        if isinstance(step := doing.get("step"), int):
+            self.step = max(step, self.step or 0)
 
     def _take(self, event: dict[str, Any]) -> None:
         kind, step = event["event"], event.get("step")
         if isinstance(step, int):
-            self._step = step
+            self.step = step
         if kind == "start":
-            self._start = event
+            self.start = event
         elif (until := repeated_after(event)) is not None:
-            for name, curve in self._curves.items():
-                self._curves[name] = [point for point in curve if point[0] <= until]
+            for name, curve in self.curves.items():
+                self.curves[name] = [point for point in curve if point[0] <= until]
         elif kind in ("step", "evaluate") and isinstance(step, int) and isinstance(event.get("values"), dict):
             for name, value in event["values"].items():
                 if isinstance(value, (int, float)) and math.isfinite(value):
-                    self._values[name] = value
-                    add_point(self._curves.setdefault(name if kind == "step" else f"evaluation {name}", []), (step, value))
+                    self.values[name] = value
+                    add_point(self.curves.setdefault(name if kind == "step" else f"evaluation {name}", []), (step, value))
         elif kind == "checkpoint":
-            self._checkpoint = event if event.get("kind") != "weights" else self._checkpoint
+            self.checkpoint = event if event.get("kind") != "weights" else self.checkpoint
         elif kind == "epoch" and (event.get("wall_s") or 0) > 0:
-            self._rate = event.get("num_samples", 0) / event["wall_s"]
+            self.samples_per_s = event.get("num_samples", 0) / event["wall_s"]
         if kind not in ("step", "checkpoint"):
-            self._events.append(event)
+            self.events.append(event)
 
 
 def add_point(curve: list[Point], point: Point) -> None:
@@ -130,20 +112,3 @@ def add_point(curve: list[Point], point: Point) -> None:
     if len(curve) >= _MOST_POINTS:
         pairs = zip(curve[::2], curve[1::2], strict=False)
         curve[:] = [(second[0], (first[1] + second[1]) / 2) for first, second in pairs]
-
-
-def _choose(curves: Mapping[str, object]) -> str:
-    """The name of the curve to draw: the loss, if there is one."""
-    return min(curves, key=lambda name: (name != "loss", name.startswith("evaluation "), "loss" not in name), default="")
-
-
-def _progress_of(reports: Sequence[RankReport]) -> tuple[PassProgress | None, float, int | None]:
-    """The progress of the lowest rank that reports, when it was written, and its step."""
-    for report in reports:
-        doing = report.record["doing"]
-        try:
-            progress = check(PassProgress(**doing["pass"])) if doing.get("pass") else None
-        except (TypeError, ValueError):  # of another version
-            progress = None
-        return progress, float(report.record["time_s"]), doing.get("step")
-    return None, 0.0, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import resource
 import signal
@@ -26,10 +27,16 @@ def _address_in_use(match: re.Match[str], scene: Scene) -> str:
 
 def _holder(port: int) -> str:
     """The process that listens on a port, as far as this user may know."""
-    for connection in psutil.net_connections("tcp"):
-        if connection.laddr and connection.laddr[1] == port and connection.status == psutil.CONN_LISTEN and connection.pid:
-            words = " ".join(psutil.Process(connection.pid).cmdline())
-            return f"process {connection.pid} on {socket.gethostname()} does already ({words[:120]})"
+    with contextlib.suppress(psutil.Error):
+        for connection in psutil.net_connections("tcp"):
+            if (
+                connection.laddr
+                and connection.laddr[1] == port
+                and connection.status == psutil.CONN_LISTEN
+                and connection.pid
+            ):
+                words = " ".join(psutil.Process(connection.pid).cmdline())
+                return f"process {connection.pid} on {socket.gethostname()} does already ({words[:120]})"
     return "another process does already"
 
 
