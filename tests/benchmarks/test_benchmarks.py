@@ -33,14 +33,13 @@ def run(name, *options, timeout=500):
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-NAMES = ("loop_overhead", "scaling", "exact", "recovery", "checkpoint", "resnet50 --device cpu")
+NAMES = ("startup", "loop_overhead", "scaling", "exact", "recovery", "checkpoint", "resnet50 --device cpu")
 LONG = [pytest.param(name, marks=[pytest.mark.long, pytest.mark.longest]) for name in NAMES]
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("startup", marks=pytest.mark.long),
         "measuring_cost",
         *LONG,
         pytest.param("resnet50", marks=pytest.mark.cuda),
