@@ -50,7 +50,7 @@ def test_a_benchmark_ends_in_one_json_object(name):
     check_result(name, run(name, "--quick", "--rounds", "1", *options))
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_the_benchmark_of_a_browser_ends_in_one_json_object(require):
     require("chromium", None if shutil.which("chromium") else "there is no chromium here")
     check_result("report_opening", run("report_opening", "--quick", "--rounds", "2"))
