@@ -9,6 +9,7 @@ import os
 import pickle
 import random
 import selectors
+import signal
 import socket
 import struct
 import sys
@@ -21,6 +22,7 @@ from stuck import telling
 
 import lockstep
 from lockstep.base.errors import LaunchError
+from lockstep.base.stopping import SIGNALS
 from lockstep.launch.spec import Call, LaunchSpec, worker_environ
 from lockstep.sync import exact, together
 
@@ -108,6 +110,8 @@ def _run(spec, rank, fn, args):
     os.chdir(spec.cwd)
     os.environ.clear()
     os.environ.update(worker_environ(spec, rank))
+    for number in SIGNALS:  # one that was asked to stop ignores them afterwards
+        signal.signal(number, signal.SIG_DFL)
     random.seed()
     numpy.random.seed()
     torch.seed()

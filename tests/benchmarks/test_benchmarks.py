@@ -33,14 +33,13 @@ def run(name, *options, timeout=500):
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-NAMES = ("loop_overhead", "scaling", "exact", "recovery", "checkpoint", "resnet50 --device cpu")
+NAMES = ("startup", "loop_overhead", "scaling", "exact", "recovery", "checkpoint", "resnet50 --device cpu")
 LONG = [pytest.param(name, marks=[pytest.mark.long, pytest.mark.longest]) for name in NAMES]
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("startup", marks=pytest.mark.long),
         "measuring_cost",
         *LONG,
         pytest.param("resnet50", marks=pytest.mark.cuda),
@@ -51,7 +50,7 @@ def test_a_benchmark_ends_in_one_json_object(name):
     check_result(name, run(name, "--quick", "--rounds", "1", *options))
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_the_benchmark_of_a_browser_ends_in_one_json_object(require):
     require("chromium", None if shutil.which("chromium") else "there is no chromium here")
     check_result("report_opening", run("report_opening", "--quick", "--rounds", "2"))

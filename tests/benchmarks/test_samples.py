@@ -20,7 +20,7 @@ def rows_of(*options, timeout):
     return result["rows"]
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.timeout(330)
 def test_a_killed_run_of_lockstep_resumes_with_each_sample_once():
     rows = rows_of("--quick", timeout=300)

@@ -104,6 +104,7 @@ def test_a_test_that_leaves_a_job_fails_and_the_next_gets_an_empty_queue(slurm_c
 
 
 @pytest.mark.long
+@pytest.mark.longest
 def test_a_lost_host_is_noticed_and_taken_back_when_it_returns(slurm_cluster, tmp_path):
     slurm, (_, second) = slurm_cluster.slurm, slurm_cluster.hosts
     job = batch(slurm, tmp_path, LONG, "--nodes=2", "--requeue")

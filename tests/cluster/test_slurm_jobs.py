@@ -367,7 +367,12 @@ def test_several_tasks_that_each_start_lockstep_run_are_refused_and_one_is_not(s
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("session", SESSIONS, ids=range(len(SESSIONS)))
+@pytest.mark.parametrize(
+    "session",
+    # (srun and salloc start scripts in other tests of this file.)
+    [pytest.param(session, marks=[] if "sbatch" in session else pytest.mark.longest) for session in SESSIONS],
+    ids=range(len(SESSIONS)),
+)
 def test_the_commands_of_the_page_about_slurm_run_as_written(slurm_cluster, tmp_path, session):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     commands = re.findall(r"^\$ (.*)", session, flags=re.MULTILINE)

@@ -1,7 +1,6 @@
 """Every collective gives what its docstring says, on one, two and three processes."""
 
 import itertools
-import time
 
 import comm_scripts
 import pytest
@@ -111,7 +110,5 @@ def test_results_have_no_gradients(standing_crew):
 
 
 def test_a_rank_that_does_not_come_is_an_error_after_the_timeout(crew):
-    began = time.monotonic()
     with pytest.raises(LaunchError, match=r"(?ms)rank 0 waits for rank 1\..*^rank 0 of 2"):
         crew(2, comm_scripts.ask_for_a_rank_that_never_comes)
-    assert time.monotonic() - began < 50

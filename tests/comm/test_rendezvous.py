@@ -165,7 +165,7 @@ def test_a_place_that_cannot_be_meant_is_refused(url):
 
 
 @pytest.mark.parametrize("kind", ["tcp", "file"])
-def test_a_rank_that_does_not_come_is_named_within_the_timeout(crew, place, kind):
+def test_a_rank_that_does_not_come_is_named_after_the_timeout(crew, place, kind):
     first, second, _ = crew(3, scripts.come_as, place(kind), [(0, 3), (1, 3), None])
     assert "PeerError: rank 0 of 3 timed out: it waited 3 s at" in first[0]
     assert "for rank 2" in first[0]
@@ -173,16 +173,15 @@ def test_a_rank_that_does_not_come_is_named_within_the_timeout(crew, place, kind
     assert re.search(
         r"PeerError: .*(timed out: it waited .* for ranks? (0, )?2|rank 0, which hosts its store, has ended)", second[0]
     ), second[0]
-    assert all(2.5 < took_s < 60 for _, took_s in (first, second))
+    assert all(took_s > 2.5 for _, took_s in (first, second))
 
 
 @pytest.mark.parametrize("kind", ["tcp", "file"])
 def test_without_rank_0_the_others_say_so_and_leave_nothing(crew, place, kind):
     url = place(kind)
-    ((told, took_s),) = crew(1, scripts.come_as, url, [(1, 2)], 1.0)
+    ((told, _),) = crew(1, scripts.come_as, url, [(1, 2)], 1.0)
     assert "PeerError" in told
     assert "for rank 0" in told
-    assert took_s < 60
     assert kind == "tcp" or left_at(url) == []
 
 
@@ -211,9 +210,8 @@ def test_processes_of_runs_of_different_sizes_are_told(crew, place, kind):
     ],
 )
 def test_a_port_that_another_program_uses_is_told(crew, place, kind, words):
-    ((told, took_s),) = crew(1, scripts.come_to_a_place_in_use, place("tcp"), kind)
+    ((told, _),) = crew(1, scripts.come_to_a_place_in_use, place("tcp"), kind)
     assert re.match(words, told, re.DOTALL), told
-    assert took_s < 60
 
 
 @pytest.mark.parametrize(
@@ -225,9 +223,8 @@ def test_a_port_that_another_program_uses_is_told(crew, place, kind, words):
     ],
 )
 def test_a_place_that_cannot_be_reached_is_told(crew, url, words):
-    ((told, took_s),) = crew(1, scripts.come_as, url, [(1, 2)], 1.0)
+    ((told, _),) = crew(1, scripts.come_as, url, [(1, 2)], 1.0)
     assert words in told
-    assert took_s < 60
 
 
 def test_a_place_of_another_user_is_not_trusted(crew, place, tmp_path):

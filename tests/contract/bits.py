@@ -38,11 +38,18 @@ def state_of(*things):
 class Seen:
     """What one rank sees of a training, by step and samples, so that ranks and world sizes can be laid side by side.
 
+    ``disturb``, if it is set, is called in every step on the rank that has the first shard, inside its shards. ``last`` is
+    what this process has seen most recently.
+
     Args:
         team: of the run.
     """
 
+    disturb = None
+    last = None
+
     def __init__(self, team):
+        Seen.last = self
         self._team = team
         self.losses = {}
         self.audited = {}
@@ -54,6 +61,8 @@ class Seen:
         if self._team.in_audit:
             self.audited[key] = bits(loss)
             return
+        if Seen.disturb is not None and self._team.rank == 0:
+            Seen.disturb(self._team.step)
         assert key not in self.losses
         self.losses[key] = bits(loss)
 
@@ -67,7 +76,11 @@ class Seen:
 
     def result(self, *things, **more):
         """What a task returns."""
-        return {"losses": self.losses, "audited": self.audited, "by_step": self.by_step, "state": state_of(*things), **more}
+        return {**self.so_far(), "audited": self.audited, "state": state_of(*things), **more}
+
+    def so_far(self):
+        """What was seen of each step."""
+        return {"losses": self.losses, "by_step": self.by_step}
 
 
 def differences(one, other):

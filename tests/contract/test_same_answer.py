@@ -49,7 +49,7 @@ def run_at(crew, world_sizes, shards, promise, task, *args, **settings):
 @pytest.mark.parametrize("kind", tasks.MODELS.values(), ids=tasks.MODELS.keys())
 def test_every_world_size_gives_the_same_weights_buffers_and_optimizer_state(standing_crew, promise, kind):
     alone, *others = run_at(
-        standing_crew, [1, 2, 3, 4] if kind is tasks.Net else [1, 3], 4, promise, tasks.classify, kind, 56, 16
+        standing_crew, [1, 2, 4] if kind is tasks.Net else [1, 3], 4, promise, tasks.classify, kind, 56, 16
     )
     tolerance = 0.02 if kind is tasks.BFloat16 else 2e-5
     for by_rank in others:
@@ -61,7 +61,7 @@ def test_every_world_size_gives_the_same_weights_buffers_and_optimizer_state(sta
             assert by_rank[0][name] == pytest.approx(alone[0][name], rel=0 if promise == "exact" else close, abs=0)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 5, 17, 33])
+@pytest.mark.parametrize("length", [1, 5, 17])
 def test_data_sets_shorter_than_a_batch_or_than_the_world_and_ragged_ends_give_the_same_answer(
     standing_crew, promise, length
 ):
@@ -100,7 +100,7 @@ def test_it_does_not_matter_where_gradients_are_cleared(standing_crew, zero_at):
 
 
 def test_weights_of_shards_are_exact_for_any_split(standing_crew, promise):
-    results = run_at(standing_crew, [1, 2, 3], 4, promise, tasks.classify, tasks.Net, 56, 16, 2, 0, "end", False, True)
+    results = run_at(standing_crew, [1, 3], 4, promise, tasks.classify, tasks.Net, 56, 16, 2, 0, "end", False, True)
     for by_rank in results[1:]:
         assert_same(results[0][0]["state"], by_rank[0]["state"], promise=promise)
 
@@ -125,15 +125,14 @@ def test_weights_of_shards_are_exact_for_any_split(standing_crew, promise):
         tasks.freeze_in_the_shards,
     ],
 )
-@pytest.mark.parametrize("nproc", [3, pytest.param(2, marks=pytest.mark.long)])
-def test_unusual_loops_give_the_same_answer(standing_crew, promise, task, nproc):
-    alone, *others = run_at(standing_crew, [1, nproc], 3, promise, task, 34, 12)
+def test_unusual_loops_give_the_same_answer(standing_crew, promise, task):
+    alone, *others = run_at(standing_crew, [1, 3], 3, promise, task, 34, 12)
     for by_rank in others:
         assert_same(alone[0]["state"], by_rank[0]["state"], promise=promise)
 
 
 def test_sparse_gradients_give_the_same_answer_with_pytorchs_own_sum(standing_crew):
-    alone, *others = run_at(standing_crew, [1, 2, 3], 3, "stock", tasks.train_sparse, 34, 12)
+    alone, *others = run_at(standing_crew, [1, 3], 3, "stock", tasks.train_sparse, 34, 12)
     for by_rank in others:
         assert_same(alone[0]["state"], by_rank[0]["state"])
 
@@ -146,7 +145,7 @@ def test_sparse_gradients_are_refused_by_name_where_bits_are_promised(crew, npro
 
 def test_a_parameter_is_unused_if_no_shard_used_it_at_every_world_size(standing_crew, promise):
     settings = {"find_unused_parameters": True}
-    alone, *others = run_at(standing_crew, [1, 2, 3], 4, promise, tasks.train_unused, 64, 8, **settings)
+    alone, *others = run_at(standing_crew, [1, 3], 4, promise, tasks.train_unused, 64, 8, **settings)
     never = {"never.bias", "never.weight"}
     assert all(never <= set(names) for names in alone[0]["without"])
     assert len({tuple(names) for names in alone[0]["without"]}) > 1, "no step leaves the other layer out: a weak test"
@@ -156,14 +155,11 @@ def test_a_parameter_is_unused_if_no_shard_used_it_at_every_world_size(standing_
 
 
 @pytest.mark.parametrize("precision", [name for name in PRECISIONS if name != "32-true"])
-def test_every_precision_gives_the_same_answer_up_to_its_rounding(standing_crew, promise, precision):
+def test_every_precision_gives_the_same_answer_up_to_its_rounding_with_pytorchs_own_sum(standing_crew, precision):
     task, eps = tasks.classify_with_eps, 1e-3 if precision == "16-true" else 1e-8
-    alone, *others = run_at(standing_crew, [1, 3], 4, promise, task, eps, tasks.Net, 40, 16, precision=precision)
-    plain = standing_crew(1, task, eps, tasks.Net, 40, 16, shards=4)
+    alone, *others = run_at(standing_crew, [1, 3], 4, "stock", task, eps, tasks.Net, 40, 16, precision=precision)
     for by_rank in others:
-        assert_same(alone[0]["state"], by_rank[0]["state"], 0.02 if precision.endswith("true") else 2e-4, promise)
-    with pytest.raises(AssertionError):
-        assert_same(plain[0]["state"], alone[0]["state"], 1e-6)  # it does compute in 16 bits
+        assert_same(alone[0]["state"], by_rank[0]["state"], 0.02 if precision.endswith("true") else 2e-4)
 
 
 def test_an_average_starts_from_rank_0_on_all_ranks(standing_crew):

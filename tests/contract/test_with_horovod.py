@@ -8,22 +8,18 @@ from test_same_answer import assert_same
 
 __all__ = ["horovod"]  # a fixture
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("horovod")]
+# Those in which gradients reach Horovod in another way. (What stands between them is the strategy's no more than the others'.)
 UNUSUAL = [
-    tasks.train_average,
     tasks.train_thawed,
-    tasks.keep_gradients,
-    tasks.backward_twice,
     tasks.backward_twice_through_batch_norm,
-    tasks.forward_after_the_backward_pass_with_batch_norm,
-    tasks.forward_after_the_update_with_batch_norm,
     tasks.train_code_book,
-    tasks.train_hand_norm,
     tasks.train_shared,
     tasks.freeze_in_the_shards,
 ]
+MODELS = [tasks.Net, tasks.ChannelsLast, tasks.BFloat16]
 
 
-def run_both(crew, standing_crew, shards, task, *args, nprocs=(2, 3), **settings):
+def run_both(crew, standing_crew, shards, task, *args, nprocs=(3,), **settings):
     """What one process gives, and what each number of processes with Horovod does, whose ranks agree to the bit."""
     (alone,) = standing_crew(1, task, *args, shards=shards, strategy="single", **settings)
     results = []
@@ -41,9 +37,9 @@ def assert_as_alone(crew, standing_crew, *args, tolerance=2e-5, **settings):
         assert_same(alone["state"], by_rank[0]["state"], tolerance)
 
 
-@pytest.mark.parametrize("length", [1, 5, 17])
+@pytest.mark.parametrize("length", [1, 17])
 def test_ragged_ends_and_ranks_without_samples(crew, standing_crew, length):
-    assert_as_alone(crew, standing_crew, 4, tasks.classify, tasks.Plain, length, 16, nprocs=(3,))
+    assert_as_alone(crew, standing_crew, 4, tasks.classify, tasks.Plain, length, 16)
 
 
 def test_two_models_and_their_losses(crew, standing_crew):
@@ -67,7 +63,7 @@ def test_weights_of_shards(crew, standing_crew):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", tasks.MODELS.values(), ids=tasks.MODELS.keys())
+@pytest.mark.parametrize("kind", MODELS)
 def test_every_model(crew, standing_crew, kind):
     assert_as_alone(crew, standing_crew, 4, tasks.classify, kind, 56, 16, tolerance=0.02 if kind is tasks.BFloat16 else 2e-5)
 

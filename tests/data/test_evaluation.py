@@ -141,7 +141,7 @@ def test_the_result_is_that_of_one_process_to_the_bit_on_every_rank_of_every_wor
     assert results["shuffled", 0]["loss"] != results["shuffled", 1]["loss"], "the second pass was shuffled alike"
     assert results["ragged", 0]["loss"] == results["ragged", 1]["loss"] == results["ragged", "in one loop"]["loss"]
     assert [*results["ragged", "metric"][0]] == [*results["ragged", "in one loop"]["calls"]] * 2
-    for nproc in (2, 3, 5):
+    for nproc in (2, 5):
         for by_rank in standing_crew(nproc, evaluate_all_kinds, shards=5):
             assert by_rank == results
 
@@ -211,8 +211,7 @@ def test_the_outer_loop_is_the_same_on_every_process_whatever_it_does(standing_c
         assert expected[kind, "sliced"]["mean"] == 9.5
         assert expected[kind, "odd"]["mean"] == 25.5
         assert expected[kind, "agreed"]["mean"] == 23.5
-    for nproc in (2, 3, 4):
-        assert standing_crew(nproc, evaluate_in_part, shards=4) == [(expected, drawn)] * nproc
+    assert standing_crew(3, evaluate_in_part, shards=4) == [(expected, drawn)] * 3
 
 
 def call_inside(name):

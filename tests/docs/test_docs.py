@@ -61,14 +61,21 @@ team.barrier()
 SMALLER = {
     "compare examples/digits.py": "compare --rounds 1 examples/digits.py",
     "compare --methods single,single+bf16-mixed train.py": "compare --methods single,single+bf16-mixed --rounds 1 train.py",
-    # (with_lockstep.py runs under this and other starters in tests/outside/test_starters_of_others.py.)
+    # Once is enough for torchrun, at a free port. (It starts the examples in tests/team/test_together.py.)
+    "torchrun --standalone --nproc-per-node 2 train.py": "torchrun --nproc-per-node 2 train.py",
+    "torchrun --nproc-per-node 2 examples/digits.py": "torchrun --nproc-per-node 2 train.py",
     "torchrun --nproc-per-node 2 with_lockstep.py": "torchrun --nproc-per-node 2 train.py",
+    "torchrun --nproc-per-node 2": "torchrun --standalone --nproc-per-node 2",
     "verify examples/digits.py": "verify --world-sizes 1,2 --no-resume --launchers local examples/digits.py",
     "single+16-mixed,single+16-master,single+16-true,single+bf16-mixed,single+bf16-true --threads 1 "
     "examples/digits.py --epochs 2": "single+16-true,single+bf16-mixed --rounds 1 --threads 1 examples/digits.py --epochs 1",
 }
-# Left out of CI: over a minute each, and parts of them run in other tests.
-LONGEST = re.compile(r"(verify|compare) examples/digits\.py|compare --methods single,single\+16")
+# Left out of CI: over a minute each, or what they start runs in other tests, but for the words of the command.
+LONGEST = re.compile(
+    r"(verify|compare) examples/digits\.py|compare --methods single,single\+|lockstep tune"  # tests/cli, tests/tuning
+    r"|[^n] (--\S+ (\d )?)*with_lockstep|spawn_env|gpt\.train"  # tests/outside
+    r"|^horovodrun|^mpirun"  # tests/sync/test_horovod.py, tests/launch/test_mpirun.py
+)
 # These need no shell and no process of their own. (The sessions, and tests/cli, start the command itself.)
 WARM = re.compile(r"lockstep run (?!.*horovod)[\w ./:=-]+")
 # In the table of methods, and run by tests/sync/test_dp.py and tests/cuda.
@@ -180,6 +187,9 @@ def sessions():
 def test_a_session_of_the_documentation_runs_as_written_and_ends_with_equal_digests(session, tmp_path):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    session = session.replace("examples/digits.py", "examples/digits.py --epochs 3").replace(
+        "step-00000115", "step-00000069"
+    )
     done = subprocess.run(
         ["bash", "-ec", session],
         cwd=tmp_path,

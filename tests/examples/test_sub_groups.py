@@ -29,6 +29,6 @@ def test_two_groups_of_different_sizes_find_what_one_process_finds(run_here, pyt
 
 @pytest.mark.long
 def test_the_best_weights_come_from_whichever_group_has_them(run_here):
-    found = [results(run_here(EXAMPLE, "--nproc-per-node", "3", args=("--groups", str(groups)))) for groups in (1, 2, 3)]
-    assert [told.partition("groups ")[2] for told, _ in found] == ["[[0, 1, 2]]", "[[0, 2], [1]]", "[[0], [1], [2]]"]
-    assert found[0][1] == found[1][1] == found[2][1]
+    found = [results(run_here(EXAMPLE, "--nproc-per-node", "3", args=("--groups", str(groups)))) for groups in (1, 3)]
+    assert [told.partition("groups ")[2] for told, _ in found] == ["[[0, 1, 2]]", "[[0], [1], [2]]"]
+    assert found[0][1] == found[1][1]

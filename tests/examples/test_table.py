@@ -11,9 +11,20 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ROW = re.compile(r"^\| \[(\w+\.py)\]\(\1\) \| [^|]+ \| `([^`]+)` \| `([^`]+)` \|$", flags=re.MULTILINE)
 ROWS = ROW.findall((EXAMPLES / "README.md").read_text())
-TESTED_ALONE = ("fine_tuning.py", "gan.py", "transformer.py")  # on one and two processes, in files of their own
+WHOLLY_ALONE = ("fine_tuning.py", "gan.py", "transformer.py")  # on one and two processes, in files of their own
+# By python and on two processes in the same way.
+STARTED_ALONE = ("contrastive.py", "digits.py", "horovod_migration.py", "lora.py", "toy_model_parallel.py")
+BY_PYTHON = (*STARTED_ALONE, "cifar10.py", "imagenet.py", "streaming.py", "sub_groups.py")
+
+
+def marks(script, command):
+    usual = f"lockstep run --nproc-per-node 2 examples/{script}"
+    again = (command.startswith("python ") and script in BY_PYTHON) or (command == usual and script in STARTED_ALONE)
+    return pytest.mark.longest if again or script in WHOLLY_ALONE else pytest.mark.long
+
+
 COMMANDS = [
-    pytest.param(script, command, id=command, marks=pytest.mark.longest if script in TESTED_ALONE else pytest.mark.long)
+    pytest.param(script, command, id=command, marks=marks(script, command))
     for script, *commands in ROWS
     for command in commands
 ]
@@ -57,7 +68,7 @@ def test_a_command_of_the_table_runs(script, command, tmp_path, require, command
         missing = importlib.util.find_spec("transformers") is None
         require("transformers", "transformers is not installed (pip install transformers)" if missing else None)
     shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
-    on_disk.write_cifar(tmp_path / "data")
+    on_disk.write_cifar(tmp_path / "data", per_batch=8)
     on_disk.write_images(tmp_path / "data" / "imagenet")
     command = " ".join((command, SMALLER.get(script, "")))
     if command.startswith("lockstep run"):

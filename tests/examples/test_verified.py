@@ -8,8 +8,8 @@ from crew import warm_server
 from warm import run_on
 
 # (digits.py: tests/docs/test_docs.py, whose pages show the command.)
-SCRIPTS = ("streaming.py", "contrastive.py")
-LONGEST = ("lora.py", "transformer.py", "gan.py", "fine_tuning.py")
+SCRIPTS = ("streaming.py",)
+LONGEST = ("contrastive.py", "lora.py", "transformer.py", "gan.py", "fine_tuning.py")
 BRIEFLY = ("--world-sizes", "1,2", "--launchers", "local", "--no-resume")
 
 

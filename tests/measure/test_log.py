@@ -196,7 +196,7 @@ def log_behind_a_slow_rank():
     longest = 0.0
     for step in range(1, 5):
         if team.rank == 1 and step == 4:
-            time.sleep(1.0)
+            time.sleep(5.0)
         started = time.perf_counter()
         log.add(0, step, 1.0, {"loss": 1.0})
         log.end_step(step, 4)
@@ -210,7 +210,7 @@ def log_behind_a_slow_rank():
 def test_a_step_does_not_wait_for_the_other_ranks_log(crew):
     (longest, rows), _ = crew(2, log_behind_a_slow_rank)
     assert rows == 4
-    assert longest < 0.5
+    assert longest < 4.0, "it has waited for the other rank"
 
 
 def log_unlike(rate):

@@ -7,13 +7,16 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 TWO = ("--nproc-per-node", "2")
 
 
+@pytest.mark.longest
 def test_a_trainer_as_under_torchrun(lockstep_run, torchrun, here):
     ours = lockstep_run(*TWO, "tutorial.py", "3", "1")
     (here / "snapshot.pt").unlink()
     assert ours == torchrun(*TWO, "tutorial.py", "3", "1")
 
 
-@pytest.mark.parametrize(("script", "args"), [("spmd.py", ("--local_world_size=2",)), ("launched.py", ())])
+@pytest.mark.parametrize(
+    ("script", "args"), [pytest.param("spmd.py", ("--local_world_size=2",), marks=pytest.mark.longest), ("launched.py", ())]
+)
 def test_a_script_of_torch_distributed_launch_in_both_spellings(lockstep_run, torchrun, here, script, args):
     ours = lockstep_run(*TWO, script, *args)
     source = (here / script).read_text().replace('"--local_rank"', '"--local-rank"')  # as PyTorch 2 passes it

@@ -216,8 +216,11 @@ def compiled_by(request, require):
     return request.param
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-@pytest.mark.parametrize("compiled_by", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)], indirect=True)
+@pytest.mark.parametrize(
+    ("compiled_by", "nproc"),
+    [("aot_eager", 1), pytest.param("inductor", 2, marks=pytest.mark.long)],
+    indirect=["compiled_by"],
+)
 def test_a_compiled_model_trains_as_the_plain_one(standing_crew, nproc, compiled_by):
     _, plain, _ = standing_crew(1, model_scripts.eager, shards=2)[0]
     for names_equal, state, dtype in standing_crew(nproc, model_scripts.compiled, compiled_by, shards=2):

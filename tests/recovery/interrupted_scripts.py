@@ -159,97 +159,6 @@ SCRIPTS = {
         say_last_words(team, model, optimizer)
         """,
     ),
-    "two models and two optimizers": (
-        15,
-        """
-        team = lockstep.join()
-        arm(team)
-        made = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, FEATURES))
-        judge = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
-        """,
-        """
-        of_made = torch.optim.Adam(made.parameters(), lr=0.01)
-        of_judge = torch.optim.SGD(judge.parameters(), lr=0.05, momentum=0.9)
-        made, judge, of_made, of_judge, batches = team.prepare(made, judge, of_made, of_judge, samples())
-        for epoch in team.epochs(3):
-            for batch in batches:
-                for real, _ in batch.shards:
-                    fake = made(torch.randn(len(real), 4))
-                    truth, lie = judge(real), judge(fake.detach())
-                    team.backward(nn.functional.softplus(-truth).mean() + nn.functional.softplus(lie).mean())
-                    for parameter in judge.parameters():
-                        parameter.requires_grad_(False)
-                    team.backward(nn.functional.softplus(-judge(fake)).mean())
-                    for parameter in judge.parameters():
-                        parameter.requires_grad_(True)
-                    strike(team, "shard")
-                of_judge.step()
-                of_made.step()
-                of_judge.zero_grad()
-                of_made.zero_grad()
-                strike(team)
-        say_last_words(team, made, judge, of_made, of_judge)
-        """,
-    ),
-    "two phases a step": (
-        15,
-        """
-        team = lockstep.join()
-        arm(team)
-        made = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, FEATURES))
-        judge = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
-        """,
-        """
-        of_made = torch.optim.Adam(made.parameters(), lr=0.01)
-        of_judge = torch.optim.SGD(judge.parameters(), lr=0.05, momentum=0.9)
-        made, judge, of_made, of_judge, batches = team.prepare(made, judge, of_made, of_judge, samples())
-        drawn = team.register("drawn", torch.zeros(()))
-        for epoch in team.epochs(3):
-            for batch in batches:
-                for real, _ in batch.shards:
-                    truth, lie = judge(real), judge(made(torch.randn(len(real), 4)).detach())
-                    loss = nn.functional.softplus(-truth).mean() + nn.functional.softplus(lie).mean()
-                    team.backward(loss)
-                    batch.add(judge=loss)
-                of_judge.step()
-                of_judge.zero_grad()
-                drawn += torch.rand(())
-                for real, _ in batch.shards:
-                    loss = nn.functional.softplus(-judge(made(torch.randn(len(real), 4)))).mean()
-                    team.backward(loss)
-                    batch.add(made=loss)
-                    strike(team, "shard")
-                of_made.step()
-                of_made.zero_grad()
-                of_judge.zero_grad()
-                drawn += torch.rand(()) + batch["judge"] * batch["made"]
-                strike(team)
-        say_last_words(team, made, judge, of_made, of_judge, drawn=drawn.item(), averages=batches.averages)
-        """,
-    ),
-    "a closure that goes over the shards": (
-        15,
-        BEGIN,
-        """
-        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3, history_size=4)
-        model, optimizer, batches = team.prepare(model, optimizer, samples())
-        for epoch in team.epochs(3):
-            for batch in batches:
-
-                def closure():
-                    optimizer.zero_grad()
-                    for features, labels in batch.shards:
-                        loss = nn.functional.cross_entropy(model(features), labels)
-                        team.backward(loss)
-                        batch.add(loss=loss)
-                        strike(team, "shard")
-                    return batch["loss"]
-
-                optimizer.step(closure)
-                strike(team)
-        say_last_words(team, model)
-        """,
-    ),
     "averages of a pass": (
         15,
         BEGIN,
@@ -274,47 +183,6 @@ SCRIPTS = {
             kept.append(batches.averages)
             strike(team, "tail")
         say_last_words(team, model, plateau, kept=kept, averages=batches.averages)
-        """,
-    ),
-    "averages of a pass in a range": (
-        15,
-        BEGIN,
-        """
-        model, optimizer, batches = team.prepare(model, optimizer, samples(37))
-        for epoch in range(3):
-            for batch in batches:
-                learn(model, optimizer, batch)
-            strike(team, "tail")
-            averages = batches.averages
-        say_last_words(team, model, optimizer, averages=averages)
-        """,
-    ),
-    "state of each shard": (
-        15,
-        BEGIN,
-        """
-        centre = nn.BatchNorm1d(FEATURES, affine=False)  # buffers only, as of a loss module
-        model, centre, optimizer, batches = team.prepare(model, centre, optimizer, samples(36))
-        hidden = team.per_shard("hidden", torch.zeros(FEATURES))
-        pairs = team.per_shard("pairs", {"steps": 0, "parts": [torch.ones(2), 0.5]})
-        for epoch in team.epochs(3):
-            hidden.reset()
-            for batch in batches:
-                for features, labels in batch.shards:
-                    state = hidden.value
-                    centre(features)
-                    features = features - centre.running_mean
-                    loss = nn.functional.cross_entropy(model(features + pairs.value["parts"][1] * state), labels)
-                    team.backward(loss)
-                    batch.add(loss=loss, steps=pairs.value["steps"])
-                    hidden.value = 0.5 * state + features.detach().mean(0)
-                    pairs.value = {"steps": pairs.value["steps"] + 1, "parts": [state[:2], 0.9 * pairs.value["parts"][1]]}
-                    strike(team, "shard")
-                optimizer.step()
-                optimizer.zero_grad()
-                strike(team)
-            strike(team, "tail")
-        say_last_words(team, model, centre, optimizer, averages=batches.averages)
         """,
     ),
     "a loop within the loop": (
@@ -486,45 +354,6 @@ SCRIPTS = {
         say_last_words(team, model, optimizer, cosine, plateau)
         """,
     ),
-    "16-mixed, with steps that overflow": (
-        15,
-        """
-        team = lockstep.join(precision="16-mixed")
-        arm(team)
-        model = network()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        """,
-        """
-        model, optimizer, batches = team.prepare(model, optimizer, samples())
-        for epoch in team.epochs(3):
-            for batch in batches:
-                factor = 3000.0 if team.step % 6 == 2 else 1.0
-                for features, labels in batch.shards:
-                    team.backward(nn.functional.cross_entropy(factor * model(features).float(), labels))
-                    strike(team, "shard")
-                team.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                optimizer.zero_grad()
-                strike(team)
-        say_last_words(team, model, optimizer, scale=team._loop.phases.watched.scaling.scaler.state_dict())
-        """,
-    ),
-    "accumulate": (
-        9,
-        """
-        team = lockstep.join(accumulate=2)
-        arm(team)
-        model = network()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        """,
-        """
-        model, optimizer, batches = team.prepare(model, optimizer, samples())
-        for epoch in team.epochs(3):
-            for batch in batches:
-                learn(model, optimizer, batch)
-        say_last_words(team, model)
-        """,
-    ),
     "stateful sampler": (
         15,
         BEGIN,
@@ -643,25 +472,6 @@ SCRIPTS = {
                 learn(model, optimizer, batch)
                 average.update_parameters(model)
         say_last_words(team, model, average)
-        """,
-    ),
-    "evaluation in the body": (
-        15,
-        BEGIN,
-        """
-        model, optimizer, batches = team.prepare(model, optimizer, samples())
-        seen = team.register("seen", [])
-        for epoch in team.epochs(3):
-            for batch in batches:
-                loss = learn(model, optimizer, batch)
-                team.log(loss=loss)
-                if team.step % 2 == 0:
-                    with team.evaluate(model, samples(20, shuffle=False)) as evaluation:
-                        for batch in evaluation:
-                            for features, labels in batch.shards:
-                                batch.add(accuracy=model(features).argmax(1) == labels)
-                    seen.append(evaluation["accuracy"])
-        say_last_words(team, model, seen=seen)
         """,
     ),
     "prepared later": (
@@ -843,8 +653,6 @@ LONGER = {
 TAILS = {
     "range, with a tail": (5, 10, 15),
     "averages of a pass": (5, 10, 15),
-    "averages of a pass in a range": (5, 10, 15),
-    "state of each shard": (5, 10, 15),
     "registered things": (5, 10, 15),
     "values in a state": (5, 10, 15),
     "schedules in the tail": (5, 10, 15),

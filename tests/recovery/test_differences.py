@@ -1,7 +1,6 @@
 """An interrupted run is resumed by a script or command that differs: refused, with the difference named, or allowed."""
 
 import copy
-import time
 
 import pytest
 import torch
@@ -37,9 +36,8 @@ DIFFERENCES = {
 
 def refused(lab, name, nproc):
     args, settings, words, allowable = DIFFERENCES[name]
-    before, began_s = content_of(lab.run_dir), time.monotonic()
+    before = content_of(lab.run_dir)
     ended = lab.run(PLAIN, *args, nproc=nproc, **settings)
-    assert time.monotonic() - began_s < 50, ended
     assert ended.status == 1, ended
     assert ended.words is None, ended
     assert words in ended.err, ended

@@ -98,7 +98,7 @@ def test_what_is_in_the_place_of_a_file_is_read_by_nobody_for_long(interrupted, 
 JSON = [name for name in READ_BY if name.endswith((".json", ".jsonl", ".box")) and name != STATE]
 
 
-@pytest.mark.parametrize("most", [3, pytest.param(150, marks=pytest.mark.long)])
+@pytest.mark.parametrize("most", [3, pytest.param(40, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", JSON)
 def test_a_value_of_a_wrong_type_is_no_traceback(interrupted, tmp_path, name, most):
     run_dir = interrupted(tmp_path / "run")

@@ -10,26 +10,14 @@ from seeds import seeds
 pytestmark = pytest.mark.timeout(60)
 
 
-# (Of what the others use, contract/test_resumed.py kills most.)
-QUICK = {
-    "for epoch in range",
-    "break at a step",
-    "a loop within the loop",
-    "a second loader that goes round by itself",
+# (The tails of others are killed with `make test-longest`.)
+KILLED_IN_THE_TAIL = (
     "registered things",
     "values in a state",
     "schedules in the tail",
-    "stateful sampler",
-    "generators of samplers",
-    "early stopping",
     "two loops over epochs",
     "the best weights",
-}
-
-
-def quick(names):
-    """(The others are killed again and again below, which begins with being killed.)"""
-    return [name for name in names if name in QUICK]
+)
 
 
 def interrupt_and_go_on(lab, undisturbed, name, seed, num_kills=1, at="step"):
@@ -57,12 +45,12 @@ def interrupt_and_go_on(lab, undisturbed, name, seed, num_kills=1, at="step"):
     assert lab.resumes()[0] > 0, told
 
 
-@pytest.mark.parametrize("name", quick(SCRIPTS))
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_a_killed_script_ends_as_if_nothing_had_been(lab, undisturbed, name):
     interrupt_and_go_on(lab, undisturbed, name, 801)
 
 
-@pytest.mark.parametrize("name", quick(TAILS))
+@pytest.mark.parametrize("name", KILLED_IN_THE_TAIL)
 def test_a_script_that_is_killed_after_the_loop_does_too(lab, undisturbed, name):
     interrupt_and_go_on(lab, undisturbed, name, 802, at="tail")
 
@@ -72,7 +60,7 @@ def test_a_script_that_is_killed_after_the_loop_does_too(lab, undisturbed, name)
     [
         "a second loader that goes round by itself",
         "a second loader begun anew in each epoch",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("averages of a pass", "state of each shard")),
+        "averages of a pass",
     ],
 )
 def test_a_script_that_goes_on_from_the_end_of_an_epoch_does_too(lab, undisturbed, name):
@@ -120,7 +108,7 @@ def test_a_resumed_script_draws_the_same_numbers_outside_of_passes(lab, undistur
     assert ended.words == undisturbed(script), told
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.parametrize("seed", seeds(811))
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_that_is_killed_again_and_again_does_too(lab, undisturbed, name, seed):

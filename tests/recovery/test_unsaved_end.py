@@ -49,8 +49,7 @@ def test_the_last_checkpoint_is_lost_and_the_status_says_so_after_everything_els
     assert (again.status, again.words) == (0, undisturbed()), again
 
 
-@pytest.mark.parametrize("what", ["the best weights", "the last checkpoint"])
-@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize(("what", "closes"), [("the best weights", False), ("the last checkpoint", True)])
 def test_whatever_is_to_be_saved_at_the_end(lab, what, closes):
     words, every = (["best"], "off") if what == "the best weights" else ([], 100)
     ended = lab.run(BROKEN, *words, *(["close"] if closes else []), nproc=2, checkpoint_every=every)
@@ -69,10 +68,9 @@ def test_a_script_that_fails_has_its_own_status(lab):
     assert lab.run(BROKEN, "close", "fail", nproc=1, checkpoint_every=100).status == 5
 
 
-@pytest.mark.parametrize("words", [(), ("best", "close")])
-def test_without_a_launcher_the_process_itself_says_it_last(tmp_path, words):
+def test_without_a_launcher_the_process_itself_says_it_last(tmp_path):
     (tmp_path / "script.py").write_text(textwrap.dedent(BROKEN))
-    done = subprocess.run([sys.executable, "script.py", *words], cwd=tmp_path, capture_output=True, text=True, timeout=80)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=80)
     assert done.returncode == UNSAVED_END_STATUS, done
     assert str(UNSAVED_END_STATUS) in done.stderr.splitlines()[-1], done
     assert "the script's own exit handler" in done.stdout, done

@@ -115,7 +115,7 @@ def test_a_mean_is_not_taken_for_a_sum(standing_crew, name):
     [
         ("fork", "os._exit"),
         ("forkserver", "returns"),
-        *(pytest.param(*way, marks=pytest.mark.long) for way in (("fork", "returns"), ("forkserver", "os._exit"))),
+        *(pytest.param(*way, marks=pytest.mark.longest) for way in (("fork", "returns"), ("forkserver", "os._exit"))),
     ],
 )
 def test_a_finished_training_leaves_its_state_however_its_process_leaves(tmp_path, method, how):

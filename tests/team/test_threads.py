@@ -88,8 +88,7 @@ def words(number):
 @pytest.mark.long
 def test_a_data_set_and_a_loop_that_multiply_with_numpy_give_the_same_bits_at_every_world_size(start, variables, threads):
     found = {}
-    ways = (((), 0), ((*RUN, "1"), 2), ((*RUN, "2"), 0), ((*RUN, "3"), 2), ((*TORCHRUN, "2"), 2))
-    for command, workers in ways[::2] if variables else ways:
+    for command, workers in (((), 0), ((*TORCHRUN, "2"), 2)) if variables else (((), 2), ((*RUN, "3"), 0)):
         out = start(TRAIN, *command, args=[str(workers)], **variables)
         assert words(threads) in out
         found[command] = json.loads(out.partition("found ")[2])

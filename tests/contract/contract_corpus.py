@@ -1,0 +1,132 @@
+"""The toy trainings on which the contract is checked: every feature of a loop, and pairs of those that meet in one place.
+
+Each has a number of steps, and is trained with 4 shards unless ``settings`` say otherwise.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import features
+import whole_steps
+
+
+@dataclass(frozen=True)
+class Training:
+    """One of them.
+
+    Args:
+        task: a rank's script.
+        num_steps: it takes at least so many.
+        settings: of the run.
+        resumes: False: it keeps things of its own from step to step that it registers nowhere.
+    """
+
+    task: Callable
+    num_steps: int = 6
+    settings: dict = field(default_factory=dict)
+    resumes: bool = True
+
+
+SETTINGS = ("accumulate", "precision", "shards", "threads")
+
+
+def trained(num_steps=6, **options):
+    """``features.train`` with these options, and with those among them that are settings of the run."""
+    settings = {name: options.pop(name) for name in SETTINGS if name in options}
+    return Training(partial(features.train, **options), num_steps, settings)
+
+
+def short(**options):
+    """Steps that are smaller than the shards, some with a sample for one process only."""
+    return trained(**{"num_steps": 9, "model": "SometimesUnused", "length": 17, "batch_size": 8, "epochs": 3, **options})
+
+
+def idiom(name, resumes=False):
+    return Training(partial(whole_steps.train_idiom, name), 9, resumes=resumes)
+
+
+def special(task, *args, num_steps=6, resumes=True, **settings):
+    return Training(partial(task, *args), num_steps, settings, resumes)
+
+
+CORPUS = {
+    # The options of one loop: each value, and the pairs that share code.
+    "plain": trained(optimizer="SGD", schedule="lambda"),
+    "two threads": trained(schedule="one cycle", threads=2),
+    "zeroed gradients": trained(set_to_none=False, optimizer="SGD, foreach", schedule="sequential"),
+    "stream by tokens": trained(loader="stream", weight="tokens", optimizer="Adam, foreach"),
+    "stream by zeros": trained(loader="stream", weight="zeros", optimizer="SGD, fused"),
+    "ready by tokens": trained(loader="ready", weight="tokens", optimizer="AdamW, fused"),
+    "ready by zeros": trained(loader="ready", weight="zeros", optimizer="Adam, fused"),
+    "samples by zeros": trained(weight="zeros", schedule="lambda"),
+    "three shards": trained(model="Plain", batch_size=20, shards=3),
+    "six shards": trained(model="Plain", batch_size=20, shards=6),
+    "eight shards": trained(model="Plain", batch_size=20, shards=8),
+    "many dtypes": trained(model="Mixed", weight="tokens", optimizer="SGD, foreach"),
+    "late buffers": trained(model="LateBuffer"),
+    "checkpointed blocks": trained(model="not reentrant"),
+    "reentrant blocks": trained(model="reentrant"),
+    "unused parameters": trained(model="SometimesUnused", batch_size=8, epochs=3, num_steps=18),
+    "accumulation": trained(model="Deep", length=62, batch_size=8, accumulate=3, shards=3),
+    "accumulation of a stream": trained(model="Plain", loader="stream", length=62, batch_size=8, accumulate=2, num_steps=8),
+    "accumulation of ready batches": trained(model="Deep", loader="ready", length=62, batch_size=8, accumulate=2, shards=3),
+    "accumulation with weights": trained(
+        model="reentrant", weight="tokens", length=59, batch_size=16, accumulate=3, num_steps=4
+    ),
+    "accumulation of what some use": trained(
+        model="SometimesUnused", weight="tokens", length=59, batch_size=16, accumulate=3, num_steps=4
+    ),
+    "16-mixed": trained(precision="16-mixed", model="reentrant"),
+    "16-master": trained(precision="16-master", model="Deep"),
+    "16-true": trained(precision="16-true", model="reentrant", optimizer="SGD, foreach"),
+    "bf16-mixed": trained(precision="bf16-mixed", model="Net"),
+    "bf16-true": trained(precision="bf16-true", model="Deep"),
+    "16-mixed, short": short(precision="16-mixed", weight="tokens"),
+    "16-master, short": short(precision="16-master", weight="tokens"),
+    "bf16-true, short": short(precision="bf16-true", weight="tokens"),
+    "float16": trained(model="float16", optimizer="SGD, foreach", weight="tokens"),
+    # Not: Adam of float16, whose eps is 0 there; fused SGD, which reads memory that nobody has written (PyTorch 2.13).
+    "bfloat16": trained(model="bfloat16", optimizer="AdamW, fused", weight="tokens"),
+    "compiled": trained(model="compiled, aot_eager", length=32, epochs=1, num_steps=2),
+    # Several models, optimizers, losses and phases.
+    "averages": special(features.train_averages),
+    "averages, 16-true": special(features.train_averages, precision="16-true"),
+    "averages, bf16-true": special(features.train_averages, precision="bf16-true"),
+    "two optimizers": special(features.train_two_optimizers),
+    "frozen": special(features.train_frozen, num_steps=12),
+    **{
+        f"two losses {how}": special(features.train_two_losses, how)
+        for how in ("by samples", "by weights", "with a forward pass between them", "in phases")
+    },
+    "a GAN": special(whole_steps.train_gan, num_steps=10),
+    "sharpness": special(whole_steps.train_sharp, "Net", 43, 16),
+    "sharpness, short": special(whole_steps.train_sharp, "Quiet", 33, 8, num_steps=10),
+    **{f"closures of {kind}": special(whole_steps.train_with_closures, kind, num_steps=10) for kind in whole_steps.CLOSURES},
+    "states of shards": special(whole_steps.train_in_words, "ready", False, num_steps=10),
+    "states of shards by weight": special(whole_steps.train_in_words, "samples", True, num_steps=10),
+    "random numbers": special(whole_steps.draw_everywhere, num_steps=10),
+    "two loaders": special(features.train_two_loaders, num_steps=12, shards=3),
+    "two loaders, accumulated": special(features.train_two_loaders, num_steps=6, shards=3, accumulate=2),
+    # What runs beside the step.
+    **{
+        f"looked at {how}": special(features.train_and_look, how)
+        for how in (
+            "after the backward pass",
+            "after the update, without gradients",
+            "after the update, over the shards",
+            "evaluation",
+        )
+    },
+    **{name: idiom(name) for name in whole_steps.IDIOMS},
+    **{
+        name: idiom(name, resumes=True)
+        for name in ("noise on gradients", "ReduceLROnPlateau on the loss", "steps left out at random")
+    },
+    "scaled by the script": special(features.train_scaled, "script", "AdamW, foreach", num_steps=9),
+    "scaled by the run": special(features.train_scaled, "run", "AdamW, foreach", num_steps=9, resumes=False),
+    "scaled by the script, fused": special(features.train_scaled, "script", "AdamW, fused", num_steps=9),
+    "scaled by the run, fused": special(features.train_scaled, "run", "AdamW, fused", num_steps=9, resumes=False),
+    "scaled and accumulated, not clipped": special(features.train_scaled, "run", "SGD, foreach", 2, False, resumes=False),
+    "left loops": special(features.leave_the_loop, "16-mixed", num_steps=4),
+}
