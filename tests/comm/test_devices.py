@@ -16,8 +16,9 @@ def gpus(monkeypatch):
     """``gpus(n)``: from now on PyTorch counts so many."""
 
     def there_are(count):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        found = torch.device("cuda") if count else None
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: found)
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
 
     return there_are
 

@@ -116,8 +116,8 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         opened = open_store(config, world)
         world = opened.world
         devices, transport = _choose(config, world, opened.host)
-        if devices[0].type == "cuda":
-            torch.cuda.set_device(devices[0])
+        if devices[0].type != "cpu":
+            torch.accelerator.set_device_index(devices[0])
         open_group(opened, transport, devices)
     except BaseException:
         close_group()
@@ -149,7 +149,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
 def _choose(config: RunConfig, world: World, host: str | None) -> tuple[tuple[torch.device, ...], Transport]:
     devices = choose_devices(config, world)
     num_shards = config.shards or world.world_size
-    resolve_strategy(config.strategy, world.world_size, num_shards, is_exact=True, on_gpus=devices[0].type == "cuda")
+    resolve_strategy(config.strategy, world.world_size, num_shards, is_exact=True, on_gpus=devices[0].type != "cpu")
     return devices, choose_transport(config, world, devices, host)
 
 
@@ -196,7 +196,7 @@ def _agree(
     config = dataclasses.replace(
         config,
         strategy=resolve_strategy(
-            config.strategy, world.world_size, birth.shards, is_exact=birth.exact, on_gpus=device == "cuda"
+            config.strategy, world.world_size, birth.shards, is_exact=birth.exact, on_gpus=device != "cpu"
         ),
         shards=birth.shards,
         accumulate=birth.accumulate,

@@ -23,7 +23,7 @@ class LossScaling:
     """Scales the losses of a run. The script has no scaler, and sees true losses and gradients.
 
     Args:
-        device: ``cpu`` or ``cuda``.
+        device: ``cpu``, ``cuda`` ....
     """
 
     def __init__(self, device: str) -> None:

@@ -376,5 +376,5 @@ def make(config: RunConfig, num_shards: int, transport: Transport, devices: tupl
         dist.get_world_size(),
         num_shards,
         between_hosts=transport.interface != "lo",
-        gpus=devices if transport.backend == "nccl" else (),
+        gpus=devices if transport.is_on_devices else (),
     )

@@ -53,11 +53,11 @@ class Announcement(Listener):
             return
         line = first_line(loader, self._config, self._world, len(self._devices))
         print(visible(f"{line}, {self._where}"), flush=True)
-        on_gpu = self._devices[0].type == "cuda"
+        on_gpu = self._devices[0].type != "cpu"
         for misfit in misfits(
             self._world,
             num_cores=num_cores(),
-            num_gpus=torch.cuda.device_count() if on_gpu else 0,
+            num_gpus=torch.accelerator.device_count() if on_gpu else 0,
             gpus_each=len(self._devices) if on_gpu else 0,
             workers=getattr(loader, "num_workers", 0),
         ):

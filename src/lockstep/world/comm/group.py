@@ -19,10 +19,12 @@ from lockstep.world.comm.forking import guard_forks
 from lockstep.world.comm.interface import GLOO_INTERFACE, choose_interface, nccl_interface
 from lockstep.world.comm.peers import NewConnections, ranks_key, recognise
 from lockstep.world.comm.store import OpenStore, leave_store
+from lockstep.world.devices import accelerator, name_of
 from lockstep.world.environment import World
 from lockstep.world.machine.sizes import counted
 
 _FAREWELL_S = 0.02
+_ON_CPU = ("gloo", "mpi")
 _key = b""
 """By which the ranks of the open group recognise each other."""
 
@@ -32,42 +34,52 @@ class Transport:
     """The backend, network interface and timeout of a run's communication."""
 
     backend: str
-    """``gloo``, ``nccl`` (with Gloo beside it for tensors on the CPU), or ``mpi``."""
+    """``gloo``, ``mpi``, or that of the devices, such as ``nccl`` (with Gloo beside it for tensors on the CPU)."""
     interface: str
     """The network interface that Gloo listens on; ``auto`` if Gloo chooses it."""
     timeout_s: float
     """How long a collective waits for a rank, in seconds."""
+
+    @property
+    def is_on_devices(self) -> bool:
+        """Whether tensors on devices go from one to the other: in a fixed order, and the host does not wait."""
+        return self.backend not in _ON_CPU
 
     def __str__(self) -> str:
         """The text for the first line of a run."""
         if self.backend == "nccl":
             version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
             return f"nccl {version} on {nccl_interface()}"
-        return self.backend if self.backend == "mpi" else f"{self.backend} on {self.interface}"
+        return f"gloo on {self.interface}" if self.backend == "gloo" else self.backend
 
 
 def choose_devices(config: RunConfig, world: World) -> tuple[torch.device, ...]:
     """Choose the devices of this process. GPUs are assigned by local rank, and shared if there are fewer than processes.
 
     Raises:
-        ConfigError: CUDA was requested and there is no GPU, or there are too few for several per process.
+        ConfigError: a kind of device was requested that is not here, or there are too few for several per process.
     """
     num_devices = config.devices_per_process
-    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+    kind = accelerator() if config.device == "auto" else config.device
+    if config.device == "auto" and kind == "mps":  # it has no float64, in which buffers are combined
+        kind = "cpu"
+    if kind == "cpu":
         return (torch.device("cpu"),) * (num_devices or 1)
-    if not torch.cuda.is_available():
-        raise ConfigError("device='cuda', but PyTorch sees no CUDA GPU here: leave device out, or use device='cpu'")
-    count = torch.cuda.device_count()
+    if kind != accelerator():
+        raise ConfigError(
+            f"device={kind!r}, but PyTorch sees no {name_of(kind)} here: leave device out, or use device={accelerator()!r}"
+        )
+    count = torch.accelerator.device_count()
     drives_all = STRATEGIES[config.strategy].devices == "all"
     num_devices = num_devices or (count if drives_all and world.world_size == 1 else 1)
     may_share = config.backend == "gloo" and not drives_all  # requested explicitly, and possible
     if num_devices > 1 and num_devices * world.local_world_size > count and not may_share:
         raise ConfigError(
             f"devices_per_process={num_devices} with {world.local_world_size} process(es) on this machine, and PyTorch sees "
-            f"{count} CUDA GPU(s) here: ask for fewer devices or processes"
+            f"{count} {name_of(kind)}(s) here: ask for fewer devices or processes"
             + ("" if drives_all else ", or have them share GPUs, with backend='gloo'")
         )
-    return tuple(torch.device("cuda", (world.local_rank * num_devices + number) % count) for number in range(num_devices))
+    return tuple(torch.device(kind, (world.local_rank * num_devices + number) % count) for number in range(num_devices))
 
 
 def choose_transport(config: RunConfig, world: World, devices: Sequence[torch.device], host: str | None = None) -> Transport:
@@ -84,14 +96,13 @@ def choose_transport(config: RunConfig, world: World, devices: Sequence[torch.de
     """
     if config.backend == "mpi":
         _check_mpi(world)
-    on_gpus = devices[0].type == "cuda"
-    num_needed = world.local_world_size * len(devices)
-    gpu_each = on_gpus and num_needed <= torch.cuda.device_count()
+    kind, count = devices[0].type, torch.accelerator.device_count()
+    gpu_each = kind != "cpu" and world.local_world_size * len(devices) <= count
     backend = config.backend
     if backend == "auto":
-        backend = "nccl" if gpu_each and world.world_size > 1 else "gloo"
-    if backend == "nccl" and not gpu_each:
-        available = counted(torch.cuda.device_count(), "GPU") if on_gpus else "no GPU"
+        backend = dist.get_default_backend_for_device(kind) if gpu_each and world.world_size > 1 else "gloo"
+    if backend == "nccl" and not (gpu_each and kind == "cuda"):
+        available = counted(count, "GPU") if kind == "cuda" else "no GPU"
         needed = "a GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
         processes = counted(world.local_world_size, "process", "processes")
         raise ConfigError(
@@ -145,10 +156,10 @@ def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.
     if transport.backend == "mpi":
         dist.init_process_group("mpi")  # MPI knows the ranks, and has no timeouts
         return
-    backend = "cpu:gloo,cuda:nccl" if transport.backend == "nccl" else "gloo"
+    backend = f"cpu:gloo,{devices[0].type}:{transport.backend}" if transport.is_on_devices else "gloo"
     # With device_id NCCL connects at once, so errors appear here; only possible with one device per process, since a group
     # with a device_id refuses tensors on other devices.
-    device_id = devices[0] if transport.backend == "nccl" and len(devices) == 1 else None
+    device_id = devices[0] if transport.is_on_devices and len(devices) == 1 else None
     global _key
     _key = ranks_key(opened.store)
     connections = NewConnections()
