@@ -1,0 +1,71 @@
+"""Small trainings for the simulated device. Each function is one rank's script."""
+
+import hashlib
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def account():
+    """What the simulation has counted and reported in this process; on the CPU: nothing."""
+    device = getattr(torch, "sim", None)
+    if device is None:
+        return {"reports": [], "waits": {}, "launches": {}}
+    return {name: getattr(device.library, name)() for name in ("reports", "waits", "launches")}
+
+
+def digest(tensors):
+    text = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        text.update(name.encode())
+        text.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return text.hexdigest()
+
+
+def data(length=24):
+    generator = torch.Generator().manual_seed(5)
+    return TensorDataset(torch.randn(length, 1, 8, 8, generator=generator), torch.arange(length) % 3)
+
+
+def network():
+    torch.manual_seed(0)
+    above = [nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 3)]
+    return nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), *above)
+
+
+def train(epochs=2, counted_step=3, *, reads=True, **settings):
+    """A CNN with BatchNorm, dropout and momentum. A digest of all its state, and the account of one step that reads nothing."""
+    with lockstep.join(**settings) as team:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        loader = DataLoader(data(), 8, shuffle=True, pin_memory=True)
+        model, optimizer, loader = team.prepare(model, optimizer, loader)
+        losses, counted = [], None
+        for _ in team.epochs(epochs):
+            for batch in loader:
+                if team.step == counted_step and team.device.type == "sim":
+                    torch.accelerator.synchronize()
+                    torch.sim.library.reset()
+                for images, labels in batch.shards:
+                    loss = nn.functional.cross_entropy(model(images), labels)
+                    team.backward(loss)
+                    batch.add(loss=loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                if team.step == counted_step:
+                    counted = account()
+                if reads:
+                    losses.append(batch["loss"])
+        state = {**model.state_dict(), "losses": torch.tensor(losses)}
+        for index, slots in optimizer.state_dict()["state"].items():
+            state[f"momentum {index}"] = slots["momentum_buffer"]
+        return {
+            "digest": digest(state),
+            "device": str(team.device),
+            "backend": team._transport.backend,
+            "step": counted,
+            **account(),
+        }

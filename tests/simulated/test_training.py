@@ -1,0 +1,24 @@
+"""lockstep on the simulated device: the bits of the CPU, and no access that nothing orders."""
+
+import pytest
+import scripts
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def on_cpu():
+    """The digest on the CPU, by number of shards."""
+    return {}
+
+
+@pytest.mark.parametrize(("shards", "nproc"), [(2, 1), (2, 2), (3, 1), (3, 2)])
+def test_a_run_has_the_digest_of_the_cpu_on_any_number_of_processes(crew, on_cpu, shards, nproc):
+    if shards not in on_cpu:
+        (found,) = crew(1, scripts.train, device="cpu", shards=shards)
+        on_cpu[shards] = found["digest"]
+    ranks = crew(nproc, scripts.train, shards=shards)
+    assert [one["device"] for one in ranks] == [f"sim:{rank}" for rank in range(nproc)]
+    assert {one["backend"] for one in ranks} == {"gloo" if nproc == 1 else "simccl"}
+    assert [one["reports"] for one in ranks] == [[]] * nproc
+    assert {one["digest"] for one in ranks} == {on_cpu[shards]}
