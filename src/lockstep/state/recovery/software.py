@@ -20,11 +20,21 @@ def version() -> str:
 
 def numerics() -> dict[str, Any]:
     """PyTorch's global settings that can change the last bits of an answer."""
+    # Those of the older interface (``allow_tf32``) show here too. Its own getters raise once a script has used this one.
+    backends = torch.backends
+    products = {
+        "cuda.matmul": backends.cuda.matmul,
+        "cudnn.conv": backends.cudnn.conv,  # type: ignore[attr-defined]
+        "cudnn.rnn": backends.cudnn.rnn,
+        "mkldnn.matmul": backends.mkldnn.matmul,  # type: ignore[attr-defined]
+        "mkldnn.conv": backends.mkldnn.conv,  # type: ignore[attr-defined]
+        "mkldnn.rnn": backends.mkldnn.rnn,  # type: ignore[attr-defined]
+    }
+    formats = {name: product.fp32_precision for name, product in products.items()}
     return {
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        **{f"{name}.fp32_precision": "ieee" if value == "none" else value for name, value in formats.items()},
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "cudnn_deterministic": torch.backends.cudnn.deterministic,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
         "default_dtype": str(torch.get_default_dtype()),
     }
