@@ -69,3 +69,13 @@ def train(epochs=2, counted_step=3, *, reads=True, **settings):
             "step": counted,
             **account(),
         }
+
+
+def fail_on_one_rank():
+    with lockstep.join() as team:
+        model, loader = team.prepare(nn.Linear(2, 1), [torch.ones(4, 2)] * 4)
+        for batch in loader:
+            for inputs in batch.shards:
+                if team.rank == 1 and team.step == 2:
+                    raise ValueError("planted")
+                team.backward(model(inputs).mean())

@@ -120,7 +120,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
             torch.accelerator.set_device_index(devices[0])
         open_group(opened, transport, devices)
     except BaseException:
-        close_group()
+        close_group(failed=True)
         raise
     collectives = Collectives(default_group(), transport)
     try:
@@ -138,7 +138,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         team = Team(parts)
     except BaseException:
         collectives.release()  # the traceback would keep the group alive, and with it Gloo's thread and socket
-        close_group()
+        close_group(failed=True)
         raise
     _joined = team
     _num_joined += 1

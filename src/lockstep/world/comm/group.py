@@ -27,6 +27,8 @@ _FAREWELL_S = 0.02
 _ON_CPU = ("gloo", "mpi")
 _key = b""
 """By which the ranks of the open group recognise each other."""
+_waits_at_end = False
+"""Whether the open group is one of devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +162,8 @@ def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.
     # With device_id NCCL connects at once, so errors appear here; only possible with one device per process, since a group
     # with a device_id refuses tensors on other devices.
     device_id = devices[0] if transport.is_on_devices and len(devices) == 1 else None
-    global _key
-    _key = ranks_key(opened.store)
+    global _key, _waits_at_end
+    _key, _waits_at_end = ranks_key(opened.store), transport.is_on_devices
     connections = NewConnections()
     with listening_on(transport):
         dist.init_process_group(
@@ -216,14 +218,18 @@ def default_group() -> dist.ProcessGroup:
     return group
 
 
-def close_group() -> None:
-    """Close the default process group, if it is open. Every rank should call it; it does not wait for the others.
+def close_group(*, failed: bool = False) -> None:
+    """Close the default process group, if it is open. Every rank should call it. Gloo's does not wait for the others; NCCL's
+    does, since communicators are destroyed together.
+
+    After a failure the others may never come: this process would wait for them until the timeout, and nobody would hear of its
+    error meanwhile. So a group on devices is left as it is, and ends with the process.
 
     Gloo's threads end with the group's last reference, of which PyTorch may keep some. A thread that frees the last
     collective's tensors while the interpreter shuts down aborts the process ("terminate called without an active exception",
     since it needs the interpreter's lock), so they are given a moment with the lock released.
     """
-    if dist.is_initialized():
+    if dist.is_initialized() and not (failed and _waits_at_end and dist.get_world_size() > 1):
         dist.destroy_process_group()
         gc.collect()
         time.sleep(_FAREWELL_S)
