@@ -79,3 +79,56 @@ def fail_on_one_rank():
                 if team.rank == 1 and team.step == 2:
                     raise ValueError("planted")
                 team.backward(model(inputs).mean())
+
+
+def deep(num_blocks=8):
+    """As many kinds of kernels, and buffers, as an image model has."""
+    torch.manual_seed(0)
+    blocks = [[nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU()] for _ in range(num_blocks)]
+    layers = [layer for block in blocks for layer in block]
+    return nn.Sequential(nn.Conv2d(1, 4, 1), *layers, nn.Flatten(), nn.Linear(256, 3))
+
+
+def begin_to_count():
+    torch.accelerator.synchronize()
+    torch.sim.library.reset()
+
+
+def count_plain(num_shards, steps=4):
+    """The account of a step of a plain loop over the same shards, on data that is on the device."""
+    model = deep().to("sim")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for step in range(steps):
+        if step == steps - 1:
+            begin_to_count()
+        for _ in range(num_shards):
+            images, labels = torch.ones(4, 1, 8, 8, device="sim"), torch.zeros(4, dtype=torch.int64, device="sim")
+            nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return account()
+
+
+def count(steps=6, *, reads=False, **settings):
+    """The account of a step of lockstep's loop, from the beginning of one step to that of the next, and that of a plain loop."""
+    with lockstep.join(**settings) as team:
+        model = deep()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data(8 * steps), 8, pin_memory=True))
+        found = None
+        for batch in loader:
+            if team.step == steps - 1:
+                begin_to_count()
+            if team.step == steps:
+                found = account()
+            for images, labels in batch.shards:
+                loss = nn.functional.cross_entropy(model(images), labels)
+                team.backward(loss)
+                batch.add(loss=loss)
+                team.log(loss=loss)
+            if reads:
+                batch["loss"]
+            optimizer.step()
+            optimizer.zero_grad()
+        num_shards = settings["shards"] // team.world_size
+    return {"step": found, "plain": count_plain(num_shards)}

@@ -361,10 +361,12 @@ class ExactSync(Sync):
         """Start summing the changes of modules' buffers. The results are valid when all exchanges have finished."""
         sums: dict[int, Tensor] = {}
         for owners in self.buffers.by_device(self._history.owners):
-            absent = {owner: self.buffers.absent(owner) for owner in owners}
-            nodes = [torch.cat([node.value.get(owner, absent[owner]) for owner in owners]) for node in self._changes]
+            nodes = [
+                torch.cat([node.value[n] if n in node.value else self.buffers.absent(n) for n in owners])
+                for node in self._changes
+            ]
             self._send(nodes)
-            parts = torch.split(nodes[0], [absent[owner].numel() for owner in owners])
+            parts = torch.split(nodes[0], list(map(self.buffers.packed_size, owners)))
             sums.update(zip(owners, parts, strict=True))
         return sums
 
