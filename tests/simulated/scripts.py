@@ -36,29 +36,23 @@ def network():
     return nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), *above)
 
 
-def train(epochs=2, counted_step=3, *, reads=True, **settings):
-    """A CNN with BatchNorm, dropout and momentum. A digest of all its state, and the account of one step that reads nothing."""
-    with lockstep.join(**settings) as team:
+def train(epochs=2):
+    """A CNN with BatchNorm, dropout and momentum. A digest of all its state, and what the simulation reports."""
+    with lockstep.join() as team:
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         loader = DataLoader(data(), 8, shuffle=True, pin_memory=True)
         model, optimizer, loader = team.prepare(model, optimizer, loader)
-        losses, counted = [], None
+        losses = []
         for _ in team.epochs(epochs):
             for batch in loader:
-                if team.step == counted_step and team.device.type == "sim":
-                    torch.accelerator.synchronize()
-                    torch.sim.library.reset()
                 for images, labels in batch.shards:
                     loss = nn.functional.cross_entropy(model(images), labels)
                     team.backward(loss)
                     batch.add(loss=loss)
                 optimizer.step()
                 optimizer.zero_grad()
-                if team.step == counted_step:
-                    counted = account()
-                if reads:
-                    losses.append(batch["loss"])
+                losses.append(batch["loss"])
         state = {**model.state_dict(), "losses": torch.tensor(losses)}
         for index, slots in optimizer.state_dict()["state"].items():
             state[f"momentum {index}"] = slots["momentum_buffer"]
@@ -66,7 +60,6 @@ def train(epochs=2, counted_step=3, *, reads=True, **settings):
             "digest": digest(state),
             "device": str(team.device),
             "backend": team._transport.backend,
-            "step": counted,
             **account(),
         }
 
@@ -94,9 +87,9 @@ def begin_to_count():
     torch.sim.library.reset()
 
 
-def count_plain(num_shards, steps=4):
+def count_plain(num_shards, num_blocks, steps=4):
     """The account of a step of a plain loop over the same shards, on data that is on the device."""
-    model = deep().to("sim")
+    model = deep(num_blocks).to("sim")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for step in range(steps):
         if step == steps - 1:
@@ -109,10 +102,10 @@ def count_plain(num_shards, steps=4):
     return account()
 
 
-def count(steps=6, *, reads=False, **settings):
-    """The account of a step of lockstep's loop, from the beginning of one step to that of the next, and that of a plain loop."""
-    with lockstep.join(**settings) as team:
-        model = deep()
+def count(num_blocks=8, steps=6):
+    """The account of a step  of lockstep's loop, from its beginning to that of the next, and that of a plain loop."""
+    with lockstep.join() as team:
+        model = deep(num_blocks)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data(8 * steps), 8, pin_memory=True))
         found = None
@@ -126,9 +119,37 @@ def count(steps=6, *, reads=False, **settings):
                 team.backward(loss)
                 batch.add(loss=loss)
                 team.log(loss=loss)
-            if reads:
-                batch["loss"]
             optimizer.step()
             optimizer.zero_grad()
-        num_shards = settings["shards"] // team.world_size
-    return {"step": found, "plain": count_plain(num_shards)}
+        num_shards = 2 // team.world_size  # V is 2
+    return {"step": found, "plain": count_plain(num_shards, num_blocks)}
+
+
+class Choice(nn.Module):
+    """Of two layers, one is chosen by the inputs: so parameters have gradients in some steps only, and on some ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.both, self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, inputs):
+        side = self.left if inputs[0, 0] > 0 else self.right
+        return side(self.both(inputs)).square().mean()
+
+
+def choose(sides):
+    """Trains with a side for each shard of each step. By step, which parameters had a gradient; and a digest of the weights."""
+    with lockstep.join() as team:
+        torch.manual_seed(0)
+        model = Choice()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.tensor([[side, 1.0, 2.0, 3.0] for side in of_step]) for of_step in sides]
+        model, optimizer, loader = team.prepare(model, optimizer, batches)
+        found = []
+        for batch in loader:
+            for inputs in batch.shards:
+                team.backward(model(inputs))
+            found.append([name for name, parameter in model.named_parameters() if parameter.grad is not None])
+            optimizer.step()
+            optimizer.zero_grad()
+        return found, digest(model.state_dict())

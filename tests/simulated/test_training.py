@@ -27,6 +27,6 @@ def test_a_run_has_the_digest_of_the_cpu_on_any_number_of_processes(crew, on_cpu
 
 
 def test_an_error_on_one_rank_is_told_before_it_waits_for_others_that_never_come(crew):
-    with pytest.raises(LaunchError, match="rank 1 of 2 .* ValueError: planted") as caught:
+    with pytest.raises(LaunchError, match=r"rank 1 of 2 .* ValueError: planted") as caught:
         crew(2, scripts.fail_on_one_rank, shards=2)
     assert "destroy_process_group" not in str(caught.value)
