@@ -24,6 +24,7 @@ from lockstep.world.environment import World
 from lockstep.world.machine.sizes import counted
 
 _FAREWELL_S = 0.02
+_LATER_S = 60.0
 _ON_CPU = ("gloo", "mpi")
 _key = b""
 """By which the ranks of the open group recognise each other."""
@@ -174,7 +175,21 @@ def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.
             timeout=datetime.timedelta(seconds=transport.timeout_s),
             device_id=device_id,
         )
+    if transport.is_on_devices:
+        _outlast(transport.timeout_s, devices[0])
     recognise(_key, default_group(), connections)
+
+
+def _outlast(timeout_s: float, device: torch.device) -> None:
+    """Give the devices' collectives more time than Gloo's.
+
+    NCCL's watchdog ends the process without a word to Python. Every step also exchanges numbers over Gloo, whose timeout is an
+    error that names the rank that is missing: that has to come first. (``init_process_group`` has one timeout for both, and
+    PyTorch no public call for one of them.)
+    """
+    set_timeout = getattr(default_group()._get_backend(device), "_set_default_timeout", None)  # NCCL's has it
+    if set_timeout is not None:
+        set_timeout(datetime.timedelta(seconds=2 * timeout_s + _LATER_S))
 
 
 def open_sub_group(ranks: Sequence[int], transport: Transport, backend: str | None = None) -> dist.ProcessGroup:
