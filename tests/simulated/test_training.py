@@ -30,3 +30,10 @@ def test_an_error_on_one_rank_is_told_before_it_waits_for_others_that_never_come
     with pytest.raises(LaunchError, match=r"rank 1 of 2 .* ValueError: planted") as caught:
         crew(2, scripts.fail_on_one_rank, shards=2)
     assert "destroy_process_group" not in str(caught.value)
+
+
+def test_where_bits_are_promised_a_run_says_what_its_kernels_need(crew, capfd):
+    crew(1, scripts.fail_on_one_rank, shards=2)  # on one process nothing fails
+    assert "use_deterministic_algorithms(True)" in capfd.readouterr().err
+    crew(1, scripts.make_deterministic, shards=2)
+    assert "use_deterministic_algorithms" not in capfd.readouterr().err

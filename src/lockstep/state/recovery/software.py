@@ -18,6 +18,12 @@ def version() -> str:
         return "unknown"
 
 
+def kernels_repeat() -> bool:
+    """Whether PyTorch's settings make a GPU's kernels give the same bits each time. (A CPU's do.)"""
+    # A benchmark chooses among deterministic kernels by their speed, which is not always the same.
+    return torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
+
+
 def numerics() -> dict[str, Any]:
     """PyTorch's global settings that can change the last bits of an answer."""
     # Those of the older interface (``allow_tf32``) show here too. Its own getters raise once a script has used this one.
