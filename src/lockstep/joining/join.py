@@ -40,7 +40,8 @@ from lockstep.world.comm.group import (
     default_group,
     open_group,
 )
-from lockstep.world.comm.store import open_store
+from lockstep.world.comm.own_devices import has_own_devices
+from lockstep.world.comm.store import OpenStore, open_store
 from lockstep.world.environment import Environment, World, read_environment
 from lockstep.world.machine.cores import num_cores
 from lockstep.world.machine.threads import use_threads
@@ -111,11 +112,11 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         config = instrument.settings(config)
     world = environment.world.by_hand(rank, world_size)
     check_not_open()
-    _choose(config, world, None)  # invalid settings are reported before any rank waits for others
+    _choose(config, world)  # invalid settings are reported before any rank waits for others
     try:
         opened = open_store(config, world)
         world = opened.world
-        devices, transport = _choose(config, world, opened.host)
+        devices, transport = _choose(config, world, opened)
         if devices[0].type != "cpu":
             torch.accelerator.set_device_index(devices[0])
         open_group(opened, transport, devices)
@@ -146,11 +147,12 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     return team
 
 
-def _choose(config: RunConfig, world: World, host: str | None) -> tuple[tuple[torch.device, ...], Transport]:
+def _choose(config: RunConfig, world: World, opened: OpenStore | None = None) -> tuple[tuple[torch.device, ...], Transport]:
     devices = choose_devices(config, world)
     num_shards = config.shards or world.world_size
     resolve_strategy(config.strategy, world.world_size, num_shards, is_exact=True, on_gpus=devices[0].type != "cpu")
-    return devices, choose_transport(config, world, devices, host)
+    are_own = has_own_devices(world, devices, None if opened is None else opened.store)
+    return devices, choose_transport(config, world, devices, None if opened is None else opened.host, are_own=are_own)
 
 
 def _agree(

@@ -47,6 +47,12 @@ def product_of(device: torch.device) -> str:
     return "" if ask is None else str(ask(device))
 
 
+def uuid_of(device: torch.device) -> str:
+    """What tells a device from all others, whatever number a process sees it under; empty if not known."""
+    ask = getattr(torch.get_device_module(device), "get_device_properties", None)
+    return "" if ask is None else str(getattr(ask(device), "uuid", ""))
+
+
 def is_capturing(device: torch.device) -> bool:
     """Whether the current stream records a graph, rather than running what it is given."""
     ask = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)

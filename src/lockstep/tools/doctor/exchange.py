@@ -15,6 +15,7 @@ import torch.distributed as dist
 from lockstep.base.config import RunConfig
 from lockstep.world.comm.collectives import Collectives
 from lockstep.world.comm.group import Transport, choose_devices, choose_transport, close_group, default_group, open_group
+from lockstep.world.comm.own_devices import has_own_devices
 from lockstep.world.comm.store import open_store
 from lockstep.world.environment import World, read_environment
 
@@ -47,7 +48,8 @@ def join(timeout_s: float) -> Iterator[Member]:
     try:
         opened = open_store(config, environment.world)
         devices = choose_devices(config, opened.world)
-        transport = choose_transport(config, opened.world, devices, opened.host)
+        are_own = has_own_devices(opened.world, devices, opened.store)
+        transport = choose_transport(config, opened.world, devices, opened.host, are_own=are_own)
         if devices[0].type != "cpu":
             torch.accelerator.set_device_index(devices[0])
         open_group(opened, transport, devices)

@@ -85,7 +85,9 @@ def choose_devices(config: RunConfig, world: World) -> tuple[torch.device, ...]:
     return tuple(torch.device(kind, (world.local_rank * num_devices + number) % count) for number in range(num_devices))
 
 
-def choose_transport(config: RunConfig, world: World, devices: Sequence[torch.device], host: str | None = None) -> Transport:
+def choose_transport(
+    config: RunConfig, world: World, devices: Sequence[torch.device], host: str | None = None, *, are_own: bool
+) -> Transport:
     """Choose the backend and the interface: NCCL needs one GPU per process, and a single machine never needs the network.
 
     Args:
@@ -93,19 +95,19 @@ def choose_transport(config: RunConfig, world: World, devices: Sequence[torch.de
         world: this process's place among all processes.
         devices: this process's devices.
         host: a host that every machine of the run reaches, if one is known.
+        are_own: whether no other process uses these devices (``has_own_devices``).
 
     Raises:
         ConfigError: the backend cannot work here, or the requested interface does not exist.
     """
     if config.backend == "mpi":
         _check_mpi(world)
-    kind, count = devices[0].type, torch.accelerator.device_count()
-    gpu_each = kind != "cpu" and world.local_world_size * len(devices) <= count
+    kind = devices[0].type
     backend = config.backend
     if backend == "auto":
-        backend = dist.get_default_backend_for_device(kind) if gpu_each and world.world_size > 1 else "gloo"
-    if backend == "nccl" and not (gpu_each and kind == "cuda"):
-        available = counted(count, "GPU") if kind == "cuda" else "no GPU"
+        backend = dist.get_default_backend_for_device(kind) if are_own and world.world_size > 1 else "gloo"
+    if backend == "nccl" and not (are_own and kind == "cuda"):
+        available = counted(torch.accelerator.device_count(), "GPU") if kind == "cuda" else "no GPU"
         needed = "a GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
         processes = counted(world.local_world_size, "process", "processes")
         raise ConfigError(
