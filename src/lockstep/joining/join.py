@@ -26,6 +26,7 @@ from lockstep.joining.team import Team
 from lockstep.joining.unlaunched import show_uncaught
 from lockstep.plan.shards import block
 from lockstep.state.recovery.resuming import Checkpoint
+from lockstep.state.recovery.software import numerics
 from lockstep.state.rundir.birth import Birth, Command
 from lockstep.state.rundir.lock import RunLock
 from lockstep.sync.table import promises_bits, resolve_strategy
@@ -165,11 +166,13 @@ def _agree(
 ) -> tuple[RunConfig, RunContext]:
     """All ranks take the settings of the run's birth, which rank 0 reads or writes."""
     warnings = check_software(world, collectives)
+    needed = numerics() if promises_bits(config.strategy) and "numerics" not in config.allow else {}
     compare_ranks(
         "settings",
-        [f"{k}={v!r}" for k, v in dataclasses.asdict(config).items()],
+        [f"{k}={v!r}" for k, v in (dataclasses.asdict(config) | needed).items()],
         collectives,
-        "Give all of them the same options on the command line, and in join()",
+        "Give all of them the same options on the command line, and in join(), and the same GPUs (or --allow numerics: they, "
+        "and PyTorch's numeric settings, may then differ, and bits too)",
     )
     opening: dict[str, Any] = {}
     lock: RunLock | None = None

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from lockstep.world import devices
+
 
 @functools.cache  # reading it takes 3 ms
 def version() -> str:
@@ -25,7 +27,7 @@ def kernels_repeat() -> bool:
 
 
 def numerics() -> dict[str, Any]:
-    """PyTorch's global settings that can change the last bits of an answer."""
+    """What can change the last bits of an answer: PyTorch's global settings, and a GPU's product and libraries."""
     # Those of the older interface (``allow_tf32``) show here too. Its own getters raise once a script has used this one.
     backends = torch.backends
     products = {
@@ -43,4 +45,12 @@ def numerics() -> dict[str, Any]:
         "cudnn_deterministic": torch.backends.cudnn.deterministic,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "default_dtype": str(torch.get_default_dtype()),
+        **_gpu(),
     }
+
+
+def _gpu() -> dict[str, Any]:
+    if devices.in_use() is None:
+        return {}
+    device = torch.device(devices.accelerator(), torch.accelerator.current_device_index())
+    return {"gpu": devices.product_of(device), "cudnn": torch.backends.cudnn.version()}  # type: ignore[no-untyped-call]
