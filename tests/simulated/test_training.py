@@ -21,9 +21,30 @@ def test_a_run_has_the_digest_of_the_cpu_on_any_number_of_processes(crew, on_cpu
         on_cpu[shards] = found["digest"]
     ranks = crew(nproc, scripts.train, shards=shards)
     assert [one["device"] for one in ranks] == [f"sim:{rank}" for rank in range(nproc)]
-    assert {one["backend"] for one in ranks} == {"gloo" if nproc == 1 else "simccl"}
+    assert {one["backend"] for one in ranks} == {"simccl"}
     assert [one["reports"] for one in ranks] == [[]] * nproc
     assert {one["digest"] for one in ranks} == {on_cpu[shards]}
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "16-true"])
+def test_in_any_precision_two_processes_have_the_digest_of_one(crew, precision):
+    ranks = crew(1, scripts.train, shards=2, precision=precision) + crew(2, scripts.train, shards=2, precision=precision)
+    assert [one["reports"] for one in ranks] == [[]] * 3
+    assert len({one["digest"] for one in ranks}) == 1
+
+
+def test_a_run_goes_on_from_its_checkpoint_on_the_device_and_on_more_processes(crew):
+    (whole,) = crew(1, scripts.train, shards=2)
+    crew(1, scripts.train, 1, shards=2, run_dir="run", checkpoint_every=1)
+    for one in crew(2, scripts.train, shards=2, run_dir="run", checkpoint_every=1):
+        assert one["reports"] == []
+        assert one["digest"] == whole["digest"]
+
+
+@pytest.mark.parametrize("settings", [{"strategy": "ddp"}, {"audit": 2}, {"log_every": 1}], ids=str)
+def test_whatever_else_reads_the_device_waits_for_it(crew, settings):
+    for one in crew(2, scripts.train, shards=2, **settings):
+        assert one["reports"] == []
 
 
 def test_an_error_on_one_rank_is_told_before_it_waits_for_others_that_never_come(crew):

@@ -105,7 +105,8 @@ def choose_transport(
     kind = devices[0].type
     backend = config.backend
     if backend == "auto":
-        backend = dist.get_default_backend_for_device(kind) if are_own and world.world_size > 1 else "gloo"
+        wants_own = world.world_size > 1 or kind != "cuda"  # Gloo moves tensors of CUDA, and of no other device
+        backend = dist.get_default_backend_for_device(kind) if are_own and wants_own else "gloo"
     if backend == "nccl" and not (are_own and kind == "cuda"):
         available = counted(torch.accelerator.device_count(), "GPU") if kind == "cuda" else "no GPU"
         needed = "a GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
@@ -113,6 +114,11 @@ def choose_transport(
         raise ConfigError(
             f"backend='nccl' needs {needed} for each process: this machine runs {processes}, with {available} in use: leave "
             "backend out (Gloo lets processes share a GPU), or start fewer processes"
+        )
+    if backend == "gloo" and kind not in ("cpu", "cuda") and world.world_size > 1:
+        raise ConfigError(
+            f"backend='gloo' with device {kind!r}, whose tensors Gloo cannot send: leave backend out, with a device for each "
+            "process of a machine, or use device='cpu'"
         )
     interface = choose_interface(on_one_machine=world.num_nodes == 1, towards=host)
     return Transport(backend=backend, interface=interface, timeout_s=config.timeout_s)
