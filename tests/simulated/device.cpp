@@ -26,6 +26,7 @@
 #include <torch/extension.h>
 
 #include <chrono>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <set>
@@ -113,7 +114,7 @@ void report(const std::string& text) { unplaced.emplace_back(false, text); }
 // ---- Streams: a vector clock each
 
 using Clock = std::vector<uint64_t>;
-std::vector<Clock> clocks(1);
+std::deque<Clock> clocks(1);  // a reference stays valid when a stream is added
 std::map<std::pair<int, int64_t>, int> numbers;  // of streams, by device and id
 
 int number_of(int device, int64_t stream) {
