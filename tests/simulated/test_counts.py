@@ -21,6 +21,12 @@ def test_a_step_waits_once_for_the_values_added_to_its_batch(crew, nproc):
         assert one["step"]["reports"] == []
 
 
+def test_a_scaled_loss_costs_one_wait_more(crew):
+    (one,) = crew(1, scripts.count, shards=2, checkpoint_every="off", precision="16-mixed")
+    assert total(one["step"]["waits"]) == 2
+    assert sum(count for place, count in one["step"]["waits"].items() if "scaling.py" in place) == 1
+
+
 def test_a_step_launches_little_more_than_the_passes_of_its_model(crew):
     (small,) = crew(1, scripts.count, 8, shards=2, checkpoint_every="off")
     (large,) = crew(1, scripts.count, 24, shards=2, checkpoint_every="off")
