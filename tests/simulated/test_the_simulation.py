@@ -1,8 +1,12 @@
 """The simulated device itself: whatever a script forgets to wait for is found, and nothing is said of one that waits."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
+
+from lockstep.world.devices import on_this_device
 
 pytestmark = pytest.mark.timeout(60)
 SIM = "sim:0"
@@ -190,3 +194,14 @@ def test_a_training_gives_the_bits_of_the_cpu(device):
 
     assert all(map(torch.equal, train(SIM), train("cpu")))
     assert device.reports() == []
+
+
+def test_a_thread_begins_on_the_device_of_the_one_that_starts_it(device):
+    seen = []
+    with torch.accelerator.device_index(1):
+        look = lambda: seen.append(torch.accelerator.current_device_index())  # noqa: E731
+        for run in (look, on_this_device(look)):
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+    assert seen == [0, 1]

@@ -7,6 +7,7 @@ serves all of them. Proven: the CPU. Written for: CUDA. Others (xpu, npu) may wo
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,6 +40,20 @@ def in_use() -> Any:
     if module is None or not getattr(module, "is_initialized", module.is_available)():
         return None
     return module
+
+
+def on_this_device(run: Callable[[], None]) -> Callable[[], None]:
+    """The function for a new thread, which begins on the device of this one: else on the first, where every process of the
+    machine would open a context as soon as its thread touches a tensor, some hundred MB of memory each."""
+    if in_use() is None:
+        return run
+    index = torch.accelerator.current_device_index()
+
+    def on_device() -> None:
+        torch.accelerator.set_device_index(index)
+        run()
+
+    return on_device
 
 
 def product_of(device: torch.device) -> str:
