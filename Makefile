@@ -34,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # One thing at a time, also under make -j: these commands time what they run.
 .NOTPARALLEL:
-.PHONY: help install horovod demo test test-all test-failed test-longest soak soak-cluster cluster check bench bench-install gpu wheel release-check docs python clean
+.PHONY: help install horovod demo test test-all test-failed test-longest soak soak-cluster cluster check bench bench-install gpu simulated wheel release-check docs python clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -96,6 +96,9 @@ gpu: $(if $(GPU_PYTHON),,$(STAMP)) ## every check that needs a CUDA GPU; fails i
 	@$(or $(GPU_PYTHON),$(VENV)/bin/python) -c 'import sys, torch; c = torch.cuda; \
 		sys.exit(f"no CUDA GPU is visible to torch {torch.__version__}: nothing was checked" if not c.is_available() else 0)'
 	PYTHONPATH=src $(or $(GPU_PYTHON),$(VENV)/bin/python) -m pytest -m cuda --require-cuda $(ARGS)
+
+simulated: $(STAMP) ## the paths of a GPU, on an accelerator that is simulated: built once with g++ (a minute), kept in ~/.cache
+	SIM_DEVICES=4 PYTHONPATH=$(CURDIR)/tests/simulated/autoload:$(CURDIR)/tests/cuda $(PYTEST) -q tests/simulated $(ARGS)
 
 wheel: $(STAMP) ## build dist/*.whl and dist/*.tar.gz
 	@rm -rf dist

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError
+from lockstep.world.comm import own_devices
 from lockstep.world.comm.group import choose_devices, choose_transport
 from lockstep.world.environment import World
 
@@ -16,8 +18,9 @@ def gpus(monkeypatch):
     """``gpus(n)``: from now on PyTorch counts so many."""
 
     def there_are(count):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        found = torch.device("cuda") if count else None
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: found)
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
 
     return there_are
 
@@ -73,8 +76,37 @@ def test_more_devices_than_there_are_is_an_error(gpus, count, size, settings, wo
 
 def test_nccl_needs_a_gpu_for_each_device_of_each_process(gpus):
     gpus(4)
-    four, two = [torch.device("cuda", index) for index in range(4)], [torch.device("cuda", index) for index in range(2)]
-    assert choose_transport(RunConfig(), place(0, 2), two).backend == "nccl"
-    assert choose_transport(RunConfig(), place(0, 2), four).backend == "gloo"
+    four = [torch.device("cuda", index) for index in range(4)]
+    assert choose_transport(RunConfig(), place(0, 2), four[:2], are_own=True).backend == "nccl"
+    assert choose_transport(RunConfig(), place(0, 2), four, are_own=False).backend == "gloo"
     with pytest.raises(ConfigError, match="backend='nccl' needs 4 GPUs for each process: this machine runs 2 processes"):
-        choose_transport(RunConfig(backend="nccl"), place(0, 2), four)
+        choose_transport(RunConfig(backend="nccl"), place(0, 2), four, are_own=False)
+
+
+def own(store, ranks):
+    """Whether each rank finds that its GPU is its own: the last one to come, that is, so that nobody has to wait."""
+    for rank in range(ranks):
+        store.set(f"devices/{rank}", own_devices.uuid_of(None))
+    return own_devices.has_own_devices(place(ranks - 1, ranks), [torch.device("cuda", 0)], store)
+
+
+@pytest.mark.parametrize(
+    ("count", "uuids", "expected"),
+    [
+        (2, ["GPU-a", "GPU-a", "GPU-a"], True),  # both seen: nothing to compare
+        (1, ["GPU-a", "GPU-b", "GPU-b"], True),  # one each, by a scheduler
+        (1, ["GPU-a", "GPU-a", "GPU-a"], False),  # one, which they share
+        (1, ["", "", ""], False),
+    ],
+)
+def test_processes_that_see_one_gpu_each_are_told_from_those_that_share_one(gpus, monkeypatch, count, uuids, expected):
+    gpus(count)
+    told = iter(uuids)
+    monkeypatch.setattr(own_devices, "uuid_of", lambda device: next(told))
+    assert own(HashStore(), 2) is expected
+
+
+def test_before_ranks_have_met_gpus_that_may_be_their_own_are_no_error(gpus, monkeypatch):
+    gpus(1)
+    monkeypatch.setattr(own_devices, "uuid_of", lambda device: "GPU-a")
+    assert own_devices.has_own_devices(place(0, 4), [torch.device("cuda", 0)], None)

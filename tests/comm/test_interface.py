@@ -93,6 +93,6 @@ def test_with_a_pytorch_that_has_it_the_mpi_backend_needs_mpirun(monkeypatch):
     monkeypatch.setattr("torch.distributed.is_mpi_available", lambda: True)
     devices = (torch.device("cpu"),)
     with pytest.raises(ConfigError, match="needs processes that mpirun has started"):
-        choose_transport(RunConfig(backend="mpi"), World(), devices)
-    found = choose_transport(RunConfig(backend="mpi"), World(world_size=2, launcher="mpirun"), devices)
+        choose_transport(RunConfig(backend="mpi"), World(), devices, are_own=False)
+    found = choose_transport(RunConfig(backend="mpi"), World(world_size=2, launcher="mpirun"), devices, are_own=False)
     assert str(found) == "mpi"

@@ -152,3 +152,10 @@ def train_with_long_kernels(num_steps):
     events = [json.loads(line) for line in (Path(team.run_dir) / "events.jsonl").read_text().splitlines()]
     (epoch,) = [event for event in events if event["event"] == "epoch"]
     return epoch["split"], epoch["wall_s"]
+
+
+def timeout_of_the_device():
+    """How long the devices' collectives may take, in seconds, and those of lockstep's own numbers."""
+    with lockstep.join(timeout_s=100.0) as team:
+        backend = torch.distributed.group.WORLD._get_backend(team.device)
+        return backend.options._timeout.total_seconds(), team._transport.timeout_s

@@ -40,6 +40,11 @@ def test_ddp_over_nccl_with_one_process_gives_the_answer_of_single(crew):
     assert_close(ddp["state"], single["state"])
 
 
+def test_nccls_watchdog_comes_after_the_error_that_names_a_missing_rank(crew):
+    ((of_nccl, of_gloo),) = crew(1, cuda_scripts.timeout_of_the_device, device="cuda", backend="nccl")
+    assert of_nccl > of_gloo
+
+
 @pytest.mark.parametrize("shards", [2, 4])
 def test_two_processes_that_share_a_gpu_give_the_answer_of_one(crew, shards):
     (alone,) = crew(1, cuda_scripts.train, device="cuda", strategy="single", shards=shards)

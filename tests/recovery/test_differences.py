@@ -7,6 +7,7 @@ import torch
 from laboratory import PLAIN, content_of
 
 from lockstep.prepare.registry import adapter_of
+from lockstep.state.recovery.software import numerics
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 
@@ -29,9 +30,22 @@ DIFFERENCES = {
     "shards": ([], {"shards": 3}, "shards is 3 now, and was 2 when the run in", "shards"),
     "threads": ([], {"threads": 2}, "threads is 2 now, and was 1 when the run in", "threads"),
     "strategy": ([], {"strategy": "ddp"}, "strategy is 'ddp' now, and the run in", ""),
-    "matmul": (["switch=matmul"], {}, "PyTorch's float32_matmul_precision is 'medium' now, and was 'highest'", "numerics"),
+    "matmul": (["switch=matmul"], {}, "PyTorch's cuda.matmul.fp32_precision is 'tf32' now, and was 'ieee'", "numerics"),
     "deterministic": (["switch=deterministic"], {}, "deterministic_algorithms is True now, and was False", "numerics"),
 }
+
+
+def test_settings_by_pytorchs_older_interface_are_seen_too():
+    before, precision = numerics(), torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert {name for name, value in numerics().items() if value != before[name]} == {
+            "cuda.matmul.fp32_precision",
+            "mkldnn.matmul.fp32_precision",
+        }
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    assert numerics() == before
 
 
 def refused(lab, name, nproc):

@@ -43,7 +43,7 @@ STRATEGIES = {
 }
 PRECISIONS = ("32-true", "16-mixed", "16-master", "16-true", "bf16-mixed", "bf16-true")
 BACKENDS = ("auto", "gloo", "nccl", "mpi")
-DEVICES = ("auto", "cpu", "cuda")
+DEVICES = ("auto", "cpu", "cuda", "mps", "npu", "xpu")
 NAN_POLICIES = ("stop", "warn", "ignore")
 PROGRESS_STYLES = ("auto", "bar", "plain", "off")
 RUNS = Path("runs")
@@ -110,7 +110,8 @@ class RunConfig:
     device: str = option(
         "auto", group=PROCESSES, choices=DEVICES, help="Device to train on.  [default: auto, a GPU if there is one]"
     )
-    """Device to train on: ``cpu``, ``cuda``, or ``auto`` (a GPU if there is one)."""
+    """Device to train on: ``cpu``, ``cuda``, or ``auto`` (a GPU, or another accelerator, if there is one). ``mps``, ``npu``
+    and ``xpu`` may work."""
     devices_per_process: int | None = option(
         None,
         group=PROCESSES,

@@ -23,6 +23,7 @@ from lockstep.data.culprit import Culprit
 from lockstep.data.dataset_snapshot import DatasetSnapshot
 from lockstep.data.streams import Purpose, reseed
 from lockstep.plan.loading import USUAL_PREFETCH, Loading
+from lockstep.world import devices
 from lockstep.world.machine.threads import Lowered, use_threads
 
 
@@ -224,7 +225,7 @@ class FetchPool:
     def __init__(self, fetcher: Fetcher, like: DataLoader[Any]) -> None:
         self._fetcher = fetcher
         self._requests = _Requests()
-        self._pin_memory = bool(like.pin_memory) and torch.cuda.is_available()
+        self._pin_memory = bool(like.pin_memory) and devices.in_use() is not None
         self._like = like
         self._workers: DataLoader[Any] | None = None
         self._snapshot: DatasetSnapshot | None = None
@@ -373,7 +374,7 @@ def worker_loader(dataset: Any, like: DataLoader[Any], **changes: Any) -> DataLo
         "batch_size": None,
         "collate_fn": _as_is,
         "num_workers": like.num_workers,
-        "pin_memory": bool(like.pin_memory) and torch.cuda.is_available(),
+        "pin_memory": bool(like.pin_memory) and devices.in_use() is not None,
         "timeout": like.timeout,
         "worker_init_fn": _StartWorker(like.worker_init_fn),
         "multiprocessing_context": like.multiprocessing_context,

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
+from lockstep.world import devices
+
 _MASK = (1 << 64) - 1
 
 
@@ -64,10 +66,10 @@ _gpus: tuple[int, ...] = ()
 """The GPUs whose generators this process reseeds; empty: the current one."""
 
 
-def draw_on(devices: Iterable[torch.device]) -> None:
+def draw_on(chosen: Iterable[torch.device]) -> None:
     """Set the devices of this process: from now on the generators of all of them are reseeded."""
     global _gpus
-    _gpus = tuple(dict.fromkeys(device.index for device in devices if device.type == "cuda"))
+    _gpus = tuple(dict.fromkeys(device.index for device in chosen if device.type != "cpu"))
 
 
 _root = functools.lru_cache(maxsize=64)(derive)
@@ -82,11 +84,12 @@ def reseed(seed: int, purpose: Purpose, *key: int) -> None:
         value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
         value ^= value >> 31
     torch.default_generator.manual_seed(value)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed(value)  # of the current GPU, which is this process's first
+    on_gpu = devices.in_use()
+    if on_gpu is not None:
+        on_gpu.manual_seed(value)  # of the current GPU, which is this process's first
         for number, gpu in enumerate(_gpus[1:], 1):  # by position in the list, not by device index
-            with torch.cuda.device(gpu):
-                torch.cuda.manual_seed(_mix(value + number))
+            with torch.accelerator.device_index(gpu):
+                on_gpu.manual_seed(_mix(value + number))
     numpy = sys.modules.get("numpy")
     if numpy is not None:  # user code that has not imported it cannot draw from it
         numpy.random.seed(value & 0xFFFFFFFF)
@@ -106,9 +109,9 @@ def preserve_rng() -> Iterator[None]:
 def remember_rng() -> Callable[[], None]:
     """Returns a function that lets all streams continue from where they are now."""
     cpu = torch.default_generator.get_state()
-    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    gpus = _gpus or (torch.cuda.current_device(),) if on_gpu else ()
-    states = [torch.cuda.get_rng_state(gpu) for gpu in gpus]
+    on_gpu = devices.in_use()
+    gpus = () if on_gpu is None else _gpus or (torch.accelerator.current_device_index(),)
+    states = [on_gpu.get_rng_state(gpu) for gpu in gpus]
     numpy = sys.modules.get("numpy")
     array = None if numpy is None else numpy.random.get_state()
     plain = random.getstate()
@@ -116,7 +119,7 @@ def remember_rng() -> Callable[[], None]:
     def restore() -> None:
         torch.default_generator.set_state(cpu)
         for gpu, state in zip(gpus, states, strict=True):
-            torch.cuda.set_rng_state(state, gpu)
+            on_gpu.set_rng_state(state, gpu)
         if numpy is not None:
             numpy.random.set_state(array)
         random.setstate(plain)

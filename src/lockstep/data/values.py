@@ -83,6 +83,21 @@ def on_cpu(value: Any) -> Any:
     return value
 
 
+def all_on_cpu(values: Sequence[Tensor]) -> list[Any]:
+    """Results of ``take`` on devices as Python numbers, or tensors on the CPU. Waits for each device once."""
+    by_device: dict[torch.device, list[int]] = {}
+    for number, value in enumerate(values):
+        by_device.setdefault(value.device, []).append(number)
+    found: list[Any] = [None] * len(values)
+    for numbers in by_device.values():
+        # All are float64 or int64, and go as bits in one copy.
+        flat = torch.cat([values[number].reshape(-1).view(torch.float64) for number in numbers]).cpu()
+        for number, part in zip(numbers, torch.split(flat, [values[n].numel() for n in numbers]), strict=True):
+            value = part.view(values[number].dtype).view(values[number].shape)
+            found[number] = value.clone() if value.ndim else value.item()
+    return found
+
+
 def part_of(kind: str, value: Any, weight: float) -> Part:
     """What a value adds to the result."""
     if kind != MEAN:

@@ -26,6 +26,7 @@ from lockstep.joining.team import Team
 from lockstep.joining.unlaunched import show_uncaught
 from lockstep.plan.shards import block
 from lockstep.state.recovery.resuming import Checkpoint
+from lockstep.state.recovery.software import numerics
 from lockstep.state.rundir.birth import Birth, Command
 from lockstep.state.rundir.lock import RunLock
 from lockstep.sync.table import promises_bits, resolve_strategy
@@ -40,7 +41,8 @@ from lockstep.world.comm.group import (
     default_group,
     open_group,
 )
-from lockstep.world.comm.store import open_store
+from lockstep.world.comm.own_devices import has_own_devices
+from lockstep.world.comm.store import OpenStore, open_store
 from lockstep.world.environment import Environment, World, read_environment
 from lockstep.world.machine.cores import num_cores
 from lockstep.world.machine.threads import use_threads
@@ -111,16 +113,16 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         config = instrument.settings(config)
     world = environment.world.by_hand(rank, world_size)
     check_not_open()
-    _choose(config, world, None)  # invalid settings are reported before any rank waits for others
+    _choose(config, world)  # invalid settings are reported before any rank waits for others
     try:
         opened = open_store(config, world)
         world = opened.world
-        devices, transport = _choose(config, world, opened.host)
-        if devices[0].type == "cuda":
-            torch.cuda.set_device(devices[0])
+        devices, transport = _choose(config, world, opened)
+        if devices[0].type != "cpu":
+            torch.accelerator.set_device_index(devices[0])
         open_group(opened, transport, devices)
     except BaseException:
-        close_group()
+        close_group(failed=True)
         raise
     collectives = Collectives(default_group(), transport)
     try:
@@ -138,7 +140,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         team = Team(parts)
     except BaseException:
         collectives.release()  # the traceback would keep the group alive, and with it Gloo's thread and socket
-        close_group()
+        close_group(failed=True)
         raise
     _joined = team
     _num_joined += 1
@@ -146,11 +148,12 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     return team
 
 
-def _choose(config: RunConfig, world: World, host: str | None) -> tuple[tuple[torch.device, ...], Transport]:
+def _choose(config: RunConfig, world: World, opened: OpenStore | None = None) -> tuple[tuple[torch.device, ...], Transport]:
     devices = choose_devices(config, world)
     num_shards = config.shards or world.world_size
-    resolve_strategy(config.strategy, world.world_size, num_shards, is_exact=True, on_gpus=devices[0].type == "cuda")
-    return devices, choose_transport(config, world, devices, host)
+    resolve_strategy(config.strategy, world.world_size, num_shards, is_exact=True, on_gpus=devices[0].type != "cpu")
+    are_own = has_own_devices(world, devices, None if opened is None else opened.store)
+    return devices, choose_transport(config, world, devices, None if opened is None else opened.host, are_own=are_own)
 
 
 def _agree(
@@ -163,11 +166,13 @@ def _agree(
 ) -> tuple[RunConfig, RunContext]:
     """All ranks take the settings of the run's birth, which rank 0 reads or writes."""
     warnings = check_software(world, collectives)
+    needed = numerics() if promises_bits(config.strategy) and "numerics" not in config.allow else {}
     compare_ranks(
         "settings",
-        [f"{k}={v!r}" for k, v in dataclasses.asdict(config).items()],
+        [f"{k}={v!r}" for k, v in (dataclasses.asdict(config) | needed).items()],
         collectives,
-        "Give all of them the same options on the command line, and in join()",
+        "Give all of them the same options on the command line, and in join(), and the same GPUs (or --allow numerics: they, "
+        "and PyTorch's numeric settings, may then differ, and bits too)",
     )
     opening: dict[str, Any] = {}
     lock: RunLock | None = None
@@ -196,7 +201,7 @@ def _agree(
     config = dataclasses.replace(
         config,
         strategy=resolve_strategy(
-            config.strategy, world.world_size, birth.shards, is_exact=birth.exact, on_gpus=device == "cuda"
+            config.strategy, world.world_size, birth.shards, is_exact=birth.exact, on_gpus=device != "cpu"
         ),
         shards=birth.shards,
         accumulate=birth.accumulate,

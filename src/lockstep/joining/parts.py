@@ -332,4 +332,4 @@ class Parts:
                 self.context.lock.release()
             self.sync.close()
             self.collectives.release()
-            close_group()
+            close_group(failed=failed)

@@ -196,6 +196,8 @@ def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": str(spec.restart),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": str(spec.serves_store),
+        # Deterministic products of cuBLAS need it, before the first of them: without it they are refused.
+        "CUBLAS_WORKSPACE_CONFIG": spec.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": spec.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         # With one machine, no port of Gloo may be reachable from others, unless the user wants that.
         "GLOO_SOCKET_IFNAME": spec.environ.get("GLOO_SOCKET_IFNAME") or (node.interface if node else "lo"),

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lockstep.base.errors import DataError, LossError, PeerError, UsageError
-from lockstep.data.values import COUNT, Part, Total, check_weight, combine, is_float, on_cpu, part_of, take
+from lockstep.data.values import COUNT, Part, Total, all_on_cpu, check_weight, combine, is_float, on_cpu, part_of, take
 from lockstep.plan.shards import MicroStep
 from lockstep.sync.protocol import Outcome
 from lockstep.world.comm.agreement import compare_ranks
@@ -216,9 +216,10 @@ class Ledger:
             UsageError: the ranks' backward calls are of different kinds, or the shards' values of different kinds or shapes.
             LossError: the weights of all shards sum to zero.
         """
-        for name, slot, kind, value, weight in self._on_device:  # the only place that waits for values on a GPU
-            self._note(name, slot, part_of(kind, on_cpu(value), weight))
-        if self._on_device:
+        if self._on_device:  # the only place that waits for values on a GPU
+            read = all_on_cpu([value for _, _, _, value, _ in self._on_device])
+            for (name, slot, kind, _, weight), value in zip(self._on_device, read, strict=True):
+                self._note(name, slot, part_of(kind, value, weight))
             self._clock.device_finished()
         page, form = self._page, self._form
         page.unforeseen = tuple(unforeseen)

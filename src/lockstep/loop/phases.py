@@ -406,8 +406,8 @@ class Phases:
         name = type(optimizer).__name__
         if self._sync.replaced and not self._sync.replaced.keys().isdisjoint(parameters_of(optimizer)):
             raise UsageError(
-                f"{name}.step(): this optimizer was not given to team.prepare(), and strategy='fsdp' replaces the model's "
-                "parameters by sharded ones, so it would train nothing. Prepare it together with its model."
+                f"{name}.step(): this optimizer was not given to team.prepare(), which has replaced the model's "
+                "parameters (strategy='fsdp' by sharded ones), so it would train nothing. Prepare it together with its model."
             )
         trains, stranger = self.watched.sort_out(optimizer)
         if not trains:

@@ -24,7 +24,7 @@ from lockstep.prepare.guarded_methods import idle_when, keep_dtypes, refuse_insi
 from lockstep.prepare.model import wrap_model
 from lockstep.prepare.model_precision import ModelPrecision, check_scaler, fit_optimizer
 from lockstep.prepare.precision import find_precision
-from lockstep.prepare.remap import remap
+from lockstep.prepare.remap import move, remap
 from lockstep.prepare.strangers import forget_gradients
 from lockstep.prepare.watched import Watched
 from lockstep.state.recovery.run_state import RunState
@@ -168,7 +168,7 @@ class Preparation:
 
     def _move(self, model: nn.Module) -> None:
         if not self._model_devices:
-            model.to(self._device)
+            self._sync.replaced.update(move(model, self._device))
 
     def _make_loader(self, batches: Iterable[Any], number: int) -> PreparedLoader:
         set_loading(batches, Loading(workers=self._config.workers))

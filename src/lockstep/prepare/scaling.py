@@ -23,12 +23,13 @@ class LossScaling:
     """Scales the losses of a run. The script has no scaler, and sees true losses and gradients.
 
     Args:
-        device: ``cpu`` or ``cuda``.
+        device: ``cpu``, ``cuda`` ....
     """
 
     def __init__(self, device: str) -> None:
         self.scaler = amp.GradScaler(device)
-        self.scaler.scale(torch.zeros((), device=device))  # creates its scale, which a rank without samples needs too
+        self._one = torch.ones((), device=device)
+        self.scaler.scale(self._one)  # creates its scale, which a rank without samples needs too
         self._optimizers: list[Optimizer] = []
         self._overflowed: set[int] = set()
         """The ids of optimizers whose gradients have overflowed since their last step."""
@@ -67,7 +68,7 @@ class LossScaling:
             return
         for optimizer in with_gradients:
             self.scaler.unscale_(optimizer)
-        before = self.scaler.get_scale()
+        before = self.scaler.scale(self._one)  # the scale, on the device
         self.scaler.update()
-        if self.scaler.get_scale() < before:
+        if self.scaler.scale(self._one) < before:  # the only wait for a GPU: get_scale() would wait, too
             self._overflowed.update(map(id, with_gradients))

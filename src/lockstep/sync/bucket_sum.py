@@ -27,12 +27,19 @@ class BucketSum:
         """The leaf of the current shard: with ``accumulate``, the sum over its parts so far."""
         self._filled_slots: set[int] = set()
         """The slots of ``_leaf`` that have a gradient."""
+        self._arrived: list[tuple[int, Tensor]] = []
+        """Slots and gradients on a device, which are yet to be multiplied by ``_factor`` and added to the leaf."""
+        self._factor = 1.0
         self.stack: list[Node[Flat]] = []
         self.used: set[int] = set()
         """The slots for which any of this process's shards has a gradient."""
 
     def take(self, slot: int, gradient: Tensor, factor: float) -> None:
-        """Multiply a gradient by ``factor`` and add it to the leaf."""
+        """Multiply a gradient by ``factor`` and add it to the leaf: on a device at the next ``flush``."""
+        if not gradient.is_cpu:
+            self._arrived.append((slot, gradient))
+            self._factor = factor
+            return
         if self._leaf is None:
             self._leaf = self._bucket.take()
         view = self._leaf.views[slot]
@@ -44,8 +51,26 @@ class BucketSum:
             torch.mul(gradient, factor, out=view)
             self._filled_slots.add(slot)
 
+    def flush(self) -> None:
+        """Add what has arrived on a device to the leaf, by a kernel for many parameters rather than one for each."""
+        arrived, self._arrived = self._arrived, []
+        if not arrived:
+            return
+        leaf = self._leaf = self._leaf or self._bucket.take()
+        new = [(leaf.views[slot], gradient) for slot, gradient in arrived if slot not in self._filled_slots]
+        more = [(leaf.views[slot], gradient) for slot, gradient in arrived if slot in self._filled_slots]
+        if new:
+            views = [view for view, _ in new]
+            torch._foreach_copy_(views, [gradient for _, gradient in new])
+            torch._foreach_mul_(views, self._factor)
+        if more:
+            products = torch._foreach_mul([gradient.to(view.dtype) for view, gradient in more], self._factor)
+            torch._foreach_add_([view for view, _ in more], products)
+        self._filled_slots.update(slot for slot, _ in arrived)
+
     def end_shard(self, shard: int) -> None:
         """Add the complete leaf to the tree."""
+        self.flush()
         if self._leaf is None and not self.stack:
             self._empty.append(shard)
             return
@@ -80,3 +105,4 @@ class BucketSum:
         for flat in flats:
             self._bucket.give_back(flat)
         self._leaf, self._filled_slots, self._empty, self.stack = None, set(), [], []
+        self._arrived = []

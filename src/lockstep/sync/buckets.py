@@ -86,7 +86,7 @@ class Bucket:
 
     def lend(self, flat: Flat, slots: Iterable[int]) -> list[Tensor]:
         """New views of some gradients, for the user. Their memory is reused when nothing refers to it any more."""
-        if flat.data.is_cuda:  # PyTorch's allocator reuses memory there
+        if not flat.data.is_cpu:  # PyTorch's allocator reuses memory there
             return [self.view(flat.data, slot) for slot in slots]
         # A script may keep ``p.grad.detach()``, or a slice: other tensor objects, all of which keep the underlying array
         # alive.

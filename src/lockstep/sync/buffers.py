@@ -9,6 +9,7 @@ weighted mean over shards; an integer buffer becomes that of the lowest shard. A
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from lockstep.base.errors import ModelError
 from lockstep.base.stopping import say
 from lockstep.sync.buffer_looks import Look, judge, look_at
+from lockstep.sync.changes import as_bits, changed, from_bits, pack, pack_absent, packed_size
 
 version: Callable[[Tensor], int] = operator.attrgetter("_version")
 """The number of in-place changes of a tensor. (PyTorch has no public name for it. Read twice a step from each parameter.)"""
@@ -26,8 +28,6 @@ _MOST_COMPARED = 65536
 """Elements up to which a buffer is compared with its start value."""
 _WATCHED_PHASES = 8
 """Phases in which a module's buffers are looked at, to warn where combining them loses something. Each sends more messages."""
-_LARGEST_BASE = 1e15
-"""Differences are taken in float64: from this magnitude on they would have fewer digits than a float32."""
 
 
 class _Slot:
@@ -48,6 +48,11 @@ class _Slot:
         assert isinstance(buffer, Tensor)
         return buffer
 
+    @property
+    def writable(self) -> Tensor:
+        """The buffer, to be written to."""
+        return self.tensor.data if self.is_statistic else self.tensor
+
     def mark(self) -> None:
         tensor = self.tensor
         self._marked_tensor = tensor
@@ -62,20 +67,9 @@ class _Slot:
         is_compared = tensor.device.type == "cpu" and tensor.numel() <= _MOST_COMPARED
         return is_compared and not torch.equal(tensor.detach(), self.start)
 
-    def restart(self) -> None:
-        """Make the current value the start value."""
-        tensor = self.tensor.detach()
-        if tensor.shape == self.start.shape and tensor.dtype == self.start.dtype:
-            self.start.copy_(tensor)
-        else:
-            self.start = tensor.clone()
-        self.mark()
-
-    def weighted(self, fraction: float, *, is_lowest_shard: bool, as_bits: bool = False) -> Tensor:
-        """A shard's change times its fraction; for integers, and as bits, the change of the lowest shard and 0 for others.
-
-        Raises:
-            ModelError: the shard changed the buffer's shape or dtype.
+    def check_form(self) -> None:
+        """Raises:
+        ModelError: the shard changed the buffer's shape or dtype.
         """
         tensor = self.tensor
         if tensor.shape != self.start.shape or tensor.dtype != self.start.dtype:
@@ -85,98 +79,46 @@ class _Slot:
                 "several shards cannot be combined. Create it at its largest size before training, or keep it in a plain "
                 "attribute if it is only a cache."
             )
-        if as_bits:
-            tensor, start = _bits(tensor), _bits(self.start)
-        else:
-            start = self.start
-        change = _difference(tensor, start)
-        if start.is_floating_point() or start.is_complex():
-            return change.mul_(fraction)
-        return change if is_lowest_shard else torch.zeros_like(change)
 
-    def undo(self, value: Tensor) -> None:
-        """Restore a value from earlier in the same shard. The buffer still counts as changed."""
-        tensor = self.tensor
-        if tensor.shape == value.shape and not torch.equal(tensor, value):
-            (tensor.data if self.is_statistic else tensor).copy_(value)
 
-    def put(self, value: Tensor) -> None:
-        tensor = self.tensor
-        if tensor.device.type == "cpu" and torch.equal(tensor, value) and tensor is self._marked_tensor:
-            return  # writing, even the same value, would invalidate a second backward pass through its graph
+def _restart(slots: Sequence[_Slot]) -> None:
+    """Make the current values the start values."""
+    for slot in slots:
+        tensor = slot.tensor.detach()
+        if tensor.shape != slot.start.shape or tensor.dtype != slot.start.dtype:
+            slot.start = tensor.clone()
+        slot.mark()
+    _copy([slot.start for slot in slots], [slot.tensor.detach() for slot in slots])
+
+
+def _put(slots: Sequence[_Slot], values: Sequence[Tensor]) -> None:
+    """Give buffers these values."""
+    targets, sources = [], []
+    for slot, value in zip(slots, values, strict=True):
+        tensor = slot.tensor
+        if tensor.device.type == "cpu" and torch.equal(tensor, value) and tensor is slot._marked_tensor:
+            continue  # writing, even the same value, would invalidate a second backward pass through its graph
         if tensor.shape == value.shape:
-            (tensor.data if self.is_statistic else tensor).copy_(value)
+            targets.append(slot.writable)
+            sources.append(value)
         else:
-            setattr(self.module, self.name, value.clone())
-        self.mark()
+            setattr(slot.module, slot.name, value.clone())
+    _copy(targets, sources)
+    for slot in slots:
+        slot.mark()
 
 
-_AS_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """A floating tensor's bits as integers, whose differences are exact; integers themselves."""
-    tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-    return tensor.view(_AS_INTEGERS[tensor.element_size()]) if tensor.is_floating_point() else tensor
-
-
-def _from_bits(bits: Tensor, like: Tensor) -> Tensor:
-    if like.is_complex():
-        return torch.view_as_complex(bits.contiguous().view(torch.view_as_real(like).dtype))
-    return bits.view(like.dtype) if like.is_floating_point() else bits
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """The tensor in float64 or int64 (complex numbers as pairs), so that differences can be summed."""
-    tensor = tensor.detach()
-    if tensor.is_complex():
-        return torch.view_as_real(tensor).double()
-    return tensor.double() if tensor.is_floating_point() else tensor.long()
-
-
-def _base(start: Tensor) -> Tensor:
-    """The values from which changes are measured: ``start``, but 0 where that is NaN, or so large that a difference from it
-    would lose precision (the largest float, say, as the initial value of a minimum)."""
-    wide = _wide(start)
-    if not wide.is_floating_point():
-        return wide
-    return torch.where(wide.abs() < _LARGEST_BASE, wide, torch.zeros_like(wide))  # false for NaN too
-
-
-def _difference(after: Tensor, before: Tensor) -> Tensor:
-    """The change, with -0.0 where there is none (and nowhere else): adding that changes nothing, not even a sign."""
-    after, start, base = _wide(after), _wide(before), _base(before)
-    return torch.where((after == base) & (start == base), torch.full_like(after, -0.0), (after - base).add(0))
-
-
-def _changed(start: Tensor, change: Tensor) -> Tensor:
-    """The start value plus a sum of changes. Values that no shard changed stay, even if changes are measured from 0."""
-    base = _base(start)
-    return torch.where((change == 0) & change.signbit(), _wide(start), base + change)
-
-
-def _narrow(wide: Tensor, like: Tensor) -> Tensor:
-    return torch.view_as_complex(wide).to(like.dtype) if like.is_complex() else wide.to(like.dtype)
-
-
-def _pack(change: Tensor) -> Tensor:
-    """A change as flat float64, exactly: 64-bit integers are split into two halves."""
-    if change.dtype == torch.int64:
-        return torch.stack([change >> 32, change & 0xFFFFFFFF]).double().flatten()
-    return change.flatten()
-
-
-def _unpack(packed: Tensor, like: Tensor) -> Tensor:
-    if like.dtype == torch.int64:
-        halves = packed.long().view(2, *like.shape)
-        return (halves[0] << 32) + halves[1]
-    return packed.view_as(like)
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:
+        torch._foreach_copy_(targets, sources)  # one kernel for all, on a device
 
 
 def add_changes(left: dict[int, Tensor], right: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """Add the results of ``ShardBuffers.changes`` of two sets of shards; ``left`` is changed and returned."""
-    for number, change in right.items():
-        left[number] = left[number] + change if number in left else change
+    shared = [number for number in right if number in left]
+    sums = torch._foreach_add([left[n] for n in shared], [right[n] for n in shared]) if shared else ()
+    left.update(right)
+    left.update(zip(shared, sums, strict=True))
     return left
 
 
@@ -194,6 +136,10 @@ class _Owner:
         if self.is_normalization and self.module.training:
             return True
         return any(slot.touched for slot in self.slots)
+
+    def counts(self) -> list[int]:
+        """How often each buffer was written, where that is counted."""
+        return [version(slot.tensor) for slot in self.slots]
 
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -242,8 +188,7 @@ class ShardBuffers:
         say)."""
         self._as_bits = num_shards == 1
         self._looks = {}
-        for slot in self._changed_slots():
-            slot.restart()
+        _restart(self._changed_slots())
 
     @torch.no_grad()
     def changes(self, fraction: float, *, is_lowest_shard: bool, num_samples: int = 0) -> dict[int, Tensor]:
@@ -254,15 +199,17 @@ class ShardBuffers:
             is_lowest_shard: whether the shard is the first.
             num_samples: the shard's; 0 if it had several parts.
         """
-        found = {}
+        are_changed = [owner.changed for owner in self._owners]
+        found: dict[int, Tensor] = {}
+        for numbers in self.by_device(itertools.compress(itertools.count(), are_changed)):
+            slots = [slot for number in numbers for slot in self._owners[number].slots]
+            for slot in slots:
+                slot.check_form()
+            after = [as_bits(slot.tensor) if self._as_bits else slot.tensor for slot in slots]
+            packed = pack(list(map(self._start, slots)), after, fraction, is_lowest_shard=is_lowest_shard)
+            found.update(zip(numbers, torch.split(packed, list(map(self.packed_size, numbers))), strict=True))
         for number, owner in enumerate(self._owners):
-            changed = owner.changed
-            if changed:
-                changes = [
-                    slot.weighted(fraction, is_lowest_shard=is_lowest_shard, as_bits=self._as_bits) for slot in owner.slots
-                ]
-                found[number] = torch.cat(list(map(_pack, changes)))
-            num_looks = self._num_looks.get(number, 0 if changed else _WATCHED_PHASES)
+            num_looks = self._num_looks.get(number, 0 if are_changed[number] else _WATCHED_PHASES)
             if num_looks < _WATCHED_PHASES and not owner.is_normalization and not self._as_bits:
                 looks = (look_at(number, i, slot.start, slot.tensor, num_samples) for i, slot in enumerate(owner.slots))
                 self._looks.update(dict.fromkeys(looks))
@@ -299,10 +246,14 @@ class ShardBuffers:
 
     def absent(self, number: int) -> Tensor:
         """The neutral element for a module's ``changes``, of the same shape."""
-        return torch.cat([_pack(torch.full_like(_wide(self._start(slot)), -0.0)) for slot in self._owners[number].slots])
+        return torch.cat([pack_absent(self._start(slot)) for slot in self._owners[number].slots])
+
+    def packed_size(self, number: int) -> int:
+        """The length of a module's ``changes``."""
+        return sum(packed_size(self._start(slot)) for slot in self._owners[number].slots)
 
     def _start(self, slot: _Slot) -> Tensor:
-        return _bits(slot.start) if self._as_bits else slot.start
+        return as_bits(slot.start) if self._as_bits else slot.start
 
     def by_device(self, numbers: Iterable[int]) -> list[list[int]]:
         """Group modules by the device of their buffers, in an order that is the same on every rank."""
@@ -314,38 +265,41 @@ class ShardBuffers:
     @torch.no_grad()
     def apply(self, changes: Mapping[int, Tensor]) -> None:
         """Set buffers to their start values plus ``changes``, the sums over all shards."""
-        for number, change in changes.items():
-            slots = self._owners[number].slots
-            starts = [self._start(slot) for slot in slots]
-            wide = [_wide(start) for start in starts]
-            sizes = [_pack(value).numel() for value in wide]
-            for slot, start, value, part in zip(slots, starts, wide, torch.split(change, sizes), strict=True):
-                result = _narrow(_changed(start, _unpack(part, value)), start)
-                slot.put(_from_bits(result, slot.start) if self._as_bits else result)
-                slot.restart()
+        for numbers in self.by_device(changes):
+            slots = [slot for number in numbers for slot in self._owners[number].slots]
+            results = changed(list(map(self._start, slots)), torch.cat([changes[number] for number in numbers]))
+            if self._as_bits:
+                results = [from_bits(result, slot.start) for result, slot in zip(results, slots, strict=True)]
+            _put(slots, results)
+            _restart(slots)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """A context in which changes are undone: for backward passes, in which ``checkpoint()`` runs layers again."""
+        owners = [owner for owner in self._owners if owner.changed]
+        slots = [slot for owner in owners for slot in owner.slots]
         with torch.no_grad():
-            before = [
-                (owner, [(slot, slot.tensor.detach().clone(), version(slot.tensor)) for slot in owner.slots])
-                for owner in self._owners
-                if owner.changed
-            ]
+            before = [torch.empty_like(slot.tensor) for slot in slots]
+            _copy(before, [slot.tensor.detach() for slot in slots])
+        counts = [owner.counts() for owner in owners]
         yield
+        values = iter(before)
+        targets, sources = [], []
+        for owner, count in zip(owners, counts, strict=True):
+            # Normalization layers may have written without a count. So does this.
+            is_written = owner.is_normalization or owner.counts() != count
+            for slot, value in zip(owner.slots, values, strict=False):
+                if is_written and slot.tensor.shape == value.shape:
+                    targets.append(slot.writable)
+                    sources.append(value)
         with torch.no_grad():
-            for owner, slots in before:
-                counts = [version(slot.tensor) for slot, _, _ in slots]
-                if owner.is_normalization or counts != [count for _, _, count in slots]:
-                    for slot, value, _ in slots:
-                        slot.undo(value)
+            _copy(targets, sources)
 
     @torch.no_grad()
     def rewind(self) -> None:
         """Undo all changes since the start values were set."""
-        for slot in self._changed_slots():
-            slot.put(slot.start)
+        slots = self._changed_slots()
+        _put(slots, [slot.start for slot in slots])
 
     def _check_late_buffers(self) -> None:
         for slot in self._made_late:

@@ -85,7 +85,7 @@ class _Engine:
         device = next(iter(devices))
         self.ddp = DistributedDataParallel(
             self.model,
-            device_ids=[device] if len(devices) == 1 and device.type == "cuda" else None,
+            device_ids=[device] if len(devices) == 1 and device.type != "cpu" else None,
             **_NO_BUFFERS,
         )
 

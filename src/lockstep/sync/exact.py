@@ -56,6 +56,10 @@ class _History:
         """By layout and backward call, the buckets in which any shard had gradients."""
         self.owners: set[int] = set()
         """Numbers of modules whose buffers any shard has changed."""
+        self.slots: dict[tuple[Layout, int, int], tuple[set[int], list[int]] | None] = {}
+        """By layout, backward call and bucket on a GPU: the slots in which this process's shards had gradients, and those in
+        which any had, which only the sums tell. The sums need not be read, which would wait for the GPU, until a rank says that
+        its own were others. From then on they are: None."""
 
 
 class ExactSync(Sync):
@@ -171,6 +175,9 @@ class ExactSync(Sync):
             self._listening = False
         with torch.no_grad():
             self._missing = [set() for _ in self._missing]
+            for (of_call, _), bucket_sum in self._sums.items():
+                if of_call == call:
+                    bucket_sum.flush()
             self._send_complete()
         self.waited_s = self._exchange.waited_s
         if micro.is_last:
@@ -197,7 +204,8 @@ class ExactSync(Sync):
 
     @override
     def unforeseen(self) -> Sequence[Hashable]:
-        """``(call, bucket)`` of buckets with gradients, numbers of modules whose buffers have changed, and looks."""
+        """``(call, bucket)`` of buckets with gradients, ``(call, bucket, "slots")`` of those sent where other parameters had
+        one than before, numbers of modules whose buffers have changed, and looks."""
         with torch.no_grad():
             for shard in range(self._next_shard, self._block.stop):  # shards without samples
                 self._end_leaves(shard, {})
@@ -206,6 +214,10 @@ class ExactSync(Sync):
                     self._start(call, index)
         owners = {owner for node in self._changes for owner in node.value}
         more: list[Hashable] = [key for key in sorted(self._sums) if key not in self._sent and self._sums[key].used]
+        for call, index in self._sent:
+            known = self._history.slots.get((self._layout, call, index))
+            if known is not None and known[0] != self._sums[call, index].used:
+                more.append((call, index, "slots"))
         return [*more, *sorted(owners - self._history.owners), *self.buffers.looks()]
 
     @torch.no_grad()
@@ -223,9 +235,11 @@ class ExactSync(Sync):
     @override
     def end_phase(self, outcome: Outcome) -> None:
         more = [key for key in outcome.unforeseen if isinstance(key, tuple)]
-        for call, index in sorted(more):
+        for call, index, *_ in sorted(key for key in more if len(key) == 2):
             self._start(call, index)
             self._history.buckets.setdefault((self._layout, call), set()).add(index)
+        for call, index, *_ in (key for key in more if len(key) == 3):
+            self._history.slots[self._layout, call, index] = None
         self._history.owners.update(owner for owner in outcome.unforeseen if isinstance(owner, int))
         changes = self._start_buffers()
         self._exchange.finish()
@@ -237,7 +251,7 @@ class ExactSync(Sync):
             total = outcome.totals[call] if call < len(outcome.totals) else None
             if total is not None:
                 self._sums[call, index].stack[0].value.data.div_(total)
-            self._set_gradients(index, self._sums.pop((call, index)))
+            self._set_gradients(call, index, self._sums.pop((call, index)))
         self._clear()
 
     @override
@@ -272,6 +286,7 @@ class ExactSync(Sync):
                 dropped = self._layouts.pop(next(iter(self._layouts)))
                 for history in self._histories.values():
                     history.buckets = {key: used for key, used in history.buckets.items() if key[0] is not dropped}
+                    history.slots = {key: used for key, used in history.slots.items() if key[0] is not dropped}
             can_learn = list(filter(has_gradient, self._names))
             learning = make_buckets([p for p in can_learn if p.requires_grad])
             layout = Layout(learning + make_buckets([p for p in can_learn if not p.requires_grad]))
@@ -316,6 +331,8 @@ class ExactSync(Sync):
         missing = self._missing[index]
         missing.discard(slot)
         if not missing:
+            if (self._call, index) in self._sums:
+                self._sums[self._call, index].flush()
             self._send_complete()
 
     def _sum(self, call: int, index: int) -> BucketSum:
@@ -344,16 +361,28 @@ class ExactSync(Sync):
         """Start summing tensors over all ranks; ``nodes[0]`` becomes the sum."""
         (self._on_gpus.get(nodes[0].device) or self._exchange).start(nodes)
 
-    def _set_gradients(self, index: int, bucket_sum: BucketSum) -> None:
+    def _set_gradients(self, call: int, index: int, bucket_sum: BucketSum) -> None:
         """Set the gradients of a bucket's parameters to their sums, where any shard had one."""
         bucket, flat = self._layout.buckets[index], bucket_sum.stack[0].value
         for node in bucket_sum.stack[1:]:
             bucket.give_back(node.value)
-        slots = [slot for slot, count in enumerate(flat.counts.tolist()) if count > 0]
+        slots = self._used((self._layout, call, index), bucket_sum.used, flat.counts)
         for slot, view in zip(slots, bucket.lend(flat, slots), strict=True):
             parameter = bucket.parameters[slot]
             gradient = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+    def _used(self, key: tuple[Layout, int, int], own: set[int], counts: Tensor) -> list[int]:
+        """The slots in which any shard had a gradient. ``own``: those of this process."""
+        if self._world_size == 1:
+            return sorted(own)
+        known = self._history.slots.get(key)
+        if known is not None:
+            return known[1]
+        used = [slot for slot, count in enumerate(counts.tolist()) if count > 0]
+        if not counts.is_cpu:
+            self._history.slots.setdefault(key, (own, used))
+        return used
 
     # Buffers
 
@@ -361,10 +390,12 @@ class ExactSync(Sync):
         """Start summing the changes of modules' buffers. The results are valid when all exchanges have finished."""
         sums: dict[int, Tensor] = {}
         for owners in self.buffers.by_device(self._history.owners):
-            absent = {owner: self.buffers.absent(owner) for owner in owners}
-            nodes = [torch.cat([node.value.get(owner, absent[owner]) for owner in owners]) for node in self._changes]
+            nodes = [
+                torch.cat([node.value[n] if n in node.value else self.buffers.absent(n) for n in owners])
+                for node in self._changes
+            ]
             self._send(nodes)
-            parts = torch.split(nodes[0], [absent[owner].numel() for owner in owners])
+            parts = torch.split(nodes[0], list(map(self.buffers.packed_size, owners)))
             sums.update(zip(owners, parts, strict=True))
         return sums
 
@@ -376,5 +407,5 @@ def make(config: RunConfig, num_shards: int, transport: Transport, devices: tupl
         dist.get_world_size(),
         num_shards,
         between_hosts=transport.interface != "lo",
-        gpus=devices if transport.backend == "nccl" else (),
+        gpus=devices if transport.is_on_devices else (),
     )

@@ -151,7 +151,7 @@ class _Underway:
 
     def __init__(self, exchange: Exchange, nodes: list[Tensor]) -> None:
         self._exchange = exchange
-        self._on_gpu = nodes if nodes[0].is_cuda and len(exchange.roots) > 1 else None
+        self._on_gpu = nodes if not nodes[0].is_cpu and len(exchange.roots) > 1 else None
         # Gloo sends from CPU memory only: tensors on a GPU are copied there and back.
         self._nodes = nodes if self._on_gpu is None else [node.cpu() for node in nodes]
         self._sends: list[dist.Work] = []

@@ -24,8 +24,10 @@ class OrderedExchange:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._stream = torch.Stream(device) if device.type != "cpu" else None
         self._roots: Roots = [[]]
+        self._held: list[list[Tensor]] = []
+        """What the stream may still read. (The allocator gives freed memory to the stream that it was allocated on.)"""
 
     def begin_phase(self, roots: Roots) -> None:
         """Set the subtrees of all ranks for the following exchanges."""
@@ -33,6 +35,7 @@ class OrderedExchange:
 
     def start(self, nodes: list[Tensor]) -> None:
         """Sum this rank's subtrees over all ranks into ``nodes[0]``, on a stream of its own where there is one."""
+        self._held.append(nodes)
         with self._on_stream():
             num_ranks, length = len(self._roots), nodes[0].numel()
             width = -(-length // num_ranks)
@@ -51,10 +54,11 @@ class OrderedExchange:
     def finish(self) -> None:
         """Make the current stream wait for all started exchanges."""
         if self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+            torch.accelerator.current_stream(self._stream.device).wait_stream(self._stream)
+        self._held = []
 
     def _on_stream(self) -> contextlib.AbstractContextManager[object]:
         if self._stream is None:
             return contextlib.nullcontext()
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        return torch.cuda.stream(self._stream)
+        self._stream.wait_stream(torch.accelerator.current_stream(self._stream.device))
+        return self._stream

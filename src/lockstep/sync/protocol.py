@@ -63,7 +63,7 @@ class Sync(ShardSync, Protocol):
     buffers: ShardBuffers
     """Combines the shards' changes of buffers."""
     replaced: dict[nn.Parameter, nn.Parameter]
-    """The parameters that ``attach`` has replaced, with their replacements."""
+    """The parameters that ``attach``, or moving the model to its device, has replaced, with their replacements."""
 
     def attach(self, model: nn.Module) -> Callable[..., Any]:
         """Add a model, which must be on its device and equal in structure on all ranks.

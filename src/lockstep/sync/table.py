@@ -27,7 +27,7 @@ def resolve_strategy(name: str, world_size: int, num_shards: int, *, is_exact: b
         world_size: number of processes.
         num_shards: V of the run.
         is_exact: whether the run was created with a strategy that promises bit-identical answers.
-        on_gpus: whether this process uses CUDA GPUs.
+        on_gpus: whether this process uses GPUs.
 
     Raises:
         ConfigError: ``single`` or ``dp`` with several processes; ``dp`` on the CPU; ``horovod`` where Horovod is not

@@ -15,6 +15,8 @@ from lockstep.base.visible import visible
 from lockstep.joining.startup.allotment import misfits
 from lockstep.joining.startup.banner import chosen_shards, first_line
 from lockstep.listener import Listener
+from lockstep.state.recovery.software import kernels_repeat
+from lockstep.sync.table import promises_bits
 from lockstep.world.comm.group import Transport
 from lockstep.world.environment import World
 from lockstep.world.machine.cores import num_cores
@@ -53,11 +55,17 @@ class Announcement(Listener):
             return
         line = first_line(loader, self._config, self._world, len(self._devices))
         print(visible(f"{line}, {self._where}"), flush=True)
-        on_gpu = self._devices[0].type == "cuda"
+        on_gpu = self._devices[0].type != "cpu"
+        if on_gpu and promises_bits(self._config.strategy) and not kernels_repeat():
+            say(
+                f"WARNING: strategy {self._config.strategy} adds in one order, but some kernels of a GPU do not, and may give "
+                "other bits each time. For the same bits call torch.use_deterministic_algorithms(True) before training, with "
+                "torch.backends.cudnn.benchmark left False: it costs some speed. strategy='ddp' promises no bits."
+            )
         for misfit in misfits(
             self._world,
             num_cores=num_cores(),
-            num_gpus=torch.cuda.device_count() if on_gpu else 0,
+            num_gpus=torch.accelerator.device_count() if on_gpu else 0,
             gpus_each=len(self._devices) if on_gpu else 0,
             workers=getattr(loader, "num_workers", 0),
         ):

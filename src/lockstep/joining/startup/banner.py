@@ -16,6 +16,7 @@ from lockstep.joining.startup.split import batch_size_of
 from lockstep.state.recovery.software import version
 from lockstep.state.rundir.birth import own_args, script_sha256
 from lockstep.world.comm.group import Transport
+from lockstep.world.devices import product_of
 from lockstep.world.environment import World
 from lockstep.world.machine.cores import num_cores
 from lockstep.world.machine.sizes import counted
@@ -38,7 +39,7 @@ def start_event(
         "seed": config.seed,
         "threads": config.threads,
         "device": device.type,
-        "device_name": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
+        "device_name": product_of(device) or platform.machine(),
         "backend": transport.backend,
         "num_cores": world.num_cores or num_cores(),
         "torch": torch.__version__,

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from lockstep.world.devices import is_capturing
+
 
 class DeviceClock:
     """Records an event in the GPU's current stream at the end of each part, and reads the events that the GPU has reached.
@@ -54,13 +56,13 @@ class DeviceClock:
         event.record(self._stream())
         return event
 
-    # Calls of CUDA
+    # Calls of the device
 
     def _make_event(self) -> Any:
-        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        return torch.Event(self._device, enable_timing=True)
 
     def _stream(self) -> Any:
-        return torch.cuda.current_stream(self._device)
+        return torch.accelerator.current_stream(self._device)
 
     def _is_capturing(self) -> bool:
-        return torch.cuda.is_current_stream_capturing()
+        return is_capturing(self._device)

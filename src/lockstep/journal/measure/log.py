@@ -291,7 +291,7 @@ class _Copy:
         self._cells = torch.tensor(cells)
         self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         self._values.copy_(values, non_blocking=True)
-        self._event = torch.cuda.current_stream(values.device).record_event()
+        self._event = torch.accelerator.current_stream(values.device).record_event()
 
     def synchronize(self) -> None:
         self._event.synchronize()

@@ -64,7 +64,7 @@ class NanWatch(Listener):
         bad = torch.stack([loss.to(gpu) for _, loss in waiting]).isnan()
         on_cpu = torch.empty(bad.shape, dtype=bad.dtype, pin_memory=True)
         on_cpu.copy_(bad, non_blocking=True)
-        event = torch.cuda.current_stream(gpu).record_event()
+        event = torch.accelerator.current_stream(gpu).record_event()
         self._copied = ([position for position, _ in waiting], on_cpu, event)
 
     def _read(self) -> None:

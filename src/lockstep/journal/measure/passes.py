@@ -14,6 +14,7 @@ from lockstep.journal.measure.journal import Journal
 from lockstep.journal.measure.split import bound_of, notable_wait, shares_of, verdict
 from lockstep.journal.measure.usage import Usage, UsageMeter, gpus_in_use
 from lockstep.listener import Listener, Stage
+from lockstep.world import devices
 from lockstep.world.comm.collectives import Collectives
 
 _WARM_UP_STEPS = 10
@@ -141,9 +142,9 @@ class Meter(Listener):
 
 
 def _wait_for_gpu() -> None:
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        for gpu in gpus_in_use(torch.cuda):
-            torch.cuda.synchronize(gpu)  # kernels run asynchronously
+    module = devices.in_use()
+    for gpu in () if module is None else gpus_in_use(module):
+        torch.accelerator.synchronize(gpu)  # kernels run asynchronously
 
 
 def merge_passes(by_rank: list[dict[str, Any]]) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class StepClock(Listener):
         """By part, since the pass began."""
         self._transferred = [0.0] * len(PARTS)
         """The seconds that were transferred between parts; the GPU's clock does not know of them."""
-        self._device = DeviceClock(device, len(PARTS)) if device.type == "cuda" else None
+        self._device = DeviceClock(device, len(PARTS)) if device.type != "cpu" else None
         self._at_exchange = list(self._seconds)
         """The value of ``_seconds`` at the ranks' last exchange."""
         self._exposed_s = 0.0

@@ -35,17 +35,17 @@ class Staging:
             for name, tensor in tensors.items():
                 copies[name] = self._buffer(name, tensor)
                 copies[name].copy_(tensor.detach(), non_blocking=True)
-                if tensor.is_cuda:
+                if not tensor.is_cpu:
                     gpus.add(tensor.device)
         for name in self._buffers.keys() - tensors.keys():
             del self._buffers[name]  # tensors that no longer exist (a gradient that was set to None, say)
         # Later work on a GPU's stream, such as an optimizer's step, is ordered after the copies.
-        return copies, [torch.cuda.current_stream(gpu).record_event() for gpu in gpus]
+        return copies, [torch.accelerator.current_stream(gpu).record_event() for gpu in gpus]
 
     def _buffer(self, name: str, tensor: Tensor) -> Tensor:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type not in ("cpu", "meta"))
             touch(buffer)
             self._buffers[name] = buffer
         return buffer

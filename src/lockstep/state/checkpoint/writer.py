@@ -28,6 +28,7 @@ from lockstep.state.checkpoint.files import write_json
 from lockstep.state.checkpoint.manifest import File, Manifest
 from lockstep.state.checkpoint.store import Store
 from lockstep.state.checkpoint.tensorfile import write_tensors
+from lockstep.world.devices import on_this_device
 
 STATE = "state.json"
 _LOOK_EVERY_S = 0.02
@@ -106,7 +107,7 @@ class Writer:
             assert self._job is None
             self._job, self._gives_up = job, False
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="lockstep-checkpoint", daemon=True)
+                self._thread = threading.Thread(target=on_this_device(self._run), name="lockstep-checkpoint", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 

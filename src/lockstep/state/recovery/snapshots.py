@@ -57,7 +57,7 @@ class Snapshots:
         shapes = {
             name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
             for name, tensor in tensors.items()
-            if is_dtensor(tensor) or not tensor.is_cuda
+            if is_dtensor(tensor) or tensor.is_cpu
         }
         self._touching = threading.Thread(target=self._staging.prepare, args=(shapes,), name="lockstep-staging", daemon=True)
         self._touching.start()

@@ -132,7 +132,8 @@ def birth_of(content: Mapping[str, Any]) -> Birth:
         birth = check(Birth(**content))
     except TypeError as error:
         raise ValueError(str(error)) from error
-    RunConfig(**{name: value for name, value in content.items() if name != "exact"})  # checks the values
+    # This checks the values. (A run without --device may be on a kind that the option does not name.)
+    RunConfig(**{name: value for name, value in content.items() if name not in ("exact", "device")})
     return birth
 
 

@@ -24,7 +24,7 @@ def open_audit(run: Run) -> Auditor:
     check_strategy(config.strategy)
     every, num_shards = config.audit, config.shards
     assert num_shards is not None
-    if device.type == "cuda" and rank == 0 and not torch.are_deterministic_algorithms_enabled():
+    if device.type != "cpu" and rank == 0 and not torch.are_deterministic_algorithms_enabled():
         say(
             "WARNING: audit: without torch.use_deterministic_algorithms(True) before lockstep.join(), GPU kernels may give "
             "different bits each time, and an audit ends the run if they do"

@@ -15,11 +15,12 @@ import torch.distributed as dist
 from lockstep.base.config import RunConfig
 from lockstep.world.comm.collectives import Collectives
 from lockstep.world.comm.group import Transport, choose_devices, choose_transport, close_group, default_group, open_group
+from lockstep.world.comm.own_devices import has_own_devices
 from lockstep.world.comm.store import open_store
 from lockstep.world.environment import World, read_environment
 
 _LATENCY_ROUNDS = 30
-_FIRST_BYTES, _MOST_BYTES = 1 << 18, {"cpu": 1 << 25, "cuda": 1 << 28}
+_FIRST_BYTES, _MOST_BYTES, _MOST_ON_GPU_BYTES = 1 << 18, 1 << 25, 1 << 28
 _BANDWIDTH_S = 0.3
 """The expected time of an all-reduce of the large tensor, from that of a small one."""
 _CLOCK_ROUNDS = 9
@@ -47,9 +48,10 @@ def join(timeout_s: float) -> Iterator[Member]:
     try:
         opened = open_store(config, environment.world)
         devices = choose_devices(config, opened.world)
-        transport = choose_transport(config, opened.world, devices, opened.host)
-        if devices[0].type == "cuda":
-            torch.cuda.set_device(devices[0])
+        are_own = has_own_devices(opened.world, devices, opened.store)
+        transport = choose_transport(config, opened.world, devices, opened.host, are_own=are_own)
+        if devices[0].type != "cpu":
+            torch.accelerator.set_device_index(devices[0])
         open_group(opened, transport, devices)
         collectives = Collectives(default_group(), transport)
         try:
@@ -68,14 +70,15 @@ def measure(member: Member) -> dict[str, Any]:
         ``latency_s``, ``bandwidth_bytes_s``, ``num_bytes`` (of that tensor), ``world_size``, ``backend``, ``interface``,
         ``torch_gpus`` (that PyTorch sees in this process).
     """
-    device = member.device if member.transport.backend == "nccl" else torch.device("cpu")
+    device = member.device if member.transport.is_on_devices else torch.device("cpu")
     number = torch.zeros(1, device=device)
     _time(number)
     latency_s = _slowest(statistics.median(_time(number) for _ in range(_LATENCY_ROUNDS)))
     small = torch.zeros(_FIRST_BYTES // 4, device=device)
     _time(small)
     small_s = _slowest(min(_time(small) for _ in range(2)))
-    num_bytes = min(_MOST_BYTES[device.type], max(_FIRST_BYTES, int(_FIRST_BYTES * _BANDWIDTH_S / small_s)))
+    most_bytes = _MOST_BYTES if device.type == "cpu" else _MOST_ON_GPU_BYTES
+    num_bytes = min(most_bytes, max(_FIRST_BYTES, int(_FIRST_BYTES * _BANDWIDTH_S / small_s)))
     large = torch.zeros(num_bytes // 4, device=device)
     rounds = 1 if num_bytes == _FIRST_BYTES else 3
     took_s = _slowest(min(_time(large) for _ in range(rounds)))
@@ -86,7 +89,7 @@ def measure(member: Member) -> dict[str, Any]:
         "world_size": member.collectives.size,
         "backend": member.transport.backend,
         "interface": member.transport.interface,
-        "torch_gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "torch_gpus": torch.accelerator.device_count(),
     }
 
 
@@ -108,8 +111,8 @@ def _time(tensor: torch.Tensor) -> float:
 
 
 def _wait(tensor: torch.Tensor) -> None:
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
+    if not tensor.is_cpu:
+        torch.accelerator.synchronize(tensor.device)
 
 
 def _slowest(seconds: float) -> float:

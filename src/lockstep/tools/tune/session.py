@@ -31,7 +31,7 @@ class Session:
     def __init__(self, request: TuningRequest, situation: Situation, run: Run) -> None:
         self.window_s = request.window_s
         """Minimum time for which steps are timed in one window, in seconds."""
-        self.on_gpu = run.devices[0].type == "cuda"
+        self.on_gpu = run.devices[0].type != "cpu"
         self.cores = situation.num_cores / situation.local_world_size
         """Available to each process of this machine."""
         self.is_main = run.collectives.rank == 0
@@ -60,7 +60,7 @@ class Session:
     def settle(self) -> None:
         """Wait for the GPU, which runs asynchronously. Local."""
         if self.on_gpu:
-            torch.cuda.synchronize(self._device)
+            torch.accelerator.synchronize(self._device)
 
     def split(self) -> dict[str, float]:
         """Seconds spent so far in each part of this pass's steps. Local."""

@@ -1,0 +1,74 @@
+"""The devices that PyTorch computes on: the CPU, and the one kind of accelerator that it was built or extended for.
+
+Nothing else names a kind of device where a call of ``torch.accelerator``, ``torch.Stream``, ``torch.Event`` or of this file
+serves all of them. Proven: the CPU. Written for: CUDA. Others (xpu, npu) may work.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def accelerator() -> str:
+    """The kind of accelerator that this process can use, such as ``cuda``; ``cpu`` if there is none."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return "cpu" if found is None else found.type
+
+
+def name_of(kind: str) -> str:
+    """What people call devices of this kind."""
+    return "CUDA GPU" if kind == "cuda" else f"{kind} device"
+
+
+@functools.cache
+def _module() -> Any:
+    kind = torch.accelerator.current_accelerator()  # asks what PyTorch was built for, not the driver
+    return None if kind is None else torch.get_device_module(kind)
+
+
+def in_use() -> Any:
+    """PyTorch's module for the accelerator, ``torch.cuda`` say, if this process uses it already; else None.
+
+    What only follows a script asks here, so that it is not the first to open a context, which takes memory of the device and
+    must not be inherited by a fork.
+    """
+    module = _module()
+    if module is None or not getattr(module, "is_initialized", module.is_available)():
+        return None
+    return module
+
+
+def on_this_device(run: Callable[[], None]) -> Callable[[], None]:
+    """The function for a new thread, which begins on the device of this one: else on the first, where every process of the
+    machine would open a context as soon as its thread touches a tensor, some hundred MB of memory each."""
+    if in_use() is None:
+        return run
+    index = torch.accelerator.current_device_index()
+
+    def on_device() -> None:
+        torch.accelerator.set_device_index(index)
+        run()
+
+    return on_device
+
+
+def product_of(device: torch.device) -> str:
+    """The name of the product, ``NVIDIA H100`` say; empty if the CPU, or not known."""
+    ask = None if device.type == "cpu" else getattr(torch.get_device_module(device), "get_device_name", None)
+    return "" if ask is None else str(ask(device))
+
+
+def uuid_of(device: torch.device) -> str:
+    """What tells a device from all others, whatever number a process sees it under; empty if not known."""
+    ask = getattr(torch.get_device_module(device), "get_device_properties", None)
+    return "" if ask is None else str(getattr(ask(device), "uuid", ""))
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether the current stream records a graph, rather than running what it is given."""
+    ask = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
+    return ask is not None and bool(ask())

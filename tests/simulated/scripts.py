@@ -1,0 +1,175 @@
+"""Small trainings for the simulated device. Each function is one rank's script."""
+
+import hashlib
+import os
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def account():
+    """What the simulation has counted and reported in this process; on the CPU: nothing."""
+    device = getattr(torch, "sim", None)
+    if device is None:
+        return {"reports": [], "waits": {}, "launches": {}}
+    return {name: getattr(device.library, name)() for name in ("reports", "waits", "launches")}
+
+
+def digest(tensors):
+    text = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        text.update(name.encode())
+        text.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return text.hexdigest()
+
+
+def data(length=24):
+    generator = torch.Generator().manual_seed(5)
+    return TensorDataset(torch.randn(length, 1, 8, 8, generator=generator), torch.arange(length) % 3)
+
+
+def network():
+    torch.manual_seed(0)
+    above = [nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 3)]
+    return nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), *above)
+
+
+def train(epochs=2):
+    """A CNN with BatchNorm, dropout and momentum. A digest of all its state, and what the simulation reports."""
+    with lockstep.join() as team:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        loader = DataLoader(data(), 8, shuffle=True, pin_memory=True)
+        model, optimizer, loader = team.prepare(model, optimizer, loader)
+        losses = []
+        for _ in team.epochs(epochs):
+            for batch in loader:
+                for images, labels in batch.shards:
+                    loss = nn.functional.cross_entropy(model(images), labels)
+                    team.backward(loss)
+                    batch.add(loss=loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(batch["loss"])
+        state = dict(model.state_dict())
+        for index, slots in optimizer.state_dict()["state"].items():
+            state[f"momentum {index}"] = slots["momentum_buffer"]
+        if epochs == 2:
+            state["losses of the last epoch"] = torch.tensor(losses[-3:])
+        return {
+            "digest": digest(state),
+            "device": str(team.device),
+            "backend": team._transport.backend,
+            **account(),
+        }
+
+
+def fail_on_one_rank():
+    with lockstep.join() as team:
+        model, loader = team.prepare(nn.Linear(2, 1), [torch.ones(4, 2)] * 4)
+        for batch in loader:
+            for inputs in batch.shards:
+                if team.rank == 1 and team.step == 2:
+                    raise ValueError("planted")
+                team.backward(model(inputs).mean())
+
+
+def deep(num_blocks=8):
+    """As many kinds of kernels, and buffers, as an image model has."""
+    torch.manual_seed(0)
+    blocks = [[nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU()] for _ in range(num_blocks)]
+    layers = [layer for block in blocks for layer in block]
+    return nn.Sequential(nn.Conv2d(1, 4, 1), *layers, nn.Flatten(), nn.Linear(256, 3))
+
+
+def begin_to_count():
+    torch.accelerator.synchronize()
+    torch.sim.library.reset()
+
+
+def count_plain(num_shards, num_blocks, steps=4):
+    """The account of a step of a plain loop over the same shards, on data that is on the device."""
+    model = deep(num_blocks).to("sim")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for step in range(steps):
+        if step == steps - 1:
+            begin_to_count()
+        for _ in range(num_shards):
+            images, labels = torch.ones(4, 1, 8, 8, device="sim"), torch.zeros(4, dtype=torch.int64, device="sim")
+            nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return account()
+
+
+def count(num_blocks=8, steps=6):
+    """The account of a step  of lockstep's loop, from its beginning to that of the next, and that of a plain loop."""
+    with lockstep.join() as team:
+        model = deep(num_blocks)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data(8 * steps), 8, pin_memory=True))
+        found = None
+        for batch in loader:
+            if team.step == steps - 1:
+                begin_to_count()
+            if team.step == steps:
+                found = account()
+            for images, labels in batch.shards:
+                loss = nn.functional.cross_entropy(model(images), labels)
+                team.backward(loss)
+                batch.add(loss=loss)
+                team.log(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        num_shards = 2 // team.world_size  # V is 2
+    return {"step": found, "plain": count_plain(num_shards, num_blocks)}
+
+
+class Choice(nn.Module):
+    """Of two layers, one is chosen by the inputs: so parameters have gradients in some steps only, and on some ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.both, self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, inputs):
+        side = self.left if inputs[0, 0] > 0 else self.right
+        return side(self.both(inputs)).square().mean()
+
+
+def choose(sides):
+    """Trains with a side for each shard of each step. By step, which parameters had a gradient; and a digest of the weights."""
+    with lockstep.join() as team:
+        torch.manual_seed(0)
+        model = Choice()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.tensor([[side, 1.0, 2.0, 3.0] for side in of_step]) for of_step in sides]
+        model, optimizer, loader = team.prepare(model, optimizer, batches)
+        found = []
+        for batch in loader:
+            for inputs in batch.shards:
+                team.backward(model(inputs))
+            found.append([name for name, parameter in model.named_parameters() if parameter.grad is not None])
+            optimizer.step()
+            optimizer.zero_grad()
+        return found, digest(model.state_dict())
+
+
+def make_deterministic():
+    """A run that does what the warning asks for."""
+    torch.use_deterministic_algorithms(True)
+    with lockstep.join() as team:
+        model, loader = team.prepare(nn.Linear(2, 1), [torch.ones(4, 2)] * 2)
+        for batch in loader:
+            for inputs in batch.shards:
+                team.backward(model(inputs).mean())
+
+
+def train_on(product, epochs=1):
+    """``train`` on a GPU of some name; a list has a name for each rank."""
+    rank = int(os.environ["RANK"])
+    torch.sim.get_device_name = lambda device=None: product if isinstance(product, str) else product[rank]
+    return train(epochs)

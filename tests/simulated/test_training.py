@@ -1,0 +1,69 @@
+"""lockstep on the simulated device: the bits of the CPU, and no access that nothing orders."""
+
+import pytest
+import scripts
+
+from lockstep.base.errors import LaunchError
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def on_cpu():
+    """The digest on the CPU, by number of shards."""
+    return {}
+
+
+@pytest.mark.parametrize(("shards", "nproc"), [(2, 1), (2, 2), (3, 1), (3, 2)])
+def test_a_run_has_the_digest_of_the_cpu_on_any_number_of_processes(crew, on_cpu, shards, nproc):
+    if shards not in on_cpu:
+        (found,) = crew(1, scripts.train, device="cpu", shards=shards)
+        on_cpu[shards] = found["digest"]
+    ranks = crew(nproc, scripts.train, shards=shards)
+    assert [one["device"] for one in ranks] == [f"sim:{rank}" for rank in range(nproc)]
+    assert {one["backend"] for one in ranks} == {"simccl"}
+    assert [one["reports"] for one in ranks] == [[]] * nproc
+    assert {one["digest"] for one in ranks} == {on_cpu[shards]}
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "16-true"])
+def test_in_any_precision_two_processes_have_the_digest_of_one(crew, precision):
+    ranks = crew(1, scripts.train, shards=2, precision=precision) + crew(2, scripts.train, shards=2, precision=precision)
+    assert [one["reports"] for one in ranks] == [[]] * 3
+    assert len({one["digest"] for one in ranks}) == 1
+
+
+def test_a_run_goes_on_from_its_checkpoint_on_the_device_and_on_more_processes(crew):
+    (whole,) = crew(1, scripts.train, shards=2)
+    crew(1, scripts.train, 1, shards=2, run_dir="run", checkpoint_every=1)
+    for one in crew(2, scripts.train, shards=2, run_dir="run", checkpoint_every=1):
+        assert one["reports"] == []
+        assert one["digest"] == whole["digest"]
+
+
+@pytest.mark.parametrize("settings", [{"strategy": "ddp"}, {"audit": 2}, {"log_every": 1}], ids=str)
+def test_whatever_else_reads_the_device_waits_for_it(crew, settings):
+    for one in crew(2, scripts.train, shards=2, **settings):
+        assert one["reports"] == []
+
+
+def test_an_error_on_one_rank_is_told_before_it_waits_for_others_that_never_come(crew):
+    with pytest.raises(LaunchError, match=r"rank 1 of 2 .* ValueError: planted") as caught:
+        crew(2, scripts.fail_on_one_rank, shards=2)
+    assert "destroy_process_group" not in str(caught.value)
+
+
+def test_where_bits_are_promised_a_run_says_what_its_kernels_need(crew, capfd):
+    crew(1, scripts.fail_on_one_rank, shards=2)  # on one process nothing fails
+    assert "use_deterministic_algorithms(True)" in capfd.readouterr().err
+    crew(1, scripts.make_deterministic, shards=2)
+    assert "use_deterministic_algorithms" not in capfd.readouterr().err
+
+
+def test_another_product_is_refused_among_ranks_and_on_a_resume_and_may_be_allowed(crew):
+    with pytest.raises(LaunchError, match="different settings: rank 0 has `gpu='H100'`, rank 1 has `gpu='A100'`"):
+        crew(2, scripts.train_on, ["H100", "A100"], shards=2)
+    crew(1, scripts.train_on, "H100", 1, shards=2, run_dir="run")
+    with pytest.raises(LaunchError, match="gpu is 'A100' now, and was 'H100'"):
+        crew(1, scripts.train_on, "A100", 2, shards=2, run_dir="run")
+    crew(1, scripts.train_on, "A100", 2, shards=2, run_dir="run", allow=["numerics"])
