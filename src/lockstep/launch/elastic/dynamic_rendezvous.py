@@ -15,7 +15,6 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousInfo,
     RendezvousParameters,
-    RendezvousStateError,
     RendezvousTimeoutError,
 )
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
@@ -26,7 +25,7 @@ from lockstep.launch.elastic.compatibility import refused
 from lockstep.launch.elastic.connection import OTHERS_S, Connection
 from lockstep.launch.elastic.heartbeat import seconds_ahead
 from lockstep.launch.elastic.signed import ForgedError
-from lockstep.launch.elastic.state import StateInJson
+from lockstep.launch.elastic.state import StateByOneClock
 from lockstep.launch.elastic.waiter import StoppedError, Waiter
 from lockstep.launch.nodes import GATHER_S
 
@@ -51,11 +50,10 @@ class DynamicRendezvous:
             **{**nodes.conf, "join_timeout": self._join_s},
         )
         try:
-            backend = StateInJson(
-                C10dRendezvousBackend(connection.store, nodes.run_id), seconds_ahead(connection), self._tell
-            )
+            stored = C10dRendezvousBackend(connection.store, nodes.run_id)
         except RendezvousConnectionError as error:
             raise _cause(error) from error
+        backend = StateByOneClock(stored, seconds_ahead(connection), self._tell)
         # Otherwise torchelastic has the first node open a store on all interfaces, and announce it only once: a node that
         # outlives the first would not find it.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -87,8 +85,6 @@ class DynamicRendezvous:
         except RendezvousTimeoutError as error:
             assert self._waiter is not None
             raise self._waiter.timed_out() from error
-        except RendezvousStateError as error:
-            raise LaunchError(f"{nodes.endpoint}: {error}") from error
         except RendezvousConnectionError as error:
             raise _cause(error) from error
         finally:
