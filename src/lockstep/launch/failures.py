@@ -205,20 +205,6 @@ def from_deadlock(rank: int, report: str, how: str, status: int = 1) -> Failure:
     return Failure(rank=rank, kind="", message=how, is_of_all=True, waited=report, exit_status=status)
 
 
-def from_standstill(rank: int, pid: int, stopped_s: float) -> Failure:
-    """A worker that was stopped for too long, so that the launcher kills it."""
-    return Failure(
-        rank=rank,
-        time_s=time.time() - stopped_s,
-        kind="stopped",
-        message=(
-            f"process {pid} was stopped (SIGSTOP, or Ctrl-Z) for {stopped_s:.0f} s while others waited for it, so it was "
-            f"killed. Continue such a process in time (kill -CONT {pid}), or find out who stops it"
-        ),
-        exit_status=128 + signal.SIGKILL,
-    )
-
-
 def fault_path(private_dir: str, rank: int) -> Path:
     """The file to which the worker's faulthandler writes."""
     return Path(private_dir, f"fault-{rank}.txt")

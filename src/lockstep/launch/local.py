@@ -160,8 +160,6 @@ def run_once(
             if not spec.max_restarts:
                 raise
             raise LaunchError(f"{error}\n\nlockstep: not started again: no process failed, the start did") from error
-        is_last = not _starts_again(outcome)
-        # A process that escaped may hold a pipe open for ever, and a restart does not wait for that.
-        streams.drain(give_up=lambda: not is_last or bool(interrupts.received))
+        streams.drain(give_up=lambda: bool(interrupts.received))
         streams.append(failures.logs(outcome.failures))
     return outcome

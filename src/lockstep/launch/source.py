@@ -112,8 +112,8 @@ class Source:
         return any(word.search(source.text) for source in (self, *self._imported()))
 
     def trains_alone(self) -> bool:
-        """Whether the script has an optimizer, and neither it nor a module of its own has a word, be it in a comment, of those by
-        which several processes could train together."""
+        """Whether the script has an optimizer, and neither it nor a module of its own has a word, be it in a comment, of those
+        by which several processes could train together."""
         waiting, seen, has_optimizer = [self], set[Path](), False
         while waiting:
             source = waiting.pop()

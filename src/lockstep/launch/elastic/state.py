@@ -1,8 +1,8 @@
 """torchelastic's state of a rendezvous, on its way between torchelastic and the launchers' store.
 
-It is torchelastic's own pickle. Unpickling runs code of the writer's choice, and only launchers of this run can write: the store
-is signed. On the way its times are shifted to the clock of the store's keeper (see ``heartbeat``). They are private attributes, used
-in this file alone; a test fails if they change.
+It is torchelastic's own pickle. Unpickling runs code of the writer's choice, and only launchers of this run can write: the
+store is signed. On the way its times are shifted to the clock of the store's keeper (see ``heartbeat``). They are private
+attributes, used in this file alone; a test fails if they change.
 """
 
 from __future__ import annotations
