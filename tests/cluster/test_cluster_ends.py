@@ -34,7 +34,7 @@ with Cluster(hosts=2) as cluster:
     {end}
 """
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM}
-ENDS = {"an exception": "raise RuntimeError('on purpose')", "os._exit": "import os; os._exit(3)"}
+ENDS = {"an exception": "raise RuntimeError('on purpose')"}
 
 
 @pytest.fixture(autouse=True)
