@@ -113,6 +113,13 @@ def connect(port):
     return TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=60))
 
 
+def wait_for_no_more(port):
+    """Those that have come need not wait any longer for as many as there may be. Returns the store."""
+    store = connect(port)
+    store.set("lockstep/none/begun", "1")
+    return store
+
+
 def both(first, second, status=0):
     assert (first.wait(), second.wait()) == (status, status), first.err + second.err
 
@@ -241,7 +248,6 @@ def test_two_nodes_with_one_number_and_other_terms_are_sent_away_and_the_run_goe
     other = numbered(held, 1, nnodes=3)
     assert other.wait() == 2
     assert "differ: --nnodes 3 here, 2 there" in other.err
-    until(lambda: "was rejected: it has --nnodes 3" in first.err)
     two = [numbered(held, 1) for _ in range(2)]
     until(lambda: any(each.process.poll() is not None for each in two))
     hurry()
@@ -354,6 +360,8 @@ def test_where_too_few_would_stay_all_leave_the_run_saved(coming, tmp_path):
     first = coming(TRAIN, "--shards", "3", nnodes="2:3", args=(50, 0.1))
     until(lambda: "keeps the rendezvous store" in first.err)
     second = coming(TRAIN, "--shards", "3", nnodes="2:3", args=(50, 0.1))
+    until(lambda: "more nodes: 2 of 2 to 3 are here" in first.err)
+    wait_for_no_more(coming.port)
     until(lambda: sum(size == 2 for _, size, _ in read_steps(tmp_path)) > 4)
     second.process.send_signal(signal.SIGTERM)
     both(first, second, 75)
@@ -361,8 +369,10 @@ def test_where_too_few_would_stay_all_leave_the_run_saved(coming, tmp_path):
 
 @pytest.mark.long
 def test_no_step_is_done_twice_for_a_node_that_comes(coming, alone, hurry, tmp_path):
-    options = ("--shards", "2", "--checkpoint-every", "off", "--timeout", "10")  # the first waits so long for the second
+    options = ("--shards", "2", "--checkpoint-every", "off")
     first = coming(TRAIN, *options, args=(8, 0.4))
+    until(lambda: "more nodes: 1 of 1 to 2 is here" in first.err)
+    wait_for_no_more(coming.port)
     until(lambda: read_steps(tmp_path))
     second = coming(TRAIN, *options, args=(8, 0.4))
     until(lambda: read_steps(tmp_path)[-1][1] == 2)
@@ -429,13 +439,12 @@ def test_a_launcher_that_is_killed_between_meeting_and_start_is_left_behind(comi
     nodes = [coming(TALK, *options, nnodes="2:3") for _ in range(2)]
     until(lambda: any("more nodes: 2 of 2 to 3 are here" in node.err for node in nodes))
     first, second = sorted(nodes, key=lambda node: "keeps the rendezvous store" not in node.err)
-    store = connect(coming.port)
-    store.set("lockstep/none/begun", "1")  # nobody waits for the third any longer: this is the last call for it
+    store = wait_for_no_more(coming.port)
 
     def num_there():
         key = "torch.rendezvous.none"
         state = base64.b64decode(store.get(key)[64:]) if store.check([key]) else b""  # behind a signature
-        return len(pickle.loads(state).participants) if state else 0
+        return len(pickle.loads(state).participants) if state.startswith(b"\x80") else 0  # else torchelastic's "none yet"
 
     until(lambda: num_there() == 2)
     second.process.kill()
@@ -547,15 +556,11 @@ def test_a_launcher_that_was_killed_while_it_waited_for_others_may_be_started_ag
 
 
 @pytest.mark.long
-def test_who_has_left_again_is_not_counted_and_who_was_sent_away_and_has_come_rightly_is_forgotten(coming):
+def test_who_has_left_again_is_not_counted(coming):
     first = coming(TALK, nnodes="3:4")
     until(lambda: "more nodes: 1 of 3 to 4 is here" in first.err)
-    wrong = coming(TALK, nnodes="3:5")
-    assert wrong.wait() == 2
-    until(lambda: "was rejected: it has --nnodes 3:5" in first.err)
     second = coming(TALK, nnodes="3:4")
     until(lambda: "more nodes: 2 of 3 to 4 are here" in second.err)
-    assert "was rejected" not in second.err
     second.process.send_signal(signal.SIGINT)
     assert second.wait() == 130
     third = coming(TALK, nnodes="3:4")

@@ -132,7 +132,7 @@ def status_of(code: object) -> int:
         return 0
     if not isinstance(code, int):
         return 1
-    return (code if -(2**63) <= code < 2**63 else -1) & 0xFF
+    return code & 0xFF
 
 
 def from_exit(rank: int, code: object) -> Failure:

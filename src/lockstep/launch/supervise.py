@@ -95,7 +95,7 @@ class _Watch:
         self, server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts, exchange: Exchange | None
     ) -> None:
         self.stopped_with: int | None = None
-        """See Outcome."""
+        """As in ``Outcome``, once the first worker has ended with it."""
         self._server = server
         self._spec = spec
         self._interrupts = interrupts

@@ -21,7 +21,6 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
 from lockstep.base.errors import LaunchError
-from lockstep.launch.elastic.compatibility import refused
 from lockstep.launch.elastic.connection import OTHERS_S, Connection
 from lockstep.launch.elastic.heartbeat import seconds_ahead
 from lockstep.launch.elastic.signed import ForgedError
@@ -103,7 +102,7 @@ class DynamicRendezvous:
             raise _cause(error) from error
 
     def end_round(self) -> None:
-        """See ``StaticRendezvous``: torchelastic counts nodes that come by itself."""
+        """Nothing: torchelastic counts by itself which nodes come."""
 
     def shutdown(self) -> None:
         """End the rendezvous: no further node can join."""
@@ -137,8 +136,7 @@ class DynamicRendezvous:
             ):
                 store.set("begun", "1")
                 break
-            why = refused(store)
-            waiter.pause(f"more nodes: {num_here} of {nodes.count} {_are(num_here)} here{why and f' ({why})'}")
+            waiter.pause(f"more nodes: {num_here} of {nodes.count} {_are(num_here)} here")
             num_here = store.add("arrived", 0)
 
     def _tell(self, here: list[str]) -> None:
