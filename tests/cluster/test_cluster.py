@@ -17,7 +17,6 @@ from cluster import LOCAL, Cluster, HostError
 from cluster_fixtures import lent
 
 PEER = Path(__file__).with_name("peer.py")
-SUMS = Path(__file__).with_name("sums.py")
 PORT = 7000
 
 
@@ -327,21 +326,3 @@ def test_a_test_that_leaves_a_process_fails_and_the_next_gets_the_cluster_whole(
     assert cluster.processes() == []
     assert first.run(["sh", "-c", "echo $LEFT"]).stdout == "\n"
     assert reaches(second, third)
-
-
-# What it is for
-
-
-@pytest.mark.long
-def test_plain_torchrun_sums_over_two_hosts(cluster):
-    meeting = ["--master-addr", "host0", "--master-port", "29500"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", *meeting]
-    with contextlib.ExitStack() as ending:
-        nodes = []
-        for rank, host in enumerate(cluster.hosts[:2]):
-            options = {"env": {"OMP_NUM_THREADS": "1"}, "stderr": subprocess.STDOUT}
-            nodes.append(ending.enter_context(started(host, *command, "--node-rank", str(rank), SUMS, **options)))
-        told = "".join(node.communicate(timeout=100)[0] for node in nodes)
-    assert [node.returncode for node in nodes] == [0, 0], told
-    for rank, name in enumerate(("host0", "host0", "host1", "host1")):
-        assert f"{name} rank {rank} of 4: 10" in told
