@@ -10,10 +10,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
-import torch
-from node_scripts import FAILS, TRAIN, read_steps, read_weights
+from node_scripts import TRAIN, read_steps, read_weights
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.long]
 
@@ -148,18 +146,9 @@ def test_two_hosts_come_to_the_weights_of_one_process(numbered, alone, hurry, cl
     both(first, second)
     assert "listens at host0:29500 (10.213.0.1, eth0). It has no password" in first.err
     assert "3 processes on 2 nodes: host0 (rank 0), host1 (ranks 1 to 2)" in first.err
+    assert not cluster.processes()
     assert "gloo on eth0" in first.out + first.err
     assert read_weights(first.out, second.out) == alone()
-
-
-def test_a_failure_on_another_host_is_shown_once_with_its_name_and_nothing_is_left(numbered, cluster):
-    first = numbered(0, FAILS, "--nproc", "1", args=(2, 9))
-    second = numbered(1, FAILS, "--nproc", "2", args=(2, 9))
-    both(first, second, 1)
-    assert first.err.count("rank 2 of 3 on host1 failed: ValueError: boom 0") == 1
-    assert second.err.count("rank 2 of 3 on host1 failed: ValueError: boom 0 (the launcher on host0 shows all)") == 1
-    assert "Traceback" not in second.err
-    assert not cluster.processes()
 
 
 def test_a_host_that_cannot_see_the_run_directory_is_said_before_training(numbered, cluster, tmp_path):
@@ -183,26 +172,9 @@ def test_another_script_on_a_host_is_said_before_training(numbered, cluster, tmp
     assert not read_steps(tmp_path)
 
 
-def test_another_torch_on_a_host_is_said_before_training(numbered, cluster, tmp_path):
-    usual = Path(torch.version.__file__)
-    (tmp_path / "version.py").write_text(usual.read_text() + "\n__version__ = '2.0.other'\n")
-    cluster.hosts[1].replace(usual, by=tmp_path / "version.py")
-    cluster.hosts[1].environment["PYTHONDONTWRITEBYTECODE"] = "1"  # the other hosts share the directory
-    first = numbered(0, TRAIN, args=(1, 0))
-    until(lambda: "waiting at" in first.err)
-    second = numbered(1, TRAIN, args=(1, 0))
-    assert second.wait() == 2
-    assert f"differ: torch 2.0.other here, {torch.__version__} there" in second.err
-    until(lambda: "host1 was rejected: it has torch 2.0.other" in first.err)
-    first.process.send_signal(signal.SIGTERM)
-    assert first.wait(20) == 143
-    assert not read_steps(tmp_path)
-
-
 def test_a_wrong_master_address_is_said_at_once(numbered):
     for number, at, words in [
         (0, "host1", "10.213.0.2) is not an address of this machine: the rendezvous is at node 0"),
-        (0, "nowhere", "cannot resolve 'nowhere'"),
         (1, "nowhere", "cannot resolve 'nowhere'"),
     ]:
         wrong = numbered(number, TRAIN, at=at, args=(1, 0))
@@ -219,9 +191,15 @@ def cut(host):
         host.restore()
 
 
-def test_a_link_cut_for_less_than_the_timeout_changes_nothing(numbered, alone, hurry, cluster, tmp_path):
-    first = numbered(0, TRAIN, "--shards", "4", "--timeout", "60", args=(EPOCHS, 0.2))
-    second = numbered(1, TRAIN, "--shards", "4", "--timeout", "60", args=(EPOCHS, 0.2))
+def test_a_slow_link_that_is_cut_for_less_than_the_timeout_changes_nothing_nor_do_names_that_resolve_nowhere(
+    numbered, alone, hurry, cluster, tmp_path
+):
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
+    for host in cluster.hosts[:2]:
+        host.replace(Path("/etc/hosts"), tmp_path / "hosts")
+    cluster.hosts[1].limit("500kbit")
+    options, at = ("--shards", "4", "--timeout", "60"), cluster.hosts[0].address
+    first, second = (numbered(number, TRAIN, *options, at=at, args=(EPOCHS, 0.2)) for number in (0, 1))
     until(lambda: len(read_steps(tmp_path)) > 8)
     with cut(cluster.hosts[1]):
         time.sleep(0.5)  # what was on its way
@@ -293,21 +271,6 @@ def test_restarts_stay_counted_when_a_host_comes_that_is_the_first_by_its_addres
     assert first.err.count("restart 1 of 1") == 1
 
 
-def test_a_host_gone_for_good_is_noticed_where_its_kernel_says_so_and_the_others_come_to_the_end(
-    coming, alone, hurry, cluster, tmp_path
-):
-    nodes = [coming(number, TRAIN, *ELASTIC, nnodes="1:2", args=(EPOCHS, 0.2)) for number in (0, 1)]
-    until(lambda: num_last(tmp_path, 2) > 16)
-    for process in cluster.hosts[1].processes():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    until(lambda: sizes(tmp_path)[-2:] == [2, 1])
-    hurry()
-    assert nodes[0].wait() == 0, nodes[0].err
-    assert sizes(tmp_path)[-2:] == [2, 1]
-    assert read_weights(nodes[0].out) == alone()
-
-
 def test_without_the_host_that_keeps_the_store_the_others_end_and_the_run_goes_on_elsewhere(
     coming, alone, hurry, cluster, tmp_path
 ):
@@ -341,13 +304,6 @@ def test_clocks_that_differ_change_nothing(coming, alone, hurry, cluster, tmp_pa
     assert read_weights(nodes[0].out, nodes[1].out) == alone()
 
 
-def test_a_slow_link_changes_nothing(numbered, alone, cluster):
-    cluster.hosts[1].limit("500kbit")
-    nodes = [numbered(number, TRAIN, "--shards", "4", args=(EPOCHS, 0)) for number in (0, 1)]
-    both(*nodes)
-    assert read_weights(*(each.out for each in nodes)) == alone()
-
-
 def test_torchrun_starts_lockstep_scripts_on_hosts(cluster, alone, tmp_path):
     (tmp_path / "script.py").write_text(textwrap.dedent(TRAIN).replace("lockstep.join()", "lockstep.join(shards=4)"))
     where = ("--nnodes", "2", "--master-addr", "host0", "--master-port", PORT)
@@ -366,16 +322,6 @@ def test_torchrun_starts_lockstep_scripts_on_hosts(cluster, alone, tmp_path):
         assert one.poll() in (0, None)
         one.kill()
         one.wait(10)
-    assert read_weights(*(each.out for each in nodes)) == alone()
-
-
-def test_hosts_whose_own_names_resolve_nowhere_meet_by_address(numbered, alone, cluster, tmp_path):
-    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
-    for host in cluster.hosts[:2]:
-        host.replace(Path("/etc/hosts"), tmp_path / "hosts")
-    at = cluster.hosts[0].address
-    nodes = [numbered(number, TRAIN, "--shards", "4", at=at, args=(EPOCHS, 0)) for number in (0, 1)]
-    both(*nodes)
     assert read_weights(*(each.out for each in nodes)) == alone()
 
 

@@ -43,7 +43,6 @@ def test_several_trainings_in_place_of_one_are_told(said):
 @pytest.mark.parametrize(
     "more",
     [
-        "import lockstep  # and never join()\n",
         '"""Trains alone."""\n',
         "import timm, einops\n",
     ],
@@ -60,8 +59,9 @@ def test_they_are_told_whatever_else_such_a_script_says(said, more):
         ("import torch.distributed as dist\n", MODEL),
         ("import os; part = os.environ['PART']\n", MODEL),
         ("import accelerate\n", MODEL),
+        ("from transformers import Trainer\n", MODEL),
         ("", MODEL + "import lockstep as ls\ndef start(): return ls.join()\n"),
-        ("", MODEL + "import some_trainer\n"),
+        ("", MODEL + "from pytorch_lightning import LightningModule\n"),
     ],
 )
 def test_nothing_is_said_where_something_may_make_the_processes_one_training(said, source, model):

@@ -101,7 +101,7 @@ def test_a_second_ctrl_c_kills_at_once(start_own, tmp_path):
     assert launcher.returncode == 130
 
 
-@pytest.mark.parametrize("imported_s", [0.0, 0.03, 0.06, 0.1, 0.2])
+@pytest.mark.parametrize("imported_s", [0.0, 0.1])
 def test_ctrl_c_before_any_worker_exists_is_quiet_too(start_cold, imported_s):
     launcher = start_cold("print('never')")
     server = until(lambda: psutil.Process(launcher.pid).children())[0]

@@ -103,21 +103,6 @@ def test_when_a_rank_fails_nothing_is_left(mpirun, files):
     assert left_in(files) == []
 
 
-def test_a_rank_that_is_killed_ends_the_others(mpirun):
-    done = mpirun(
-        2,
-        """
-        import os, signal, time, lockstep
-        team = lockstep.join(device="cpu")
-        if team.rank == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(100)
-        """,
-    )
-    assert done.returncode != 0
-    assert "signal 9" in done.stderr
-
-
 def test_a_master_that_is_named_is_where_they_meet(mpirun):
     source = """
     import lockstep, sys

@@ -15,7 +15,7 @@ from lockstep.launch.supervise import GRACE_S
 pytestmark = pytest.mark.timeout(40)
 LONG = pytest.mark.long
 
-SEEDS = (11, 12, 13)
+SEEDS = (11, 12)
 
 # One more collective than the failing rank comes to: the others are blocked in it.
 TRAIN = """

@@ -37,7 +37,7 @@ def start_stuck(server, tmp_path):
         def start(rank):
             fifo = tmp_path / f"spec-{rank}"
             os.mkfifo(fifo)
-            receiver = stack.enter_context(contextlib.closing(Receiver(str(tmp_path), rank)))
+            receiver = stack.enter_context(contextlib.closing(Receiver()))
             server.start_worker(str(fifo), rank, [nothing.fileno()] * 3 + [receiver.worker_fd])
             receiver.handed_over()
             until(lambda: open_once_read(fifo))

@@ -71,10 +71,6 @@ def test_a_script_with_an_address_of_its_own_meets_there(lockstep_run, free_port
     assert len({line.split()[-1] for line in lines}) == 1
 
 
-def test_a_client_of_the_launchers_store_is_served_one(lockstep_run):
-    assert lockstep_run(*TWO, "store_client.py") == ["served True"] * 2
-
-
 @pytest.mark.long
 def test_launches_of_one_process_each_meet_in_a_file(start_launch, here):
     command = ("one_a_node.py", "--init-method", f"file://{here}/shared", "--world-size", "2", "--rank")

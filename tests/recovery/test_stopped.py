@@ -84,15 +84,6 @@ def test_a_stopped_run_goes_on_to_the_digest_of_the_undisturbed_one(
     assert lab.resumes() == [stopped_after], told
 
 
-def test_a_script_that_closes_all_files_that_are_not_its_own_saves_itself_too(lab, undisturbed):
-    fault = {"at": "step", "number": 6, "rank": 0, "what": "SIGTERM", "to": "launcher"}
-    source = f"import os; os.closerange(3, 64)\n{PLAIN.read_text()}"
-    ended = lab.run(source, "step_s=0.02", nproc=2, fault=fault)
-    step = check_stopped(lab, ended, "SIGTERM", (0, 1), str(ended))
-    assert lab.run(source, nproc=1).words == undisturbed()
-    assert lab.resumes() == [step]
-
-
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
 def test_a_signal_to_every_process_of_the_job_leaves_loader_workers_alone_until_the_run_is_saved(lab, undisturbed, number):
     fault = {"at": "step", "number": 6, "rank": 1, "what": number, "to": "tree"}

@@ -3,7 +3,7 @@
 - entries: ``function.launch`` for scripts and notebooks, ``script.run_script`` for the command line; ``local``: on this machine
 - before it: ``options``, ``nodes``, ``source``, ``program``, ``doubts``, ``surroundings``, ``gpus``, ``topology``, ``binding``
 - the fork server: ``server`` (the launcher's end), ``serve`` (the server's process), ``guard``; a worker: ``spec``, ``worker``
-- running: ``supervise``, ``stages``, ``signals``, ``messages``, ``output``, ``standstill``, ``lingering``
+- running: ``supervise``, ``forked``, ``stages``, ``signals``, ``messages``, ``output``, ``lingering``
 - what explains it, if it is installed: ``observer``, ``explained``, ``exchange``
 - failures, the end: ``failures``, ``restarts``, ``processes``, ``private`` (the directory), ``ending`` (its mark)
 - several machines: ``endpoint``, ``secret``, ``elastic``

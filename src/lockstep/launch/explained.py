@@ -58,5 +58,5 @@ class ExplainedFailures:
         return tuple(reported)
 
     def differing(self, *, alike: bool = False) -> Failure | None:
-        """See ``Observer``."""
+        """The failure of ranks that have called one collective in different ways, if an observer knows of it."""
         return self._observers.ask(lambda observer: observer.differing(alike=alike))

@@ -132,7 +132,7 @@ def status_of(code: object) -> int:
         return 0
     if not isinstance(code, int):
         return 1
-    return (code if -(2**63) <= code < 2**63 else -1) & 0xFF
+    return code & 0xFF
 
 
 def from_exit(rank: int, code: object) -> Failure:
@@ -203,20 +203,6 @@ def from_deadlock(rank: int, report: str, how: str, status: int = 1) -> Failure:
         status: the exit status of the launcher.
     """
     return Failure(rank=rank, kind="", message=how, is_of_all=True, waited=report, exit_status=status)
-
-
-def from_standstill(rank: int, pid: int, stopped_s: float) -> Failure:
-    """A worker that was stopped for too long, so that the launcher kills it."""
-    return Failure(
-        rank=rank,
-        time_s=time.time() - stopped_s,
-        kind="stopped",
-        message=(
-            f"process {pid} was stopped (SIGSTOP, or Ctrl-Z) for {stopped_s:.0f} s while others waited for it, so it was "
-            f"killed. Continue such a process in time (kill -CONT {pid}), or find out who stops it"
-        ),
-        exit_status=128 + signal.SIGKILL,
-    )
 
 
 def fault_path(private_dir: str, rank: int) -> Path:

@@ -21,7 +21,6 @@ from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome, supervise
-from lockstep.world.machine.addresses import listen
 from lockstep.world.machine.cores import num_cores
 
 
@@ -130,26 +129,12 @@ def run_workers(launch: LaunchSpec, server: ForkServer, plan: OutputPlan, interr
         start_dir.mkdir(mode=0o700)
         with reserved_port(launch.master_port) as port:
             spec = dataclasses.replace(launch, private_dir=str(start_dir), master_port=port, restart=restart)
-            with _served_store(spec):
-                outcome = run_once(spec, server, plan, interrupts)
+            outcome = run_once(spec, server, plan, interrupts)
         if not _starts_again(outcome):
             return outcome
         with contextlib.suppress(OSError):  # a reader that left early must not stop the run
             print(restarts.announce(outcome.failures, spec, attached=plan.attach), file=sys.stderr, flush=True)
     raise AssertionError
-
-
-@contextmanager
-def _served_store(spec: LaunchSpec) -> Iterator[None]:
-    """A context in which PyTorch's store is served at MASTER_PORT, on loopback, for scripts that are only clients of it.
-
-    By this process, as by torchrun's agent: any rank may end before others that still use it.
-    """
-    if spec.serves_store:
-        from lockstep.world.machine.tcp_store import serve  # imports torch, which no other start waits for
-
-        _store = serve(listen("127.0.0.1", spec.master_port), None, spec.config.timeout_s)
-    yield
 
 
 def _starts_again(outcome: Outcome) -> bool:
@@ -175,8 +160,6 @@ def run_once(
             if not spec.max_restarts:
                 raise
             raise LaunchError(f"{error}\n\nlockstep: not started again: no process failed, the start did") from error
-        is_last = not _starts_again(outcome)
-        # A process that escaped may hold a pipe open for ever, and a restart does not wait for that.
-        streams.drain(give_up=lambda: not is_last or bool(interrupts.received))
+        streams.drain(give_up=lambda: bool(interrupts.received))
         streams.append(failures.logs(outcome.failures))
     return outcome

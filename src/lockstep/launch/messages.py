@@ -1,8 +1,4 @@
-"""Messages from a worker to its launcher, over a pipe for each worker: lines of JSON, each with a field of ``Told``.
-
-A script may close the pipe together with all descriptors that it did not open (``os.closerange``, as daemons do). From then on
-the lines go to a file in the launch's private directory, which the launcher reads before it acts on a worker's messages.
-"""
+"""Messages from a worker to its launcher, over a pipe for each worker: lines of JSON, each with a field of ``Told``."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from lockstep.launch.failures import End, Failure
@@ -49,10 +44,9 @@ class Sender:
     Processes that it forks inherit the pipe and may outlive it, so the end of the pipe does not mean the end of the worker.
     """
 
-    def __init__(self, fd: int, private_dir: str, rank: int) -> None:
+    def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
         self._fd = fd
-        self._path = _path(private_dir, rank)
         self._file = os.fstat(fd)
         self._pid = os.getpid()
         self.send(pid=self._pid)
@@ -61,19 +55,16 @@ class Sender:
         """Send one field of ``Told``. Blocks while the launcher is suspended and the pipe full.
 
         Returns:
-            False if this process is not the worker, or the launcher is gone.
+            False if this process is not the worker, or the launcher is gone, or the script has closed the pipe.
         """
         if os.getpid() != self._pid:
             return False
         # The first newline ends a line that Ctrl-C has cut off.
-        data = rest = f"\n{json.dumps(message, default=asdict)}\n".encode()
+        rest = f"\n{json.dumps(message, default=asdict)}\n".encode()
         with contextlib.suppress(OSError):
             while rest and self._has_pipe():
                 rest = rest[os.write(self._fd, rest) :]
-            if rest:
-                with self._path.open("ab") as file:
-                    file.write(data)
-            return True
+            return not rest
         return False
 
     def _has_pipe(self) -> bool:
@@ -86,10 +77,9 @@ class Sender:
 class Receiver:
     """The launcher's end. Pass ``worker_fd`` to the worker, then call ``handed_over``."""
 
-    def __init__(self, private_dir: str, rank: int) -> None:
+    def __init__(self) -> None:
         self.told = Told()
         self._rest = bytearray()
-        self._path = _path(private_dir, rank)
         self._fd, self.worker_fd = os.pipe()
         os.set_blocking(self._fd, False)
 
@@ -114,12 +104,6 @@ class Receiver:
                 self._note(line)
         return bool(data)
 
-    def read_file(self) -> None:
-        """Read what the worker has sent since its script closed the pipe."""
-        with contextlib.suppress(FileNotFoundError):
-            for line in self._path.read_bytes().split(b"\n"):
-                self._note(line)
-
     def close(self) -> None:
         """Close the pipe."""
         os.close(self._fd)
@@ -132,7 +116,3 @@ class Receiver:
                 if name in message:
                     message[name] = kind(**message[name])
             self.told = replace(self.told, **message)
-
-
-def _path(private_dir: str, rank: int) -> Path:
-    return Path(private_dir, f"told-{rank}")

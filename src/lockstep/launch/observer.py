@@ -81,18 +81,8 @@ class Observer:
 
     # Workers whose program is over, and whose process does not end
 
-    def held(self, ranks: Collection[int]) -> Collection[int]:
-        """Those of these ranks that something of the script keeps from ending, or that do not react at all. The others close
-        their run, wait for other ranks, or do something in an exit handler, say."""
-        return ()
-
-    def linger(self, at_work: Mapping[int, bool], *, in_full: bool) -> Collection[int]:
-        """Tell the user what keeps ranks from ending; returns those that this could tell of.
-
-        Args:
-            at_work: by rank, whether it does anything.
-            in_full: False: one line is enough.
-        """
+    def linger(self, ranks: Collection[int]) -> Collection[int]:
+        """Tell the user what keeps these ranks from ending; returns those that this could tell of."""
         return ()
 
 

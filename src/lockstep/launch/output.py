@@ -20,9 +20,6 @@ from typing import BinaryIO
 
 from lockstep.base.errors import ConfigError
 from lockstep.base.regular import open_to_write
-from lockstep.base.stopping import say
-from lockstep.launch.lingering import LINGERS_S
-from lockstep.launch.processes import holders_of_pipes
 
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 _MAX_LINE_BYTES = 1 << 20
@@ -108,27 +105,17 @@ class Streams:
             self._pump.start()
 
     def drain(self, give_up: Callable[[], bool]) -> None:
-        """Wait until all output is written, however slow the terminal; at most a second once ``give_up()`` is true.
+        """Wait until all that the workers have written is passed on, however slow the terminal; at most a second once
+        ``give_up()`` is true.
 
-        If processes that the workers have left keep the pipes open, that is said.
+        They have ended: processes that they left on purpose, and that hold the pipes open, are not waited for.
         """
-        deadline, say_at = math.inf, time.monotonic() + LINGERS_S
+        self._pump.finish()
+        deadline = math.inf
         while self._pump.is_alive() and time.monotonic() < deadline:
             self._pump.join(0.05)
-            if time.monotonic() >= say_at:
-                say_at = math.inf
-                self._say_who_holds()
             if deadline == math.inf and give_up():
                 deadline = time.monotonic() + 1.0
-
-    def _say_who_holds(self) -> None:
-        for rank, fds in self._pump.open_by_rank().items():
-            for pid, command in holders_of_pipes(fds):
-                say(
-                    f"WARNING: all ranks have ended, but process {pid} (`{command}`), which rank {rank} has started, still "
-                    "holds its output open, so lockstep run waits for more of it. Start such a process with stdout and "
-                    "stderr set to subprocess.DEVNULL; Ctrl-C or SIGTERM ends lockstep run now."
-                )
 
     def append(self, texts: Mapping[int, str]) -> None:
         """Append texts to the logs of these ranks, if there are logs."""
@@ -158,7 +145,6 @@ class Streams:
             sink(rank, is_error, line)
 
         self._pump.takers[read_end] = take
-        self._pump.ranks[read_end] = rank
         self._given.append(write_end)
         return write_end
 
@@ -170,18 +156,11 @@ class _Pump(threading.Thread):
         super().__init__(name="lockstep-output", daemon=True)
         self.takers: dict[int, Callable[[bytes], None]] = {}
         """What to call with each line, by descriptor of the pipe. Complete before the start."""
-        self.ranks: dict[int, int] = {}
-        """The rank that writes, likewise."""
-        self._pending: dict[int, bytes] = {}
-        """By open descriptor, the beginning of a line."""
-        self._is_over = False
+        self._is_last = self._is_over = False
 
-    def open_by_rank(self) -> dict[int, list[int]]:
-        """The descriptors of the pipes that have not ended."""
-        found: dict[int, list[int]] = {}
-        for fd in tuple(self._pending):
-            found.setdefault(self.ranks[fd], []).append(fd)
-        return found
+    def finish(self) -> None:
+        """End the thread once the pipes are empty."""
+        self._is_last = True
 
     def stop(self) -> None:
         """End the thread without waiting for further output."""
@@ -194,19 +173,24 @@ class _Pump(threading.Thread):
 
     def run(self) -> None:
         """Copy what comes until all writers have closed their ends, or it is told to stop."""
-        pending = self._pending = dict.fromkeys(self.takers, b"")
+        pending = dict.fromkeys(self.takers, b"")  # by open descriptor, the beginning of a line
         with selectors.DefaultSelector() as selector:
             for fd in self.takers:
                 selector.register(fd, selectors.EVENT_READ)
             while pending and not self._is_over:
-                for key, _ in selector.select(timeout=0.2):
+                is_last = self._is_last  # before the look: what was written until then is seen
+                ready = selector.select(timeout=0.0 if is_last else 0.2)
+                for key, _ in ready:
                     data = os.read(key.fd, 65536)
                     pending[key.fd] = self._pass_on(key.fd, pending[key.fd] + data, is_last=not data)
                     if not data:
                         selector.unregister(key.fd)
                         os.close(key.fd)
                         del pending[key.fd]
-        for fd in pending:
+                if is_last and not ready:
+                    break
+        for fd, rest in pending.items():
+            self._pass_on(fd, rest, is_last=True)
             os.close(fd)
 
     def _pass_on(self, fd: int, data: bytes, *, is_last: bool) -> bytes:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import time
 from collections.abc import Collection
 from pathlib import Path
 
 from lockstep.base.stopping import ignores
-
-_MOST_OF_COMMAND = 80
 
 
 def kill_worker(pid: int) -> None:
@@ -34,26 +31,6 @@ def state_of(pid: int) -> str:
     except psutil.NoSuchProcess:
         return "dead"
     return "dead" if state == psutil.STATUS_ZOMBIE else state
-
-
-def is_held(pid: int) -> bool:
-    """Whether a process is in a system call that nothing interrupts, not even SIGKILL."""
-    return state_of(pid) == "disk-sleep"
-
-
-def holders_of_pipes(fds: Collection[int]) -> list[tuple[int, str]]:
-    """The other processes of this user that have one of these pipes open: their ids and commands.
-
-    ``fds``: descriptors of this process.
-    """
-    found, ends = [], {f"pipe:[{os.fstat(fd).st_ino}]" for fd in fds}
-    for directory in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
-            is_other = int(directory.name) != os.getpid()
-            if is_other and any(str(link.readlink()) in ends for link in (directory / "fd").iterdir()):
-                command = (directory / "cmdline").read_bytes().rstrip(b"\0").decode(errors="replace").split("\0")
-                found.append((int(directory.name), shlex.join(command)[:_MOST_OF_COMMAND]))
-    return found
 
 
 def sweep(sessions: Collection[int], private_dir: str, timeout_s: float = 2.0, *, succeeded: bool = False) -> None:

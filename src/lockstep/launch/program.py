@@ -77,9 +77,6 @@ def check_script(target: str, source: Source | None, args: Sequence[str], option
             starter = spawning or alone
             how = "--spawns no" if spawning else "--nproc-per-node N"
             guesses.append(f"the script starts its processes itself ({starter}): it is started once ({how} launches it)")
-    store_client = source.store_client() if starter is None else None
-    if store_client is not None:
-        guesses.append(f"the script is a client of its launcher's store ({store_client}): it is served, on loopback")
     if options.local_rank_option == "auto" and starter is None:
         option, where = source.local_rank_option() or (None, "")
         if option:
@@ -90,26 +87,18 @@ def check_script(target: str, source: Source | None, args: Sequence[str], option
         script,
         local_rank_option=option,
         starter=starter,
-        horovod_init=source.starts_horovod(),
         has_optimizer=source.has_optimizer(),
-        is_store_client=store_client is not None,
         may_set_variables=source.mentions("environ") or source.mentions("putenv"),
         guesses=tuple(guesses),
     )
 
 
 def check_starter(script: Script, nproc: int) -> None:
-    """Check that a script that starts its processes itself, or finds others by Horovod alone, is started once.
+    """Check that a script that starts its processes itself is started once.
 
     Raises:
         ConfigError: several processes were requested.
     """
-    if script.horovod_init is not None and nproc > 1:
-        raise ConfigError(
-            f"{script.horovod_init} calls hvd.init(), which takes its ranks from horovodrun or mpirun: started by lockstep "
-            f"run, each of the {nproc} processes would train a model of its own. Start it with: horovodrun -np {nproc} python "
-            f"{script.target}. (To port it to lockstep.join(), which has --strategy horovod: docs/methods.md.)"
-        )
     if script.starter is not None and nproc > 1:
         raise ConfigError(
             f"{nproc} processes of a script that starts its processes itself ({script.starter}): each of them would start "

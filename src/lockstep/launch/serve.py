@@ -192,8 +192,7 @@ def _fork_worker(control: socket.socket, keys: dict[int, int], asked: dict[str, 
     if pid == 0:
         # The worker sends its pid itself: it may end the server before that could, and the launcher must know the pid.
         *streams, pipe = fds
-        sender = Sender(pipe, os.path.dirname(asked["spec"]), asked["rank"])  # noqa: PTH120
-        return Request(spec_path=asked["spec"], rank=asked["rank"], streams=tuple(streams), sender=sender)
+        return Request(spec_path=asked["spec"], rank=asked["rank"], streams=tuple(streams), sender=Sender(pipe))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *SIGNALS})
     for fd in fds:
         os.close(fd)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,29 +18,12 @@ _DEFINES_OPTIONS = {"add_argument", "add_option", "option", "Option", "startswit
 _STARTERS = {"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"}
 _LIGHTNING = ("lightning.", "lightning_fabric.", "pytorch_lightning.")
 _OPTIM = re.compile(rb"\boptim\b")
-_TOGETHER = re.compile(b"distributed|rank|world_size|environ|getpid", re.IGNORECASE)
-"""Words in scripts that know of other processes, or find their own part of some work."""
-_ALONE = {
-    *(
-        "torch",
-        "torchvision",
-        "torchaudio",
-        "numpy",
-        "scipy",
-        "pandas",
-        "sklearn",
-        "matplotlib",
-        "PIL",
-        "cv2",
-        "tqdm",
-        "yaml",
-    ),
-    *("einops", "timm", "torchmetrics", "albumentations", "h5py", "imageio", "seaborn", "safetensors", "tensorboard"),
-    *("tokenizers", "sentencepiece", "tiktoken", "nltk", "librosa", "gym", "gymnasium", "networkx", "requests", "psutil"),
-    *("rich", "click", "typer", "fire", "tyro", "pydantic", "omegaconf"),
-}
-"""Packages that never turn several processes into one training by themselves."""
-_JOINS = ("lockstep.join", "lockstep.launch")
+_TOGETHER = re.compile(
+    rb"distributed|rank|world_size|environ|getpid|lockstep|trainer|accelerat|lightning|fabric|ignite|deepspeed|composer|colossal|"
+    rb"horovod|\bray\b|jax",
+    re.IGNORECASE,
+)
+"""Words in scripts that know of other processes, or find their own part of some work, or leave that to a library."""
 _OF_A_LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"}
 
 
@@ -112,27 +94,6 @@ class Source:
                 return f"{name} in {self._line(node)}"
         return None
 
-    def starts_horovod(self) -> str | None:
-        """Where the script starts Horovod without calling ``lockstep.join()``; None: it does not."""
-        calls = {name: node for node, name in self._calls()}
-        starts = [node for name, node in calls.items() if name.startswith("horovod.") and name.endswith(".init")]
-        return f"{self._line(starts[0])}," if starts and "lockstep.join" not in calls else None
-
-    def store_client(self) -> str | None:
-        """Where the script or a module of its own is a client of a store that its launcher serves, as torchft's ``Manager`` is;
-        None: nowhere, or it may serve one itself."""
-        calls = self._calls()
-        if any(name in ("lockstep.join", "torch.distributed.init_process_group") for _, name in calls):
-            return None
-        stores = [node for node, name in calls if name == "torch.distributed.TCPStore"]
-        if stores:
-            return None if any(map(_may_serve, stores)) else f"TCPStore in {self._line(stores[0])}"
-        for source in (self, *self._imported(b"torchft")):
-            for node in ast.walk(source.tree):
-                if any(name.partition(".")[0] == "torchft" for name in _modules_of(node)):
-                    return f"torchft in {source._line(node)}"
-        return None
-
     def asks_launcher(self) -> bool:
         """Whether the script or a module of its own reads environment variables that a launcher sets."""
         return any(_asks(source.tree) for source in (self, *self._imported(b"RANK")))
@@ -151,30 +112,20 @@ class Source:
         return any(word.search(source.text) for source in (self, *self._imported()))
 
     def trains_alone(self) -> bool:
-        """Whether the script has an optimizer, and nothing by which several processes could train together.
-
-        False if it, or a module of its own, imports a package that might do that, or has a word of those that do, be it in a
-        comment.
-        """
+        """Whether the script has an optimizer, and neither it nor a module of its own has a word, be it in a comment, of those
+        by which several processes could train together."""
         waiting, seen, has_optimizer = [self], set[Path](), False
         while waiting:
             source = waiting.pop()
             seen.add(source.path.resolve())
             has_optimizer = has_optimizer or _OPTIM.search(source.text) is not None
-            if not source._packages() <= _ALONE | sys.stdlib_module_names | {"lockstep"}:
-                return False
-            if any(name in _JOINS for _, name in source._calls()) or _TOGETHER.search(source.text):
+            if _TOGETHER.search(source.text):
                 return False
             waiting.extend(module for module in source._imported() if module.path.resolve() not in seen)
         return has_optimizer
 
     def _line(self, node: ast.AST) -> str:
         return f"{self.path}, line {getattr(node, 'lineno', 0)}"
-
-    def _packages(self) -> set[str]:
-        """The packages and modules that it imports from outside ``root``."""
-        names = {name.partition(".")[0] for node in ast.walk(self.tree) for name in _modules_of(node)}
-        return {name for name in names if not (self.root / name).is_dir() and not (self.root / f"{name}.py").is_file()}
 
     def _calls(self) -> list[tuple[ast.Call, str]]:
         """All calls, with the full names of what is called."""
@@ -217,13 +168,6 @@ class Source:
                 path = base.joinpath(*module.split("."))
                 yield path.with_name(path.name + ".py")
                 yield path / "__init__.py"
-
-
-def _modules_of(node: ast.AST) -> list[str]:
-    """The full names of the modules that a node itself imports; none if they are relative."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    return [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
 
 
 def _imported_names(tree: ast.Module) -> dict[str, str]:
@@ -272,13 +216,6 @@ def _options_in(node: ast.AST) -> Iterator[str]:
 
 def _has_rank(call: ast.Call) -> bool:
     return any(keyword.arg == "rank" for keyword in call.keywords) or len(call.args) >= 5
-
-
-def _may_serve(store: ast.Call) -> bool:
-    """Whether a ``TCPStore`` may be the one that listens: its fourth argument, ``is_master``."""
-    is_master = next((keyword.value for keyword in store.keywords if keyword.arg == "is_master"), None)
-    is_master = store.args[3] if len(store.args) > 3 else is_master
-    return is_master is not None and getattr(is_master, "value", None) is not False
 
 
 def _asks(tree: ast.Module) -> bool:

@@ -33,12 +33,8 @@ class Script:
     """How the script starts its processes itself; None: it does not, and the workers are its processes."""
     is_executable: bool = False
     """Whether ``target`` is a program, found as a shell would find it."""
-    horovod_init: str | None = None
-    """Where the script starts Horovod without lockstep; None: it does not."""
     has_optimizer: bool = False
     """Whether each worker will import what PyTorch imports with the first optimizer."""
-    is_store_client: bool = False
-    """Whether the script is a client of a store at MASTER_PORT that its launcher serves."""
     may_set_variables: bool = False
     """Whether the script may set environment variables before it imports torch, which workers have imported already."""
     guesses: tuple[str, ...] = ()
@@ -137,11 +133,6 @@ class LaunchSpec:
         """The number of processes on all machines."""
         return self.node.world_size if self.node else self.nproc
 
-    @property
-    def serves_store(self) -> bool:
-        """Whether the launcher serves a store at MASTER_PORT while the workers run."""
-        return isinstance(self.program, Script) and self.program.is_store_client and self.node is None
-
     def local_rank(self, rank: int) -> int:
         """The local rank of a rank."""
         return rank - self.ranks.start
@@ -195,7 +186,7 @@ def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": node.run_id if node else spec.name,
         "TORCHELASTIC_RESTART_COUNT": str(spec.restart),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
-        "TORCHELASTIC_USE_AGENT_STORE": str(spec.serves_store),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
         # Deterministic products of cuBLAS need it, before the first of them: without it they are refused.
         "CUBLAS_WORKSPACE_CONFIG": spec.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": spec.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),

@@ -8,8 +8,9 @@ from enum import Enum, auto
 
 ECHO_S = 0.5
 """Seconds that the rank that failed first gets to report it, once others have failed because of it."""
-KILL_S = 5.0
-"""Seconds that a killed worker gets to end. (The kernel may hold one for ever.)"""
+KILL_S = 60.0
+"""Seconds that a killed worker gets to end, and the server to report it, which may be importing modules. (The kernel may hold a
+process for ever.)"""
 
 
 class Stage(Enum):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import os
 import selectors
 import signal
 import socket
 import time
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lockstep.base.errors import LaunchError
 from lockstep.base.stopping import catches
@@ -19,16 +17,16 @@ from lockstep.launch import ending, failures, restarts
 from lockstep.launch.exchange import Exchange
 from lockstep.launch.explained import ExplainedFailures
 from lockstep.launch.failures import Failure
-from lockstep.launch.lingering import LINGERS_S, Lingering
+from lockstep.launch.forked import ForkedWorkers
+from lockstep.launch.lingering import Lingering
 from lockstep.launch.messages import Receiver
 from lockstep.launch.observer import Launch, Observers
 from lockstep.launch.output import Streams
-from lockstep.launch.processes import is_held, kill_worker, sweep
+from lockstep.launch.processes import kill_worker, sweep
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.spec import LaunchSpec
-from lockstep.launch.stages import KILL_S, Action, Event, Stage, State, transition
-from lockstep.launch.standstill import Standstill
+from lockstep.launch.stages import Action, Event, Stage, State, transition
 
 GRACE_S = 3.0
 """Seconds that workers get to end by themselves once one of them has failed, or Ctrl-C was pressed."""
@@ -44,10 +42,6 @@ RESTART_GRACE_S = 0.3
 """The same if all are restarted afterwards."""
 WARM_AFTER_S = 5.0
 """Seconds after a start at which the server prepares for a restart. (Its first workers need the processor themselves.)"""
-_SERVER_S = 60.0
-"""Seconds that the server may take to report the end of killed workers: it may be importing modules, on a busy machine."""
-_MAX_ASKED = 4
-"""Maximum number of workers that were requested and are not yet forked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +80,11 @@ def supervise(
             succeeded = not (watch.failures.by_rank or interrupts.received or watch.stopped_with)
         except BaseException as error:
             server.close()  # and with it every worker, also those that have not reported yet
-            watch.read_all()
+            watch.workers.read()
             if not isinstance(error, _StoppedEarlyError):
                 raise
         finally:
-            sweep(watch.sessions, spec.private_dir, succeeded=succeeded)
+            sweep(watch.workers.sessions, spec.private_dir, succeeded=succeeded)
         return watch.outcome()
 
 
@@ -101,20 +95,14 @@ class _Watch:
         self, server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts, exchange: Exchange | None
     ) -> None:
         self.stopped_with: int | None = None
-        """See Outcome."""
+        """As in ``Outcome``, once the first worker has ended with it."""
         self._server = server
         self._spec = spec
-        self._streams = streams
         self._interrupts = interrupts
-        self._spec_path = spec.save()
-        self._to_start = list(spec.ranks)
-        self._asked: dict[int, int] = {}  # ranks that were requested and have not ended, by the server's key
-        self._receivers: dict[int, Receiver] = {}  # by rank
+        self._selector = selectors.DefaultSelector()
+        self.workers = ForkedWorkers(server, spec, streams, self._listen)
         self._without_failure: dict[int, failures.End] = {}  # of ranks that ended with status 0
         self._state = State()
-        self._killed_at = math.inf
-        self._timeout_s = spec.config.timeout_s
-        self._standstill = Standstill(spec.nproc, self._timeout_s)
         self._verdicts: list[Failure] = []
         """By which observers end the launch: the first one counts."""
         self._verdict, self._verdict_in = socket.socketpair()
@@ -131,36 +119,21 @@ class _Watch:
         )
         self.failures = ExplainedFailures(self._observers)
         self._lingering = Lingering(self._observers)
-        self._released_at: float | None = None
-        """When it was first seen that the programs of all workers are over, once the launch was to end; or one was interrupted
-        since."""
-        self._released = set[int]()
-        """The ranks that were."""
         self._warm_at = time.monotonic() + WARM_AFTER_S if spec.restart < spec.max_restarts else math.inf
-        self._selector = selectors.DefaultSelector()
 
     def close(self) -> None:
         self._selector.close()
         self._observers.tell(lambda observer: observer.close())
         self._verdict.close()
         self._verdict_in.close()
-        for receiver in self._receivers.values():
-            receiver.close()
-
-    @property
-    def sessions(self) -> set[int]:
-        """The sessions of all workers that were forked."""
-        return {receiver.told.pid for receiver in self._receivers.values() if receiver.told.pid is not None}
-
-    @property
-    def _pids(self) -> dict[int, int]:
-        """Process ids by rank, of the workers that were forked and have not ended."""
-        return {rank: pid for rank in self._asked.values() if (pid := self._receivers[rank].told.pid) is not None}
+        self.workers.close()
 
     def outcome(self) -> Outcome:
         received = self._interrupts.received
         stopped_by = signal.Signals(received[0]) if received else None
-        reported, is_saving, was_cut_short = self._reported(), self._state.is_saving, self._state.was_cut_short
+        reported, is_saving = self._reported(), self._state.is_saving
+        all_told = self.workers.all_told.values()
+        was_cut_short = self._state.was_cut_short and not all(told.is_over for told in all_told)
         if stopped_by and (not is_saving or len(received) > 1):
             reported = ()  # as requested, unless it was while the run was being saved
         if is_saving and not reported and self.stopped_with is None and not was_cut_short:
@@ -169,8 +142,8 @@ class _Watch:
             failures=reported,
             stopped_by=stopped_by,
             stopped_with=None if reported else self.stopped_with,
-            is_unsaved=not reported and any(receiver.told.is_unsaved for receiver in self._receivers.values()),
-            was_cut_short=is_saving and was_cut_short and self._released_at is None,  # else nothing was left to be saved
+            is_unsaved=not reported and any(told.is_unsaved for told in all_told),
+            was_cut_short=is_saving and was_cut_short,
             spec=self._spec,
         )
 
@@ -178,8 +151,8 @@ class _Watch:
         self._selector.register(self._server, selectors.EVENT_READ, self._on_server)
         self._selector.register(self._interrupts, selectors.EVENT_READ, self._on_interrupt)
         self._selector.register(self._verdict, selectors.EVENT_READ, self._on_verdict)
-        self._start_some()
-        while self._asked:
+        self.workers.start_some()
+        while self.workers.ranks:
             next_s = self._next_s()
             ready = self._selector.select(None if next_s == math.inf else max(0.0, next_s - time.monotonic()))
             # Signals last: their handling depends on what the workers have sent.
@@ -190,20 +163,17 @@ class _Watch:
         if is_well and (failure := self.failures.differing()) is not None:  # although all have ended well
             self.failures.by_rank[failure.rank] = failure
 
-    def read_all(self) -> None:
-        """Read the messages of workers that have exited by now."""
-        for receiver in self._receivers.values():
-            receiver.read()
-            receiver.read_file()
+    def _listen(self, rank: int, receiver: Receiver) -> None:
+        self._selector.register(receiver, selectors.EVENT_READ, functools.partial(self._on_message, rank, receiver))
 
     def _last_reports(self) -> list[str]:
         """Descriptions of what workers reported before they were lost with the server."""
-        self.read_all()
-        told = {rank: receiver.told for rank, receiver in self._receivers.items()}
-        ended = [f"  rank {rank}: {words.end.how}" for rank, words in told.items() if words.end is not None]
-        for rank, words in told.items():
-            if words.failure is not None:
-                self.failures.by_rank.setdefault(rank, words.failure)
+        self.workers.read()
+        all_told = self.workers.all_told
+        ended = [f"  rank {rank}: {told.end.how}" for rank, told in all_told.items() if told.end is not None]
+        for rank, told in all_told.items():
+            if told.failure is not None:
+                self.failures.by_rank.setdefault(rank, told.failure)
         return [
             *(["\n".join(["ended before it:", *ended])] if ended else []),
             *([failures.report(self._reported(), self._spec.world_size)] if self.failures.by_rank else []),
@@ -211,76 +181,44 @@ class _Watch:
 
     def _reported(self) -> tuple[Failure, ...]:
         """The failures, the cause first."""
-        ends = {rank: receiver.told.end for rank, receiver in self._receivers.items() if receiver.told.end is not None}
+        ends = {rank: told.end for rank, told in self.workers.all_told.items() if told.end is not None}
         return self.failures.in_order(ends, self._without_failure, self._spec.nproc)
 
     def _next_s(self) -> float:
         """When to act next if no message arrives, in the time of ``time.monotonic``."""
         if self._state.was_cut_short:
             return self._state.until
-        return min(self._state.until, self._standstill.next_look, self._lingering.next_look, self._warm_at)
+        return min(self._state.until, self._lingering.next_look, self._warm_at)
 
     def _on_time(self, now: float) -> None:
         if now >= self._state.until:
             self._on(Event.TIMED_OUT)
         if self._state.was_cut_short:
             return
-        if now >= self._standstill.next_look:
-            self._look_for_standstill(self._standstill.limit_s)
         if now >= self._lingering.next_look:
             self._lingering.look(now)
-        if self._state.stage is Stage.SAVING:
-            self._release(now)
         if now >= self._warm_at:
             self._warm_at = math.inf
             self._server.warm()
 
-    def _release(self, now: float) -> None:
-        """Once nothing is left to be saved, interrupt what keeps workers from ending for no good reason. They get as long as in
-        an end at once, or until they have closed their run."""
-        if not all(self._receivers[rank].told.is_over for rank in self._asked.values()):
-            return
-        if self._released_at is None:
-            self._released_at = now
-        if now - self._released_at >= GRACE_S and not self._lingering.is_worth_waiting(now):
-            self._on(Event.TIMED_OUT)
-            return
-        pids = self._pids
-        if held := (self._lingering.held(now) & pids.keys()) - self._released:
-            self._released_at, self._released = now, self._released | held
-            ending.mark(self._spec.private_dir, is_stopped=True)
-            self._send(signal.SIGINT, [pids[rank] for rank in held])
-
-    def _start_some(self) -> None:
-        """Request workers, a few at a time: with the queues of both sockets full, both sides would wait."""
-        while self._to_start and len(self._asked) - len(self._pids) < _MAX_ASKED:
-            rank = self._to_start.pop(0)
-            receiver = self._receivers[rank] = Receiver(self._spec.private_dir, rank)
-            self._selector.register(receiver, selectors.EVENT_READ, functools.partial(self._on_message, rank))
-            fds = (*self._streams.for_rank(rank), receiver.worker_fd)
-            self._asked[self._server.start_worker(self._spec_path, rank, fds)] = rank
-            receiver.handed_over()
-            if not self._to_start:
-                self._streams.handed_over()
-
-    def _on_message(self, rank: int) -> None:
+    def _on_message(self, rank: int, receiver: Receiver) -> None:
         """A worker has sent a message, or closed its end."""
-        receiver = self._receivers[rank]
         before = receiver.told
         if not receiver.read():
             self._selector.unregister(receiver)
         told = receiver.told
-        if rank not in self._asked.values():
+        if rank not in self.workers.ranks:
             return
         if before.pid is None and told.pid is not None:
             if self._state.stage is Stage.KILLED:
                 kill_worker(told.pid)
             elif self._state.stage is Stage.ENDING:
                 self._interrupt(rank, told.pid)
-            self._start_some()
-        if told.is_over and not before.is_over and told.pid is not None:
-            patience_s = LINGERS_S if told.stopped_with is None else SAVING_GRACE_S
-            self._lingering.begin(rank, told.pid, time.monotonic(), patience_s=patience_s)
+            self.workers.start_some()
+        if told.is_over and not before.is_over:
+            self._lingering.begin(rank, time.monotonic())
+            if self._state.stage is Stage.SAVING and all(self.workers.told(rank).is_over for rank in self.workers.ranks):
+                self._on(Event.SAVED)  # all are only ending, which they may do for so long
         if before.failure is None and told.failure is not None:  # its exit handlers may take long
             self._note_failure(rank, 1)
 
@@ -292,22 +230,16 @@ class _Watch:
             if self._interrupts.received and not was_ready:
                 raise _StoppedEarlyError from None  # the server got the signal too, before it ignored signals
             raise LaunchError("\n\n".join([str(error), *self._last_reports()])) from None
-        rank = self._asked.pop(message.get("key", 0), None)
-        if rank is None:
-            return
-        if "error" in message:
-            raise LaunchError(f"rank {rank} of {self._spec.world_size} could not be started: {message['error']}")
-        self._receivers[rank].read()
-        self._receivers[rank].read_file()
-        self._on_end(rank, message["status"])
-        self._start_some()
+        if (ended := self.workers.ended(message)) is not None:
+            self._on_end(*ended)
+            self.workers.start_some()
 
     def _on_end(self, rank: int, status: int) -> None:
-        told = self._receivers[rank].told
+        told = self.workers.told(rank)
         self._lingering.end(rank)
         self._observers.tell(lambda observer: observer.ended(rank, status))
-        was_held = self._released_at is not None and status == -signal.SIGKILL
-        if told.stopped_with is not None and (status == told.stopped_with or was_held):
+        was_killed = self._state.stage is Stage.KILLED and status == -signal.SIGKILL
+        if told.stopped_with is not None and (status == told.stopped_with or was_killed):
             self.stopped_with = told.stopped_with  # as it was asked to: now all workers end, whatever they are doing
             self._on(Event.SAVED)
         elif status != 0 or told.failure is not None:
@@ -316,7 +248,7 @@ class _Watch:
             self._without_failure[rank] = failures.unforeseen_end()
 
     def _note_failure(self, rank: int, status: int) -> None:
-        told, is_ending = self._receivers[rank].told, self._state.was_cut_short
+        told, is_ending = self.workers.told(rank), self._state.was_cut_short
         failure = told.failure
         if failure is None and is_ending and status in (-signal.SIGINT, -signal.SIGKILL, 128 + signal.SIGINT, 1):
             return  # by our own signal (as a program reports it, a shell, or Python that was interrupted as it exited)
@@ -326,12 +258,7 @@ class _Watch:
         if failure is None:
             failure = failures.from_status(rank, status, self._spec.private_dir, end=told.end)
         self.failures.add(failure, was_reported=told.failure is not None)
-        if self.failures.are_consequences:
-            self._on(Event.ECHOED)
-            # Perhaps a worker is stopped, and the script has a shorter timeout than the launcher knows of.
-            self._look_for_standstill(0.0)
-        else:
-            self._on(Event.FAILED)
+        self._on(Event.ECHOED if self.failures.are_consequences else Event.FAILED)
 
     def _end_with(self, failure: Failure) -> None:
         """Called by observers, from any thread."""
@@ -345,14 +272,6 @@ class _Watch:
             failure = self._verdicts[0]
             self.failures.by_rank[failure.rank] = failure
             self._on(Event.FAILED)
-
-    def _look_for_standstill(self, least_s: float) -> None:
-        pids = self._pids
-        for rank, stopped_s in self._standstill.look(pids).items():
-            if stopped_s >= least_s and rank not in self.failures.by_rank and not self._state.was_cut_short:
-                self.failures.add(failures.from_standstill(rank, pids[rank], stopped_s), was_reported=False)
-                kill_worker(pids[rank])
-                self._on(Event.FAILED)
 
     def _on_interrupt(self) -> None:
         self._interrupts.clear()
@@ -373,69 +292,57 @@ class _Watch:
 
     def _saves_itself(self) -> bool:
         """Whether all workers save the run when they are sent the received signal."""
-        number, pids = self._interrupts.received[0], self._pids
-        for rank in pids:
-            self._receivers[rank].read_file()
+        number = self._interrupts.received[0]
         return (
             self._interrupts.may_save
-            and len(pids) == len(self._asked)
-            and not self._to_start
-            and all(number in self._receivers[rank].told.watches and catches(pid, number) for rank, pid in pids.items())
+            and self.workers.are_all_forked
+            and all(
+                number in self.workers.told(rank).watches and catches(pid, number) for rank, pid in self.workers.pids.items()
+            )
         )
 
     def _forward(self) -> bool:
         """Forward SIGUSR1 to workers whose scripts handle it, and continue. False: it is another signal, or none handles it."""
         number = self._interrupts.received[0]
-        pids = [pid for pid in self._pids.values() if catches(pid, number)] if number == signal.SIGUSR1 else []
-        if pids:
+        if number != signal.SIGUSR1:
+            return False
+        ranks = [rank for rank, pid in self.workers.pids.items() if catches(pid, number)]
+        if ranks:
             self._interrupts.forget()  # first: the next may arrive as soon as a worker has this one
-        self._send(number, pids)
-        return bool(pids)
-
-    def _send(self, number: int, pids: Collection[int]) -> None:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+        self.workers.send(number, ranks)
+        return bool(ranks)
 
     def _on(self, event: Event) -> None:
         """Enter the next stage, and carry out the action."""
-        save_s = max(SAVING_GRACE_S, self._timeout_s)
+        save_s = max(SAVING_GRACE_S, self._spec.config.timeout_s)
         self._state, action = transition(
             self._state, event, time.monotonic(), end_s=self._grace_s(), save_s=save_s, saved_s=SAVING_GRACE_S
         )
         if action is Action.SAVE:
-            saving = [pid for rank, pid in self._pids.items() if not self._receivers[rank].told.is_over]
-            self._send(self._interrupts.received[0], saving)
+            saving = [rank for rank in self.workers.ranks if not self.workers.told(rank).is_over]
+            self.workers.send(self._interrupts.received[0], saving)
+            if not saving:
+                self._on(Event.SAVED)
         elif action is Action.END:
             self._end()
         elif action is Action.KILL:
-            self._killed_at = time.monotonic()
-            for pid in self._pids.values():
-                kill_worker(pid)
-        elif action is Action.GIVE_UP and not self._is_held():
-            self._state = replace(self._state, until=time.monotonic() + KILL_S)
+            self.workers.kill()
         elif action is Action.GIVE_UP:
             raise LaunchError(
-                f"processes {sorted(self._pids.values())} do not end, although they were killed: "
-                "the kernel holds them (a file system or driver that does not answer)"
+                f"processes {sorted(self.workers.pids.values())} do not end, although they were killed: the kernel holds them "
+                "(a file system or driver that does not answer)"
             )
-
-    def _is_held(self) -> bool:
-        """Whether killed workers cannot end. Otherwise they are gone, and the server, which may be busy, will report it."""
-        return any(is_held(pid) for pid in self._pids.values()) or time.monotonic() > self._killed_at + _SERVER_S
 
     def _end(self) -> None:
         """Ask all workers that have not failed to end."""
         ending.mark(self._spec.private_dir, is_stopped=bool(self._interrupts.received))
-        if self._to_start:
-            self._to_start.clear()
-            self._streams.handed_over()
-        for rank, pid in self._pids.items():
+        self.workers.start_no_more()
+        for rank, pid in self.workers.pids.items():
             self._interrupt(rank, pid)
 
     def _grace_s(self) -> float:
         """Seconds that workers get to end when asked to."""
-        working = {rank: pid for rank, pid in self._pids.items() if not self._receivers[rank].told.is_over}
+        working = {rank: pid for rank, pid in self.workers.pids.items() if not self.workers.told(rank).is_over}
         if any(self._stop_signal(rank, pid) != signal.SIGINT for rank, pid in working.items()):
             return SAVING_GRACE_S
         reported = self._reported()
@@ -446,12 +353,12 @@ class _Watch:
         """The signal that asks a worker to end: SIGINT, on which ``finally`` blocks run; or the launcher's own, if the script
         handles it. (Not if its handler is lockstep's: by now the run cannot save itself any more.)"""
         asked = self._interrupts.received[:1]
-        is_handled = bool(asked) and asked[0] not in self._receivers[rank].told.watches and catches(pid, asked[0])
+        is_handled = bool(asked) and asked[0] not in self.workers.told(rank).watches and catches(pid, asked[0])
         return asked[0] if is_handled else signal.SIGINT
 
     def _interrupt(self, rank: int, pid: int) -> None:
         if rank not in self.failures.by_rank:  # else it is ending, and its exit handlers should not be interrupted
-            self._send(self._stop_signal(rank, pid), [pid])
+            self.workers.send(self._stop_signal(rank, pid), [rank])
 
 
 class _StoppedEarlyError(Exception):

@@ -20,9 +20,11 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
+from typing_extensions import override
+
 from lockstep.base import process_observer
 from lockstep.base.errors import LaunchError
-from lockstep.base.stopping import SIGNALS, AuditFailed, Stopped, under
+from lockstep.base.stopping import SIGNALS, AuditFailed, Launcher, Stopped, under
 from lockstep.launch import ending, failures
 from lockstep.launch.echoes import is_of_loader
 from lockstep.launch.fresh import HiddenPackage, forget_shadowed
@@ -45,27 +47,27 @@ class Request:
     """Sends messages to the launcher."""
 
 
-class _LauncherAbove:
+class _LauncherAbove(Launcher):
     """This worker's launcher, for ``lockstep.base.stopping``."""
 
     def __init__(self, request: Request, spec: LaunchSpec) -> None:
         self._rank, self._sender, self._private_dir = request.rank, request.sender, spec.private_dir
 
+    @override
     def watches(self, numbers: Sequence[int]) -> None:
-        """See Launcher."""
         self._sender.send(watches=list(numbers))
 
+    @override
     def is_ending(self) -> bool:
-        """See Launcher."""
         return ending.is_over(self._private_dir)
 
+    @override
     def stuck(self, report: str, how: str, status: int) -> bool:
-        """See Launcher."""
         failure = failures.from_deadlock(self._rank, report, how, status)
         return self._sender.send(failure=failure)
 
+    @override
     def unsaved(self) -> bool:
-        """See Launcher."""
         return self._sender.send(is_unsaved=True)
 
 

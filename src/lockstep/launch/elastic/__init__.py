@@ -4,7 +4,7 @@
 - ``connection``: to the launchers' store, which one of them keeps; ``signed``: only values written by launchers count there
 - ``compatibility``: what must be the same on all nodes
 - ``static_rendezvous``: for numbered nodes; ``dynamic_rendezvous``: for nodes that come and go, by torchelastic
-- ``state``: torchelastic's state in the store
+- ``state``: torchelastic's state on its way to the store
 - ``waiter``: waiting with messages and a timeout; ``heartbeat``: periodic requests to the store
 - ``round``: communication from one rendezvous to the next; ``verdict``: the decision at the end of a round
 - ``agent``: all rounds of a node, with its ``workers``

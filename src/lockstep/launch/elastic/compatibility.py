@@ -14,8 +14,6 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from lockstep.base.errors import ConfigError
 from lockstep.launch.nodes import Nodes
 
-_REFUSED = "refused"
-
 
 def terms_here(nodes: Nodes, max_restarts: int) -> dict[str, str]:
     """The options and versions of this launcher that must be the same on all nodes."""
@@ -37,32 +35,17 @@ def agree(store: Store, terms: Mapping[str, str]) -> None:
     """Check that this launcher has the same terms as the first one.
 
     Raises:
-        ConfigError: they differ; waiting launchers report it as well.
+        ConfigError: they differ.
     """
-    mine = json.dumps({"host": socket.gethostname(), **terms})
-    first = json.loads(store.compare_set("terms", "", mine).decode())
-    differing = [name for name in terms if terms[name] != first.get(name)]
     host = socket.gethostname()
+    first = json.loads(store.compare_set("terms", "", json.dumps({"host": host, **terms})).decode())
+    differing = [name for name in terms if terms[name] != first.get(name)]
     if differing:
         why = "; ".join(f"{name} {terms[name]} here, {first.get(name)} there" for name in differing)
-        named = ", ".join(f"{name} {terms[name]}" for name in differing)
-        store.set(_REFUSED, json.dumps({"host": host, "why": f"{host} was rejected: it has {named}"}))
         raise ConfigError(
             f"this node ({host}) and the first to arrive ({first['host']}) differ: {why}. All nodes of a run need the same. "
             "(If the first is of another run, give each run a --rdzv-id or port of its own.)"
         )
-    if _last_refused(store).get("host") == host:
-        store.set(_REFUSED, "{}")  # it has come again, with the right terms
-
-
-def refused(store: Store) -> str:
-    """A message about a launcher that was refused, for those who wait for it; empty: none was."""
-    return _last_refused(store).get("why", "")
-
-
-def _last_refused(store: Store) -> dict[str, str]:
-    refusal: dict[str, str] = json.loads(store.get(_REFUSED)) if store.check([_REFUSED]) else {}
-    return refusal
 
 
 def launch_name(store: Store, proposal: str) -> str:

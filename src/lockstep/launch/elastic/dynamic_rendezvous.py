@@ -15,18 +15,16 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousInfo,
     RendezvousParameters,
-    RendezvousStateError,
     RendezvousTimeoutError,
 )
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
 from lockstep.base.errors import LaunchError
-from lockstep.launch.elastic.compatibility import refused
 from lockstep.launch.elastic.connection import OTHERS_S, Connection
 from lockstep.launch.elastic.heartbeat import seconds_ahead
 from lockstep.launch.elastic.signed import ForgedError
-from lockstep.launch.elastic.state import StateInJson
+from lockstep.launch.elastic.state import StateByOneClock
 from lockstep.launch.elastic.waiter import StoppedError, Waiter
 from lockstep.launch.nodes import GATHER_S
 
@@ -51,11 +49,10 @@ class DynamicRendezvous:
             **{**nodes.conf, "join_timeout": self._join_s},
         )
         try:
-            backend = StateInJson(
-                C10dRendezvousBackend(connection.store, nodes.run_id), seconds_ahead(connection), self._tell
-            )
+            stored = C10dRendezvousBackend(connection.store, nodes.run_id)
         except RendezvousConnectionError as error:
             raise _cause(error) from error
+        backend = StateByOneClock(stored, seconds_ahead(connection), self._tell)
         # Otherwise torchelastic has the first node open a store on all interfaces, and announce it only once: a node that
         # outlives the first would not find it.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -87,8 +84,6 @@ class DynamicRendezvous:
         except RendezvousTimeoutError as error:
             assert self._waiter is not None
             raise self._waiter.timed_out() from error
-        except RendezvousStateError as error:
-            raise LaunchError(f"{nodes.endpoint}: {error}") from error
         except RendezvousConnectionError as error:
             raise _cause(error) from error
         finally:
@@ -107,7 +102,7 @@ class DynamicRendezvous:
             raise _cause(error) from error
 
     def end_round(self) -> None:
-        """See ``StaticRendezvous``: torchelastic counts nodes that come by itself."""
+        """Nothing: torchelastic counts by itself which nodes come."""
 
     def shutdown(self) -> None:
         """End the rendezvous: no further node can join."""
@@ -141,8 +136,7 @@ class DynamicRendezvous:
             ):
                 store.set("begun", "1")
                 break
-            why = refused(store)
-            waiter.pause(f"more nodes: {num_here} of {nodes.count} {_are(num_here)} here{why and f' ({why})'}")
+            waiter.pause(f"more nodes: {num_here} of {nodes.count} {_are(num_here)} here")
             num_here = store.add("arrived", 0)
 
     def _tell(self, here: list[str]) -> None:

@@ -13,7 +13,6 @@ from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 
 from lockstep.base.errors import ConfigError, LaunchError
-from lockstep.launch.elastic.compatibility import refused
 from lockstep.launch.elastic.connection import Connection
 from lockstep.launch.elastic.waiter import StoppedError
 from lockstep.launch.processes import state_of
@@ -129,8 +128,7 @@ class StaticRendezvous:
         while not store.check([self._key(node) for node in nodes]):
             missing = [str(node) for node in nodes if not store.check([self._key(node)])]
             if missing:
-                why, plural = refused(store), "s" if len(missing) > 1 else ""
-                waiter.pause(f"node{plural} {', '.join(missing)} of {len(nodes)}{why and f' ({why})'}")
+                waiter.pause(f"node{'s' if len(missing) > 1 else ''} {', '.join(missing)} of {len(nodes)}")
 
     def _key(self, node: int) -> str:
         return f"here/{self._number}/{node}"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.base.stopping import say
-from lockstep.base.tracebacks.frames import users_location
 from lockstep.tools.explain.rank_reports import RankReport, grouped, read_reports
 from lockstep.world.machine.sizes import name_ranks
 
@@ -22,19 +21,12 @@ _REMEDIES: Mapping[str, str] = {
 }
 
 
-def held(private_dir: Path, ranks: Collection[int]) -> set[int]:
-    """See ``lockstep.launch.observer.Observer``."""
-    reports = [report for report in read_reports(private_dir, time.time(), asks=False) if report.rank in ranks]
-    return {report.rank for report in reports if report.state in ("late", "stopped") or _is_held(report)}
-
-
-def tell(private_dir: Path, at_work: Mapping[int, bool], *, in_full: bool) -> set[int]:
-    """See ``linger`` of ``lockstep.launch.observer.Observer``."""
+def tell(private_dir: Path, ranks: Collection[int]) -> set[int]:
+    """Tell the user what keeps these ranks from ending; returns those that something of the script keeps."""
     reports = read_reports(private_dir, time.time())
-    groups = grouped([report for report in reports if report.rank in at_work and _is_held(report)])
+    groups = grouped([report for report in reports if report.rank in ranks and _is_held(report)])
     for group in groups:
-        is_idle = not any(at_work[report.rank] for report in group)
-        say(f"WARNING: {_in_words(group, is_idle=is_idle)}" if in_full else _in_a_line(group))
+        say(f"WARNING: {_in_words(group)}")
     return {report.rank for group in groups for report in group}
 
 
@@ -44,26 +36,16 @@ def _is_held(report: RankReport) -> bool:
     return not report.is_waiting and bool(kinds - {"closing"})
 
 
-def _in_a_line(group: Sequence[RankReport]) -> str:
-    first = group[0].ending["holders"][0]
-    location = users_location([(str(file), int(line), str(name)) for file, line, name in first["stack"]])
-    names, whose = name_ranks([report.rank for report in group]), "its" if len(group) == 1 else "their"
-    verb = "is" if len(group) == 1 else "are"
-    at = f", at {location}" if location else ""
-    return f"{names} {verb} still ending, {group[0].ending_s:.0f} s after {whose} script: {first['what']} is at work{at}"
-
-
-def _in_words(group: Sequence[RankReport], *, is_idle: bool) -> str:
+def _in_words(group: Sequence[RankReport]) -> str:
     first = group[0]
     holders: Sequence[Mapping[str, Any]] = first.ending["holders"]
     names = name_ranks([report.rank for report in group])
     verb = "does" if len(group) == 1 else "do"
     kind, what = holders[0]["kind"], holders[0]["what"]
-    why = f" because of {what}" if kind == "queue" else f": {what} {'waits' if is_idle else 'still runs'}"
     whose = "Its" if len(group) == 1 else "Their"
     return "\n".join(
         [
-            f"{names} {verb} not end{why}. {whose} script was over {first.ending_s:.0f} s ago.",
+            f"{names} {verb} not end because of {what}. {whose} script was over {first.ending_s:.0f} s ago.",
             *(f"  {line}" for line in first.stack(short=True) if line != what),
             f"{_REMEDIES.get(kind, '')} Ctrl-C or SIGTERM ends the run.".strip(),
         ]

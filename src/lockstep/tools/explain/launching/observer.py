@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,17 +74,11 @@ class Explainer(Observer):
         """From the black boxes, and the tracebacks."""
         return self._watching.mismatch(reported)
 
-    def held(self, ranks: Collection[int]) -> Collection[int]:
-        """From their black boxes."""
-        from lockstep.tools.explain.launching.lingering import held
-
-        return held(self._dir, ranks)
-
-    def linger(self, at_work: Mapping[int, bool], *, in_full: bool) -> Collection[int]:
+    def linger(self, ranks: Collection[int]) -> Collection[int]:
         """From their black boxes."""
         from lockstep.tools.explain.launching.lingering import tell
 
-        return tell(self._dir, at_work, in_full=in_full)
+        return tell(self._dir, ranks)
 
     @functools.cached_property
     def _watching(self) -> Watching:
