@@ -47,7 +47,7 @@ def test_listeners_are_notified_by_stage_and_within_one_in_the_order_in_which_th
 
 def test_an_instrument_of_another_package_is_made_with_what_is_asked_of_it(install):
     install("class Strange:\n    def __init__(self, asked):\n        self.asked = asked\n", "strange:Strange")
-    assert [type(each).__name__ for each in make_instruments({"strange": 7}) if each.asked == 7] == ["Strange"]
+    assert [type(each).__name__ for each in make_instruments({"strange": 7}).values() if each.asked == 7] == ["Strange"]
 
 
 def test_an_instrument_that_cannot_be_imported_is_named(install):

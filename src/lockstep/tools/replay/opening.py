@@ -24,14 +24,15 @@ from lockstep.tools.verify.trace.recorder import Recorder
 from lockstep.tools.verify.trace.subjects import Subjects
 
 
-def open_digests(run: Run, always: range) -> list[Listener]:
+def open_digests(run: Run, every: int, always: range) -> list[Listener]:
     """Open this process's part of the digest journal. Returns its listeners, to be notified in this order.
 
     Args:
-        run: with the interval ``journal_every``.
+        run: that is recorded.
+        every: steps between full entries; 0: there are none but those in ``always``.
         always: further steps that are written in full: those that a replay shows.
     """
-    every, birth, rank = run.config.journal_every, run.birth, run.world.rank
+    birth, rank = run.birth, run.world.rank
     if every == 0 and not always:
         return []
     own_directory(run.run_dir / DIRECTORY)
@@ -58,7 +59,7 @@ def open_replay(run: Run, request: Request) -> list[Listener]:
     if out is not None and world.world_size > 1:
         out = out.with_name(f"{out.stem}-rank-{world.rank}{out.suffix}")
     details = StepDetails(TraceWriter(run.run_dir, f"{SHOWN}-{world.rank}"), subjects, request.shard, out)
-    recorder = Recorder(begin_trace(run, "steps"), subjects, request.last, None)
+    recorder = Recorder(begin_trace(run, "steps", run.config.interval), subjects, request.last, None)
     listeners: list[Listener] = [FromStep(details, request.first)]
     if request.debugs:
         listeners.append(FromStep(Breakpoint(request.shard), request.first))

@@ -65,16 +65,11 @@ class Request:
         return dataclasses.replace(
             config,
             run_dir=directory,
-            journal_every=self.every,
             device=self.device,
             strategy=self.strategy if config.strategy == "auto" else config.strategy,
             progress="off",
             fresh=False,
             checkpoint_every="off",
-            trace="off",
-            trace_until=None,
             track="off",
-            profile=None,
             on_nan="ignore",
-            audit=0,
         )

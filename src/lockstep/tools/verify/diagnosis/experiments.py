@@ -24,7 +24,7 @@ class Experiment:
     """What the user is told while it runs."""
     setting: Setting
     level: str
-    """How much to trace: see ``RunConfig.trace``."""
+    """How much to trace: see ``TraceOptions``."""
     until: int | None
     hash_seed: int | None = None
     """The seed of Python's hashes, which determines the order of sets; None: another one in every run."""
