@@ -136,7 +136,7 @@ def command(run: Path, against: Path | None, **values: Any) -> int:
     record, digests = read_record(run), _digests_of(run)
     first, remark = _find(options.step, record, digests, against)
     last = options.last or first
-    known = max([record.last_step, *(digests.steps if digests is not None else ())])
+    known = max([record.last_step, *(digests.numbers() if digests is not None else ())])
     record = dataclasses.replace(record, last_step=known)
     _check(record, first, last, options)
     program = _program(record, first, options.script)
@@ -345,10 +345,10 @@ def _blame(replayer: _Replayer, request: Request, recorded: Recorded, say: Calla
         shard = max(
             losses, key=lambda key: (not math.isfinite(losses[key]), losses[key] if losses[key] == losses[key] else 0)
         )
-    if recorded.details.batch_norm:
+    if recorded.batch_norm:
         say(
             f"to blame: shard {shard} (loss {losses.get(shard, math.nan):.6g}). Its samples cannot be told apart: "
-            f"{recorded.details.batch_norm[0]!r} normalizes over all of them (BatchNorm), and each alone would be a "
+            f"{recorded.batch_norm[0]!r} normalizes over all of them (BatchNorm), and each alone would be a "
             "different computation"
         )
         return []
@@ -380,9 +380,11 @@ def _as_json(
             if request.shard in (None, key.shard)
         ],
         "norms": [
-            {"step": step, "phase": phase, "norms": norms} for (step, phase), norms in recorded.details.phases.items()
+            {"step": step, "phase": phase, "norms": norms}
+            for step in recorded.run.steps
+            for phase, norms in enumerate(recorded.norms(step))
         ],
-        "rates": recorded.details.rates,
+        "rates": {step: recorded.rates(step) for step in recorded.run.steps},
         "alone": [{"sample": sample.identity, "loss": repr(sample.loss)} for sample in samples],
         "blamed": [sample.identity for sample in culprits.culprits(samples)],
     }

@@ -15,8 +15,6 @@ from lockstep.base.shapes import check, parse
 _FILE_NAME = "replay.json"
 SAMPLES = "samples"
 """The file in the trace's directory with the samples that were replayed one by one."""
-SHOWN = "shown"
-"""Prefix of the files, one per rank, in the trace's directory with what is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
