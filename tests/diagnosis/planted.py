@@ -101,10 +101,6 @@ class Faulty(nn.Module):
         if fault == "set":
             for name in {"one", "two", "three", "four", "five", "six"}:  # PLANT
                 x = torch.sin(x * len(name) + ord(name[0]))
-        if fault == "known kernel":
-            # put_ with an index twice is a race between threads: too seldom lost for a test, so the noise is made.
-            places, values = torch.tensor([0, 0]), torch.tensor([0.0, unseen_noise()])
-            x = x + torch.zeros(1).put_(places, values)  # PLANT
         if fault == "unknown kernel":
             x = x + unseen_noise()
         if fault == "noise":

@@ -82,7 +82,6 @@ def planted_line(place):
         pytest.param(*("weights", "weights", "loss"), marks=pytest.mark.long),
         ("split by rank", "data by rank", "content"),
         pytest.param(*("seeded by rank", "data by rank", "content"), marks=pytest.mark.long),
-        ("known kernel", "kernel", "loss"),
     ],
 )
 def test_a_planted_cause_is_named_with_its_line(laboratory, fault, cause, stage):

@@ -303,7 +303,7 @@ class _Replayer:
         """Repeat the steps; returns the replay's directory, and how the script has failed."""
         name = f"{Path(request.run).name}-step-{request.first}{'-blame' if request.blames else ''}"
         directory = new_directory(self._parent / name)
-        make_directory(directory, request, self._checkpoint)
+        make_directory(directory, Path(request.run), self._checkpoint)
         since = "the beginning" if self._checkpoint is None else self._checkpoint.name
         is_single = request.after + 1 == request.last
         steps = f"step {request.last}" if is_single else f"steps {request.after + 1} to {request.last}"
@@ -318,8 +318,9 @@ class _Replayer:
         options = LaunchOptions(
             nproc_per_node=self._nproc, is_module=program.is_module, log_dir=directory if self._log_output else None
         )
+        asked = {"replay": {**dataclasses.asdict(request), "directory": str(directory)}}
         try:
-            stopped = run_script(program.target, program.args, options, {}, asked={"replay": str(directory)})
+            stopped = run_script(program.target, program.args, options, {}, asked=asked)
         except LaunchError as error:
             return directory, error
         if isinstance(stopped, Interruption):
@@ -368,8 +369,8 @@ def _as_json(
     directory: Path, request: Request, recorded: Recorded, verdict: Verdict, samples: list[culprits.Sample]
 ) -> dict[str, Any]:
     return {
-        "directory": str(directory),
         **dataclasses.asdict(request),
+        "directory": str(directory),
         "verdict": verdict.status,
         "why": verdict.lines,
         "compared": None if verdict.comparison is None else dataclasses.asdict(verdict.comparison),

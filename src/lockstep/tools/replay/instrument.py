@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
@@ -17,13 +16,13 @@ from lockstep.tools.replay.request import Request
 
 
 class Replay(Instrument):
-    """Asked for a ``Request``, in the directory of this name; nothing is asked of a run that only records its digests."""
+    """Asked for a ``Request``, by field; nothing is asked of a run that only records its digests."""
 
     options: JournalOptions
 
     def __init__(self, asked: Any = None) -> None:
         super().__init__(asked)
-        self._request = None if asked is None else Request.read(Path(asked))
+        self._request = None if asked is None else Request(**asked)
 
     @override
     def given(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -33,7 +32,7 @@ class Replay(Instrument):
     @override
     def settings(self, config: RunConfig) -> RunConfig:
         """A replay has a directory of its own, no checkpoints, and nothing that stops it."""
-        return config if self._request is None else self._request.settings(config, self.asked)
+        return config if self._request is None else self._request.settings(config)
 
     @override
     def listeners(self, run: Run) -> Iterable[Listener]:

@@ -11,14 +11,13 @@ from lockstep.base.option import TRAINING, check_options, option
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions:
     """Settings of a run. ``gradient`` also records the first phase's gradient as numbers, without dropout and with BatchNorm in
-    evaluation mode; ``calls`` the calls of the script's code that could make runs differ; ``kernels`` asks for deterministic
-    ones, and records PyTorch's warnings about others."""
+    evaluation mode; ``calls`` the calls of the script's code that could make runs differ."""
 
     trace: str = option(
         "off",
         group=TRAINING,
-        choices=("off", "steps", "gradient", "calls", "kernels"),
-        help="Write digests of every step to RUN/trace, for lockstep verify; slow. gradient, calls and kernels record more, to "
+        choices=("off", "steps", "gradient", "calls"),
+        help="Write digests of every step to RUN/trace, for lockstep verify; slow. gradient and calls record more, to "
         "find causes.  [default: off]",
     )
     trace_until: int | None = option(

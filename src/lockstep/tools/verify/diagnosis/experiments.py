@@ -83,9 +83,6 @@ def investigate(
         question = ask(purpose="does the order of a set matter?", setting=reference[0], level="steps")
         seeded = ((runs[0], dataclasses.replace(question, hash_seed=hash_seed)) for hash_seed in _HASH_SEEDS)
         depends_on_hashes = _any_differs(seeded, run)
-    if differs_again and not depends_on_hashes:
-        warned = run(ask(purpose="asking PyTorch for deterministic kernels", setting=reference[0], level="kernels"))
-        evidence += [] if warned is None else warned.evidence
     return Findings(
         difference=difference,
         settings=(reference[0], deviating[0]),

@@ -7,7 +7,6 @@ from lockstep.listener import Listener
 from lockstep.tools.trials.settings import TrialSettings
 from lockstep.tools.verify.diagnosis.evidence import Evidence
 from lockstep.tools.verify.diagnosis.first_gradient import FirstGradient
-from lockstep.tools.verify.diagnosis.kernels import watch_kernels
 from lockstep.tools.verify.diagnosis.witness import Witness
 from lockstep.tools.verify.options import TraceOptions
 from lockstep.tools.verify.trace.lines import TraceWriter
@@ -57,8 +56,4 @@ def open_trace(run: Run, options: TraceOptions, checkpoint_every: int | str) -> 
         evidence = Evidence(run_dir, world.rank)
         witness = Witness(subjects, evidence)
         observers, layers = [witness, evidence], witness.take_layers
-    elif options.trace == "kernels":
-        evidence = Evidence(run_dir, world.rank)
-        watch_kernels(evidence)
-        observers = [evidence]
     return [subjects, Recorder(writer, subjects, options.trace_until, layers), *observers]

@@ -28,7 +28,7 @@ With ``trace="steps"`` or more, every rank writes ``<run directory>/trace/rank-<
 ===============  =======================================================================================================
 
 (A replay adds fields to these: see ``replay.shown_steps``. The digest journal has the same in fewer words: see
-``replay.digests``. With ``trace="calls"`` or ``"kernels"``, evidence is written in addition: see ``diagnosis.evidence``.)
+``replay.digests``. With ``trace="calls"``, evidence is written in addition: see ``diagnosis.evidence``.)
 
 Numbers are written as ``float.hex()``, without rounding. ``epoch``, ``pass`` and ``phase`` count from 0, ``step`` from 1. A
 reader must ignore kinds and fields that it does not know.
