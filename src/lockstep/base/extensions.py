@@ -103,11 +103,15 @@ def load_for_runs(kind: str, name: str) -> Any:
         ) from error
 
 
-@functools.cache
 def _others(kind: str) -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # slow to import
+    return {point.name: point for point in _installed().select(group=PREFIX + kind)}
 
-    return {point.name: point for point in entry_points(group=PREFIX + kind)}
+
+@functools.cache
+def _installed() -> Any:
+    from importlib.metadata import entry_points  # slow to import, and to run
+
+    return entry_points()
 
 
 @functools.cache
