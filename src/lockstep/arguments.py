@@ -12,11 +12,11 @@ from typing import Any, ParamSpec
 from lockstep.base.config import RunConfig
 from lockstep.joining import join as joining
 from lockstep.joining.team import Team
-from lockstep.tools.audit.options import AuditOptions
+from lockstep.tools.audit.instrument import AuditOptions
 from lockstep.tools.explain.options import ProfileOptions
 from lockstep.tools.replay.options import JournalOptions
-from lockstep.tools.tune.options import TuneOptions
-from lockstep.tools.verify.options import TraceOptions
+from lockstep.tools.tune.instrument import TuneOptions
+from lockstep.tools.verify.instrument import TraceOptions
 
 P = ParamSpec("P")
 

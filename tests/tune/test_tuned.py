@@ -9,8 +9,7 @@ import pytest
 from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError
 from lockstep.plan.loading import Loading
-from lockstep.tools.tune.instrument import Tuning
-from lockstep.tools.tune.options import TuneOptions
+from lockstep.tools.tune.instrument import TuneOptions, Tuning
 from lockstep.tools.tune.tuned import Situation, Tuned, fit, read
 from lockstep.world.machine.cores import num_cores
 

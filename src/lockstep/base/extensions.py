@@ -46,10 +46,10 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "explain": "lockstep.tools.explain.instrument:Explanation",
     },
     "options": {
-        "tune": "lockstep.tools.tune.options:TuneOptions",
-        "verify": "lockstep.tools.verify.options:TraceOptions",
+        "tune": "lockstep.tools.tune.instrument:TuneOptions",
+        "verify": "lockstep.tools.verify.instrument:TraceOptions",
         "replay": "lockstep.tools.replay.options:JournalOptions",
-        "audit": "lockstep.tools.audit.options:AuditOptions",
+        "audit": "lockstep.tools.audit.instrument:AuditOptions",
         "explain": "lockstep.tools.explain.options:ProfileOptions",
     },
     "observers": {"explain": "lockstep.tools.explain.launching.observer:Explainer"},

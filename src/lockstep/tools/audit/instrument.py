@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lockstep.base.option import TRAINING, check_options, option
 from lockstep.joining.instrument import Instrument, Run
-from lockstep.tools.audit.options import AuditOptions
 
 if TYPE_CHECKING:
     from lockstep.listener import Listener
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """Settings of a run."""
+
+    audit: int = option(
+        0,
+        group=TRAINING,
+        least=0,
+        metavar="STEPS",
+        help="Steps between audits, in which a second process computes a shard, too; the run ends if the results differ.  "
+        "[default: never]",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 class Audit(Instrument):

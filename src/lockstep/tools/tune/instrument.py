@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.base.config import without_tools
 from lockstep.base.errors import ConfigError
+from lockstep.base.option import TRAINING, option
 from lockstep.joining.instrument import Instrument, Run
 from lockstep.state.rundir.birth import Command, script_sha256
-from lockstep.tools.tune.options import TuneOptions
 from lockstep.tools.tune.request import TuningRequest
 from lockstep.tools.tune.tuned import Situation, Tuned, check_script, fit, read
 from lockstep.world.environment import World, read_environment
@@ -19,6 +20,19 @@ from lockstep.world.machine.cores import num_cores
 if TYPE_CHECKING:
     from lockstep.base.config import RunConfig
     from lockstep.listener import Listener
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """Settings of a run."""
+
+    tuned: str | None = option(
+        None,
+        group=TRAINING,
+        metavar="FILE",
+        help="File of lockstep tune: apply its settings to the loader that it has measured; the answer stays the same.  "
+        "[default: none]",
+    )
 
 
 class Tuning(Instrument):

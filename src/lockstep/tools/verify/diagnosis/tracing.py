@@ -8,7 +8,7 @@ from lockstep.tools.trials.settings import TrialSettings
 from lockstep.tools.verify.diagnosis.evidence import Evidence
 from lockstep.tools.verify.diagnosis.first_gradient import FirstGradient
 from lockstep.tools.verify.diagnosis.witness import Witness
-from lockstep.tools.verify.options import TraceOptions
+from lockstep.tools.verify.instrument import TraceOptions
 from lockstep.tools.verify.trace.lines import TraceWriter
 from lockstep.tools.verify.trace.recorder import Recorder
 from lockstep.tools.verify.trace.subjects import Subjects
