@@ -76,4 +76,4 @@ class Trace(Instrument):
             return ()
         from lockstep.tools.verify.diagnosis.tracing import open_trace  # slow
 
-        return open_trace(run, self.options, self._interval)
+        return open_trace(run, self.options.trace, self.options.trace_until, self._interval)

@@ -8,7 +8,6 @@ from lockstep.tools.trials.settings import TrialSettings
 from lockstep.tools.verify.diagnosis.evidence import Evidence
 from lockstep.tools.verify.diagnosis.first_gradient import FirstGradient
 from lockstep.tools.verify.diagnosis.witness import Witness
-from lockstep.tools.verify.instrument import TraceOptions
 from lockstep.tools.verify.trace.lines import TraceWriter
 from lockstep.tools.verify.trace.recorder import Recorder
 from lockstep.tools.verify.trace.subjects import Subjects
@@ -43,17 +42,24 @@ def begin_trace(run: Run, level: str, checkpoint_every: int | str) -> TraceWrite
     return writer
 
 
-def open_trace(run: Run, options: TraceOptions, checkpoint_every: int | str) -> list[Listener]:
-    """Begin this process's trace as its options say. Returns the listeners, to be notified in this order."""
+def open_trace(run: Run, level: str, until: int | None, checkpoint_every: int | str) -> list[Listener]:
+    """Begin this process's trace. Returns the listeners, to be notified in this order.
+
+    Args:
+        run: that is traced.
+        level: how much of it: see ``TraceOptions``.
+        until: the step after which the script ends; None: with the run.
+        checkpoint_every: of the run without a trace.
+    """
     world, run_dir = run.world, run.run_dir
-    writer = begin_trace(run, options.trace, checkpoint_every)
+    writer = begin_trace(run, level, checkpoint_every)
     subjects = Subjects(run.state.registered)
     observers: list[Listener] = []
     layers = None
-    if options.trace == "gradient":
+    if level == "gradient":
         observers = [FirstGradient(writer, subjects)]
-    elif options.trace == "calls":
+    elif level == "calls":
         evidence = Evidence(run_dir, world.rank)
         witness = Witness(subjects, evidence)
         observers, layers = [witness, evidence], witness.take_layers
-    return [subjects, Recorder(writer, subjects, options.trace_until, layers), *observers]
+    return [subjects, Recorder(writer, subjects, until, layers), *observers]
