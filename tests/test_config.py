@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.base.config import RunConfig
+from lockstep.base.config import RunConfig, settle
 from lockstep.base.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(20)
@@ -21,7 +21,7 @@ def test_it_is_one_frozen_value_with_names():
         RunConfig("ddp")
 
 
-@pytest.mark.parametrize("name", ["strategy", "precision", "backend", "device", "on_nan", "progress", "trace"])
+@pytest.mark.parametrize("name", ["strategy", "precision", "backend", "device", "on_nan", "progress"])
 @pytest.mark.parametrize("value", ["nonsense", ["nonsense"], 3])
 def test_an_unknown_name_lists_those_that_are_known(name, value):
     said = rf"unknown {name} {re.escape(repr(value))}: choose one of .*{getattr(RunConfig(), name)}"
@@ -95,8 +95,18 @@ def test_the_dimension_of_samples_is_a_whole_number_from_zero(value):
 
 def test_a_step_to_end_the_trace_at_needs_a_trace():
     with pytest.raises(ConfigError, match="trace_until=3 has no effect without a trace"):
-        RunConfig(trace_until=3)
-    assert RunConfig(trace_until=3, trace="steps").trace_until == 3
+        settle({"trace_until": 3}, {})
+    assert settle({"trace_until": 3}, {"trace": "steps"})[1]["verify"].trace_until == 3
+
+
+@pytest.mark.parametrize("settings", [{"trace": "nonsense"}, {"audit": -1}, {"journal_every": True}, {"profile": "5:3"}])
+def test_options_of_tools_are_checked_like_settings_of_the_run_wherever_they_are_given(settings):
+    for where in ((settings, {}), ({}, settings)):
+        with pytest.raises(ConfigError, match="|".join(settings)):
+            settle(*where)
+    assert settle({}, {"audit": 2, "shards": 4})[0] == RunConfig(shards=4)
+    with pytest.raises(ConfigError, match="audit is 2 in the script's join"):
+        settle({"audit": 3}, {"audit": 2})
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from lockstep.base import extensions
+from lockstep.base.config import options_of_tools, settle
 from lockstep.base.errors import ConfigError
 from lockstep.joining.instrument import make_instruments
 from lockstep.listener import Listener, Listeners, Stage
@@ -20,20 +21,22 @@ class Told(Listener):
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """``install(module_text, entry_point)``: a package that adds an instrument."""
+    """``install(module_text, entry_point)``: a package that adds an instrument, or what else is named."""
 
-    def run(module, point):
+    def run(module, point, kind="instruments"):
         (tmp_path / "strange.py").write_text(module)
         about = tmp_path / "strange-1.dist-info"
         about.mkdir()
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: strange\nVersion: 1\n")
-        (about / "entry_points.txt").write_text(f"[lockstep.instruments]\nstrange = {point}\n")
+        (about / "entry_points.txt").write_text(f"[lockstep.{kind}]\nstrange = {point}\n")
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, "strange", raising=False)
-        extensions._others.cache_clear()
+        extensions._installed.cache_clear()
+        options_of_tools.cache_clear()
 
     yield run
-    extensions._others.cache_clear()
+    extensions._installed.cache_clear()
+    options_of_tools.cache_clear()
 
 
 def test_listeners_are_notified_by_stage_and_within_one_in_the_order_in_which_they_came():
@@ -47,7 +50,7 @@ def test_listeners_are_notified_by_stage_and_within_one_in_the_order_in_which_th
 
 def test_an_instrument_of_another_package_is_made_with_what_is_asked_of_it(install):
     install("class Strange:\n    def __init__(self, asked):\n        self.asked = asked\n", "strange:Strange")
-    assert [type(each).__name__ for each in make_instruments({"strange": 7}) if each.asked == 7] == ["Strange"]
+    assert [type(each).__name__ for each in make_instruments({"strange": 7}).values() if each.asked == 7] == ["Strange"]
 
 
 def test_an_instrument_that_cannot_be_imported_is_named(install):
@@ -59,3 +62,28 @@ def test_an_instrument_that_cannot_be_imported_is_named(install):
 def test_what_is_asked_of_an_instrument_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match="unknown instrument 'nothing'"):
         make_instruments({"nothing": {}})
+
+
+OPTIONS = """
+from dataclasses import dataclass
+from lockstep.base.option import TRAINING, check_options, option
+
+@dataclass(frozen=True, kw_only=True)
+class Strange:
+    NAME: int = option(0, group=TRAINING, least=0, help="")
+    __post_init__ = check_options
+"""
+
+
+def test_options_of_another_package_are_settings(install):
+    install(OPTIONS.replace("NAME", "strangeness"), "strange:Strange", "options")
+    assert settle({"strangeness": 3}, {})[1]["strange"].strangeness == 3
+    with pytest.raises(ConfigError, match="strangeness=-1"):
+        settle({}, {"strangeness": -1})
+
+
+@pytest.mark.parametrize("name", ["audit", "shards"])
+def test_options_of_another_package_that_are_settings_already_are_refused(install, name):
+    install(OPTIONS.replace("NAME", name), "strange:Strange", "options")
+    with pytest.raises(ConfigError, match=f"options of 'strange' have '{name}'"):
+        settle({}, {})

@@ -58,6 +58,7 @@ ASIDE = {
     "tools.watch": (*OUTSIDE, "state.rundir", "journal.measure.pass_progress"),
     "cli": ("",),
     "__init__": ("",),
+    "arguments": ("",),
     "__main__": ("cli",),
 }
 

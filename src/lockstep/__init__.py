@@ -6,6 +6,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lockstep.arguments import join
     from lockstep.base.config import RunConfig
     from lockstep.base.errors import (
         CheckpointError,
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from lockstep.data.evaluation_pass import EvaluationBatch
     from lockstep.data.loader import PreparedLoader
     from lockstep.joining.instrument import Instrument
-    from lockstep.joining.join import join
     from lockstep.joining.team import Team
     from lockstep.launch.function import launch
     from lockstep.listener import Listener

@@ -89,6 +89,5 @@ def test_a_flip_in_a_shard_that_is_not_audited_passes(found):
 
 @pytest.mark.parametrize("task", ["two loaders", "in phases", "few samples", "accumulated"])
 def test_every_shape_of_a_step(found, task):
-    for nproc in (2, 3):
-        headline, status, _ = found(nproc, trainings.Wrong(None, when="by chance"), task=task)
-        assert (status, headline.split(": ")[1]) == (76, "another each time")
+    headline, status, _ = found(3, trainings.Wrong(None, when="by chance"), task=task)
+    assert (status, headline.split(": ")[1]) == (76, "another each time")

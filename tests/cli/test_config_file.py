@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lockstep.base.config import RunConfig
+from lockstep.base.config import RunConfig, all_settings
 from lockstep.base.option import options_of
 from lockstep.cli.main import main
 from lockstep.launch.options import LaunchOptions
@@ -85,7 +85,7 @@ def test_what_is_printed_can_be_given_back(call, asked):
 
 def test_every_option_is_printed_and_one_that_was_not_given_stays_the_scripts_to_set(call, asked):
     printed = call("run", "--print-config")[1]
-    num_options = len(options_of(LaunchOptions)) + len(options_of(RunConfig))
+    num_options = len(options_of(LaunchOptions)) + len(all_settings())
     assert len(re.findall(r"^# [\w-]+ = \S", printed, flags=re.MULTILINE)) == num_options
     assert '\n# strategy = "auto"\n' in printed
     call("run", "--config", "run.toml", "train.py", file=printed)

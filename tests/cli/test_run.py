@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from lockstep.base.config import RunConfig
+from lockstep.base.config import setting_kinds
 from lockstep.base.errors import LaunchError
 from lockstep.base.option import options_of
 from lockstep.cli.main import main
@@ -57,7 +57,7 @@ def test_restarts_are_of_the_launch_and_no_setting_of_the_run(capsys, asked):
 
 
 def test_every_setting_of_a_run_and_of_a_launch_has_one_option(capsys, asked):
-    for kind in (RunConfig, LaunchOptions):
+    for kind in (LaunchOptions, *setting_kinds()):
         assert set(options_of(kind)) == {field.name for field in dataclasses.fields(kind)}
     call(
         capsys,

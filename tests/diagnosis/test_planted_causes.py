@@ -67,8 +67,6 @@ def planted_line(place):
     ("fault", "cause", "stage"),
     [
         ("generator in the data", "random", "content"),
-        pytest.param(*("generator in a layer", "random", "loss"), marks=pytest.mark.long),
-        pytest.param(*("random.Random", "random", "loss"), marks=pytest.mark.long),
         pytest.param(*("os.urandom", "random", "loss"), marks=pytest.mark.long),
         pytest.param(*("state in a layer", "state", "loss"), marks=pytest.mark.long),
         pytest.param(*("state in a module", "state", "loss"), marks=pytest.mark.long),
@@ -81,8 +79,6 @@ def planted_line(place):
         ("collective", "collective", "loss"),
         pytest.param(*("weights", "weights", "loss"), marks=pytest.mark.long),
         ("split by rank", "data by rank", "content"),
-        pytest.param(*("seeded by rank", "data by rank", "content"), marks=pytest.mark.long),
-        ("known kernel", "kernel", "loss"),
     ],
 )
 def test_a_planted_cause_is_named_with_its_line(laboratory, fault, cause, stage):

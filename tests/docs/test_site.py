@@ -46,7 +46,7 @@ def test_the_interface_is_told_from_docstrings(site):
     page = (site / "api.html").read_text()
     for name in (
         "lockstep.Team.prepare",
-        "lockstep.join",
+        "lockstep.joining.join.join",
         "lockstep.launch.function.launch",
         "lockstep.RunConfig.shards",
         "lockstep.DataError",

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from explain_scripts import train
 
-from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError
+from lockstep.tools.explain.options import ProfileOptions
 
 
 def count_of(name, rank):
@@ -29,4 +29,4 @@ def test_a_run_that_ends_before_the_last_step_has_a_trace_of_what_it_did(crew):
 @pytest.mark.parametrize("profile", ["7", "5:3", "0:3", "a:b", 7, ""])
 def test_what_is_no_pair_of_steps_is_refused(profile):
     with pytest.raises(ConfigError, match="give the first and the last step to profile, as in 100:110"):
-        RunConfig(profile=profile)
+        ProfileOptions(profile=profile)

@@ -3,9 +3,10 @@
 import pytest
 
 from lockstep.base.errors import UsageError
-from lockstep.tools.replay.comparison import compare, in_words
-from lockstep.tools.replay.digests import Digests, PhaseGradient, Shard, gather, row
+from lockstep.tools.replay.digests import Digests, gather, row
 from lockstep.tools.replay.step_names import step_with_first_difference, step_with_nan, step_with_worst_loss
+from lockstep.tools.replay.wording import in_words
+from lockstep.tools.verify.trace.differences import compare
 from lockstep.tools.verify.trace.lines import exact
 from lockstep.tools.verify.trace.traced_run import ShardKey
 
@@ -17,23 +18,24 @@ def start(launch, after=0):
 
 
 def line(step, shard, loss, **more):
-    text = row(ShardKey(step, 0, shard, 0), Shard(f"samples-{step}", "-", (exact(loss),)))
+    text = row(ShardKey(step, 0, shard, 0), more.pop("samples", f"samples-{step}"), "-", (exact(loss),))
     return {"event": "steps", "last": step, "shards": text, **more}
 
 
-def journal(*losses, state="same"):
-    lines = [
-        line(step, 0, loss, **({"state": {"model": state}, "gradients": [["g", exact(1.0)]]} if step % 2 == 0 else {}))
-        for step, loss in enumerate(losses, 1)
-    ]
+def journal(*losses, state="same", gradient=("g", 1.0), **more):
+    full = {"state": {"model": state}, "gradients": [[gradient[0], exact(gradient[1])]]}
+    lines = [line(step, 0, loss, **more, **(full if step % 2 == 0 else {})) for step, loss in enumerate(losses, 1)]
     return gather([[start("a"), *lines]])
 
 
 def test_a_row_says_what_was_put_in():
-    key, shard = ShardKey(3, 1, 2, 0), Shard("1a2b", "-", (exact(0.1), exact(float("nan"))))
+    key, losses = ShardKey(3, 1, 2, 0), [exact(0.1), exact(float("nan"))]
     digests = Digests()
-    digests.add({"shards": row(key, shard)}, until=3)
-    assert digests.shards == {key: shard}
+    digests.add({"shards": row(key, "1a2b", "-", losses)}, until=3)
+    [(found, ((_, line),))] = digests.shards_of(3)
+    assert (found, line["batches"], line["losses"]) == (key, [{"samples": "1a2b", "content": None}], losses)
+    with pytest.raises(ValueError, match="damaged"):
+        digests.add({"shards": "3 1 2 0 1a2b"}, until=3)
 
 
 def test_a_launch_that_goes_on_takes_the_place_of_what_came_after_its_checkpoint():
@@ -42,7 +44,8 @@ def test_a_launch_that_goes_on_takes_the_place_of_what_came_after_its_checkpoint
         [start("one"), line(1, 1, 1.5), line(2, 1, 2.5)],
     ]
     found = gather(ranks)
-    losses = {(key.step, key.shard): shard.losses[0] for key, shard in found.shards.items()}
+    shards = [pair for step in found.numbers() for pair in found.shards_of(step)]
+    losses = {(key.step, key.shard): line["losses"][0] for key, ((_, line),) in shards}
     assert losses == {(1, 0): exact(1.0), (1, 1): exact(1.5), (2, 0): exact(20.0)}
 
 
@@ -63,21 +66,18 @@ def test_up_to_a_tolerance_losses_may_differ_and_samples_may_not():
     one, two = journal(1.0, 2.0), journal(1.0001, 2.0, state="other")
     assert compare(one, two, tolerance=1e-3).difference is None
     assert compare(one, two, tolerance=1e-5).difference.stage == "loss"
-    key = next(iter(two.shards))
-    two.shards[key] = two.shards[key]._replace(samples="others")
-    assert compare(one, two, tolerance=1e-3).difference.stage == "samples"
+    assert compare(one, journal(1.0001, 2.0, samples="others"), tolerance=1e-3).difference.stage == "samples"
 
 
 def test_journals_without_a_common_step_are_never_called_equal():
-    early, late = journal(1.0, 2.0), Digests(shards={ShardKey(9, 0, 0, 0): Shard("s", "-", ())})
+    early, late = journal(1.0, 2.0), gather([[start("a"), line(9, 0, 1.0)]])
     assert compare(early, late).is_empty
     with pytest.raises(UsageError, match="no step in common"):
         step_with_first_difference(early, late)
 
 
 def test_a_gradient_that_differs_comes_before_the_state():
-    one, two = journal(1.0, 2.0), journal(1.0, 2.0, state="other")
-    two.gradients[2] = (PhaseGradient("h", exact(2.0)),)
+    one, two = journal(1.0, 2.0), journal(1.0, 2.0, state="other", gradient=("h", 2.0))
     assert in_words(compare(one, two).difference) == (
         "step 2: the gradient after the exchange: digest g, norm of all 1.0, and digest h, norm of all 2.0"
     )

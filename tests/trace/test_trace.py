@@ -6,7 +6,7 @@ import pytest
 import torch
 import tracing_scripts
 
-from lockstep.tools.verify.trace.lines import exact, number, read_trace
+from lockstep.tools.verify.trace.lines import DIRECTORY, exact, number, read_ranks
 from lockstep.tools.verify.trace.traced_run import gather
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
@@ -22,7 +22,7 @@ def traced(crew, tmp_path, nproc, fn, *args, **settings):
     run_dir = tmp_path / f"run-{nproc}"
     options = {"trace": "steps", "run_dir": str(run_dir), **settings}
     results = crew(nproc, fn, *args, **options)
-    return results, read_trace(run_dir)
+    return results, read_ranks(run_dir, DIRECTORY)
 
 
 @pytest.mark.parametrize("level", ["steps", "calls"])

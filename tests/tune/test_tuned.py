@@ -9,6 +9,7 @@ import pytest
 from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError
 from lockstep.plan.loading import Loading
+from lockstep.tools.tune.instrument import TuneOptions, Tuning
 from lockstep.tools.tune.tuned import Situation, Tuned, fit, read
 from lockstep.world.machine.cores import num_cores
 
@@ -137,8 +138,10 @@ def test_other_arguments_of_the_script_are_said():
 
 
 def test_workers_given_by_hand_and_a_tuned_file_contradict_each_other():
+    tuning = Tuning()
+    tuning.options = TuneOptions(tuned="t.json")
     with pytest.raises(ConfigError, match=r"workers=2 and tuned='t\.json' both set the loader workers"):
-        RunConfig(workers=2, tuned="t.json")
+        tuning.settings(RunConfig(workers=2))
 
 
 @pytest.mark.parametrize(

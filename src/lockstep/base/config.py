@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from lockstep.base import extensions
 from lockstep.base.errors import ConfigError, unknown_name
-from lockstep.base.interval import check_interval, steps_of
-from lockstep.base.option import CHECKPOINTS, PROCESSES, TRAINING, one_of, option, options_of
+from lockstep.base.interval import check_interval
+from lockstep.base.option import CHECKPOINTS, PROCESSES, TRAINING, Option, check_options, one_of, option, options_of
 from lockstep.base.trackers import TRACKERS, check_track
 
 
@@ -48,13 +49,13 @@ NAN_POLICIES = ("stop", "warn", "ignore")
 PROGRESS_STYLES = ("auto", "bar", "plain", "off")
 RUNS = Path("runs")
 """The folder, in the working directory, of the run directories that are not named by ``run_dir``."""
-TRACE_LEVELS = ("off", "steps", "gradient", "calls", "kernels")
 ALLOWABLE = ("data", "device", "numerics", "optimizer", "precision", "shards", "threads")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """The settings of one run. Every field is an argument of ``lockstep.join`` and an option of ``lockstep run``."""
+    """The settings of one run. Every field is an argument of ``lockstep.join`` and an option of ``lockstep run``. (Tools have
+    options of their own, which are given in the same places: see ``options_of_tools``.)"""
 
     strategy: str = option(
         "auto",
@@ -80,6 +81,8 @@ class RunConfig:
     shards: int | None = option(
         None,
         group=TRAINING,
+        least=1,
+        most=2**20,
         metavar="V",
         help="Number of shards that each global batch is split into, at least the number of processes. Runs with the same V "
         "give the same answer; so it is best given in the script, join(shards=8).  [default: the number of processes]",
@@ -87,12 +90,18 @@ class RunConfig:
     """Number of shards V that each global batch is split into, and so the largest world size of the run. None: the world size
     of the first launch, so that another number of processes gives a different, equally good answer."""
     accumulate: int = option(
-        1, group=TRAINING, metavar="K", help="Number of consecutive global batches per optimizer step.  [default: 1]"
+        1,
+        group=TRAINING,
+        least=1,
+        metavar="K",
+        help="Number of consecutive global batches per optimizer step.  [default: 1]",
     )
     """Number of consecutive global batches that make one step."""
     seed: int | None = option(
         None,
         group=TRAINING,
+        least=0,
+        most=2**63 - 1,
         metavar="N",
         help="Seed of all random streams.  [default: that of the script's torch.manual_seed(), else 0]",
     )
@@ -101,6 +110,8 @@ class RunConfig:
     threads: int | None = option(
         None,
         group=PROCESSES,
+        least=1,
+        most=2**14,
         metavar="N",
         help="Number of CPU threads per process.  [default: OMP_NUM_THREADS, else the cores divided by the number of shards]",
     )
@@ -115,6 +126,7 @@ class RunConfig:
     devices_per_process: int | None = option(
         None,
         group=PROCESSES,
+        least=1,
         metavar="N",
         help="Number of devices per process.  [default: one; with strategy dp, all GPUs]",
     )
@@ -123,6 +135,7 @@ class RunConfig:
     batch_dim: int = option(
         0,
         group=TRAINING,
+        least=0,
         metavar="N",
         help="With strategy dp: the dimension along which inputs and results are split over the GPUs.  [default: 0]",
     )
@@ -164,7 +177,11 @@ class RunConfig:
     )
     """What to do when a loss is NaN: ``stop`` (an error), ``warn`` (once a step), or ``ignore``."""
     log_every: int = option(
-        20, group=TRAINING, metavar="STEPS", help="Steps between exchanges of logged values among ranks.  [default: 20]"
+        20,
+        group=TRAINING,
+        least=1,
+        metavar="STEPS",
+        help="Steps between exchanges of logged values among ranks.  [default: 20]",
     )
     """Steps between exchanges of logged values among the ranks."""
     find_unused_parameters: bool = option(
@@ -197,66 +214,12 @@ class RunConfig:
     workers: int | None = option(
         None,
         group=TRAINING,
+        least=0,
         metavar="N",
         help="Loader workers per process of every DataLoader, also for evaluation.  [default: those of the script]",
     )
     """Loader workers per process, in place of ``num_workers`` of the script's DataLoaders; None: as in the script. The answer
     does not depend on it."""
-    tuned: str | None = option(
-        None,
-        group=TRAINING,
-        metavar="FILE",
-        help="File of lockstep tune: apply its settings to the loader that it has measured; the answer stays the same.  "
-        "[default: none]",
-    )
-    """File of ``lockstep tune``, whose settings (workers, prefetch, pinned memory) the loader that it measured gets in place of
-    the script's own, and no other (``workers`` is for all); None: none. The answer does not depend on it."""
-    trace: str = option(
-        "off",
-        group=TRAINING,
-        choices=TRACE_LEVELS,
-        help="Write digests of every step to RUN/trace, for lockstep verify; slow. gradient, calls and kernels record more, to "
-        "find causes.  [default: off]",
-    )
-    """What to write to ``trace/`` in the run directory, for ``lockstep verify``: ``off`` (nothing), ``steps`` (digests of every
-    step: samples, losses, gradients, weights; slow), ``gradient`` (also the numbers of the first phase's gradient, without
-    dropout and with BatchNorm in evaluation mode), ``calls`` (also calls of the script's code that could make runs differ; very
-    slow), ``kernels`` (as ``steps``, with deterministic kernels where available, and PyTorch's warnings about others)."""
-    trace_until: int | None = option(
-        None, group=TRAINING, metavar="STEP", help="With --trace: end the script after this step.  [default: run to its end]"
-    )
-    """With ``trace``: end the script after this step, with exit status 0. None: let it run to its end."""
-
-    journal_every: int = option(
-        1000,
-        group=TRAINING,
-        metavar="STEPS",
-        help="Steps between full entries of the digest journal, for lockstep diff and lockstep replay; 0: no journal.  "
-        "[default: 1000]",
-    )
-    """Steps between lines of the digest journal, ``digests/`` in the run directory, by which ``lockstep diff`` and ``lockstep
-    replay`` find where two runs parted: the samples and losses of every shard, and every so many steps also what the samples
-    hold, the gradient and the state. 0: none is written."""
-
-    audit: int = option(
-        0,
-        group=TRAINING,
-        metavar="STEPS",
-        help="Steps between audits, in which a second process computes a shard, too; the run ends if the results differ.  "
-        "[default: never]",
-    )
-    """Every so many steps one shard, chosen by the seed, is also computed by a second process (on a single one: twice), and the
-    run ends with status 76 if the gradients differ in a bit. For the strategies ``exact``, the default, and ``single``. 0:
-    never."""
-    profile: str | None = option(
-        None,
-        group=TRAINING,
-        metavar="FIRST:LAST",
-        help="Write a torch.profiler trace of these steps to RUN/profile, for Perfetto or Chrome.  [default: none]",
-    )
-    """Steps to profile, the first and the last, such as ``100:110``: PyTorch's profiler writes a trace of them on each rank, to
-    ``profile/`` in the run directory. None: none."""
-
     checkpoint_every: int | str | datetime.timedelta = option(
         "10m",
         group=CHECKPOINTS,
@@ -265,11 +228,14 @@ class RunConfig:
     )
     """Interval between checkpoints: a number of steps, or a time (a ``timedelta``, or text such as ``30s``, ``10m``, ``2h``).
     Another one is saved at the end of the run. ``off``: none are saved."""
-    keep: int = option(2, group=CHECKPOINTS, metavar="N", help="Number of newest checkpoints to keep.  [default: 2]")
+    keep: int = option(
+        2, group=CHECKPOINTS, least=1, metavar="N", help="Number of newest checkpoints to keep.  [default: 2]"
+    )
     """Number of newest checkpoints to keep, besides the best weights (see ``Team.best``)."""
     keep_every: int | None = option(
         None,
         group=CHECKPOINTS,
+        least=1,
         metavar="STEPS",
         help="Also keep the first checkpoint of every STEPS steps, for lockstep replay.  [default: none]",
     )
@@ -296,31 +262,7 @@ class RunConfig:
         object.__setattr__(self, "checkpoint_every", check_interval(self.checkpoint_every))
         object.__setattr__(self, "allow", _check_allowed(self.allow))
         object.__setattr__(self, "track", check_track(self.track))
-        steps_of(self.profile)
-        for name, described in options_of(RunConfig).items():
-            if described.choices and getattr(self, name) not in described.choices:
-                raise unknown_name(name, getattr(self, name), described.choices)
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for field, least in (
-            ("shards", 1),
-            ("accumulate", 1),
-            ("seed", 0),
-            ("threads", 1),
-            ("log_every", 1),
-            ("workers", 0),
-            ("trace_until", 1),
-            ("journal_every", 0),
-            ("audit", 0),
-            ("keep", 1),
-            ("keep_every", 1),
-            ("devices_per_process", 1),
-            ("batch_dim", 0),
-        ):
-            value = getattr(self, field)
-            if value is None and defaults[field] is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{field}={value!r}: it must be a whole number, {least} or more")
+        check_options(self)
         _check_init_method(self.init_method)
         if not isinstance(self.fresh, bool):
             raise ConfigError(f"fresh={self.fresh!r}: it must be True or False")
@@ -330,13 +272,6 @@ class RunConfig:
                 f"devices_per_process={self.devices_per_process} with strategy={self.strategy!r}, which has one per "
                 f"process: leave it out, or choose one of {suitable}"
             )
-        if self.tuned is not None and self.workers is not None:
-            raise ConfigError(f"workers={self.workers} and tuned={self.tuned!r} both set the loader workers: leave out one")
-        if self.trace_until is not None and self.trace == "off":
-            raise ConfigError(f"trace_until={self.trace_until} has no effect without a trace: give trace= as well")
-        for field, most in (("shards", 2**20), ("threads", 2**14), ("seed", 2**63 - 1)):
-            if (getattr(self, field) or 0) > most:
-                raise ConfigError(f"{field}={getattr(self, field)}: it must be {most} or less")
         is_number = isinstance(self.timeout_s, (int, float)) and not isinstance(self.timeout_s, bool)
         if not is_number or not math.isfinite(self.timeout_s) or self.timeout_s <= 0:
             raise ConfigError(f"timeout_s={self.timeout_s!r}: it must be a positive number of seconds")
@@ -348,22 +283,68 @@ class RunConfig:
 
     @classmethod
     def merge(cls, command: Mapping[str, Any], script: Mapping[str, Any]) -> RunConfig:
-        """Combine the settings of the command line with those of the script's ``join(...)``.
+        """See ``settle``, which also gives the options of tools."""
+        return settle(command, script)[0]
 
-        Raises:
-            ConfigError: a setting is unknown, or is given in both places with different values.
-        """
-        names = {field.name for field in dataclasses.fields(cls)}
-        for name in (*command, *script):
-            if name not in names:
-                raise unknown_name("setting", name, sorted(names))
-        for name in command.keys() & script.keys():
-            if _plain(name, command[name]) != _plain(name, script[name]):
+
+@functools.cache
+def options_of_tools() -> dict[str, type]:
+    """The dataclasses of the options that tools and other packages bring to every run, by the name of their instrument.
+
+    Raises:
+        ConfigError: one cannot be imported, or has an option that exists.
+    """
+    kinds: dict[str, type] = {}
+    for name in extensions.names("options"):
+        kind = extensions.load_for_runs("options", name)
+        for other in (RunConfig, *kinds.values()):
+            for twice in options_of(kind).keys() & options_of(other).keys():
                 raise ConfigError(
-                    f"{name} is {script[name]!r} in the script's join() and {command[name]!r} on the command line "
-                    "(or in its --config file): these conflict. Set it in one place."
+                    f"the options of {name!r} have {twice!r}, which {other.__name__} has. Uninstall that package"
                 )
-        return cls(**{**script, **command})
+        kinds[name] = kind
+    return kinds
+
+
+def setting_kinds() -> tuple[type, ...]:
+    """The dataclasses whose fields are settings of a run."""
+    return RunConfig, *options_of_tools().values()
+
+
+def all_settings() -> dict[str, Option]:
+    """The options of all settings, those of tools among them, by field."""
+    return {name: option for kind in setting_kinds() for name, option in options_of(kind).items()}
+
+
+def without_tools(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are not options of tools."""
+    of_tools = {name for kind in options_of_tools().values() for name in options_of(kind)}
+    return {name: value for name, value in settings.items() if name not in of_tools}
+
+
+def settle(command: Mapping[str, Any], script: Mapping[str, Any]) -> tuple[RunConfig, dict[str, Any]]:
+    """Combine the settings of the command line with those of the script's ``join(...)``: the run's, and the options of each
+    tool, by the name of its instrument.
+
+    Raises:
+        ConfigError: a setting is unknown or invalid, or is given in both places with different values.
+    """
+    names = all_settings()
+    for name in (*command, *script):
+        if name not in names:
+            raise unknown_name("setting", name, sorted(names))
+    for name in command.keys() & script.keys():
+        if _plain(name, command[name]) != _plain(name, script[name]):
+            raise ConfigError(
+                f"{name} is {script[name]!r} in the script's join() and {command[name]!r} on the command line "
+                "(or in its --config file): these conflict. Set it in one place."
+            )
+    given = {**script, **command}
+
+    def of(kind: Any) -> Any:
+        return kind(**{name: given[name] for name in options_of(kind) if name in given})
+
+    return of(RunConfig), {name: of(kind) for name, kind in options_of_tools().items()}
 
 
 def _check_init_method(value: Any) -> None:

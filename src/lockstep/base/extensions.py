@@ -10,6 +10,8 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
+from lockstep.base.errors import ConfigError
+
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
@@ -42,6 +44,13 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "verify": "lockstep.tools.verify.instrument:Trace",
         "check": "lockstep.tools.check.instrument:Reading",
         "explain": "lockstep.tools.explain.instrument:Explanation",
+    },
+    "options": {
+        "tune": "lockstep.tools.tune.instrument:TuneOptions",
+        "verify": "lockstep.tools.verify.instrument:TraceOptions",
+        "replay": "lockstep.tools.replay.options:JournalOptions",
+        "audit": "lockstep.tools.audit.instrument:AuditOptions",
+        "explain": "lockstep.tools.explain.options:ProfileOptions",
     },
     "observers": {"explain": "lockstep.tools.explain.launching.observer:Explainer"},
     "process_observers": {"explain": "lockstep.tools.explain.launching.process:ProcessExplainer"},
@@ -79,11 +88,30 @@ def load(kind: str, name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-@functools.cache
-def _others(kind: str) -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # slow to import
+def load_for_runs(kind: str, name: str) -> Any:
+    """As ``load``, of what an installed package adds to every run.
 
-    return {point.name: point for point in entry_points(group=PREFIX + kind)}
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    try:
+        return load(kind, name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{name!r} of lockstep.{kind}, which an installed package adds to every run, cannot be imported: {error!r}. Update "
+            "or uninstall that package"
+        ) from error
+
+
+def _others(kind: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in _installed().select(group=PREFIX + kind)}
+
+
+@functools.cache
+def _installed() -> Any:
+    from importlib.metadata import entry_points  # slow to import, and to run
+
+    return entry_points()
 
 
 @functools.cache

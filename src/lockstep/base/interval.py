@@ -36,20 +36,3 @@ def check_interval(value: Any) -> int | str:
         f"checkpoint_every={value!r}: give a number of steps (1 or more), a time (a timedelta, or a text such as 30s, 10m, "
         "2h), or 'off'"
     )
-
-
-def steps_of(profile: str | None) -> tuple[int, int] | None:
-    """The first and the last step of ``RunConfig.profile``.
-
-    Raises:
-        ConfigError: it is no pair of steps.
-    """
-    if profile is None:
-        return None
-    match = re.fullmatch(r"(\d+):(\d+)", profile) if isinstance(profile, str) else None
-    first, last = map(int, match.groups()) if match else (0, 0)
-    if not 1 <= first <= last:
-        raise ConfigError(
-            f"profile={profile!r}: give the first and the last step to profile, as in 100:110 (steps count from 1)"
-        )
-    return first, last

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.base.errors import ConfigError, unknown_name
+
 PROCESSES = "Processes"
 MACHINES = "Several machines"
 TRAINING = "Training (only for scripts that call lockstep.join())"
@@ -28,14 +30,47 @@ class Option:
     help: str
     choices: tuple[str, ...] = ()
     """The valid values, as its metavar shows them; empty: not a fixed list."""
+    least: int | None = None
+    """The least valid whole number; None: it is none, or not limited."""
+    most: int | None = None
 
 
-def option(default: Any, *names: str, group: str, help: str, metavar: str = "", choices: Iterable[str] = ()) -> Any:
+def option(
+    default: Any,
+    *names: str,
+    group: str,
+    help: str,
+    metavar: str = "",
+    choices: Iterable[str] = (),
+    least: int | None = None,
+    most: int | None = None,
+) -> Any:
     """A dataclass field that is also an option of ``lockstep run``. Its annotation gives the type: ``bool`` makes a flag, a
-    ``Sequence`` an option that may be repeated."""
+    ``Sequence`` an option that may be repeated. For the other arguments see ``Option``; ``check_options`` checks them."""
     valid = tuple(choices)
-    metadata = {Option: Option(names=names, group=group, metavar=metavar or one_of(valid), help=help, choices=valid)}
-    return dataclasses.field(default=default, metadata=metadata)
+    described = Option(
+        names=names, group=group, metavar=metavar or one_of(valid), help=help, choices=valid, least=least, most=most
+    )
+    return dataclasses.field(default=default, metadata={Option: described})
+
+
+def check_options(values: Any) -> None:
+    """Check the options of a dataclass's value against their descriptions: for its ``__post_init__``.
+
+    Raises:
+        ConfigError: one is not among its choices, or not a whole number within its limits.
+    """
+    for field in dataclasses.fields(values):
+        value, described = getattr(values, field.name), field.metadata.get(Option)
+        if described is None or (value is None and field.default is None):
+            continue
+        if described.choices and value not in described.choices:
+            raise unknown_name(field.name, value, described.choices)
+        least, most = described.least, described.most
+        if least is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise ConfigError(f"{field.name}={value!r}: it must be a whole number, {least} or more")
+        if most is not None and value > most:
+            raise ConfigError(f"{field.name}={value}: it must be {most} or less")
 
 
 def options_of(kind: type) -> dict[str, Option]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from lockstep.base.config import RunConfig
+from lockstep.base.config import all_settings, setting_kinds
 from lockstep.base.option import MACHINES, Option, options_of
 from lockstep.cli.config_file import config_option
 from lockstep.cli.echo import echo
@@ -58,8 +58,16 @@ def options_from(*kinds: type, shown: Collection[str] | None = None) -> Callable
 
 def given(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values given to a command that are fields of this dataclass."""
-    fields = options_of(kind)
-    return {name: value for name, value in values.items() if name in fields and value is not None and value != ()}
+    return _given(options_of(kind), values)
+
+
+def given_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values given to a command that are settings of a run, or options of tools in it."""
+    return _given(all_settings(), values)
+
+
+def _given(names: Collection[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in names and value is not None and value != ()}
 
 
 class GroupedCommand(click.Command):
@@ -155,7 +163,7 @@ def command_of_script(
             args_of_script,
             click.argument("script", required=needs_script),
             config_option,
-            options_from(LaunchOptions, RunConfig, shown=shown),
+            options_from(LaunchOptions, *setting_kinds(), shown=shown),
         ):
             function = decorate(function)
         return click.command(

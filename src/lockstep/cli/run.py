@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from lockstep.base.config import RunConfig
+from lockstep.base.config import RunConfig, all_settings, setting_kinds
 from lockstep.base.errors import ConfigError
 from lockstep.base.option import GROUPS, options_of
 from lockstep.cli.config_file import as_toml, config_option
 from lockstep.cli.echo import echo
-from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, args_of_script, given, options_from
+from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, args_of_script, given, given_settings, options_from
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.script import run_script
 
@@ -56,7 +56,7 @@ Exit status: 0 on success; 2 if nothing was started; 73 if the end of the traini
 76 if --audit found a wrong result; 130 after Ctrl-C; 143 after a SIGTERM if nothing was saved; else that of the first
 failure: the exit status of the script, 128 plus the number of the signal that killed it, or 1.
 """
-_OPTIONS = {**options_of(LaunchOptions), **options_of(RunConfig)}
+_OPTIONS = {**options_of(LaunchOptions), **all_settings()}
 _COMMON = (
     *("nproc_per_node", "is_module", "max_restarts", "threads", "device"),
     *("nnodes", "node_rank", "master_addr", "rdzv_endpoint"),
@@ -86,7 +86,7 @@ def _needed(ctx: click.Context, param: click.Parameter, script: str | None) -> s
     context_settings=CONTEXT_OF_SCRIPTS,
     options_metavar="[OPTIONS]",
 )
-@options_from(LaunchOptions, RunConfig)
+@options_from(LaunchOptions, *setting_kinds())
 @config_option
 @click.option(
     "--print-config",
@@ -105,10 +105,10 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **values:
     Options go before SCRIPT; all arguments after it (or after a following --) are passed to the script. It is an error to
     give a setting here and a different value in the script's lockstep.join().
     """
-    options, settings = LaunchOptions(**given(LaunchOptions, values)), given(RunConfig, values)
+    options, settings = LaunchOptions(**given(LaunchOptions, values)), given_settings(values)
     if ctx.meta[_PRINT_CONFIG]:
         RunConfig.merge(settings, {})  # checks them
-        echo(as_toml(given(LaunchOptions, values) | settings, LaunchOptions, RunConfig), has_lines=True)
+        echo(as_toml(given(LaunchOptions, values) | settings, LaunchOptions, *setting_kinds()), has_lines=True)
         return 0
     if options.tee:
         _check_tee(script)

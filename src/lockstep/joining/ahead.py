@@ -7,5 +7,6 @@ from lockstep.joining import join
 
 __all__ = ["join"]
 
-for _name in extensions.built_in_names("instruments"):  # not those of others, which may start threads
-    extensions.load("instruments", _name)
+for _kind in ("instruments", "options"):
+    for _name in extensions.built_in_names(_kind):  # not those of others, which may start threads
+        extensions.load(_kind, _name)

@@ -3,6 +3,9 @@
 An instrument is the part of a tool, or of another package, that works within a training. It registers a class under a name of
 its own, in ``lockstep.base.extensions`` if it comes with this package, and else by an entry point of the group
 ``lockstep.instruments``. ``join()`` creates one of each on every rank, and the engine knows none of them.
+
+One that has options registers a dataclass of them under the same name for ``lockstep.options``, whose fields are made by
+``lockstep.base.option.option``. They are then given like all settings: by ``lockstep run``, its ``--config``, and ``join()``.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lockstep.base import extensions
-from lockstep.base.errors import ConfigError, unknown_name
+from lockstep.base.errors import unknown_name
 
 if TYPE_CHECKING:  # so that an instrument can be imported without torch
     from pathlib import Path
@@ -89,6 +92,10 @@ class Instrument:
             ``lockstep.world.environment.mode``; None: nothing, so this is one of the user's own runs.
     """
 
+    options: Any = None
+    """Its options: an instance of the dataclass that has registered under its name for ``lockstep.options``. Set once
+    ``given`` has been called."""
+
     def __init__(self, asked: Any = None) -> None:
         self.asked = asked
 
@@ -109,8 +116,8 @@ class Instrument:
         return ()
 
 
-def make_instruments(asked: Mapping[str, Any]) -> list[Instrument]:
-    """One of each installed instrument.
+def make_instruments(asked: Mapping[str, Any]) -> dict[str, Instrument]:
+    """One of each installed instrument, by name.
 
     Args:
         asked: see ``Run``.
@@ -122,15 +129,4 @@ def make_instruments(asked: Mapping[str, Any]) -> list[Instrument]:
     for name in asked:
         if name not in names:
             raise unknown_name("instrument", name, names)
-    return [_load(name)(asked.get(name)) for name in names]
-
-
-def _load(name: str) -> Callable[[Any], Instrument]:
-    try:
-        make: Callable[[Any], Instrument] = extensions.load("instruments", name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"the instrument {name!r}, which an installed package adds to every run, cannot be imported: {error!r}. Update or "
-            "uninstall that package"
-        ) from error
-    return make
+    return {name: extensions.load_for_runs("instruments", name)(asked.get(name)) for name in names}

@@ -8,12 +8,12 @@ import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import torch
 
 from lockstep.base import errors
-from lockstep.base.config import RunConfig
+from lockstep.base.config import RunConfig, settle
 from lockstep.base.errors import LockstepError, UsageError
 from lockstep.base.trackers import split_track
 from lockstep.data.streams import script_seed
@@ -47,31 +47,21 @@ from lockstep.world.environment import Environment, World, read_environment
 from lockstep.world.machine.cores import num_cores
 from lockstep.world.machine.threads import use_threads
 
-P = ParamSpec("P")
-
 _joined: Team | None = None
 _num_joined = 0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Arguments(RunConfig):
-    """The arguments of ``join``, for type checkers, editors and ``help()``: the settings are defined once, in ``RunConfig``."""
-
-    rank: int | None = None
-    world_size: int | None = None
-    track: Any = None  # names, and objects
-
-
-def _takes(arguments: Callable[P, object]) -> Callable[[Callable[..., Team]], Callable[P, Team]]:
-    def sign(function: Callable[..., Team]) -> Callable[P, Team]:
-        signature = inspect.signature(arguments).replace(return_annotation="Team")
-        function.__signature__ = signature  # type: ignore[attr-defined]
-        return function
-
-    return sign
+def _with_settings(function: Callable[..., Team]) -> Callable[..., Team]:
+    """Give ``join`` the signature that ``help()`` shows. (The options of tools are in it for type checkers, in
+    ``lockstep.arguments``: importing this imports no tool.)"""
+    signature = inspect.signature(function)
+    *own, others = signature.parameters.values()
+    settings = inspect.signature(RunConfig).parameters.values()
+    function.__signature__ = signature.replace(parameters=[*own, *settings, others])  # type: ignore[attr-defined]
+    return function
 
 
-@_takes(_Arguments)
+@_with_settings
 def join(*, rank: int | None = None, world_size: int | None = None, **settings: Any) -> Team:
     """Join the run for which this process was started, alone or as one of many. Call it once, at the top of the script.
 
@@ -82,7 +72,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         rank: the rank of this process, if it was started by hand. None: given by the launcher, or by the environment
             variable RANK.
         world_size: the number of processes; required if and only if ``rank`` is given.
-        settings: fields of ``RunConfig``.
+        settings: fields of ``RunConfig``, and options of tools, as for ``lockstep run``.
 
     Raises:
         ConfigError: a setting is invalid, or not available here.
@@ -102,14 +92,15 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     if "track" in settings:
         settings["track"], trackers = split_track(settings["track"])
     instruments, given = make_instruments(environment.asked), dict(settings)
-    for instrument in instruments:
+    for instrument in instruments.values():
         settings = dict(instrument.given(settings))
     explicit = {**settings, **environment.settings}
-    config = RunConfig.merge(environment.settings, settings)
+    config, options = settle(environment.settings, settings)
     if config.seed is None and (seed := script_seed()) is not None:
         explicit["seed"] = seed  # the script's seed becomes the run's: another seed means another run
         config = dataclasses.replace(config, seed=seed)
-    for instrument in instruments:
+    for name, instrument in instruments.items():
+        instrument.options = options.get(name)
         config = instrument.settings(config)
     world = environment.world.by_hand(rank, world_size)
     check_not_open()
@@ -126,7 +117,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         raise
     collectives = Collectives(default_group(), transport)
     try:
-        config, context = _agree(config, explicit, environment, world, devices[0].type, collectives)
+        config, context = _agree(config, options, explicit, environment, world, devices[0].type, collectives)
         context = dataclasses.replace(
             context,
             trackers={} if environment.asked else trackers,
@@ -136,7 +127,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         )
         assert config.threads is not None
         use_threads(config.threads)
-        parts = Parts(config, world, devices, transport, context, instruments)
+        parts = Parts(config, world, devices, transport, context, list(instruments.values()))
         team = Team(parts)
     except BaseException:
         collectives.release()  # the traceback would keep the group alive, and with it Gloo's thread and socket
@@ -158,6 +149,7 @@ def _choose(config: RunConfig, world: World, opened: OpenStore | None = None) ->
 
 def _agree(
     config: RunConfig,
+    options: dict[str, Any],
     explicit: dict[str, Any],
     environment: Environment,
     world: World,
@@ -166,10 +158,12 @@ def _agree(
 ) -> tuple[RunConfig, RunContext]:
     """All ranks take the settings of the run's birth, which rank 0 reads or writes."""
     warnings = check_software(world, collectives)
-    needed = numerics() if promises_bits(config.strategy) and "numerics" not in config.allow else {}
+    given = {name: value for values in (config, *options.values()) for name, value in dataclasses.asdict(values).items()}
+    if promises_bits(config.strategy) and "numerics" not in config.allow:
+        given |= numerics()
     compare_ranks(
         "settings",
-        [f"{k}={v!r}" for k, v in (dataclasses.asdict(config) | needed).items()],
+        [f"{k}={v!r}" for k, v in given.items()],
         collectives,
         "Give all of them the same options on the command line, and in join(), and the same GPUs (or --allow numerics: they, "
         "and PyTorch's numeric settings, may then differ, and bits too)",

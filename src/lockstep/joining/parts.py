@@ -193,7 +193,7 @@ class Parts:
     def _build_listeners(self) -> None:
         """The engine's own, within a stage in the order in which they are notified."""
         config, world, context, clock = self.config, self.world, self.context, self.clock
-        warns = self.is_main and config.trace == "off" and config.interval != "off"
+        warns = self.is_main and config.interval != "off"
         self.steps, self.at_exit = StepCounter(), AtExit()
         self._display = choose_display(
             config.progress, is_main=self.is_main, on_terminal=context.on_terminal, progress=self.steps.progress
@@ -305,8 +305,7 @@ class Parts:
         for loader in prepared:
             if isinstance(loader, PreparedLoader):
                 self.listeners.made_loader(loader, self.state.loaders.index(loader) + 1)
-                if self.config.trace == "off":  # a traced run is never resumed
-                    self.stop_watch.begin()
+                self.stop_watch.begin()
         return prepared
 
     def assignment(self, loader: int) -> ShardAssignment:

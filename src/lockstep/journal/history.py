@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.base.regular import MOST_BYTES, read_lines
+from lockstep.base.regular import read_lines
 from lockstep.journal.events import FILE_NAME, REPEATED, Event, kind_of, number_in, read_event, repeated_after
 
 _SPARE = 4
@@ -64,22 +64,18 @@ class Launch:
         return [e for e in self.events if e["event"] not in REPEATED or (number_in(e, "step") or 0) <= self.counts_until]
 
 
-def read_events(
-    run_dir: Path, damaged: list[int] | None = None, name: str = FILE_NAME, most_bytes: int = MOST_BYTES
-) -> Iterator[dict[str, Any]]:
+def read_events(run_dir: Path, damaged: list[int] | None = None) -> Iterator[dict[str, Any]]:
     """The events of a run, in order. Lines that are truncated (the launch was killed while writing) or damaged are skipped.
 
     Args:
         run_dir: of the run.
         damaged: a list to which the numbers of such lines, from 1, are appended; not that of a last line still being written.
-        name: of the file in it.
-        most_bytes: the size of the largest file that is read.
 
     Raises:
         FileNotFoundError: the directory holds no journal.
         OSError: it cannot be read, is too large, or is not a regular file.
     """
-    for number, line in enumerate(read_lines(run_dir / name, most_bytes), start=1):
+    for number, line in enumerate(read_lines(run_dir / FILE_NAME), start=1):
         if (event := read_event(line)) is not None:
             yield event
         elif damaged is not None and line.endswith(b"\n"):

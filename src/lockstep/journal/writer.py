@@ -78,15 +78,10 @@ class LineWriter:
 
 
 class EventWriter(LineWriter):
-    """Appends events to a journal.
+    """Appends events to the journal of a run."""
 
-    Args:
-        run_dir: of the run.
-        name: of the file in it.
-    """
-
-    def __init__(self, run_dir: Path, name: str = FILE_NAME) -> None:
-        super().__init__(run_dir, name)
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(run_dir, FILE_NAME)
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event."""

@@ -151,11 +151,6 @@ def _shard(module: nn.Module, mesh: DeviceMesh, waited: Waited | None) -> None:
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:
     """See ``config.Strategy``."""
-    if config.trace != "off":
-        raise ConfigError(
-            f"trace={config.trace!r} with strategy='fsdp': a trace compares whole tensors, and here every process has only a "
-            "part of each. Trace the run with strategy='ddp' or 'exact', which has the same answer up to rounding."
-        )
     if config.precision == "16-master":
         raise ConfigError(
             "precision='16-master' with strategy='fsdp': the float16 copies would be made of each process's part of the "

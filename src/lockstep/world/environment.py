@@ -16,7 +16,7 @@ from lockstep.world.job.job import STEP, Job, read_job
 from lockstep.world.machine.cores import num_cores
 
 SETTINGS = "LOCKSTEP_SETTINGS"
-"""A JSON object of RunConfig fields, by which a launcher passes the command line's settings to its workers."""
+"""A JSON object of settings of the run, by which a launcher passes the command line's settings to its workers."""
 STORE = "LOCKSTEP_STORE"
 """The rendezvous of ``lockstep run``'s workers: a file on this machine or, for several machines,
 ``tcp://HOST:PORT/PREFIX``."""

@@ -93,9 +93,7 @@ class Saver(Listener):
         self._journal = journal
         self._is_main = collectives.rank == 0
         self._stop_watch = stop_watch
-        self._schedule = CheckpointSchedule(
-            "off" if config.trace != "off" else config.interval, self._exchange, is_alone=collectives.size == 1
-        )
+        self._schedule = CheckpointSchedule(config.interval, self._exchange, is_alone=collectives.size == 1)
         self._writer = Writer(store)
         self._last_sound: int | None = None
         self._copies: int | None = None

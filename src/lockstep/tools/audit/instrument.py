@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lockstep.base.option import TRAINING, check_options, option
 from lockstep.joining.instrument import Instrument, Run
 
 if TYPE_CHECKING:
     from lockstep.listener import Listener
 
 
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """Settings of a run."""
+
+    audit: int = option(
+        0,
+        group=TRAINING,
+        least=0,
+        metavar="STEPS",
+        help="Steps between audits, in which a second process computes a shard, too; the run ends if the results differ.  "
+        "[default: never]",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
 class Audit(Instrument):
-    """In runs with the setting ``audit``."""
+    """In runs of the user's own with the option ``audit``."""
+
+    options: AuditOptions
 
     def listeners(self, run: Run) -> Iterable[Listener]:
         """The auditor.
@@ -20,8 +41,8 @@ class Audit(Instrument):
         Raises:
             ConfigError: a run with this strategy cannot be audited.
         """
-        if run.config.audit == 0 or run.config.trace != "off":  # a trace records every shard itself
+        if self.options.audit == 0 or run.asked:
             return ()
         from lockstep.tools.audit.opening import open_audit  # with torch
 
-        return (open_audit(run),)
+        return (open_audit(run, self.options.audit),)

@@ -14,15 +14,15 @@ from lockstep.tools.audit.timer import AuditTimer
 from lockstep.tools.audit.verdict import Verdict
 
 
-def open_audit(run: Run) -> Auditor:
-    """Create the auditor, and have the run audited every ``run.config.audit`` steps.
+def open_audit(run: Run, every: int) -> Auditor:
+    """Create the auditor, and have the run audited every so many steps.
 
     Raises:
         ConfigError: a run with this strategy cannot be audited.
     """
     config, rank, device = run.config, run.world.rank, run.devices[0]
     check_strategy(config.strategy)
-    every, num_shards = config.audit, config.shards
+    num_shards = config.shards
     assert num_shards is not None
     if device.type != "cpu" and rank == 0 and not torch.are_deterministic_algorithms_enabled():
         say(

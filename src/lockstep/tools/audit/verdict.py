@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep.tools.audit.gradient_sums import Sums
+from lockstep.tools.verify.trace.differences import unlike
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +126,7 @@ def judge(first: Computed, second: Computed, again: Sequence[Computed], position
 
 def first_difference(first: Sums, second: Sums) -> str:
     """The first name, in the order of the backward pass, whose sums differ or that only one of them has."""
-    return next((name for name in (*first, *second) if first.get(name) != second.get(name)), "nothing")
+    return next(unlike(first, second), "nothing")
 
 
 def _names(results: Sequence[Computed]) -> str:

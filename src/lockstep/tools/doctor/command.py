@@ -16,7 +16,7 @@ import click
 from lockstep.base.config import RunConfig
 from lockstep.base.errors import LockstepError
 from lockstep.cli.echo import echo, echo_json
-from lockstep.cli.options import command_of_script, given
+from lockstep.cli.options import command_of_script, given, given_settings
 from lockstep.cli.progress import Progress
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.launch.options import LaunchOptions
@@ -65,7 +65,7 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, **values: 
     The result of each check is ok, warn (a run will work, but slowly or not for long) or fail (it will not work), with the
     values found and a remedy.
     """
-    options, settings = LaunchOptions(**given(LaunchOptions, values)), given(RunConfig, values)
+    options, settings = LaunchOptions(**given(LaunchOptions, values)), given_settings(values)
     began_s, console = time.monotonic(), open_console(quiet=as_json)
     situation = situation_of(options, RunConfig.merge(settings, {}))
     if script is not None:

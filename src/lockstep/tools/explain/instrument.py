@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 from typing_extensions import override
 
-from lockstep.base.interval import steps_of
 from lockstep.base.stopping import say
 from lockstep.joining.instrument import Instrument, Run
 from lockstep.listener import Listener
+from lockstep.tools.explain.options import ProfileOptions
 from lockstep.tools.explain.profiler import StepProfiler, profile_path
 from lockstep.tools.explain.run_box import RunBox
 from lockstep.tools.explain.slow_ranks import SlowRank, SlowRanks
@@ -18,6 +18,8 @@ from lockstep.tools.explain.slow_ranks import SlowRank, SlowRanks
 
 class Explanation(Instrument):
     """In every run."""
+
+    options: ProfileOptions
 
     @override
     def listeners(self, run: Run) -> Iterable[Listener]:
@@ -35,5 +37,5 @@ class Explanation(Instrument):
 
         run.clock.tell = SlowRanks(may_judge=run.sync.times_forward, tell=report).add
         yield RunBox(run)
-        if (profiled := steps_of(run.config.profile)) is not None:
+        if (profiled := self.options.steps()) is not None:
             yield StepProfiler(*profiled, profile_path(run.run_dir, run.world.rank), is_main=run.world.rank == 0)

@@ -136,7 +136,7 @@ def command(run: Path, against: Path | None, **values: Any) -> int:
     record, digests = read_record(run), _digests_of(run)
     first, remark = _find(options.step, record, digests, against)
     last = options.last or first
-    known = max([record.last_step, *(digests.steps if digests is not None else ())])
+    known = max([record.last_step, *(digests.numbers() if digests is not None else ())])
     record = dataclasses.replace(record, last_step=known)
     _check(record, first, last, options)
     program = _program(record, first, options.script)
@@ -303,7 +303,7 @@ class _Replayer:
         """Repeat the steps; returns the replay's directory, and how the script has failed."""
         name = f"{Path(request.run).name}-step-{request.first}{'-blame' if request.blames else ''}"
         directory = new_directory(self._parent / name)
-        make_directory(directory, request, self._checkpoint)
+        make_directory(directory, Path(request.run), self._checkpoint)
         since = "the beginning" if self._checkpoint is None else self._checkpoint.name
         is_single = request.after + 1 == request.last
         steps = f"step {request.last}" if is_single else f"steps {request.after + 1} to {request.last}"
@@ -318,8 +318,9 @@ class _Replayer:
         options = LaunchOptions(
             nproc_per_node=self._nproc, is_module=program.is_module, log_dir=directory if self._log_output else None
         )
+        asked = {"replay": {**dataclasses.asdict(request), "directory": str(directory)}}
         try:
-            stopped = run_script(program.target, program.args, options, {}, asked={"replay": str(directory)})
+            stopped = run_script(program.target, program.args, options, {}, asked=asked)
         except LaunchError as error:
             return directory, error
         if isinstance(stopped, Interruption):
@@ -345,10 +346,10 @@ def _blame(replayer: _Replayer, request: Request, recorded: Recorded, say: Calla
         shard = max(
             losses, key=lambda key: (not math.isfinite(losses[key]), losses[key] if losses[key] == losses[key] else 0)
         )
-    if recorded.details.batch_norm:
+    if recorded.batch_norm:
         say(
             f"to blame: shard {shard} (loss {losses.get(shard, math.nan):.6g}). Its samples cannot be told apart: "
-            f"{recorded.details.batch_norm[0]!r} normalizes over all of them (BatchNorm), and each alone would be a "
+            f"{recorded.batch_norm[0]!r} normalizes over all of them (BatchNorm), and each alone would be a "
             "different computation"
         )
         return []
@@ -368,8 +369,8 @@ def _as_json(
     directory: Path, request: Request, recorded: Recorded, verdict: Verdict, samples: list[culprits.Sample]
 ) -> dict[str, Any]:
     return {
-        "directory": str(directory),
         **dataclasses.asdict(request),
+        "directory": str(directory),
         "verdict": verdict.status,
         "why": verdict.lines,
         "compared": None if verdict.comparison is None else dataclasses.asdict(verdict.comparison),
@@ -380,9 +381,11 @@ def _as_json(
             if request.shard in (None, key.shard)
         ],
         "norms": [
-            {"step": step, "phase": phase, "norms": norms} for (step, phase), norms in recorded.details.phases.items()
+            {"step": step, "phase": phase, "norms": norms}
+            for step in recorded.run.steps
+            for phase, norms in enumerate(recorded.norms(step))
         ],
-        "rates": recorded.details.rates,
+        "rates": {step: recorded.rates(step) for step in recorded.run.steps},
         "alone": [{"sample": sample.identity, "loss": repr(sample.loss)} for sample in samples],
         "blamed": [sample.identity for sample in culprits.culprits(samples)],
     }

@@ -14,9 +14,10 @@ from lockstep.cli.echo import echo_json
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console
-from lockstep.tools.replay.comparison import Comparison, compare, in_words
 from lockstep.tools.replay.digests import read_digests
 from lockstep.tools.replay.record import RunRecord, Unlike, differences, read_record
+from lockstep.tools.replay.wording import in_words
+from lockstep.tools.verify.trace.differences import Comparison, compare
 
 _EPILOG = """
 \b

@@ -1,7 +1,7 @@
 """The digest journal of a run: digests of every shard's samples and its losses, and at intervals digests of the state.
 
 Each rank appends to ``<run directory>/digests/rank-<r>.jsonl``, without communication. Each line is one JSON object with
-``event`` (its kind), ``time_s`` and the fields of the kind:
+``event`` (its kind) and the fields of the kind:
 
 ===============  =======================================================================================================
 ``start``        a launch begins: ``launch`` (its token, the same on every rank), ``rank``, ``world_size``, ``after`` (the step
@@ -20,22 +20,22 @@ If the run is bit-exact, all of this is the same for every number of processes. 
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 from lockstep.base.errors import UsageError
-from lockstep.base.regular import MOST_BYTES
 from lockstep.base.shapes import Count, fits
-from lockstep.journal.history import counts_until, read_events
-from lockstep.journal.ranks import files
+from lockstep.journal.history import counts_until
+from lockstep.tools.verify.trace.lines import read_ranks
 from lockstep.tools.verify.trace.traced_run import ShardKey
 
 DIRECTORY = "digests"
 NOTHING = "-"
-_MOST_BYTES = 16 * MOST_BYTES
+_ROW = re.compile(r"((\d{1,15}) \d{1,15} \d{1,15} \d{1,15}) \S+ \S+ \S+")
 
 Line = Mapping[str, Any]
 
@@ -44,8 +44,6 @@ class _Start(TypedDict):
     launch: str
     after: Count
     every: Count
-    shards: Count
-    exact: bool
 
 
 class _Steps(TypedDict):
@@ -61,79 +59,45 @@ class _StepsMore(_Steps, total=False):
 _LINES: Mapping[str, Any] = {"start": _Start, "steps": _StepsMore}
 
 
-class Shard(NamedTuple):
-    """One micro-step."""
-
-    samples: str
-    """The digest of the samples' identities."""
-    content: str
-    """That of what they hold; ``NOTHING``: not computed."""
-    losses: tuple[str, ...]
-
-    def as_line(self) -> Line:
-        """As a trace's line ``shard`` has it, for the comparison: the samples as one digest, and no weights or gradients."""
-        content = None if self.content == NOTHING else self.content
-        batches = [{"samples": self.samples, "content": content}]
-        return {"batches": batches, "losses": self.losses, "weights": (), "gradients": {}}
-
-
-class PhaseGradient(NamedTuple):
-    """The gradient of a phase, after the exchange."""
-
-    digest: str
-    norm: str
-
-
 @dataclass(kw_only=True)
 class Digests:
-    """The digest journal of a run, as if it had never been interrupted."""
+    """The digest journal of a run, as if it had never been interrupted: a ``Record`` of its steps."""
 
     every: int = 0
-    num_shards: int = 0
-    exact: bool = False
-    shards: dict[ShardKey, Shard] = field(default_factory=dict)
-    gradients: dict[int, tuple[PhaseGradient, ...]] = field(default_factory=dict)
-    """By step."""
-    states: dict[int, dict[str, str]] = field(default_factory=dict)
-    """By step, the digest of each object after it."""
+    rows: dict[int, dict[str, str]] = field(default_factory=dict)
+    """By step the texts of its micro-steps, each by its first four fields. (There may be millions, of which few are read.)"""
+    steps: dict[int, tuple[Line, ...]] = field(default_factory=dict)
+    """As a trace's lines ``step``, with one digest of all gradients of a phase, named "", and one of each object of the run."""
+    evaluations: tuple[Line, ...] = ()
 
-    @property
-    def steps(self) -> list[int]:
+    def numbers(self) -> list[int]:
         """All steps with an entry, in order."""
-        return sorted({*(key.step for key in self.shards), *self.states})
+        return sorted({*self.rows, *self.steps})
 
-    def shards_by_step(self) -> dict[int, dict[ShardKey, Shard]]:
-        """The micro-steps of each step, in order."""
-        by_step: dict[int, dict[ShardKey, Shard]] = {}
-        for key, shard in sorted(self.shards.items()):
-            by_step.setdefault(key.step, {})[key] = shard
-        return by_step
-
-    def line_of(self, step: int, names: Iterable[str]) -> Line:
-        """A step as a trace's line ``step`` has it, for the comparison: with one digest of all gradients of a phase, and one of
-        each object in ``names``."""
-        gradients = self.gradients.get(step, ())
-        return {
-            "step": step,
-            "gradients": [{None: gradient.digest} for gradient in gradients],
-            "norms": [gradient.norm for gradient in gradients],
-            "weights": {},
-            "buffers": {},
-            "state": {name: self.states[step][name] for name in names},
-        }
+    def shards_of(self, step: int) -> list[tuple[ShardKey, tuple[tuple[int, Line], ...]]]:
+        """The micro-steps of a step, in order, as a trace's lines ``shard``: the samples as one digest, and no gradients."""
+        return sorted((key, ((0, line),)) for key, line in map(_parse, self.rows.get(step, {}).values()))
 
     def add(self, line: Line, until: float) -> None:
         """Add a line of a rank, up to the last step of its launch that counts."""
         for text in filter(None, line["shards"].split(";")):
-            key, shard = _parse(text)
-            if key.step <= until:
-                self.shards[key] = shard
-        if line.get("last", 0) > until:
-            return
-        if "state" in line:
-            self.states[line["last"]] = dict(line["state"])
-        if line.get("gradients"):
-            self.gradients[line["last"]] = tuple(PhaseGradient(*pair) for pair in line["gradients"])
+            if (match := _ROW.fullmatch(text)) is None:
+                raise ValueError(f"a micro-step was damaged: {reprlib.repr(text)}")
+            if (step := int(match[2])) <= until:
+                self.rows.setdefault(step, {})[match[1]] = text
+        step = line.get("last", 0)
+        if "state" in line and step <= until:
+            gradients = line.get("gradients", ())
+            self.steps[step] = (
+                {
+                    "step": step,
+                    "gradients": [{"": digest} for digest, _ in gradients],
+                    "norms": [norm for _, norm in gradients],
+                    "weights": {},
+                    "buffers": {},
+                    "state": line["state"],
+                },
+            )
 
 
 def is_due(step: int, every: int) -> bool:
@@ -142,15 +106,17 @@ def is_due(step: int, every: int) -> bool:
     return every > 0 and (step % every == 0 or (step < every and step & (step - 1) == 0))
 
 
-def row(key: ShardKey, shard: Shard) -> str:
-    """The text for a micro-step."""
+def row(key: ShardKey, samples: str, content: str, losses: Sequence[str]) -> str:
+    """The text for a micro-step; ``content``: ``NOTHING`` if it was not computed."""
     step, phase, number, part = key
-    return f"{step} {phase} {number} {part} {shard.samples} {shard.content} {','.join(shard.losses) or NOTHING}"
+    return f"{step} {phase} {number} {part} {samples} {content} {','.join(losses) or NOTHING}"
 
 
-def _parse(text: str) -> tuple[ShardKey, Shard]:
+def _parse(text: str) -> tuple[ShardKey, Line]:
     *numbers, samples, content, losses = text.split(" ")
-    return ShardKey(*map(int, numbers)), Shard(samples, content, () if losses == NOTHING else tuple(losses.split(",")))
+    batch = {"samples": samples, "content": None if content == NOTHING else content}
+    several = [] if losses == NOTHING else losses.split(",")
+    return ShardKey(*map(int, numbers)), {"batches": [batch], "losses": several, "weights": (), "gradients": {}}
 
 
 def read_digests(run_dir: Path) -> Digests:
@@ -160,14 +126,13 @@ def read_digests(run_dir: Path) -> Digests:
         UsageError: there is none, or it cannot be read.
     """
     try:
-        names = files(run_dir, DIRECTORY)
-        ranks = [list(read_events(run_dir, name=name, most_bytes=_MOST_BYTES)) for name in names]
+        ranks = read_ranks(run_dir, DIRECTORY)
         digests = gather(ranks)
     except (OSError, TypeError, ValueError) as error:
         raise UsageError(
             f"the digest journal of {run_dir} cannot be read ({error!r}): was it written by another version?"
         ) from error
-    if not ranks or not digests.shards:
+    if not ranks or not digests.rows:
         raise UsageError(
             f"{run_dir} has no digest journal ({DIRECTORY}/): it took no step, or was trained with --journal-every 0 or by an "
             "older lockstep"
@@ -180,7 +145,6 @@ def gather(ranks: Sequence[Iterable[Line]]) -> Digests:
 
     Raises:
         ValueError: a line has not the fields in the table above.
-        KeyError: a micro-step was damaged.
     """
     launches: dict[str, list[Line]] = {}
     starts: list[Line] = []
@@ -196,7 +160,7 @@ def gather(ranks: Sequence[Iterable[Line]]) -> Digests:
                 launches.setdefault(launch, []).append(line)
     digests = Digests()
     for start, until in zip(starts, counts_until([start["after"] for start in starts]), strict=True):
-        digests.every, digests.num_shards, digests.exact = start["every"], start["shards"], start["exact"]
+        digests.every = start["every"]
         for line in launches.get(start["launch"], ()):
             digests.add(line, until)
     return digests

@@ -1,4 +1,4 @@
-"""The directory of a replay: the run's birth, a request, and links to one of its checkpoints. The run is only read."""
+"""The directory of a replay: the run's birth, and links to one of its checkpoints. The run is only read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from lockstep.base.errors import CheckpointError, ConfigError
 from lockstep.base.regular import read_bytes
 from lockstep.state.checkpoint.manifest import Manifest, verify
 from lockstep.state.checkpoint.store import Store, step_of
-from lockstep.tools.replay.request import Request
 
 _NEAR = 1000
 """A step up to this one is replayed from the beginning without --from-start."""
@@ -48,11 +47,9 @@ def checkpoint_before(
     )
 
 
-def make_directory(directory: Path, request: Request, checkpoint: Path | None) -> None:
+def make_directory(directory: Path, run_dir: Path, checkpoint: Path | None) -> None:
     """Fill a new, empty directory; ``checkpoint`` None: without one."""
-    run_dir = Path(request.run)
     (directory / _BIRTH).write_bytes(read_bytes(run_dir / _BIRTH))
-    request.write(directory)
     if checkpoint is not None:
         target = Store(directory).directory / checkpoint.name
         target.mkdir(parents=True)

@@ -18,13 +18,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from lockstep.base.digest import bit_sums, digest
-from lockstep.journal.writer import EventWriter
 from lockstep.listener import Listener, Stage
 from lockstep.plan.shards import MicroStep
 from lockstep.state.recovery.fingerprint import Fingerprint, short_digest
 from lockstep.sync.gradients import widen
-from lockstep.tools.replay.digests import NOTHING, PhaseGradient, is_due
-from lockstep.tools.verify.trace.lines import exact
+from lockstep.tools.replay.digests import NOTHING, is_due
+from lockstep.tools.verify.trace.lines import TraceWriter, exact
 from lockstep.tools.verify.trace.subjects import Subjects
 from lockstep.world.comm.dtensors import is_dtensor
 
@@ -49,7 +48,7 @@ class DigestJournal(Listener):
 
     def __init__(
         self,
-        writer: EventWriter,
+        writer: TraceWriter,
         every: int,
         fingerprint: Fingerprint,
         subjects: Subjects,
@@ -78,7 +77,8 @@ class DigestJournal(Listener):
         of long-lived containers would keep Python's garbage collector busy.)"""
         self._num_safe = 0
         """How many fields are of earlier steps. The current step may yet be discarded."""
-        self._gradients: list[PhaseGradient] = []
+        self._gradients: list[tuple[str, str]] = []
+        """Of each phase of the step: the digest, and the norm."""
         self._has_seen_nan = False
 
     @override
@@ -125,9 +125,8 @@ class DigestJournal(Listener):
         if self._is_due and self._is_main:
             gradients = {name: grad for name, grad in self._subjects.gradients().items() if not is_dtensor(grad)}
             sums = bit_sums(list(gradients.values()))
-            self._gradients.append(
-                PhaseGradient(short_digest(dict(zip(gradients, sums, strict=True))), exact(norm_of(gradients.values())))
-            )
+            digest_of_all = short_digest(dict(zip(gradients, sums, strict=True)))
+            self._gradients.append((digest_of_all, exact(norm_of(gradients.values()))))
 
     @override
     def drop(self) -> None:
@@ -165,7 +164,7 @@ class DigestJournal(Listener):
             exact_losses = ",".join([next(numbers).hex() for _ in several]) or NOTHING
             # As ``digests.row``:
             texts.append(f"{step_number} {phase} {shard} {part} {samples:08x} {content} {exact_losses}")
-        self._writer.write("steps", last=step, shards=";".join(texts), **more)
+        self._writer.write(event="steps", last=step, shards=";".join(texts), **more)
 
 
 def _as_bytes(identities: Sequence[Any]) -> bytes:

@@ -5,39 +5,35 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from lockstep.base.regular import own_directory
 from lockstep.joining.instrument import Run
-from lockstep.journal.ranks import file_of
-from lockstep.journal.writer import EventWriter
 from lockstep.listener import Listener
 from lockstep.loop.aside import Aside
 from lockstep.tools.replay.blame import SampleBySample
 from lockstep.tools.replay.breakpoint import Breakpoint
 from lockstep.tools.replay.digests import DIRECTORY, is_due
 from lockstep.tools.replay.journal import DigestJournal
-from lockstep.tools.replay.request import SAMPLES, SHOWN, Request
-from lockstep.tools.replay.step_details import StepDetails
+from lockstep.tools.replay.request import SAMPLES, Request
+from lockstep.tools.replay.shown_steps import ShownSteps
 from lockstep.tools.replay.step_filter import FromStep
 from lockstep.tools.verify.diagnosis.tracing import begin_trace
 from lockstep.tools.verify.trace.lines import TraceWriter
-from lockstep.tools.verify.trace.recorder import Recorder
 from lockstep.tools.verify.trace.subjects import Subjects
 
 
-def open_digests(run: Run, always: range) -> list[Listener]:
+def open_digests(run: Run, every: int, always: range) -> list[Listener]:
     """Open this process's part of the digest journal. Returns its listeners, to be notified in this order.
 
     Args:
-        run: with the interval ``journal_every``.
+        run: that is recorded.
+        every: steps between full entries; 0: there are none but those in ``always``.
         always: further steps that are written in full: those that a replay shows.
     """
-    every, birth, rank = run.config.journal_every, run.birth, run.world.rank
+    birth, rank = run.birth, run.world.rank
     if every == 0 and not always:
         return []
-    own_directory(run.run_dir / DIRECTORY)
-    writer = EventWriter(run.run_dir, file_of(DIRECTORY, rank))
+    writer = TraceWriter(run.run_dir, f"rank-{rank}", DIRECTORY, is_fresh=False)
     writer.write(
-        "start",
+        event="start",
         launch=run.token,
         rank=rank,
         world_size=run.world.world_size,
@@ -57,13 +53,13 @@ def open_replay(run: Run, request: Request) -> list[Listener]:
     out = None if request.out is None or request.blames else Path(request.out)
     if out is not None and world.world_size > 1:
         out = out.with_name(f"{out.stem}-rank-{world.rank}{out.suffix}")
-    details = StepDetails(TraceWriter(run.run_dir, f"{SHOWN}-{world.rank}"), subjects, request.shard, out)
-    recorder = Recorder(begin_trace(run, "steps"), subjects, request.last, None)
-    listeners: list[Listener] = [FromStep(details, request.first)]
+    writer = begin_trace(run, "steps", run.config.interval)
+    recorder = ShownSteps(writer, subjects, request.last, request.shard, out)
+    listeners: list[Listener] = []
     if request.debugs:
         listeners.append(FromStep(Breakpoint(request.shard), request.first))
     if request.blames:
         assert request.shard is not None
-        aside, writer = Aside(run.phases, run.sync, run.state), TraceWriter(run.run_dir, SAMPLES)
-        run.phases.runs = SampleBySample(request.first, request.shard, run.phases, aside, writer).runs
+        aside, samples = Aside(run.phases, run.sync, run.state), TraceWriter(run.run_dir, SAMPLES)
+        run.phases.runs = SampleBySample(request.first, request.shard, run.phases, aside, samples).runs
     return [subjects, *listeners, FromStep(recorder, request.first)]

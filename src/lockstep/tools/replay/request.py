@@ -1,22 +1,14 @@
-"""What to replay: a file in the replay's directory, read by its processes."""
+"""What to replay: asked of the replay's processes."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
-from lockstep.base.atomic import write_atomic
 from lockstep.base.config import RunConfig
-from lockstep.base.regular import read_bytes
-from lockstep.base.shapes import check, parse
 
-_FILE_NAME = "replay.json"
 SAMPLES = "samples"
 """The file in the trace's directory with the samples that were replayed one by one."""
-SHOWN = "shown"
-"""Prefix of the files, one per rank, in the trace's directory with what is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +17,8 @@ class Request:
 
     run: str
     """The run's directory."""
+    directory: str = ""
+    """The replay's own."""
     after: int
     """The step of the checkpoint to resume from; 0: start from the beginning."""
     first: int
@@ -51,30 +45,16 @@ class Request:
         """The steps to show."""
         return range(self.first, self.last + 1)
 
-    def write(self, directory: Path) -> None:
-        """Save the request in the replay's directory."""
-        write_atomic(directory / _FILE_NAME, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
-
-    @staticmethod
-    def read(directory: Path) -> Request:
-        """The request that ``write`` has saved there."""
-        return check(Request(**parse(read_bytes(directory / _FILE_NAME))))
-
-    def settings(self, config: RunConfig, directory: str) -> RunConfig:
+    def settings(self, config: RunConfig) -> RunConfig:
         """The settings for a replay: in its own directory, without checkpoints, and not stopped by what it is to show."""
         return dataclasses.replace(
             config,
-            run_dir=directory,
-            journal_every=self.every,
+            run_dir=self.directory,
             device=self.device,
             strategy=self.strategy if config.strategy == "auto" else config.strategy,
             progress="off",
             fresh=False,
             checkpoint_every="off",
-            trace="off",
-            trace_until=None,
             track="off",
-            profile=None,
             on_nan="ignore",
-            audit=0,
         )

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lockstep.base.errors import UsageError
 from lockstep.tools.replay.digests import Digests, read_digests
-from lockstep.tools.replay.request import SHOWN, Request
-from lockstep.tools.verify.trace.lines import DIRECTORY, number, read_lines
-from lockstep.tools.verify.trace.traced_run import ShardKey, TracedRun, read_run
+from lockstep.tools.replay.request import Request
+from lockstep.tools.verify.trace.lines import number
+from lockstep.tools.verify.trace.traced_run import TracedRun, read_run
 
 _SHOWN_SAMPLES = 8
 _SHOWN_NORMS = 12
-
-
-@dataclass(kw_only=True)
-class Details:
-    """What ``StepDetails`` has written in all processes."""
-
-    batch_norm: list[str] = field(default_factory=list)
-    shards: dict[ShardKey, dict[str, float]] = field(default_factory=dict)
-    """Norms by parameter, of a shard's own gradient."""
-    phases: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
-    """Norms by parameter, by step and phase."""
-    rates: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Learning rates by step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,32 +22,28 @@ class Recorded:
     """All that a replay has recorded."""
 
     run: TracedRun
-    details: Details
     digests: Digests
+
+    def norms(self, step: int) -> list[dict[str, float]]:
+        """Of a step: for each phase the norms of the gradients, by parameter."""
+        return [_numbers(norms) for norms in self.run.steps[step][0].get("norms_by_name", ())]
+
+    def rates(self, step: int) -> dict[str, float]:
+        """Of a step: the learning rates."""
+        return _numbers(self.run.steps[step][0].get("rates", {}))
+
+    @property
+    def batch_norm(self) -> list[str]:
+        """The names of layers that normalize over the samples of a shard, so that samples cannot be computed alone."""
+        return [*self.run.layers.get("batch_norm", ()), *self.run.layers.get("sync_batch_norm", ())]
 
 
 def read_recorded(directory: Path) -> Recorded | None:
     """What a replay has recorded in its directory; None: not a single step."""
     try:
-        return Recorded(run=read_run(directory), details=_read_details(directory), digests=read_digests(directory))
+        return Recorded(run=read_run(directory), digests=read_digests(directory))
     except UsageError:
         return None
-
-
-def _read_details(directory: Path) -> Details:
-    details = Details()
-    for path in sorted((directory / DIRECTORY).glob(f"{SHOWN}-*.jsonl")):
-        for line in read_lines(path):
-            if line["event"] == "model":
-                details.batch_norm = line["batch_norm"]
-            elif line["event"] == "shard":
-                key = ShardKey(line["step"], line["phase"], line["shard"], line["part"])
-                details.shards[key] = _numbers(line["norms"])
-            elif line["event"] == "phase":
-                details.phases[line["step"], line["phase"]] = _numbers(line["norms"])
-            elif line["event"] == "step":
-                details.rates[line["step"]] = _numbers(line["rates"])
-    return details
 
 
 def _numbers(texts: Mapping[str, str]) -> dict[str, float]:
@@ -69,9 +52,9 @@ def _numbers(texts: Mapping[str, str]) -> dict[str, float]:
 
 def lines_of_steps(request: Request, recorded: Recorded, *, with_samples: bool) -> Iterator[str]:
     """What is shown of each step; ``with_samples``: all of a shard's samples, not only the first."""
-    run, details = recorded.run, recorded.details
+    run = recorded.run
     for step in (step for step in request.steps if step in run.steps):
-        rates = ", ".join(f"{name} {rate:g}" for name, rate in details.rates.get(step, {}).items())
+        rates = ", ".join(f"{name} {rate:g}" for name, rate in recorded.rates(step).items())
         yield f"step {step}" + (f"  learning rate: {rates}" if rates else "")
         for key, owners in run.shards_of(step):
             if request.shard not in (None, key.shard):
@@ -83,10 +66,9 @@ def lines_of_steps(request: Request, recorded: Recorded, *, with_samples: bool) 
             losses = " and ".join(f"{number(loss):.6g}" for loss in line["losses"]) or "none"
             yield f"  {where}: loss {losses}, {len(samples)} samples: {_samples(samples, all_of_them=with_samples)}"
             if request.shard is not None:
-                yield from _norms(details.shards.get(key, {}), "its own gradient's norm")
-        for (of_step, phase), norms in sorted(details.phases.items()):
-            if of_step == step:
-                yield from _norms(norms, "gradient norm" + (f", phase {phase + 1}" if phase else ""))
+                yield from _norms(_numbers(line["norms"]), "its own gradient's norm")
+        for phase, norms in enumerate(recorded.norms(step)):
+            yield from _norms(norms, "gradient norm" + (f", phase {phase + 1}" if phase else ""))
 
 
 def _samples(samples: Sequence[Any], *, all_of_them: bool) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from lockstep.base.errors import UsageError
-from lockstep.tools.replay.comparison import compare, in_words
 from lockstep.tools.replay.digests import Digests
+from lockstep.tools.replay.wording import in_words
+from lockstep.tools.verify.trace.differences import compare
 from lockstep.tools.verify.trace.lines import number
+from lockstep.tools.verify.trace.traced_run import ShardKey
 
 NAMES = ("nan", "worst-loss", "first-difference")
 
@@ -16,8 +20,8 @@ def step_with_nan(digests: Digests) -> tuple[int, str]:
     Raises:
         UsageError: there is none.
     """
-    for key in sorted(digests.shards):
-        if "nan" in digests.shards[key].losses:
+    for loss, key in _losses(digests):
+        if loss == "nan":
             return key.step, f"step {key.step} is the first with a NaN: the loss of shard {key.shard}"
     raise UsageError(f"no loss in {_range(digests)} is NaN")
 
@@ -28,7 +32,7 @@ def step_with_worst_loss(digests: Digests) -> tuple[int, str]:
     Raises:
         UsageError: no loss is known.
     """
-    losses = [(number(loss), key) for key, shard in sorted(digests.shards.items()) for loss in shard.losses if loss != "nan"]
+    losses = [(number(loss), key) for loss, key in _losses(digests) if loss != "nan"]
     if not losses:
         raise UsageError(f"no loss is known in {_range(digests)}")
     worst, key = max(losses, key=lambda pair: pair[0])
@@ -50,4 +54,11 @@ def step_with_first_difference(digests: Digests, against: Digests) -> tuple[int,
 
 
 def _range(digests: Digests) -> str:
-    return f"the digest journal (steps {min(digests.steps)} to {max(digests.steps)})"
+    return f"the digest journal (steps {digests.numbers()[0]} to {digests.numbers()[-1]})"
+
+
+def _losses(digests: Digests) -> Iterator[tuple[str, ShardKey]]:
+    """All losses in order, as the journal has them."""
+    for step in digests.numbers():
+        for key, ((_, line),) in digests.shards_of(step):
+            yield from ((loss, key) for loss in line["losses"])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep.tools.replay.comparison import Comparison, compare, in_words
 from lockstep.tools.replay.digests import Digests
 from lockstep.tools.replay.record import OF_BITS, Fields, RunRecord
 from lockstep.tools.replay.request import Request
+from lockstep.tools.replay.wording import in_words
+from lockstep.tools.verify.trace.differences import Comparison, compare
 
 TOLERANCE = 1e-3
 """The relative difference up to which losses count as equal, for a run that is not bit-exact."""
@@ -56,7 +57,7 @@ def judge(request: Request, record: RunRecord, here: Fields, digests: Digests | 
     if difference is None:
         return verdict("equal", comparison, f"EQUAL to the run, to the bit: {_counted(comparison)}")
     if not record.birth.exact and difference.stage in ("loss", "gradient", "state"):
-        near = compare(digests, mine, steps, TOLERANCE)
+        near = compare(digests, mine, steps, tolerance=TOLERANCE)
         how = (
             "the run has another strategy than 'exact', so its answer is the same up to rounding only, for another number of "
             f"processes: compared within {TOLERANCE:g} of each loss"

@@ -9,12 +9,11 @@ from typing import Any
 
 import click
 
-from lockstep.base.config import RunConfig
+from lockstep.base.config import all_settings, setting_kinds
 from lockstep.base.errors import ConfigError
-from lockstep.base.option import options_of
 from lockstep.cli.config_file import config_option
 from lockstep.cli.echo import echo
-from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, given, options_from
+from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, given, given_settings, options_from
 from lockstep.tools.slurm import commands, files
 from lockstep.tools.slurm.batch import batch_text, output_of
 from lockstep.tools.slurm.request import RUNTIMES, Request
@@ -47,7 +46,7 @@ Exit status: 0 on success, 1 if Slurm does not answer, 2 if it does not accept t
 @click.command(
     "slurm",
     cls=GroupedCommand,
-    headings={"Job": None, "Run (as for lockstep run and lockstep.join())": list(options_of(RunConfig))},
+    headings={"Job": None, "Run (as for lockstep run and lockstep.join())": list(all_settings())},
     epilog=_EPILOG,
     context_settings=CONTEXT_OF_SCRIPTS,
     options_metavar="[OPTIONS]",
@@ -63,7 +62,7 @@ Exit status: 0 on success, 1 if Slurm does not answer, 2 if it does not accept t
 )
 @click.option("--submit", is_flag=True, help="Submit the batch file.")
 @config_option
-@options_from(RunConfig)
+@options_from(*setting_kinds())
 def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool, **values: Any) -> None:
     """Write a batch file that runs SCRIPT with ARGS on nodes of a Slurm cluster, and check whether the cluster can run it.
 
@@ -79,7 +78,7 @@ def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool,
     request = Request(
         script=script,
         args=args,
-        settings=given(RunConfig, values),
+        settings=given_settings(values),
         runtime=next((program for program in RUNTIMES if shutil.which(program)), RUNTIMES[0]),
         **{**defaults, **options},
     )

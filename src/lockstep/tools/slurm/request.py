@@ -125,7 +125,7 @@ class Request:
     is_module: bool = option(False, "--module", "-m", group=JOB, help="Run SCRIPT as a module, as python -m does.")
 
     def __post_init__(self) -> None:
-        RunConfig(**self.settings)  # checks them
+        RunConfig.merge(self.settings, {})  # checks them
         for spec in fields(self):
             value = getattr(self, spec.name)
             for text in value if isinstance(value, tuple) else (value,):

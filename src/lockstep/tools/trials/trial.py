@@ -146,12 +146,13 @@ class Record:
 
 
 def passable(settings: Mapping[str, Any], but: Collection[str]) -> dict[str, Any]:
-    """The settings of a command that a trial can take over, except those named in ``but``."""
+    """The settings of a command that a trial can take over, except those named in ``but``, and options of tools."""
     options = options_of(RunConfig)
     return {
         name: value
         for name, value in settings.items()
-        if name not in but
+        if name in options
+        and name not in but
         and not options[name].names
         and isinstance(value, (int, float, str))
         and not isinstance(value, bool)

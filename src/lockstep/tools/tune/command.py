@@ -16,7 +16,7 @@ from rich.console import Console
 
 from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError, LaunchError
-from lockstep.cli.options import command_of_script, given
+from lockstep.cli.options import command_of_script, given, given_settings
 from lockstep.cli.progress import Progress
 from lockstep.cli.tables import Page, say, show
 from lockstep.cli.terminal import open_console, sigterm_interrupts
@@ -55,7 +55,7 @@ Exit status: 0 if the loader was measured, 1 if SCRIPT failed before that or can
 130 after Ctrl-C.
 """
 _SHOWN = ("nproc_per_node", "is_module", "bind", "threads", "shards", "accumulate", "device", "strategy", "precision")
-_NOT_PASSED = ("run_dir", "tuned", "workers")
+_NOT_PASSED = ("run_dir", "workers")
 """Settings that the measured run does not take over. (It has its own of others: ``TuningRequest.settings``.)"""
 
 
@@ -86,7 +86,7 @@ def command(script: str, args: tuple[str, ...], out: Path | None, seconds: float
 
     SCRIPT must call lockstep.join() and train on a DataLoader. Options go before it; all arguments after it are passed to it.
     """
-    options, settings = LaunchOptions(**given(LaunchOptions, values)), given(RunConfig, values)
+    options, settings = LaunchOptions(**given(LaunchOptions, values)), given_settings(values)
     if plan_nodes(options) is not None:
         raise ConfigError(
             "lockstep tune measures on one machine: give it the number of processes of each (--nproc), without options for "

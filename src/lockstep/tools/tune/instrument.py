@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.base.config import without_tools
+from lockstep.base.errors import ConfigError
+from lockstep.base.option import TRAINING, option
 from lockstep.joining.instrument import Instrument, Run
 from lockstep.state.rundir.birth import Command, script_sha256
 from lockstep.tools.tune.request import TuningRequest
@@ -18,8 +22,23 @@ if TYPE_CHECKING:
     from lockstep.listener import Listener
 
 
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """Settings of a run."""
+
+    tuned: str | None = option(
+        None,
+        group=TRAINING,
+        metavar="FILE",
+        help="File of lockstep tune: apply its settings to the loader that it has measured; the answer stays the same.  "
+        "[default: none]",
+    )
+
+
 class Tuning(Instrument):
-    """Asked to measure, by field of ``TuningRequest``; or in runs with the setting ``tuned``."""
+    """Asked to measure, by field of ``TuningRequest``; or in runs with the option ``tuned``."""
+
+    options: TuneOptions
 
     def __init__(self, asked: Any = None) -> None:
         super().__init__(asked)
@@ -27,18 +46,25 @@ class Tuning(Instrument):
         self._tuned: Tuned | None = None
         self._notice: str | None = None
 
+    def given(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A run that is measured has nothing beside it that takes time."""
+        return settings if self.asked is None else {**without_tools(settings), "journal_every": 0}
+
     def settings(self, config: RunConfig) -> RunConfig:
         """A run that is measured is thrown away. The file ``tuned`` is read before anything is written.
 
         Raises:
-            ConfigError: the file cannot be read, or was measured for another script.
+            ConfigError: the file cannot be read, or was measured for another script, or the number of workers is given, too.
         """
         if self._request is not None:
             return self._request.settings(config)
-        if config.tuned is not None:
-            self._tuned = read(Path(config.tuned))
+        tuned = self.options.tuned
+        if tuned is not None and config.workers is not None:
+            raise ConfigError(f"workers={config.workers} and tuned={tuned!r} both set the loader workers: leave out one")
+        if tuned is not None:
+            self._tuned = read(Path(tuned))
             command = _command(read_environment().world)
-            check_script(self._tuned, command.script, _sha256(command), config.tuned)
+            check_script(self._tuned, command.script, _sha256(command), tuned)
         return config
 
     def listeners(self, run: Run) -> Iterable[Listener]:
@@ -51,7 +77,7 @@ class Tuning(Instrument):
         if self._request is not None:
             return (Measuring(run, self._request, situation),)
         assert self._tuned is not None
-        tuned, self._notice = fit(self._tuned, situation, str(run.config.tuned))
+        tuned, self._notice = fit(self._tuned, situation, str(self.options.tuned))
         return () if tuned is None else (TunedLoaders(tuned),)
 
     def notices(self, run: Run) -> Iterable[str]:

@@ -28,16 +28,10 @@ class TuningRequest:
         return dataclasses.replace(
             config,
             run_dir=str(Path(self.directory) / "run"),
-            journal_every=0,
-            audit=0,
             progress="off",
             fresh=False,
             checkpoint_every="off",
-            trace="off",
-            trace_until=None,
             track="off",
-            profile=None,
-            tuned=None,
         )
 
 

@@ -2,25 +2,78 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from lockstep.base.errors import ConfigError
+from lockstep.base.option import TRAINING, check_options, option
 from lockstep.joining.instrument import Instrument, Run
 
 if TYPE_CHECKING:
+    from lockstep.base.config import RunConfig
     from lockstep.listener import Listener
 
 
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions:
+    """Settings of a run. ``gradient`` also records the first phase's gradient as numbers, without dropout and with BatchNorm in
+    evaluation mode; ``calls`` the calls of the script's code that could make runs differ."""
+
+    trace: str = option(
+        "off",
+        group=TRAINING,
+        choices=("off", "steps", "gradient", "calls"),
+        help="Write digests of every step to RUN/trace, for lockstep verify; slow. gradient and calls record more, to "
+        "find causes.  [default: off]",
+    )
+    trace_until: int | None = option(
+        None,
+        group=TRAINING,
+        least=1,
+        metavar="STEP",
+        help="With --trace: end the script after this step.  [default: run to its end]",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.trace_until is not None and self.trace == "off":
+            raise ConfigError(f"trace_until={self.trace_until} has no effect without a trace: give trace= as well")
+
+
 class Trace(Instrument):
-    """In runs with the setting ``trace``."""
+    """In runs with the option ``trace``."""
+
+    options: TraceOptions
+    _interval: int | str
+    """Between checkpoints, in a run that is not traced."""
+
+    @override
+    def settings(self, config: RunConfig) -> RunConfig:
+        """A traced run saves no checkpoints.
+
+        Raises:
+            ConfigError: a run with this strategy cannot be traced.
+        """
+        self._interval = config.interval
+        if self.options.trace == "off":
+            return config
+        if config.strategy == "fsdp":
+            raise ConfigError(
+                f"trace={self.options.trace!r} with strategy='fsdp': a trace compares whole tensors, and here every process "
+                "has only a part of each. Trace the run with strategy='ddp' or 'exact', which has the same answer up to "
+                "rounding."
+            )
+        return dataclasses.replace(config, checkpoint_every="off")
 
     @override
     def listeners(self, run: Run) -> Iterable[Listener]:
         """Those that write the trace."""
-        if run.config.trace == "off":
+        if self.options.trace == "off":
             return ()
         from lockstep.tools.verify.diagnosis.tracing import open_trace  # slow
 
-        return open_trace(run)
+        return open_trace(run, self.options.trace, self.options.trace_until, self._interval)

@@ -63,8 +63,8 @@ def summary_of(run: TracedRun) -> Summary:
         num_evaluations=len(run.evaluations),
         batch_size=sum(sizes),
         shard_size=max(sizes, default=0),
-        batch_norm=run.layers.get("batch_norm", False),
-        dropout=run.layers.get("dropout", False),
+        batch_norm=bool(run.layers.get("batch_norm")),
+        dropout=bool(run.layers.get("dropout")),
     )
 
 

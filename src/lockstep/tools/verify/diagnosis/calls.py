@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
-from lockstep.base.tracebacks.frames import OURS
+from lockstep.joining import team
+from lockstep.world.comm import collectives
 
 _CLOCKS = (
     *("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "process_time_ns"),
@@ -33,7 +34,7 @@ _OF_TEAM = {
     **dict.fromkeys(("rank", "local_rank", "world_size", "size", "ranks", "is_main", "world"), "rank"),
     **dict.fromkeys((*_OF_BOTH, "broadcast_object", "new_group"), "collective"),
 }
-_TEAM_FILES = (f"{OURS}joining/team.py", f"{OURS}world/comm/collectives.py")
+_TEAM_FILES = (team.__file__, collectives.__file__)
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID")
 _GET_VARIABLE = os._Environ.__getitem__.__code__
 _SEED_RANDOM = random.Random.seed.__code__

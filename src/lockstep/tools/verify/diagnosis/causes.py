@@ -63,11 +63,6 @@ CAUSES = {
         remedy="let what a sample is depend on its index alone",
         kinds=("worker",),
     ),
-    "kernel": Cause(
-        sentence="a kernel that PyTorch knows to be non-deterministic",
-        remedy="call torch.use_deterministic_algorithms(True) in the script, and replace what it refuses",
-        kinds=("kernel",),
-    ),
     "clock": Cause(
         sentence="time-dependent code: a clock is read where the difference arose",
         remedy="let nothing that is computed depend on the time: count steps (team.step) instead",
@@ -92,8 +87,8 @@ CAUSES = {
     "timing": Cause(
         sentence="a non-deterministic kernel: a setting does not agree with itself, and nothing in the script's code explains "
         "it, so an operation (or a library, or a thread of the script's) gives results that depend on timing",
-        remedy="torch.use_deterministic_algorithms(True) makes PyTorch choose deterministic kernels where it has some; look at "
-        "the layer named above first",
+        remedy="torch.use_deterministic_algorithms(True) makes PyTorch choose deterministic kernels, and name those that it "
+        "lacks in an error; look at the layer named above first",
     ),
     "unknown": Cause(
         sentence="not found",

@@ -100,7 +100,7 @@ def _is_possible(findings: Findings, kind: str) -> bool:
     if kind not in _BY_KIND or kind in ("threads", "kept") or (kind == "weights" and findings.strategy == "fsdp"):
         return False  # (fsdp itself changes weights when it gathers them)
     if findings.repeats is True:
-        return kind not in ("clock", "entropy", "process", "kernel")
+        return kind not in ("clock", "entropy", "process")
     if findings.repeats is False:
         return kind not in ("collective", "state", "weights", "rank", "worker")
     return True
@@ -115,8 +115,6 @@ def _relevance(findings: Findings, line: Line) -> int:
     """How close evidence is to where the difference arose: 2: there, 1: before it, 0: elsewhere."""
     where, kind, scope, layer = findings.origin.where, line["kind"], line["scope"], line["layer"]
     in_shard = scope == "shard"
-    if kind == "kernel":
-        return 2 if in_shard else 1
     if where in _DATA:
         return 2 if scope == "data" else int(where == "samples" or kind in ("state", "worker", "rank"))
     if where in ("beginning", "update", "evaluation", "exchange", "end"):

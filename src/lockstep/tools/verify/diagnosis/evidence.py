@@ -1,7 +1,7 @@
 """*Evidence*: what the user's code did that could make two runs differ, and where.
 
-Evidence is not proof: nearly all of it may be harmless (a clock that is read to print the speed). With ``trace="calls"`` or
-``"kernels"`` each process that observes something (a rank, or one of its loader workers) writes
+Evidence is not proof: nearly all of it may be harmless (a clock that is read to print the speed). With ``trace="calls"``
+each process that observes something (a rank, or one of its loader workers) writes
 ``trace/evidence-<rank>-<process>.jsonl``. Each line has ``kind``, ``what``, ``file`` and ``line`` of the user's code (null if
 unknown), ``scope`` (``shard``: in the body of a loop over ``batch.shards``; ``data``: while samples were fetched; or
 ``outside`` of both), ``layer`` (in whose forward pass; null: none) and ``step`` (0: before the first). ``kind`` is one of
@@ -18,7 +18,6 @@ unknown), ``scope`` (``shard``: in the body of a loop over ``batch.shards``; ``d
 ``state``       an attribute of a layer, data set or module changed in a forward pass or a fetch (no parameter or buffer)
 ``kept``        such an attribute has changed since the step before
 ``weights``     a parameter of a prepared model changed inside a shard
-``kernel``      (``trace="kernels"``) PyTorch warned of a non-deterministic kernel
 ``file``        code of this file of the user's has run
 ==============  ========================================================================================================
 """

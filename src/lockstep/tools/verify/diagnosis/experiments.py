@@ -24,7 +24,7 @@ class Experiment:
     """What the user is told while it runs."""
     setting: Setting
     level: str
-    """How much to trace: see ``RunConfig.trace``."""
+    """How much to trace: see ``TraceOptions``."""
     until: int | None
     hash_seed: int | None = None
     """The seed of Python's hashes, which determines the order of sets; None: another one in every run."""
@@ -83,9 +83,6 @@ def investigate(
         question = ask(purpose="does the order of a set matter?", setting=reference[0], level="steps")
         seeded = ((runs[0], dataclasses.replace(question, hash_seed=hash_seed)) for hash_seed in _HASH_SEEDS)
         depends_on_hashes = _any_differs(seeded, run)
-    if differs_again and not depends_on_hashes:
-        warned = run(ask(purpose="asking PyTorch for deterministic kernels", setting=reference[0], level="kernels"))
-        evidence += [] if warned is None else warned.evidence
     return Findings(
         difference=difference,
         settings=(reference[0], deviating[0]),

@@ -7,15 +7,20 @@ from lockstep.listener import Listener
 from lockstep.tools.trials.settings import TrialSettings
 from lockstep.tools.verify.diagnosis.evidence import Evidence
 from lockstep.tools.verify.diagnosis.first_gradient import FirstGradient
-from lockstep.tools.verify.diagnosis.kernels import watch_kernels
 from lockstep.tools.verify.diagnosis.witness import Witness
 from lockstep.tools.verify.trace.lines import TraceWriter
 from lockstep.tools.verify.trace.recorder import Recorder
 from lockstep.tools.verify.trace.subjects import Subjects
 
 
-def begin_trace(run: Run, level: str) -> TraceWriter:
-    """Begin this process's trace with a line about the run; ``level``: how much is traced."""
+def begin_trace(run: Run, level: str, checkpoint_every: int | str) -> TraceWriter:
+    """Begin this process's trace with a line about the run.
+
+    Args:
+        run: that is traced.
+        level: how much of it.
+        checkpoint_every: of the run without a trace.
+    """
     config, world = run.config, run.world
     writer = TraceWriter(run.run_dir, f"rank-{world.rank}")
     trial = TrialSettings(**run.asked.get("trials", {}))
@@ -32,26 +37,29 @@ def begin_trace(run: Run, level: str) -> TraceWriter:
         device=run.devices[0].type,
         launcher=world.launcher,
         chosen=sorted(trial.chosen(run.given)),
-        checkpoint_every=config.interval,
+        checkpoint_every=checkpoint_every,
     )
     return writer
 
 
-def open_trace(run: Run) -> list[Listener]:
-    """Begin this process's trace as ``RunConfig.trace`` says. Returns the listeners, to be notified in this order."""
-    config, world, run_dir = run.config, run.world, run.run_dir
-    writer = begin_trace(run, config.trace)
+def open_trace(run: Run, level: str, until: int | None, checkpoint_every: int | str) -> list[Listener]:
+    """Begin this process's trace. Returns the listeners, to be notified in this order.
+
+    Args:
+        run: that is traced.
+        level: how much of it: see ``TraceOptions``.
+        until: the step after which the script ends; None: with the run.
+        checkpoint_every: of the run without a trace.
+    """
+    world, run_dir = run.world, run.run_dir
+    writer = begin_trace(run, level, checkpoint_every)
     subjects = Subjects(run.state.registered)
     observers: list[Listener] = []
     layers = None
-    if config.trace == "gradient":
+    if level == "gradient":
         observers = [FirstGradient(writer, subjects)]
-    elif config.trace == "calls":
+    elif level == "calls":
         evidence = Evidence(run_dir, world.rank)
         witness = Witness(subjects, evidence)
         observers, layers = [witness, evidence], witness.take_layers
-    elif config.trace == "kernels":
-        evidence = Evidence(run_dir, world.rank)
-        watch_kernels(evidence)
-        observers = [evidence]
-    return [subjects, Recorder(writer, subjects, config.trace_until, layers), *observers]
+    return [subjects, Recorder(writer, subjects, until, layers), *observers]

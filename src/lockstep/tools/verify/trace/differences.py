@@ -1,6 +1,6 @@
 """Whether two runs computed the same, and if not, what differed first. Pure.
 
-Traces and digest journals are compared by the same functions, line by line (see ``Digests.line_of``). Within a step, values are
+Traces and digest journals are compared by the same functions, line by line. Within a step, values are
 compared in causal order: in each phase the samples, the content of their batch, each shard's loss and gradients, and the
 gradients after the exchange; then weights, buffers, and the state of optimizers. So the first difference is where to look for
 the cause.
@@ -11,9 +11,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from lockstep.tools.verify.trace.lines import number
 from lockstep.tools.verify.trace.traced_run import Line, ShardKey, TracedRun
@@ -136,8 +136,83 @@ def _at(key: ShardKey, stage: str, **fields: Any) -> Difference:
 # Two runs
 
 
+class Record(Protocol):
+    """What was recorded of a run's steps: a trace, or a digest journal, which has less of fewer steps."""
+
+    @property
+    def steps(self) -> Mapping[int, tuple[Line, ...]]:
+        """By step: lines of what follows its shards."""
+
+    @property
+    def evaluations(self) -> Sequence[Line]:
+        """In order."""
+
+    def numbers(self) -> Collection[int]:
+        """The steps of which anything was recorded."""
+
+    def shards_of(self, step: int) -> list[tuple[ShardKey, tuple[tuple[int, Line], ...]]]:
+        """The micro-steps of a step, in order, with the ranks that ran them and their lines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The result of a comparison."""
+
+    steps: tuple[int, ...]
+    """Steps whose shards were compared, up to the first difference."""
+    states: tuple[int, ...]
+    """Steps after which gradients and state were compared, and are equal."""
+    difference: Difference | None
+    """The first difference; None: there is none in these steps."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there was nothing to compare."""
+        return not self.steps and not self.states
+
+
+def compare(
+    first: Record,
+    second: Record,
+    steps: range | None = None,
+    *,
+    tolerance: float | None = None,
+    is_whole: bool = False,
+) -> Comparison:
+    """Compare two runs step by step, up to the first that differs.
+
+    Args:
+        first: what was recorded of one run.
+        second: of another.
+        steps: the steps to compare; None: all.
+        tolerance: the relative difference up to which losses count as equal; gradients and states are then not compared. None:
+            they must be equal to the bit.
+        is_whole: whether both have all, so that what only one has is a difference. If not, what both have is compared.
+    """
+    numbers = {*first.numbers()}, {*second.numbers()}
+    compared, states = list[int](), list[int]()
+    for step in sorted(numbers[0] | numbers[1] if is_whole else numbers[0] & numbers[1]):
+        if steps is not None and step not in steps:
+            continue
+        if not (step in numbers[0] and step in numbers[1]):
+            counts = (f"{len(first.steps)} steps", f"{len(second.steps)} steps")
+            difference = Difference(step=step, phase=0, stage="steps", values=counts)
+            return Comparison(steps=tuple(compared), states=tuple(states), difference=difference)
+        mine, theirs = (_first_owners(record, step) for record in (first, second))
+        compared += [step] if mine.keys() & theirs.keys() else []
+        differences = list(_in_shards(mine, theirs, tolerance, is_whole=is_whole))
+        has_state = tolerance is None and step in first.steps and step in second.steps
+        if has_state:
+            differences += in_step(first.steps[step][0], second.steps[step][0], is_whole=is_whole)
+        if differences or (differences := list(_in_evaluations(first, second, step))):
+            difference = min(differences, key=lambda difference: difference.order)
+            return Comparison(steps=tuple(compared), states=tuple(states), difference=difference)
+        states += [step] if has_state else []
+    return Comparison(steps=tuple(compared), states=tuple(states), difference=None)
+
+
 def first_difference(reference: TracedRun, run: TracedRun, *, until: int | None = None) -> Difference | None:
-    """The first difference between two runs, up to a step; None: they computed the same, to the bit.
+    """The first difference between two traced runs, up to a step; None: they computed the same, to the bit.
 
     ``run`` may begin with a later step, at which it resumed an earlier launch.
     """
@@ -145,19 +220,9 @@ def first_difference(reference: TracedRun, run: TracedRun, *, until: int | None 
     before = reference.initial if first == 1 else reference.steps.get(first - 1, ())
     if before and run.initial and (differences := in_step({**before[0], "gradients": ()}, run.initial[0])):
         return differences[0]
-    for step in sorted({*reference.steps, *run.steps}):
-        if step < first:
-            continue
-        if until is not None and step > until:
-            return None
-        if step not in reference.steps or step not in run.steps:
-            counts = (f"{reference.num_steps} steps", f"{run.num_steps} steps")
-            return Difference(step=step, phase=0, stage="steps", values=counts)
-        mine, theirs = reference.steps[step][0], run.steps[step][0]
-        differences = [*_in_shards(reference, run, step), *in_step(mine, theirs)] or [*_in_evaluations(reference, run, step)]
-        if differences:
-            return min(differences, key=lambda difference: difference.order)
-    return None if until is not None else next(_behind(reference, run), None)
+    last = max(*reference.steps, *run.steps) if until is None else until
+    difference = compare(reference, run, range(first, last + 1), is_whole=True).difference
+    return difference if difference is not None or until is not None else next(_behind(reference, run), None)
 
 
 def _behind(reference: TracedRun, run: TracedRun) -> Iterator[Difference]:
@@ -171,31 +236,24 @@ Pair = tuple[str, str]
 """A value in the first and in the second run, in words."""
 
 
-def _in_shards(reference: TracedRun, run: TracedRun, step: int) -> Iterator[Difference]:
-    mine = {key: owners[0][1] for key, owners in reference.shards_of(step)}
-    theirs = {key: owners[0][1] for key, owners in run.shards_of(step)}
-    if mine.keys() != theirs.keys():
+def _first_owners(record: Record, step: int) -> dict[ShardKey, Line]:
+    return {key: owners[0][1] for key, owners in record.shards_of(step)}
+
+
+def _in_shards(
+    mine: Mapping[ShardKey, Line], theirs: Mapping[ShardKey, Line], tolerance: float | None, *, is_whole: bool
+) -> Iterator[Difference]:
+    """Differences between the micro-steps of a step, in causal order."""
+    if is_whole and mine.keys() != theirs.keys():
         key = min(mine.keys() ^ theirs.keys())
         words = ["ran" if key in lines else "did not run" for lines in (mine, theirs)]
         yield _at(key, "samples", values=(words[0], words[1]))
     for key in [key for key in mine if key in theirs]:
         line = mine[key]
-        samples = tuple(line["batches"][0]["samples"]) if line["batches"] else ()
-        for difference in in_shard(key, line, theirs[key]):
-            yield dataclasses.replace(difference, epoch=line["epoch"], samples=samples)
-
-
-def in_shard(key: ShardKey, mine: Line, theirs: Line, tolerance: float | None = None) -> Iterator[Difference]:
-    """Differences between two lines of a micro-step, in causal order.
-
-    Args:
-        key: of the micro-step.
-        mine: a line.
-        theirs: the other.
-        tolerance: the relative difference up to which losses count as equal; None: they must be equal to the bit.
-    """
-    for stage, name, values in _in_shard(mine, theirs, tolerance):
-        yield _at(key, stage, name=name, values=values)
+        samples = line["batches"][0]["samples"] if line["batches"] else ()
+        for stage, name, values in _in_shard(line, theirs[key], tolerance):
+            difference = _at(key, stage, name=name, values=values, epoch=line.get("epoch"))
+            yield difference if isinstance(samples, str) else dataclasses.replace(difference, samples=tuple(samples))
 
 
 def _in_shard(mine: Line, theirs: Line, tolerance: float | None) -> Iterator[tuple[str, str | None, Pair]]:
@@ -220,19 +278,21 @@ def _are_equal(first: Sequence[Any], second: Sequence[Any], tolerance: float | N
     return all(math.isclose(a, b, rel_tol=tolerance) or (a != a and b != b) for a, b in pairs)
 
 
-def in_step(mine: Line, theirs: Line) -> list[Difference]:
+def in_step(mine: Line, theirs: Line, *, is_whole: bool = True) -> list[Difference]:
     """Differences between two lines of one step, of the beginning or of the end, in causal order."""
-    found = (_with_norms(difference, mine, theirs) for difference in _in_lines(mine, theirs))
+    found = (_with_norms(difference, mine, theirs) for difference in _in_lines(mine, theirs, is_whole=is_whole))
     return sorted(found, key=lambda difference: difference.order)
 
 
-def _in_lines(mine: Line, theirs: Line) -> Iterator[Difference]:
+def _in_lines(mine: Line, theirs: Line, *, is_whole: bool) -> Iterator[Difference]:
     at = functools.partial(Difference, step=mine.get("step", 0), epoch=mine.get("epoch"))
     for phase, (left, right) in enumerate(zip(mine.get("gradients", ()), theirs.get("gradients", ()), strict=False)):
         for name, values in _in_digests(left, right):
             yield at(phase=phase, stage="gradient", name=name, values=values)
     for stage in ("weights", "buffers", "state"):
         for name, values in _in_digests(mine[stage], theirs[stage]):
+            if not is_whole and not (name in mine[stage] and name in theirs[stage]):
+                continue
             # A number tells more than a digest, and a learning rate is the reason why weights differ.
             is_number = all(line[stage].get(name, "").startswith("=") for line in (mine, theirs))
             yield at(stage="number" if is_number else stage, name=name, values=values)
@@ -249,13 +309,16 @@ def _with_norms(difference: Difference, mine: Line, theirs: Line) -> Difference:
     return dataclasses.replace(difference, values=(values[0], values[1]))
 
 
+def unlike(mine: Mapping[Any, Any], theirs: Mapping[Any, Any]) -> Iterator[Any]:
+    """The names whose values differ, or that only one has, in their order."""
+    return (name for name in dict.fromkeys((*mine, *theirs)) if mine.get(name) != theirs.get(name))
+
+
 def _in_digests(mine: Mapping[Any, str], theirs: Mapping[Any, str]) -> Iterator[tuple[Any, Pair]]:
-    for name in dict.fromkeys((*mine, *theirs)):
-        if mine.get(name) != theirs.get(name):
-            yield name, (_shown(mine.get(name)), _shown(theirs.get(name)))
+    return ((name, (_shown(mine.get(name)), _shown(theirs.get(name)))) for name in unlike(mine, theirs))
 
 
-def _in_evaluations(reference: TracedRun, run: TracedRun, step: int) -> Iterator[Difference]:
+def _in_evaluations(reference: Record, run: Record, step: int) -> Iterator[Difference]:
     mine, theirs = ([line for line in each.evaluations if line["step"] == step] for each in (reference, run))
     at = functools.partial(Difference, step=step, stage="evaluation")
     if len(mine) != len(theirs):

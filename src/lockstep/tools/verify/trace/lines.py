@@ -22,12 +22,13 @@ With ``trace="steps"`` or more, every rank writes ``<run directory>/trace/rank-<
 ``gradient``     with ``trace="gradient"``, of the first phase: ``values`` (evenly spaced numbers of the gradients, by
                  parameter), ``rows`` (digests of the samples, sorted), ``draws`` (whether a shard drew from a random stream)
 ``evaluation``   ``epoch``, ``step``, ``values``: numbers by name
-``layers``       before the first backward pass: ``batch_norm`` and ``dropout``, whether the models have such layers in
-                 training mode
+``layers``       before the first backward pass: ``batch_norm``, ``sync_batch_norm`` and ``dropout``, the names of such layers
+                 in training mode
 ``end``          ``step``: the script has ended, or reached ``trace_until``; ``weights``, ``buffers``, ``state`` as in ``step``
 ===============  =======================================================================================================
 
-(With ``trace="calls"`` or ``"kernels"``, evidence is written in addition: see ``diagnosis.evidence``.)
+(A replay adds fields to these: see ``replay.shown_steps``. The digest journal has the same in fewer words: see
+``replay.digests``. With ``trace="calls"``, evidence is written in addition: see ``diagnosis.evidence``.)
 
 Numbers are written as ``float.hex()``, without rounding. ``epoch``, ``pass`` and ``phase`` count from 0, ``step`` from 1. A
 reader must ignore kinds and fields that it does not know.
@@ -52,16 +53,18 @@ _MOST_BYTES = 16 * regular.MOST_BYTES
 
 
 class TraceWriter(LineWriter):
-    """Writes lines to one file of a run's trace.
+    """Writes lines to one file of a run's trace, or of its digest journal.
 
     Args:
         run_dir: the run's directory.
         name: of the file, without its suffix: ``rank-0``, say.
+        directory: of the files of all ranks, in that one.
+        is_fresh: whether what an earlier launch has written there is removed.
     """
 
-    def __init__(self, run_dir: Path, name: str) -> None:
-        own_directory(run_dir / DIRECTORY)
-        super().__init__(run_dir, f"{DIRECTORY}/{name}.jsonl", is_fresh=True)
+    def __init__(self, run_dir: Path, name: str, directory: str = DIRECTORY, *, is_fresh: bool = True) -> None:
+        own_directory(run_dir / directory)
+        super().__init__(run_dir, f"{directory}/{name}.jsonl", is_fresh=is_fresh)
 
     def write(self, **fields: Any) -> None:
         """Write one line."""
@@ -73,17 +76,14 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     return (found for line in regular.read_lines(path, _MOST_BYTES) if (found := read_object(line)) is not None)
 
 
-def read_trace(run_dir: Path) -> list[list[dict[str, Any]]]:
-    """The lines of every rank, in rank order. Truncated lines are skipped.
+def read_ranks(run_dir: Path, directory: str) -> list[list[dict[str, Any]]]:
+    """The lines of every rank in a directory of the run's, in rank order; empty: there are none. Truncated lines are skipped.
 
     Raises:
-        FileNotFoundError: the directory holds no trace.
+        OSError: they cannot be read.
     """
-    names = files(run_dir, DIRECTORY)
-    ranks = [[line for line in read_lines(run_dir / name) if isinstance(line.get("event"), str)] for name in names]
-    if not ranks:
-        raise FileNotFoundError(f"{run_dir} holds no trace")
-    return ranks
+    names = files(run_dir, directory)
+    return [[line for line in read_lines(run_dir / name) if isinstance(line.get("event"), str)] for name in names]
 
 
 def read_evidence(run_dir: Path) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ class Recorder(Listener):
         writer: TraceWriter,
         subjects: Subjects,
         until: int | None,
-        layers: Callable[[], list[list[str]]] | None,
+        layers: Callable[[], list[list[str]]] | None = None,
     ) -> None:
         self._writer = writer
         self._subjects = subjects
@@ -57,8 +57,8 @@ class Recorder(Listener):
         """The lines of the current step, written when it ends: it may yet be discarded."""
         self._order: dict[str, None] = {}
         """The parameters in the order in which their gradients were computed in the current phase."""
-        self._gradients: list[dict[str, str]] = []
-        self._norms: list[str] = []
+        self._line: dict[str, Any] = {}
+        """That of the current step, so far."""
         self._in_pass = False
         self._has_layers = False
         """Whether the line about the models' layers is written."""
@@ -132,13 +132,13 @@ class Recorder(Listener):
         gradients = self._subjects.gradients()
         order = [name for name in self._order if name in gradients]  # in the order of the backward pass
         order += [name for name in gradients if name not in self._order]
-        self._gradients.append({name: digest(gradients[name]) for name in order})
-        self._norms.append(exact(math.sqrt(math.fsum(squared_norm(gradient) for gradient in gradients.values()))))
+        self._line["gradients"].append({name: digest(gradients[name]) for name in order})
+        self._line["norms"].append(exact(math.sqrt(math.fsum(squared_norm(gradient) for gradient in gradients.values()))))
 
     @override
     def drop(self) -> None:
         self._micro = None
-        self._gradients, self._norms, self._shards = [], [], []
+        self._shards, self._line = [], {"gradients": [], "norms": []}
 
     @override
     def end_step(self, step: int, num_samples: int) -> None:
@@ -149,8 +149,7 @@ class Recorder(Listener):
             **self._position,
             step=step,
             num_samples=num_samples,
-            gradients=self._gradients,
-            norms=self._norms,
+            **self._line,
             **self._subjects.digests(),
         )
         self.drop()

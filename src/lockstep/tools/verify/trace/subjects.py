@@ -61,15 +61,17 @@ class Subjects(Listener):
         for prefix, model in self._models:
             yield from ((prefix + name, module) for name, module in model.named_modules())
 
-    def layers(self) -> dict[str, bool]:
+    def layers(self) -> dict[str, list[str]]:
         """Which layers of the models make a shard's result depend on its size, or on chance: see the trace's ``layers``."""
-        training = [module for _, module in self.modules() if module.training]
+        training = [(name, module) for name, module in self.modules() if module.training]
         return {
-            "batch_norm": any(
-                isinstance(module, _BATCH_NORM) and (module.training or module.running_mean is None)
-                for _, module in self.modules()
-            ),
-            "dropout": any(isinstance(module, _DROPOUT) and module.p > 0 for module in training),
+            "batch_norm": [
+                name
+                for name, module in self.modules()
+                if isinstance(module, _BATCH_NORM) and (module.training or module.running_mean is None)
+            ],
+            "sync_batch_norm": [name for name, module in training if isinstance(module, nn.SyncBatchNorm)],
+            "dropout": [name for name, module in training if isinstance(module, _DROPOUT) and module.p > 0],
         }
 
     def hook_gradients(self, hooked: set[Tensor], note: Callable[[str, Tensor], None]) -> None:

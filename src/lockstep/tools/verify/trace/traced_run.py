@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.base.errors import UsageError
-from lockstep.tools.verify.trace.lines import read_trace
+from lockstep.tools.verify.trace.lines import DIRECTORY, read_ranks
 
 Line = Mapping[str, Any]
 
@@ -78,9 +79,20 @@ class TracedRun:
         """Rank 0's line of the last step."""
         return self.steps[max(self.steps)][0]
 
+    def numbers(self) -> Collection[int]:
+        """The numbers of these steps."""
+        return self.steps
+
     def shards_of(self, step: int) -> list[tuple[ShardKey, tuple[tuple[int, Line], ...]]]:
         """The micro-steps of a step, in order, with their owners."""
-        return sorted((key, owners) for key, owners in self.shards.items() if key.step == step)
+        return self._by_step.get(step, [])
+
+    @functools.cached_property
+    def _by_step(self) -> dict[int, list[tuple[ShardKey, tuple[tuple[int, Line], ...]]]]:
+        steps: dict[int, list[tuple[ShardKey, tuple[tuple[int, Line], ...]]]] = {}
+        for key, owners in sorted(self.shards.items()):
+            steps.setdefault(key.step, []).append((key, owners))
+        return steps
 
 
 def gather(ranks: Sequence[Iterable[Line]]) -> TracedRun:
@@ -135,11 +147,13 @@ def read_run(run_dir: Path) -> TracedRun:
         UsageError: there is none, or it cannot be read, or no step was taken.
     """
     try:
-        return gather(read_trace(run_dir))
-    except FileNotFoundError:
-        raise UsageError(
-            "the script never called lockstep.join(), so there is nothing to verify: `lockstep new` writes a script that does"
-        ) from None
+        ranks = read_ranks(run_dir, DIRECTORY)
+        if not ranks:
+            raise UsageError(
+                "the script never called lockstep.join(), so there is nothing to verify: `lockstep new` writes a script that "
+                "does"
+            )
+        return gather(ranks)
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, UsageError):
             raise

@@ -1,0 +1,37 @@
+"""``lockstep.join`` for type checkers and editors: with the settings of the engine, and the options of this package's tools.
+
+Nothing imports this when a program runs. It is at the top of the package, since it knows all of its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ParamSpec
+
+from lockstep.base.config import RunConfig
+from lockstep.joining import join as joining
+from lockstep.joining.team import Team
+from lockstep.tools.audit.instrument import AuditOptions
+from lockstep.tools.explain.options import ProfileOptions
+from lockstep.tools.replay.options import JournalOptions
+from lockstep.tools.tune.instrument import TuneOptions
+from lockstep.tools.verify.instrument import TraceOptions
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(RunConfig, AuditOptions, ProfileOptions, JournalOptions, TuneOptions, TraceOptions):
+    """The arguments of ``join``."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    track: Any = None  # names, and objects
+
+
+def _taking(arguments: Callable[P, object], function: Callable[..., Team]) -> Callable[P, Team]:
+    return function
+
+
+join = _taking(Arguments, joining.join)
