@@ -1,13 +1,13 @@
 """``lockstep new``: what it writes trains as it says, is never written over another file, and is in the wheel."""
 
 import ast
+import functools
 import hashlib
 import re
 from pathlib import Path
 
 import pytest
 
-from lockstep.cli.main import main
 from lockstep.cli.new import KINDS
 
 pytestmark = pytest.mark.timeout(300)
@@ -16,16 +16,10 @@ TEMPLATES = Path(__file__).parents[2] / "src/lockstep/cli/template"
 
 
 @pytest.fixture
-def new(tmp_path, monkeypatch, capsys):
+def new(tmp_path, monkeypatch, command):
     """``new(...)``: the command's status, output and errors, in ``tmp_path``."""
     monkeypatch.chdir(tmp_path)
-
-    def call(*args):
-        with pytest.raises(SystemExit) as caught:
-            main(("new", *args))
-        return caught.value.code or 0, *capsys.readouterr()
-
-    return call
+    return functools.partial(command, "new")
 
 
 def test_the_commands_that_it_says_are_for_what_it_has_written(new, tmp_path):
