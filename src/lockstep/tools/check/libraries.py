@@ -22,7 +22,7 @@ class Libraries(Teams):
         last = name.rpartition(".")[2]
         if name in ("lockstep.join", "lockstep.joining.join.join"):
             self.has_joined = True
-            return Value(frozenset((self.team,)))
+            return Value.of(self.team)
         if names.CLOCKS.match(name):
             return Value(frozenset((self.make(node, "clock"),)) if last == "Event" else frozenset(), CLOCK)
         if name in names.CONTAINERS:
@@ -33,7 +33,7 @@ class Libraries(Teams):
         if name in names.GENERATORS:
             made = self.make(node, "draws", last)
             self.state.put((made, CONTENT), mix([self.use(value) for value in given]), None)
-            return Value(frozenset((made,)))
+            return Value.of(made)
         for keyword in ("generator", "rng"):
             for target in keywords.get(keyword, NOTHING).objects:
                 if target.kind == "draws" and names.RANDOM_CALL.search(name):
@@ -44,17 +44,17 @@ class Libraries(Teams):
             self.sink(mix([self.use(v) for v in given]), node, "weights")
             made = self.make(node, "optimizer", last)
             made.is_copy = bool(self.inside)  # of a shard's own weights
-            return Value(frozenset((made,)))
+            return Value.of(made)
         if name.startswith("torch.optim.lr_scheduler."):
             self.sink(mix([self.use(v) for v in given]), node, "weights")
         if name in names.COPIES or names.AVERAGES.match(name):
             return self._copy(name, node, args)
         if name in names.COUNTERS:
-            return Value(frozenset((self.make(node, "iterator", last),)))
+            return Value.of(self.make(node, "iterator", last))
         if name == "functools.partial" and args:
             made = self.make(node, "partial", last)
             made.bases, made.arguments = list(args[0].objects), (args[1:], keywords)
-            return Value(frozenset((made,)))
+            return Value.of(made)
         if last in ("clip_grad_norm_", "clip_grad_value_"):
             self.sink(mix([self.use(v) for v in given]), node, "answer")
         if names.MODULES.match(name):
@@ -72,10 +72,10 @@ class Libraries(Teams):
             flags = used.flags | RANDOM
             if names.TENSORS.match(name):
                 return Value(frozenset((self.make(node, "tensor"),)), flags, used.sites)
-            return Value(frozenset(), flags, used.sites)
+            return Value.made(flags, used.sites)
         if names.TENSORS.match(name):
             made = self.make(node, "tensor")
-            self.state.put((made, CONTENT), Value(frozenset(), used.flags, used.sites), None)
+            self.state.put((made, CONTENT), Value.made(used.flags, used.sites), None)
             return Value(frozenset((made,)), used.flags & ~SIZE)
         if name.startswith("torch.distributed.") and last.startswith(("all_reduce", "broadcast", "all_gather", "reduce")):
             for target in (o for value in given for o in value.objects):
@@ -85,7 +85,7 @@ class Libraries(Teams):
                     self.state.put(self.key_of(argument.id), NOTHING, None)
             return NOTHING
         if name.startswith(("torch.nn.init.", "torch.cuda.", "os.", "pathlib.", "torch.backends")):
-            return Value(frozenset(), used.flags, used.sites)
+            return Value.made(used.flags, used.sites)
         if name == "functools.reduce" and len(args) > 1 and self.shards in args[1].objects:
             return self._over_all_shards(node, args[0])
         for value in given:
@@ -100,7 +100,7 @@ class Libraries(Teams):
                         o for value in given for o in value.objects if o.kind in ("module", "instance", "opaque")
                     }
                 return Value(frozenset((made,)), used.flags, used.sites)
-        return Value(frozenset(), used.flags, used.sites)
+        return Value.made(used.flags, used.sites)
 
     def _change_argument(self, node: ast.Call, args: list[Value], keywords: dict[str, Value], used: Value) -> Value:
         """A call such as ``torch.add(total, loss, out=total)``."""
@@ -126,7 +126,7 @@ class Libraries(Teams):
             self.state.put((made, name), value, None)
         self.sink(_of_how(self.use(data), "order"), node, "weights")
         self.read_data_set(data, keywords.get("collate_fn", NOTHING))
-        return Value(frozenset((made,)))
+        return Value.of(made)
 
     @override
     def served(self, loader: Object) -> Value:
@@ -139,7 +139,7 @@ class Libraries(Teams):
                     found += [self.use(self.look(cell)) for cell in cells]
                 elif method.definition is not None and not source.is_generator(method.definition):
                     before = self.state.copy()
-                    found.append(self.use(self.run(method, [Value(frozenset((target,))), NOTHING], {})))
+                    found.append(self.use(self.run(method, [Value.of(target), NOTHING], {})))
                     self.state = before
         return mix(found)
 
@@ -151,12 +151,12 @@ class Libraries(Teams):
         for target in data.objects:
             method = self.method(target, "__getitem__") if target.kind == "instance" else None
             if method is not None:
-                self._as_worker(method, [Value(frozenset((target,))), NOTHING])
+                self._as_worker(method, [Value.of(target), NOTHING])
         for target in collate.objects:
             if target.kind == "function":
                 self._as_worker(target, [NOTHING])
             elif target.kind == "instance" and (method := self.method(target, "__call__")) is not None:
-                self._as_worker(method, [Value(frozenset((target,))), NOTHING])
+                self._as_worker(method, [Value.of(target), NOTHING])
 
     def _as_worker(self, function: Object, args: list[Value]) -> None:
         definition = function.definition
@@ -185,8 +185,8 @@ class Libraries(Teams):
         made.is_early = not self.has_joined and not self.is_seeded and not is_trained
         made.is_evaluating = False
         used = mix([self.use(v) for v in given])
-        self.state.put((made, CONTENT), Value(frozenset(), 0, used.sites), None)
-        return Value(frozenset((made,)))
+        self.state.put((made, CONTENT), Value.made(0, used.sites), None)
+        return Value.of(made)
 
     def all_objects(self, value: Value, depth: int = 3) -> set[Object]:
         """The objects in a value, and in what it holds."""
@@ -209,12 +209,12 @@ class Libraries(Teams):
             and not any(self.is_module(o) for o in original.objects)
         ):
             used = self.use(original)
-            return Value(frozenset(), used.flags, used.sites, original.items)
+            return Value.made(used.flags, used.sites, original.items)
         argument = node.args[0] if isinstance(node, ast.Call) and node.args else None
         if argument is not None and "state_dict" in ast.unparse(argument):
             used = self.use(original)
             made = self.make(node, "dict")
-            self.state.put((made, CONTENT), Value(frozenset(), used.flags, used.sites), None)
+            self.state.put((made, CONTENT), Value.made(used.flags, used.sites), None)
             return Value(frozenset((made,)), used.flags, used.sites)
         if (
             not kinds
@@ -226,7 +226,7 @@ class Libraries(Teams):
         made = self.make(node, "module", "copy")
         made.is_copy = True
         made.has_statistics = any(o.has_statistics for o in original.objects)
-        return Value(frozenset((made,)))
+        return Value.of(made)
 
     def _container(self, kind: str, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
         made = self.make(node, kind)
@@ -243,12 +243,12 @@ class Libraries(Teams):
             self.state.put((made, f"[{name!r}]"), value, None)
             content = merge((content, value))
         self.state.put((made, CONTENT), content, None)
-        return Value(frozenset((made,)))
+        return Value.of(made)
 
     def _made_by_default(self, node: ast.AST, factory: Value) -> Value:
         name = source.dotted(node)
         if name in names.CONTAINERS:
-            return Value(frozenset((self.make(node, names.CONTAINERS[name]),)))
+            return Value.of(self.make(node, names.CONTAINERS[name]))
         return merge([self.call_of(target, node, NOTHING, [], {}) for target in factory.objects] or [NOTHING])
 
     @override
@@ -258,10 +258,10 @@ class Libraries(Teams):
         if name == "len":
             if args and self.shards in args[0].objects:
                 place = self.site(node, "len(shards)", "shard number")._replace(inside=True)
-                return Value(frozenset(), NUMBER, frozenset((place,)))
+                return Value.made(NUMBER, frozenset((place,)))
             flags = SIZE if any(value.flags & DATA for value in args) else 0
             used = mix([self.use(value) for value in args])
-            return Value(frozenset(), flags | (used.flags & RANKED), used.sites)
+            return Value.made(flags | (used.flags & RANKED), used.sites)
         if name == "next" and args:
             at = node.args[0] if isinstance(node, ast.Call) else node
             if isinstance(at, ast.Call) and source.dotted(at.func) == "iter" and at.args:
@@ -304,7 +304,7 @@ class Libraries(Teams):
         if name in ("print", "str", "repr", "format"):
             used = mix([self.written(value) for value in (*args, *keywords.values())])
         if name == "open":
-            return Value(frozenset(), TEXT, used.sites)
+            return Value.made(TEXT, used.sites)
         if name in ("print", "input", "exit", "quit", "exec"):
             if isinstance(node, ast.Call):
                 self.unknown = node
@@ -317,12 +317,12 @@ class Libraries(Teams):
             items = args[0].items if name == "tuple" and args else None
             return Value(objects, used.flags, used.sites, items)
         if name in ("isinstance", "type", "id", "hasattr", "callable", "range"):
-            return Value(frozenset(), used.flags & ~DATA, used.sites if name == "range" else frozenset())
+            return Value.made(used.flags & ~DATA, used.sites if name == "range" else frozenset())
         return used
 
     def _over_all_shards(self, node: ast.AST, function: Value) -> Value:
         """``map(function, batch.shards)``: what comes out is of this process's shards."""
-        shard = Value(frozenset(), DATA)
+        shard = Value.made(DATA)
 
         def body() -> None:
             for target in function.objects:
@@ -330,7 +330,7 @@ class Libraries(Teams):
 
         self.over_shards(node, body)
         site = self.site(node, "the shards' values", "append")._replace(inside=True)
-        return Value(frozenset(), DATA, frozenset((site,)))
+        return Value.made(DATA, frozenset((site,)))
 
     def iterator(self, node: ast.AST, value: Value) -> Value:
         """``iter(value)``."""
@@ -338,12 +338,12 @@ class Libraries(Teams):
         made = self.make(node, "iterator", "iterator", fresh=False)
         made.is_prepared = kind == BATCHES
         if kind in (SHARDS, EVALUATION):
-            return Value(frozenset(), DATA)
+            return Value.made(DATA)
         lists = [o for o in value.objects if o.kind in ("list", "dict")]
         if not value.objects or lists:
-            return Value(frozenset(), element.flags, element.sites)
+            return Value.made(element.flags, element.sites)
         return Value(frozenset((made,)), 0, value.sites)
 
 
 def _of_how(value: Value, how: str) -> Value:
-    return Value(frozenset(), 0, frozenset(site for site in value.sites if site.how == how))
+    return Value.made(0, frozenset(site for site in value.sites if site.how == how))

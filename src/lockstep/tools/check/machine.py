@@ -139,7 +139,7 @@ class Machine(Reading):
                 inner = self.use(inner, depth - 1)
             flags |= inner.flags
             sites |= inner.sites
-        return Value(frozenset(), flags, sites)
+        return Value.made(flags, sites)
 
     # -- writing ------------------------------------------------------------------------------------------------------------
 
