@@ -127,11 +127,7 @@ class Expressions(Machine):
             return self.external(f"{target.name}.{name}")
         if target.kind == "team":
             flags = WORLD if name == "world_size" else RANKED if name in ("rank", "is_main", "local_rank") else 0
-            sites = (
-                frozenset((self.site(node, source.dotted(node), "world")._replace(inside=True),))
-                if flags == WORLD
-                else frozenset()
-            )
+            sites = self.place(node, source.dotted(node), "world") if flags == WORLD else frozenset()
             return Value.made(flags, sites)
         if target.kind in ("batch", "shards", "evaluation"):
             return Value.of(self.shards) if name == "shards" else NOTHING
@@ -345,7 +341,7 @@ class Expressions(Machine):
     def order_of(self, value: Value, node: ast.AST) -> frozenset[Site]:
         """The site at which a set of texts is iterated, if it is one: its order is another in each process."""
         if any(o.kind == "set" and self.content(o).flags & TEXT for o in value.objects):
-            return frozenset((self.site(node, ast.unparse(node)[:40], "order")._replace(inside=True),))
+            return self.place(node, ast.unparse(node)[:40], "order")
         return frozenset()
 
     def _lambda(self, node: ast.Lambda) -> Value:

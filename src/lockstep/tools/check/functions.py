@@ -48,7 +48,7 @@ class Functions(Loops):
             args = [without_text(value) for value in args]
             keywords = {name: without_text(value) for name, value in keywords.items()}
         if isinstance(node.func, ast.Attribute):
-            known = self.of_method(node, node.func, receiver, function, args, keywords)
+            known = self.of_method(node, receiver, function, args, keywords)
             if known is not None:
                 return known
         self.calls.append((node, self.frame, receiver.objects or function.objects))
@@ -89,7 +89,7 @@ class Functions(Loops):
         for value in (*args, *keywords.values()):
             self.call_back(value)
         self.unknown = node
-        given = mix([self.use(value) for value in (receiver, *args, *keywords.values())])
+        given = self.used((receiver, *args, *keywords.values()))
         return given._replace(sites=given.sites | function.sites)
 
     def call_back(self, value: Value) -> None:
@@ -124,7 +124,7 @@ class Functions(Loops):
             return self._call_module(target, node, args, keywords)
         if isinstance(node, ast.Call):
             self.unknown = node
-        return mix([self.use(value) for value in (receiver, *args, *keywords.values())])
+        return self.used((receiver, *args, *keywords.values()))
 
     def call_method(self, target: Object, name: str, args: list[Value]) -> Value:
         """Call a method of an object of the script's, if its class has it."""
@@ -135,7 +135,7 @@ class Functions(Loops):
     def invoke(self, function: Object, args: list[Value], keywords: dict[str, Value], node: ast.AST) -> Value:
         definition = function.definition
         if definition is None:
-            return mix([self.use(value) for value in (*args, *keywords.values())])
+            return self.used((*args, *keywords.values()))
         if source.is_generator(definition) and not self._is_context_manager(definition):
             stream = self.make(node if isinstance(node, ast.Call) else definition, "stream", function.name)
             stream.definition, stream.frame, stream.arguments = definition, function.frame, (args, keywords)
@@ -151,7 +151,7 @@ class Functions(Loops):
     def run(self, function: Object, args: list[Value], keywords: dict[str, Value]) -> Value:
         definition = function.definition
         if definition is None or definition in self.active or len(self.active) > DEEPEST:
-            return mix([self.use(value) for value in (*args, *keywords.values())])
+            return self.used((*args, *keywords.values()))
         self.seen.add(id(definition))
         parent = function.frame
         made = self.made.get(id(definition) ^ 1)
@@ -283,14 +283,14 @@ class Functions(Loops):
             return self._call_module(target, node, args, keywords)
         value = self.run(method, [Value.of(target), *args], keywords)
         self._run_hooks(args)
-        given = mix([self.use(v) for v in (*args, *keywords.values())])
+        given = self.used((*args, *keywords.values()))
         return merge((value, Value.made(given.flags & DATA, given.sites)))
 
     def _call_module(self, target: Object, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
         self._run_hooks(args)
         for value in (*args, *keywords.values()):
             self.call_back(value)
-        given = mix([self.use(value) for value in (*args, *keywords.values())])
+        given = self.used((*args, *keywords.values()))
         for child in sorted(target.children, key=lambda o: getattr(o.node, "lineno", 0)):
             if child.kind == "instance" and self.is_module(child):
                 given = mix([given, self._call_instance(child, node, [Value.made(given.flags)], {})])

@@ -32,7 +32,7 @@ class Libraries(Teams):
             return NOTHING
         if name in names.GENERATORS:
             made = self.make(node, "draws", last)
-            self.state.put((made, CONTENT), mix([self.use(value) for value in given]), None)
+            self.state.put((made, CONTENT), self.used(given), None)
             return Value.of(made)
         for keyword in ("generator", "rng"):
             for target in keywords.get(keyword, NOTHING).objects:
@@ -41,12 +41,12 @@ class Libraries(Teams):
         if name in names.LOADERS:
             return self._loader(node, args, keywords)
         if names.OPTIMIZERS.match(name):
-            self.sink(mix([self.use(v) for v in given]), node, "weights")
+            self.sink(self.used(given), node, "weights")
             made = self.make(node, "optimizer", last)
             made.is_copy = bool(self.inside)  # of a shard's own weights
             return Value.of(made)
         if name.startswith("torch.optim.lr_scheduler."):
-            self.sink(mix([self.use(v) for v in given]), node, "weights")
+            self.sink(self.used(given), node, "weights")
         if name in names.COPIES or names.AVERAGES.match(name):
             return self._copy(name, node, args)
         if name in names.COUNTERS:
@@ -56,16 +56,14 @@ class Libraries(Teams):
             made.bases, made.arguments = list(args[0].objects), (args[1:], keywords)
             return Value.of(made)
         if last in ("clip_grad_norm_", "clip_grad_value_"):
-            self.sink(mix([self.use(v) for v in given]), node, "answer")
+            self.sink(self.used(given), node, "answer")
         if names.MODULES.match(name):
             return self._module(name, node, given)
         if name == "torch.utils.data.get_worker_info":
             if self.in_data_set:
-                return Value(
-                    frozenset(), NUMBER, frozenset((self.site(node, "get_worker_info()", "worker")._replace(inside=True),))
-                )
+                return Value.made(NUMBER, self.place(node, "get_worker_info()", "worker"))
             return NOTHING
-        used = mix([self.use(value) for value in given])
+        used = self.used(given)
         if isinstance(node, ast.Call) and ("out" in keywords or (args and names.CHANGES_ITS_ARGUMENT.match(name))):
             return self._change_argument(node, args, keywords, used)
         if names.RANDOM_CALL.search(name):
@@ -184,7 +182,7 @@ class Libraries(Teams):
         is_trained = isinstance(node, ast.Call) and any(k.arg in ("weights", "pretrained") for k in node.keywords)
         made.is_early = not self.has_joined and not self.is_seeded and not is_trained
         made.is_evaluating = False
-        used = mix([self.use(v) for v in given])
+        used = self.used(given)
         self.state.put((made, CONTENT), Value.made(0, used.sites), None)
         return Value.of(made)
 
@@ -257,10 +255,9 @@ class Libraries(Teams):
             return self._container(names.CONTAINERS[name], node, args, keywords)
         if name == "len":
             if args and self.shards in args[0].objects:
-                place = self.site(node, "len(shards)", "shard number")._replace(inside=True)
-                return Value.made(NUMBER, frozenset((place,)))
+                return Value.made(NUMBER, self.place(node, "len(shards)", "shard number"))
             flags = SIZE if any(value.flags & DATA for value in args) else 0
-            used = mix([self.use(value) for value in args])
+            used = self.used(args)
             return Value.made(flags | (used.flags & RANKED), used.sites)
         if name == "next" and args:
             at = node.args[0] if isinstance(node, ast.Call) else node
@@ -296,7 +293,7 @@ class Libraries(Teams):
                 self.element(value, node.args[0])[0] if any(o.kind == "stream" for o in value.objects) else value
                 for value in args
             ]
-        used = mix([self.use(value) for value in (*args, *keywords.values())])
+        used = self.used((*args, *keywords.values()))
         if name in ("zip", "enumerate", "tuple", "iter"):
             used = used._replace(sites=used.sites.union(*(self.order_of(value, node) for value in args)))
         for value in (*args, *keywords.values()):
@@ -329,8 +326,7 @@ class Libraries(Teams):
                 self.call_of(target, node, NOTHING, [shard, shard], {})
 
         self.over_shards(node, body)
-        site = self.site(node, "the shards' values", "append")._replace(inside=True)
-        return Value.made(DATA, frozenset((site,)))
+        return Value.made(DATA, self.place(node, "the shards' values", "append"))
 
     def iterator(self, node: ast.AST, value: Value) -> Value:
         """``iter(value)``."""

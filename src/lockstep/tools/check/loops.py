@@ -118,7 +118,7 @@ class Loops(Expressions):
         if kind == BATCHES and not self.in_step and not self.inside:
             return Value.made(0, frozenset((self.site(place, name, "number")._replace(inside=False),)))
         if kind in (SHARDS, EVALUATION) and not self.inside:
-            return Value.made(NUMBER, frozenset((self.site(place, name, "shard number")._replace(inside=True),)))
+            return Value.made(NUMBER, self.place(place, name, "shard number"))
         return NOTHING
 
     def _zip(self, node: ast.Call, target: ast.AST | None) -> tuple[Value, str]:

@@ -9,7 +9,7 @@ from typing_extensions import override
 from lockstep.tools.check import names, source
 from lockstep.tools.check.libraries import Libraries
 from lockstep.tools.check.state import CONTENT
-from lockstep.tools.check.values import CLOCK, DATA, NOTHING, RANDOM, SIZE, WEIGHTS, Object, Site, Value, merge, mix
+from lockstep.tools.check.values import CLOCK, DATA, NOTHING, RANDOM, SIZE, WEIGHTS, Object, Site, Value, merge
 
 
 class Methods(Libraries):
@@ -17,14 +17,10 @@ class Methods(Libraries):
 
     @override
     def of_method(
-        self,
-        node: ast.Call,
-        func: ast.Attribute,
-        receiver: Value,
-        function: Value,
-        args: list[Value],
-        keywords: dict[str, Value],
+        self, node: ast.Call, receiver: Value, function: Value, args: list[Value], keywords: dict[str, Value]
     ) -> Value | None:
+        func = node.func
+        assert isinstance(func, ast.Attribute)
         name = func.attr
         given = [*args, *keywords.values()]
         kinds = {o.kind for o in receiver.objects}
@@ -33,7 +29,7 @@ class Methods(Libraries):
         if name == "backward" and args and not kinds:
             return self.of_team(name, node, args, keywords)
         if kinds & {"batch", "evaluation"} or (name == "add" and not kinds and not args and keywords and self.inside):
-            self.of_batch(name, node, args, keywords)
+            self.of_batch(node, given)
             return NOTHING
         if any(o.kind in ("method", "function", "class") for o in function.objects):
             return None
@@ -73,18 +69,17 @@ class Methods(Libraries):
                     self.state.put((target, buffer.name), Value.of(buffer), None)
             return NOTHING
         if not receiver.objects:
-            return self._of_unknown(name, node, func, receiver, given)
-        results = [self._of_object(target, name, node, func, args, keywords, receiver.sites) for target in receiver.objects]
+            return self._of_unknown(node, func, receiver, given)
+        results = [self._of_object(target, node, func, given, receiver.sites) for target in receiver.objects]
         if any(result is None for result in results):
             return None
         value = merge([result for result in results if result is not None])
         kept = receiver.flags & WEIGHTS if name in names.ELEMENTWISE or name in names.SAME_OBJECT else 0
         return value._replace(flags=value.flags | kept, sites=value.sites | receiver.sites)
 
-    def _of_unknown(
-        self, name: str, node: ast.Call, func: ast.Attribute, receiver: Value, given: list[Value]
-    ) -> Value | None:
-        used = mix([self.use(value) for value in given])
+    def _of_unknown(self, node: ast.Call, func: ast.Attribute, receiver: Value, given: list[Value]) -> Value | None:
+        name = func.attr
+        used = self.used(given)
         if names.is_in_place(name) or name in names.APPENDING:
             if not (receiver.flags & DATA and names.is_in_place(name)):  # else a result of this shard's own
                 self.change_root(func.value, used, own=name not in names.EMPTYING)
@@ -96,17 +91,10 @@ class Methods(Libraries):
         return None
 
     def _of_object(
-        self,
-        target: Object,
-        name: str,
-        node: ast.Call,
-        func: ast.Attribute,
-        args: list[Value],
-        keywords: dict[str, Value],
-        chosen: frozenset[Site],
+        self, target: Object, node: ast.Call, func: ast.Attribute, given: list[Value], chosen: frozenset[Site]
     ) -> Value | None:
-        given = [*args, *keywords.values()]
-        used = mix([self.use(value) for value in given])
+        name = func.attr
+        used = self.used(given)
         raw = merge(given) if given else NOTHING
         shown = source.shown(func.value)
         content = self.content(target)

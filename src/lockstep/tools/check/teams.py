@@ -6,7 +6,7 @@ import ast
 
 from lockstep.tools.check.functions import Functions
 from lockstep.tools.check.state import CONTENT
-from lockstep.tools.check.values import DATA, NOTHING, RANKED, Object, Value, mix
+from lockstep.tools.check.values import DATA, NOTHING, RANKED, Object, Value
 
 
 class Teams(Functions):
@@ -15,7 +15,7 @@ class Teams(Functions):
     def of_team(self, name: str, node: ast.Call, args: list[Value], keywords: dict[str, Value]) -> Value:
         """A method of the team."""
         given = [*args, *keywords.values()]
-        used = mix([self.use(value) for value in given])
+        used = self.used(given)
         if name == "prepare":
             return self._prepare(node, args)
         if name == "register":
@@ -59,12 +59,10 @@ class Teams(Functions):
             return NOTHING
         return Value.made(0 if "reduce" in name else RANKED)
 
-    def of_batch(self, name: str, node: ast.Call, args: list[Value], keywords: dict[str, Value]) -> None:
+    def of_batch(self, node: ast.Call, given: list[Value]) -> None:
         """A method of a batch, or of an evaluation."""
-        for value in (*args, *keywords.values()):
-            used = self.use(value)
-            used = used._replace(sites=frozenset(s for s in used.sites if s.inside))
-            self.sink(used, node, "answer")
+        used = self.used(given)
+        self.sink(used._replace(sites=frozenset(site for site in used.sites if site.inside)), node, "answer")
 
     def _prepare(self, node: ast.Call, args: list[Value]) -> Value:
         prepared = []
