@@ -163,13 +163,6 @@ def test_a_file_that_is_none_is_refused_in_words(tmp_path, write, content, messa
         read(path)
 
 
-def test_a_file_that_holds_more_measurements_than_are_taken_now_is_read(tmp_path, write):
-    name = write(Loading(workers=2))
-    whole = json.loads((tmp_path / name).read_text())
-    (tmp_path / name).write_text(json.dumps({**whole, "measured": {"now": {"step_s": 0.1}, "apart": []}}))
-    assert read(tmp_path / name).loading == Loading(workers=2)
-
-
 def test_a_file_of_another_kind_is_never_replaced(tmp_path, write):
     (tmp_path / "tuned.json").write_text("my notes")
     with pytest.raises(ConfigError, match="cannot be read as a file of lockstep tune"):
