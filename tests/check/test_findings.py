@@ -32,14 +32,14 @@ def test_each_loop_of_the_corpus_has_the_findings_that_its_comments_say_and_no_o
     assert loops.findings(path) == loops.expected(path)
 
 
-def test_the_corpus_is_half_right_and_half_wrong():
+def test_the_corpus_has_loops_of_both_kinds():
     right, wrong = 0, 0
     for path in loops.CORPUS:
         marked = {line for line, _, _ in loops.expected(path)}
         for loop in loops.loops(path):
             right, wrong = (right, wrong + 1) if marked & {*loop.lines} else (right + 1, wrong)
-    assert right >= 40
-    assert wrong >= 40
+    assert right >= 30
+    assert wrong >= 30
 
 
 @pytest.mark.long

@@ -46,10 +46,8 @@ def test_what_is_written_is_read_back(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
-def test_a_sound_checkpoint_is_read_to_its_last_byte(checkpoint):
-    blocks = []
-    manifest = verify(checkpoint, progress=blocks.append)
-    assert (manifest.step, sum(blocks)) == (7, manifest.num_bytes)
+def test_a_sound_checkpoint_is_verified(checkpoint):
+    assert verify(checkpoint).step == 7
 
 
 @pytest.mark.long

@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-from test_main import call
 
 LOOP = """\
 import lockstep
@@ -35,9 +34,9 @@ def script(tmp_path):
     return write
 
 
-def test_a_finding_has_its_place_its_code_and_the_line_to_write(capsys, script):
+def test_a_finding_has_its_place_its_code_and_the_line_to_write(command, script):
     path = script(LOOP.format(**COUNTED))
-    status, out, _ = call(capsys, "check", path)
+    status, out, _ = command("check", path)
     assert status == 1
     assert f"{path}:9:13: LS102" in out
     assert "`seen`" in out
@@ -45,20 +44,20 @@ def test_a_finding_has_its_place_its_code_and_the_line_to_write(capsys, script):
     assert "--explain LS102" in out
 
 
-def test_nothing_found_is_status_0(capsys, script):
-    status, out, _ = call(capsys, "check", script(LOOP.format(**RIGHT)))
+def test_nothing_found_is_status_0(command, script):
+    status, out, _ = command("check", script(LOOP.format(**RIGHT)))
     assert (status, out) == (0, "nothing found in 1 script\n")
 
 
-def test_what_is_uncertain_is_said_with_status_0(capsys, script):
-    status, out, _ = call(capsys, "check", script(LOOP.format(**SHOWN)))
+def test_what_is_uncertain_is_said_with_status_0(command, script):
+    status, out, _ = command("check", script(LOOP.format(**SHOWN)))
     assert status == 0
     assert "LS201 perhaps: `last`" in out
 
 
-def test_json_has_all_fields(capsys, script):
+def test_json_has_all_fields(command, script):
     path = script(LOOP.format(**COUNTED))
-    status, out, _ = call(capsys, "check", path, "--json")
+    status, out, _ = command("check", path, "--json")
     [finding] = json.loads(out)["findings"]
     assert status == 1
     assert {key: finding[key] for key in ("code", "path", "line", "column", "name", "certain")} == {
@@ -72,8 +71,8 @@ def test_json_has_all_fields(capsys, script):
     assert finding["remedy"]
 
 
-def test_an_explanation_has_a_wrong_and_a_right_example(capsys):
-    status, out, _ = call(capsys, "check", "--explain", "ls201")
+def test_an_explanation_has_a_wrong_and_a_right_example(command):
+    status, out, _ = command("check", "--explain", "ls201")
     assert status == 0
     assert out.startswith("LS201: ")
     assert "team.state(" in out
@@ -83,14 +82,14 @@ def test_an_explanation_has_a_wrong_and_a_right_example(capsys):
     ("args", "word"),
     [(("--explain", "LS999"), "LS101"), ((), "no script"), (("none.py",), "none.py"), (("--epochs",), "option")],
 )
-def test_wrong_usage_is_status_2(capsys, args, word):
-    status, _, err = call(capsys, "check", *args)
+def test_wrong_usage_is_status_2(command, args, word):
+    status, _, err = command("check", *args)
     assert status == 2
     assert word in err
 
 
-def test_a_script_that_python_cannot_parse_is_status_2(capsys, script):
-    status, _, err = call(capsys, "check", script("def main(:\n"))
+def test_a_script_that_python_cannot_parse_is_status_2(command, script):
+    status, _, err = command("check", script("def main(:\n"))
     assert status == 2
     assert "line 1" in err
 

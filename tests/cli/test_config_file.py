@@ -6,33 +6,22 @@ import pytest
 
 from lockstep.base.config import RunConfig, all_settings
 from lockstep.base.option import options_of
-from lockstep.cli.main import main
 from lockstep.launch.options import LaunchOptions
 
 pytestmark = pytest.mark.timeout(20)
 
 
 @pytest.fixture
-def call(capsys, tmp_path, monkeypatch):
+def call(command, tmp_path, monkeypatch):
     """``call("run", ...)``: the command's status, output and errors, in a directory with ``file`` as run.toml."""
     monkeypatch.chdir(tmp_path)
 
-    def command(*args, file=None):
+    def run(*args, file=None):
         if file is not None:
             (tmp_path / "run.toml").write_text(file, encoding="utf-8")
-        with pytest.raises(SystemExit) as caught:
-            main(args)
-        return caught.value.code or 0, *capsys.readouterr()
+        return command(*args)
 
-    return command
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """The options and settings of every run that was asked for."""
-    calls = []
-    monkeypatch.setattr("lockstep.cli.run.run_script", lambda script, args, *asked: calls.append(asked))
-    return calls
+    return run
 
 
 def test_a_file_sets_options_of_the_launcher_and_of_the_run(call, asked):
@@ -48,7 +37,7 @@ def test_a_file_sets_options_of_the_launcher_and_of_the_run(call, asked):
         allow = ["data", "shards"]
     """
     call("run", "--config", "run.toml", "package.train", file=file)
-    [(options, settings)] = asked
+    [(*_, options, settings)] = asked
     assert (options.nproc_per_node, options.is_module, str(options.log_dir)) == ("2", True, "logs")
     given = {"shards": 8, "strategy": "ddp", "timeout_s": 9.0, "fresh": True, "allow": ("data", "shards")}
     assert settings == {**given, "checkpoint_every": "500"}
@@ -61,7 +50,7 @@ def test_the_command_line_comes_before_the_environment_and_that_before_the_file(
     monkeypatch.setenv("PET_MAX_RESTARTS", "2")
     call("run", "--config", "run.toml", "--nnodes", "1", "--shards", "6", "train.py", file=file)
     call("run", "--nnodes", "1", "train.py", "--config", "run.toml")
-    first, second = asked
+    first, second = (call[2:] for call in asked)
     assert (first[0].nnodes, first[0].max_restarts, first[0].rdzv_endpoint) == ("1", 2, "host:1")
     assert first[1] == {"shards": 6}
     assert second == (LaunchOptions(nnodes="1", max_restarts=2), {}), "what follows the script is the script's"
@@ -89,7 +78,7 @@ def test_every_option_is_printed_and_one_that_was_not_given_stays_the_scripts_to
     assert len(re.findall(r"^# [\w-]+ = \S", printed, flags=re.MULTILINE)) == num_options
     assert '\n# strategy = "auto"\n' in printed
     call("run", "--config", "run.toml", "train.py", file=printed)
-    assert asked == [(LaunchOptions(), {})]
+    assert asked == [("train.py", (), LaunchOptions(), {})]
 
 
 def test_settings_that_contradict_each_other_are_not_printed(call):

@@ -8,15 +8,8 @@ import pytest
 
 from lockstep.base.errors import ConfigError, LaunchError, LossError, UsageError
 from lockstep.cli.group import OVERVIEW, group
-from lockstep.cli.main import main
 
 VERBS = [verb for verbs in OVERVIEW.values() for verb in verbs]
-
-
-def call(capsys, *args):
-    with pytest.raises(SystemExit) as caught:
-        main(args)
-    return caught.value.code or 0, *capsys.readouterr()
 
 
 def test_help_lists_the_verbs_and_imports_neither_them_nor_torch():
@@ -37,28 +30,28 @@ def test_every_verb_in_the_table_is_a_click_command():
 
 
 @pytest.mark.parametrize("verb", [None, *VERBS])
-def test_help_fits_a_terminal_of_80_columns(capsys, monkeypatch, verb):
+def test_help_fits_a_terminal_of_80_columns(command, monkeypatch, verb):
     monkeypatch.setenv("COLUMNS", "80")
-    status, out, _ = call(capsys, *([verb] if verb else []), "--help")
+    status, out, _ = command(*([verb] if verb else []), "--help")
     assert status == 0
     assert [line for line in out.splitlines() if len(line) > 80] == []
 
 
-def test_version(capsys):
-    status, out, _ = call(capsys, "--version")
+def test_version(command):
+    status, out, _ = command("--version")
     assert status == 0
     assert out.startswith("lockstep ")
 
 
-def test_run_alone_is_told_its_usage(capsys):
-    status, out, err = call(capsys, "run")
+def test_run_alone_is_told_its_usage(command):
+    status, out, err = command("run")
     assert (status, out) == (2, "")
     assert err.startswith("Usage: lockstep run [OPTIONS] SCRIPT [ARGS]...")
     assert "Missing argument 'SCRIPT'" in err
 
 
-def test_an_unknown_verb_is_told_the_known_ones(capsys):
-    status, _, err = call(capsys, "train.py")
+def test_an_unknown_verb_is_told_the_known_ones(command):
+    status, _, err = command("train.py")
     assert status == 2
     assert "new, run, verify" in err
     assert "lockstep run train.py" in err
@@ -68,12 +61,12 @@ def test_an_unknown_verb_is_told_the_known_ones(capsys):
     ("error", "status"),
     [(ConfigError("x"), 2), (UsageError("x"), 2), (LaunchError("x", 137), 137), (LossError("x"), 1)],
 )
-def test_our_errors_are_one_message_and_no_traceback(capsys, monkeypatch, error, status):
+def test_our_errors_are_one_message_and_no_traceback(command, monkeypatch, error, status):
     def fail(*args, **kwargs):
         raise error
 
     monkeypatch.setattr("lockstep.cli.run.run_script", fail)
-    assert call(capsys, "run", "script.py") == (status, "", "error: x\n")
+    assert command("run", "script.py") == (status, "", "error: x\n")
 
 
 LEAVES_A_THREAD = """

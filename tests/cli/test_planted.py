@@ -139,12 +139,8 @@ def place(made, tmp_path, monkeypatch):
     return Path(shutil.copytree(made, runs / f"planted{PLANT}"))
 
 
-@pytest.mark.parametrize("styled", [False, True])
-def test_control_characters_in_every_string_of_a_run_are_printed_as_text_by_every_command(
-    place, capsys, monkeypatch, styled
-):
-    if styled:
-        monkeypatch.setenv("FORCE_COLOR", "1")
+def test_control_characters_in_every_string_of_a_run_are_printed_as_text_by_every_command(place, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
     plant(place)
     for command in commands(place):
         text = STYLES.sub("", said(capsys, command))
@@ -156,9 +152,7 @@ def test_control_characters_in_every_string_of_a_run_are_printed_as_text_by_ever
         assert r"\x1b]0;planted\x07" in text
 
 
-@pytest.mark.parametrize(
-    "name", ["birth.json", "manifest.json", "events.jsonl", "rank-0.jsonl", "model.safetensors", "state.json"]
-)
+@pytest.mark.parametrize("name", ["birth.json", "manifest.json", "events.jsonl", "rank-0.jsonl"])
 def test_what_is_said_of_a_file_that_cannot_be_read_is_text_as_well(place, capsys, name):
     plant(place, spared=(), only=name)
     for command in commands(place):

@@ -69,7 +69,7 @@ def studies(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         for words in (
-            ("compare", "--methods", "single,exact", "--nproc", "2", "train.py"),
+            ("compare", "--methods", "single,exact", "--rounds", "1", "--nproc", "2", "train.py"),
             ("verify", "--world-sizes", "1,2", "--launchers", "local", "--no-resume", "--no-one-device", "train.py"),
         ):
             with pytest.raises(SystemExit) as ended:
@@ -220,15 +220,15 @@ def test_damage_is_passed_over_and_said(place, page, tmp_path):
 def test_what_there_is_no_report_on_is_refused_with_a_remedy(place, report, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
     for path, what, remedy in (
-        ("missing", "there is no such directory", "lockstep runs"),
-        (SCRIPT_NAME, "it is a file", "give the directory"),
-        ("runs", f"it holds {RUN}", "lockstep report 'runs/<u>-1'"),
-        (tmp_path, "it holds nothing", "lockstep compare or lockstep verify"),
+        ("missing", "No such file", "Give the directory of a run"),
+        (SCRIPT_NAME, "Not a directory", "Give the directory of a run"),
+        (tmp_path, "no run in", "A run creates runs/SCRIPT-N"),
     ):
         done = report(path)
         assert (done.status, done.out) == (2, "")
         assert what in done.err
         assert remedy in done.err
+    assert report("runs").out.startswith(f"runs/{RUN}/report.html: ")
     for damage in ("{", "[]", '{"rows": 3}', '{"settings": [{}]}'):
         (tmp_path / "results.json").write_text(damage)
         done = report(tmp_path)

@@ -9,58 +9,43 @@ import pytest
 from lockstep.base.config import setting_kinds
 from lockstep.base.errors import LaunchError
 from lockstep.base.option import options_of
-from lockstep.cli.main import main
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.script import Interruption
 
 
-def call(capsys, *args):
-    with pytest.raises(SystemExit) as caught:
-        main(("run", *args))
-    return caught.value.code or 0, *capsys.readouterr()
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """What the command would have run: the script, its arguments, the options and settings of each call."""
-    calls = []
-    monkeypatch.setattr("lockstep.cli.run.run_script", lambda *args: calls.append(args))
-    return calls
-
-
-def test_what_follows_the_script_is_the_scripts_own(capsys, asked):
-    call(capsys, "--nproc-per-node", "2", "train.py", "--seed", "3", "--help", "-m")
+def test_what_follows_the_script_is_the_scripts_own(command, asked):
+    command("run", "--nproc-per-node", "2", "train.py", "--seed", "3", "--help", "-m")
     [(script, args, options, settings)] = asked
     assert (script, args) == ("train.py", ("--seed", "3", "--help", "-m"))
     assert options == LaunchOptions(nproc_per_node="2")
     assert settings == {}
 
 
-def test_dashes_that_separate_the_script_from_its_arguments_are_none_of_them(capsys, asked):
-    call(capsys, "train.py", "--", "--epochs", "1", "--", "x")
-    call(capsys, "--", "train.py", "--epochs", "1")
+def test_dashes_that_separate_the_script_from_its_arguments_are_none_of_them(command, asked):
+    command("run", "train.py", "--", "--epochs", "1", "--", "x")
+    command("run", "--", "train.py", "--epochs", "1")
     assert [args for _, args, _, _ in asked] == [("--epochs", "1", "--", "x"), ("--epochs", "1")]
 
 
-def test_only_settings_that_were_given_travel(capsys, asked):
-    call(capsys, "--shards", "4", "--timeout", "9", "--on-nan", "warn", "-m", "package.train")
+def test_only_settings_that_were_given_travel(command, asked):
+    command("run", "--shards", "4", "--timeout", "9", "--on-nan", "warn", "-m", "package.train")
     [(_, _, options, settings)] = asked
     assert settings == {"shards": 4, "timeout_s": 9.0, "on_nan": "warn"}
     assert options == LaunchOptions(is_module=True)
 
 
-def test_restarts_are_of_the_launch_and_no_setting_of_the_run(capsys, asked):
-    call(capsys, "--max-restarts", "3", "train.py")
-    call(capsys, "train.py")
+def test_restarts_are_of_the_launch_and_no_setting_of_the_run(command, asked):
+    command("run", "--max-restarts", "3", "train.py")
+    command("run", "train.py")
     assert [options.max_restarts for _, _, options, _ in asked] == [3, 0]
     assert [settings for _, _, _, settings in asked] == [{}, {}]
 
 
-def test_every_setting_of_a_run_and_of_a_launch_has_one_option(capsys, asked):
+def test_every_setting_of_a_run_and_of_a_launch_has_one_option(command, asked):
     for kind in (LaunchOptions, *setting_kinds()):
         assert set(options_of(kind)) == {field.name for field in dataclasses.fields(kind)}
-    call(
-        capsys,
+    command(
+        "run",
         "--log-every",
         "5",
         "--batch-dim",
@@ -92,35 +77,35 @@ def test_every_setting_of_a_run_and_of_a_launch_has_one_option(capsys, asked):
         (("--shards", "many", "x.py"), "not a valid integer"),
     ],
 )
-def test_what_cannot_be_meant_is_one_message_and_status_2(capsys, monkeypatch, tmp_path, args, words):
+def test_what_cannot_be_meant_is_one_message_and_status_2(command, monkeypatch, tmp_path, args, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.py").touch()
-    status, out, err = call(capsys, *args)
+    status, out, err = command("run", *args)
     assert status == 2
     assert out == ""
     assert words in err
     assert "Traceback" not in err
 
 
-def test_a_signal_is_told_in_one_line(capsys, monkeypatch):
+def test_a_signal_is_told_in_one_line(command, monkeypatch):
     ctrl_c = Interruption(status=130, message="stopped by Ctrl-C: all have ended")
     monkeypatch.setattr("lockstep.cli.run.run_script", lambda *args: ctrl_c)
-    status, out, err = call(capsys, "x.py")
+    status, out, err = command("run", "x.py")
     assert (status, out) == (130, "")
     assert err.startswith("stopped by Ctrl-C")
     assert err.count("\n") == 1
 
 
-def test_help_is_grouped_and_shows_examples(capsys):
-    status, out, _ = call(capsys, "--help")
+def test_help_is_grouped_and_shows_examples(command):
+    status, out, _ = command("run", "--help")
     assert status == 0
     for words in ("Processes:", "Training", "Output:", "Examples:", "--nproc-per-node"):
         assert words in out
 
 
-def test_help_shows_some_twenty_options_and_says_how_to_see_all(capsys):
-    _, some, _ = call(capsys, "--help")
-    _, every, _ = call(capsys, "--help-all")
+def test_help_shows_some_twenty_options_and_says_how_to_see_all(command):
+    _, some, _ = command("run", "--help")
+    _, every, _ = command("run", "--help-all")
     listed = [set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, flags=re.MULTILINE)) for text in (some, every)]
     assert 18 <= len(listed[0]) <= 25
     assert listed[0] < listed[1]
@@ -152,7 +137,7 @@ def test_settings_reach_the_worker_and_the_scripts_status_comes_back(run_script)
         ("--on-nan", "What to do when a loss is NaN: stop with an error"),
     ],
 )
-def test_the_help_of_an_option_says_what_it_does(capsys, option, words):
-    _, out, _ = call(capsys, "--help-all")
+def test_the_help_of_an_option_says_what_it_does(command, option, words):
+    _, out, _ = command("run", "--help-all")
     told = re.search(rf"^  (?:-\w, )?{option} .*(?:\n {{10,}}.*)*", out, flags=re.MULTILINE)
     assert words in " ".join(told[0].split())

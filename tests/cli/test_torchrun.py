@@ -4,46 +4,33 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli.main import main
 from lockstep.launch.options import LaunchOptions
 
 
-def call(capsys, *args):
-    with pytest.raises(SystemExit) as caught:
-        main(("run", *args))
-    return caught.value.code or 0, capsys.readouterr().err
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """What the command would have run: the script, its arguments, the options and settings of each call."""
-    calls = []
-    monkeypatch.setattr("lockstep.cli.run.run_script", lambda *args: calls.append(args))
-    return calls
-
-
-def test_what_is_always_so_is_taken_and_underscores_are_dashes(capsys, asked):
-    call(capsys, "--standalone", "--nproc_per_node=2", "--max_restarts", "3", "x.py", "a_b")
+def test_what_is_always_so_is_taken_and_underscores_are_dashes(command, asked):
+    command("run", "--standalone", "--nproc_per_node=2", "--max_restarts", "3", "x.py", "a_b")
     assert asked == [("x.py", ("a_b",), LaunchOptions(standalone=True, nproc_per_node="2", max_restarts=3), {})]
 
 
-def test_names_may_be_abbreviated_as_long_as_they_are_unique(capsys, asked):
-    call(capsys, "--nnode=1", "--max_restart", "2", "--stand", "x.py", "--nnode=3")
+def test_names_may_be_abbreviated_as_long_as_they_are_unique(command, asked):
+    command("run", "--nnode=1", "--max_restart", "2", "--stand", "x.py", "--nnode=3")
     assert asked == [("x.py", ("--nnode=3",), LaunchOptions(nnodes="1", max_restarts=2, standalone=True), {})]
-    status, err = call(capsys, "--rdzv", "x.py")
+    status, _, err = command("run", "--rdzv", "x.py")
     assert (status, "No such option" in err) == (2, True)
 
 
-def test_what_needs_no_saying_here_is_accepted(capsys, asked):
-    call(capsys, "--role", "trainer", "--monitor-interval", "0.5", "--start_method", "spawn", "--local_addr", "one", "x.py")
+def test_what_needs_no_saying_here_is_accepted(command, asked):
+    command(
+        "run", "--role", "trainer", "--monitor-interval", "0.5", "--start_method", "spawn", "--local_addr", "one", "x.py"
+    )
     said = {"role": "trainer", "monitor_interval": 0.5, "start_method": "spawn", "local_addr": "one"}
     assert asked == [("x.py", (), LaunchOptions(**said), {})]
 
 
-def test_torchruns_variables_are_options_where_the_command_line_says_nothing(capsys, asked, monkeypatch):
+def test_torchruns_variables_are_options_where_the_command_line_says_nothing(command, asked, monkeypatch):
     monkeypatch.setenv("PET_NPROC_PER_NODE", "2")
     monkeypatch.setenv("PET_MAX_RESTARTS", "1")
-    call(capsys, "--max-restarts", "3", "x.py")
+    command("run", "--max-restarts", "3", "x.py")
     assert asked == [("x.py", (), LaunchOptions(nproc_per_node="2", max_restarts=3), {})]
 
 
@@ -58,8 +45,8 @@ def test_torchruns_variables_are_options_where_the_command_line_says_nothing(cap
         (("--redirects", "3", "-t", "3", "--log-dir", "d"), {"shows_ranks": True, "log_dir": Path("d")}),
     ],
 )
-def test_what_has_another_name_here_is_taken_for_it(capsys, asked, args, expected):
-    call(capsys, *args, "x.py")
+def test_what_has_another_name_here_is_taken_for_it(command, asked, args, expected):
+    command("run", *args, "x.py")
     [(_, _, options, _)] = asked
     assert {name: getattr(options, name) for name in expected} == expected
 
@@ -74,8 +61,8 @@ def test_what_has_another_name_here_is_taken_for_it(capsys, asked, args, expecte
         (("--tee", "0:3,1:1"), "Leave 0:3,1:1 out"),
     ],
 )
-def test_what_there_is_no_such_choice_of_is_an_error_before_anything_starts(capsys, asked, args, words):
-    status, err = call(capsys, *args, "x.py")
+def test_what_there_is_no_such_choice_of_is_an_error_before_anything_starts(command, asked, args, words):
+    status, _, err = command("run", *args, "x.py")
     assert status == 2
     assert words in err
     assert not asked
@@ -89,9 +76,9 @@ def test_what_there_is_no_such_choice_of_is_an_error_before_anything_starts(caps
         (("--no-python", "-m", "x"), "a module is Python"),
     ],
 )
-def test_a_program_that_cannot_be_run_is_found_out_before_any_process_starts(capsys, tmp_path, monkeypatch, args, words):
+def test_a_program_that_cannot_be_run_is_found_out_before_any_process_starts(command, tmp_path, monkeypatch, args, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.py").touch()
-    status, err = call(capsys, *args)
+    status, _, err = command("run", *args)
     assert status == 2
     assert words in err

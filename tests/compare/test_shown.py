@@ -24,7 +24,7 @@ def cells(comparison):
 
 def test_a_row_shows_its_figures_and_their_relation_to_single(make_comparison):
     single, ddp = cells(make_comparison(("single", 1, 2.0), ("ddp", 2, 1.25)))
-    assert single == ["2.50", "400", "1.00×", "100 %", "25 %", "0 MB", "0.5000", "0", "0.7500", "0"]
+    assert single == ["2.50", "400", "1.00×", "100 %", "25 %", "100 B", "0.5000", "0", "0.7500", "0"]
     assert ddp[:5] == ["1.56", "640", "1.60×", "80 %", "50 %"]
 
 
@@ -102,12 +102,6 @@ def test_a_reader_is_told_when_timings_rest_on_little(make_comparison):
     assert "was warm-up" in cold
     (busy,) = advice.notes_on(make_comparison(("single", 1, 5.0), num_cores=1, load=1.5))
     assert "shared machine" in busy
-
-
-def test_a_reader_is_told_which_16_bit_formats_are_slow_and_that_it_is_the_processors_doing(make_comparison):
-    rows = (("single", 1, 5.0), ("single+bf16-mixed", 1, 50.0), ("single+bf16-true", 1, 5.0), ("single+16-master", 1, 9.0))
-    (note,) = advice.notes_on(make_comparison(*rows, num_cores=1))
-    assert note.startswith("bf16-mixed, 16-master: up to 10.0 times slower")
 
 
 def test_results_can_be_read_by_any_json_reader(make_comparison):

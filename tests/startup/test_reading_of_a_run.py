@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.tools.check import at_start as reading
+from lockstep.tools.check import instrument as reading
 from lockstep.tools.check.findings import make
 
 SCRIPT = """\

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
 import lockstep
@@ -57,36 +56,6 @@ def running_mean_of_an_epoch():
         team.print(f"epoch {epoch}: {running / len(loader):.3f} in {time.time() - begin:.1f} s")
 
 
-def lists_gathered():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        predictions, labels = [], []
-        for x, y, _ in batch.shards:
-            out = model(x)
-            team.backward(F.cross_entropy(out, y))
-            predictions.append(out.argmax(1))
-            labels += y.tolist()
-        everything = team.all_gather_object((predictions, labels))
-        optimizer.step()
-        optimizer.zero_grad()
-        print(len(everything))
-
-
-def counts_reduced():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        correct = total = 0
-        for x, y, _ in batch.shards:
-            out = model(x)
-            team.backward(F.cross_entropy(out, y))
-            correct += (out.argmax(1) == y).sum().item()
-            total += len(y)
-        optimizer.step()
-        optimizer.zero_grad()
-        counts = team.all_reduce(torch.tensor([correct, total]))
-        team.print(f"{counts[0] / counts[1]:.2%}")
-
-
 def confusion_reduced():
     team, model, optimizer, loader = start()
     confusion = torch.zeros(3, 3, dtype=torch.long)
@@ -101,22 +70,6 @@ def confusion_reduced():
         optimizer.zero_grad()
         confusion += team.all_reduce(mine)
     team.print(confusion)
-
-
-def table_written_outside():
-    team, model, optimizer, loader = start()
-    table = team.register("table", torch.zeros(64, 3))
-    for batch in loader:
-        found = []
-        for x, y, index in batch.shards:
-            p = model(x).softmax(1)
-            team.backward(F.cross_entropy(p.log(), y) + F.mse_loss(p, table[index]))
-            found.append((index, p.detach()))
-        optimizer.step()
-        optimizer.zero_grad()
-        for part in team.all_gather_object(found):
-            for index, p in part:
-                table[index] = 0.6 * table[index] + 0.4 * p
 
 
 def queue_registered_and_filled_outside():
@@ -151,64 +104,6 @@ def labels_that_follow_the_rank():
             logits = F.normalize(model(x), dim=1) @ everyone.T
             team.backward(F.cross_entropy(logits, torch.arange(offset, offset + len(x))))
             offset += len(x)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def fakes_of_the_first_pass():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        fakes = []
-        for x, y, _ in batch.shards:
-            fakes.append(model(x).detach())
-            team.backward(F.cross_entropy(model(x), y))
-        for (x, y, _), fake in zip(batch.shards, fakes, strict=True):
-            team.backward(F.cross_entropy(model(x + fake.mean()), y))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def activations_by_a_hook():
-    team, model, optimizer, loader = start()
-    features = {}
-
-    def remember(name):
-        def hook(module, args, output):
-            features[name] = output
-
-        return hook
-
-    team.unwrap(model)[0].register_forward_hook(remember("first"))
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            loss = F.cross_entropy(model(x), y)
-            team.backward(loss + 0.1 * features["first"].abs().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-class Balanced(nn.Module):
-    """A mixture of experts, whose loss of balance waits in an attribute."""
-
-    def __init__(self):
-        super().__init__()
-        self.gate, self.head, self.balance = nn.Linear(6, 4), nn.Linear(6, 3), None
-
-    def forward(self, x):
-        gates = self.gate(x).softmax(1)
-        self.balance = gates.mean(0).square().sum()
-        return self.head(x) * gates.max(1).values[:, None]
-
-
-def loss_in_an_attribute():
-    team = lockstep.join(seed=1)
-    model = Balanced()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(64, 6), 16))
-    for batch in loader:
-        for x in batch.shards:
-            out = model(x)
-            team.backward(out.square().mean() + 0.01 * model.balance)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -374,51 +269,6 @@ def policy_that_saves_and_clears():
         optimizer.zero_grad()
 
 
-def frozen_teacher():
-    team, model, optimizer, loader = start()
-    teacher = copy.deepcopy(model).eval().requires_grad_(False)
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            with torch.no_grad():
-                soft = teacher(x).softmax(1)
-            team.backward(F.cross_entropy(model(x), y) + F.cross_entropy(model(x), soft))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def prepared_teacher():
-    team, model, optimizer, loader = start()
-    teacher = team.prepare(copy.deepcopy(model))
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            team.backward(F.cross_entropy(model(x), y) + F.mse_loss(model(x), teacher(x).detach()))
-        optimizer.step()
-        optimizer.zero_grad()
-        with torch.no_grad():
-            for t, s in zip(teacher.parameters(), model.parameters(), strict=True):
-                t.mul_(0.99).add_(s, alpha=0.01)
-
-
-def prepared_average():
-    team, model, optimizer, loader = start()
-    average = team.prepare(AveragedModel(model))
-    for batch in loader:
-        train_step(team, model, optimizer, batch)
-        average.update_parameters(model)
-    return average
-
-
-def target_network_of_each_step():
-    team, model, optimizer, loader = start()
-    target = copy.deepcopy(model)
-    for batch in loader:
-        target.load_state_dict(model.state_dict())
-        for x, y, _ in batch.shards:
-            team.backward(F.mse_loss(model(x), 0.9 * target(x)) + F.cross_entropy(model(x), y))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def best_kept_in_the_state():
     team, model, optimizer, loader = start()
     state = team.state(best=math.inf, bad=0)
@@ -447,66 +297,6 @@ def best_registered():
             kept["bad"] += 1
         if kept["bad"] >= 3:
             break
-
-
-def best_by_team():
-    team, model, optimizer, loader = start()
-    for epoch in team.epochs(20):
-        for batch in loader:
-            loss = train_step(team, model, optimizer, batch)
-        if team.best(-loss):
-            team.print("a new best")
-        if epoch - team.best_epoch == 3:
-            break
-
-
-def rates_from_the_step():
-    team, model, optimizer, loader = start()
-    for epoch in team.epochs(3):
-        decay = 0.5**epoch
-        for batch in loader:
-            lr = 0.1 * min(1.0, team.step / 100) * decay
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            train_step(team, model, optimizer, batch)
-
-
-def generator_made_anew():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        generator = torch.Generator().manual_seed(team.step)
-        for x, y, _ in batch.shards:
-            team.backward(F.cross_entropy(model(x), y))
-        for p in model.parameters():
-            p.grad += 0.01 * torch.randn(p.shape, generator=generator)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def generator_registered():
-    team, model, optimizer, loader = start()
-    generator = torch.Generator().manual_seed(3)
-    team.register("generator", generator)
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            team.backward(F.cross_entropy(model(x), y))
-        for p in model.parameters():
-            p.grad += 0.01 * torch.randn(p.shape, generator=generator)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def global_random_numbers_inside():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            share, order = np.random.beta(0.4, 0.4), torch.randperm(len(x))
-            if random.random() < 0.5:
-                x = x.flip(1)
-            x = share * x + (1 - share) * x[order]
-            team.backward(share * F.cross_entropy(model(x), y) + (1 - share) * F.cross_entropy(model(x), y[order]))
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def everything_bound_anew():
@@ -548,30 +338,6 @@ def names_used_again_outside():
         team.print(correct / 40)
 
 
-def evaluation_in_shards():
-    team, model, _, _ = start()
-    test = DataLoader(TensorDataset(torch.randn(40, 6), torch.arange(40) % 3), 8)
-    num_batches = 0
-    with team.evaluate(model, test) as evaluation:
-        for i, batch in enumerate(evaluation):
-            if i == 3:
-                break
-            num_batches += 1
-            for x, y in batch.shards:
-                batch.add(accuracy=model(x).argmax(1) == y)
-    team.print(evaluation["accuracy"], num_batches)
-
-
-def evaluation_in_one_loop():
-    team, model, _, _ = start()
-    test = DataLoader(TensorDataset(torch.randn(40, 6), torch.arange(40) % 3), 8)
-    with team.evaluate(model, test) as evaluation:
-        for x, y in evaluation.shards:
-            output = model(x)
-            evaluation.add(loss=F.cross_entropy(output, y), accuracy=output.argmax(1) == y)
-    team.print(evaluation["loss"], evaluation["accuracy"])
-
-
 def evaluation_that_draws():
     team, model, _, _ = start()
     shown = []
@@ -583,15 +349,6 @@ def evaluation_that_draws():
                 batch.add(norm=mine[-1].norm(dim=1))
             shown += team.all_gather_object(mine)
     team.print(len(shown), evaluation["norm"])
-
-
-def time_limit():
-    team, model, optimizer, loader = start()
-    begin = time.monotonic()
-    for batch in loader:
-        train_step(team, model, optimizer, batch)
-        if team.any(time.monotonic() - begin > 3600):
-            break
 
 
 def hidden_state_per_shard():
@@ -609,50 +366,6 @@ def hidden_state_per_shard():
             seen.value["samples"] += len(x)
         optimizer.step()
         optimizer.zero_grad()
-
-
-class Buffered(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(6, 3)
-        self.register_buffer("mean", torch.zeros(6))
-        self.register_buffer("num_calls", torch.zeros(()))
-
-    def forward(self, x):
-        if self.training:
-            self.mean.lerp_(x.mean(0), 0.1)
-            self.num_calls += 1
-        return self.head(x - self.mean)
-
-
-def statistics_in_buffers():
-    team = lockstep.join(seed=1)
-    model = Buffered()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(64, 6), 16))
-    for batch in loader:
-        for x in batch.shards:
-            team.backward(model(x).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def closure_of_lbfgs():
-    team = lockstep.join(seed=1)
-    model = nn.Linear(6, 3)
-    optimizer = torch.optim.LBFGS(model.parameters())
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(64, 6), 16))
-    for batch in loader:
-
-        def closure(batch=batch):
-            optimizer.zero_grad()
-            for x in batch.shards:
-                loss = model(x).square().mean()
-                team.backward(loss)
-                batch.add(loss=loss)
-            return batch["loss"]
-
-        optimizer.step(closure)
 
 
 def sharpness_aware():
@@ -674,45 +387,6 @@ def sharpness_aware():
         optimizer.zero_grad()
 
 
-def n_critic():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        for _ in range(3):
-            for x, y, _ in batch.shards:
-                team.backward(F.cross_entropy(model(x), y))
-            optimizer.step()
-            optimizer.zero_grad()
-        if team.step % 5 == 0:
-            for x, y, _ in batch.shards:
-                team.backward(-F.cross_entropy(model(x), y))
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def loss_of_a_second_pass():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            batch.add(**{f"share{c}": (y == c).float() for c in range(3)})
-        weight = torch.tensor([1 / max(batch[f"share{c}"], 0.1) for c in range(3)])
-        for x, y, _ in batch.shards:
-            team.backward(F.cross_entropy(model(x), y, weight=weight))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def accepted_by_a_comment():
-    team, model, optimizer, loader = start()
-    seen = 0
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            seen += len(x)  # lockstep: ok LS102
-            team.backward(F.cross_entropy(model(x), y))
-        optimizer.step()
-        optimizer.zero_grad()
-    print("samples of this process:", seen)
-
-
 def detection_lists():
     team, model, optimizer, loader = start()
     for batch in loader:
@@ -728,23 +402,6 @@ def detection_lists():
         optimizer.zero_grad()
 
 
-def second_loader_restarted():
-    team, model, optimizer, loader = start()
-    other = team.prepare(DataLoader(torch.randn(32, 6), 16))
-    others = iter(other)
-    for batch in loader:
-        more = next(others, None)
-        if more is None:
-            others = iter(other)
-            more = next(others)
-        for x, y, _ in batch.shards:
-            team.backward(F.cross_entropy(model(x), y))
-        for z in more.shards:
-            team.backward(model(z).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def fixed_noise_drawn_on_rank_0():
     team, model, optimizer, loader = start()
     fixed_noise = torch.randn(8, 6)
@@ -756,26 +413,6 @@ def fixed_noise_drawn_on_rank_0():
             with torch.no_grad():
                 pictures.append(model(fixed_noise).cpu())
             torch.save(pictures, "pictures.pt")
-
-
-class Metrics:
-    def __init__(self):
-        self.values = collections.defaultdict(float)
-
-    def update(self, **values):
-        for name, value in values.items():
-            self.values[name] += value
-
-    def show(self):
-        return ", ".join(f"{name} {value:.3f}" for name, value in self.values.items())
-
-
-def meter_outside():
-    team, model, optimizer, loader = start()
-    metrics = Metrics()
-    for batch in loader:
-        metrics.update(loss=train_step(team, model, optimizer, batch))
-    print(metrics.show())
 
 
 def losses_by_name_in_a_dict_of_the_step():
@@ -804,20 +441,6 @@ def buffer_overwritten_by_each_shard():
         optimizer.zero_grad()
 
 
-def until_enough_steps():
-    team, model, optimizer, loader = start()
-    done, warned = False, False
-    while not done:
-        for batch in loader:
-            loss = train_step(team, model, optimizer, batch)
-            if loss > 10 and not warned:
-                print("the loss is large")
-                warned = True
-            if team.step >= 1000:
-                done = True
-                break
-
-
 def stop_flag():
     team, model, optimizer, loader = start()
     stop = False
@@ -828,33 +451,6 @@ def stop_flag():
                 break
         if stop:
             break
-
-
-class Noam:
-    """A schedule with a state of its own, which is registered."""
-
-    def __init__(self, optimizer):
-        self.optimizer, self.num = optimizer, 0
-
-    def step(self):
-        self.num += 1
-        for group in self.optimizer.param_groups:
-            group["lr"] = min(self.num**-0.5, self.num * 100**-1.5)
-
-    def state_dict(self):
-        return {"num": self.num}
-
-    def load_state_dict(self, state):
-        self.num = state["num"]
-
-
-def schedule_registered():
-    team, model, optimizer, loader = start()
-    noam = Noam(optimizer)
-    team.register("noam", noam)
-    for batch in loader:
-        noam.step()
-        train_step(team, model, optimizer, batch)
 
 
 class Opened(Dataset):
@@ -941,117 +537,6 @@ def summary_of_each_epoch():
     return rows
 
 
-def perturbation_found_inside():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            delta = torch.zeros_like(x)
-            for _ in range(3):
-                delta.requires_grad_(True)
-                (slope,) = torch.autograd.grad(F.cross_entropy(model(x + delta), y), delta)
-                delta = (delta + 0.1 * slope.sign()).clamp(-0.3, 0.3).detach()
-            team.backward(F.cross_entropy(model(x + delta), y))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def generator_over_epochs():
-    team, model, optimizer, loader = start()
-
-    def forever():
-        while True:
-            yield from loader
-
-    for batch in forever():
-        train_step(team, model, optimizer, batch)
-        if team.step == 100:
-            break
-
-
-def gradient_cache():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        with torch.no_grad():
-            mine = [model(x) for x, _, _ in batch.shards]
-        everyone = torch.cat([z for part in team.all_gather_object(mine) for z in part])
-        for (x, y, _), z in zip(batch.shards, mine, strict=True):
-            team.backward(F.cross_entropy(model(x) + 0.0 * z, y) + 0.0 * everyone.mean())
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def first_order_maml():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            fast = copy.deepcopy(model)
-            inner = torch.optim.SGD(fast.parameters(), lr=0.1)
-            for _ in range(2):
-                F.cross_entropy(fast(x), y).backward()
-                inner.step()
-                inner.zero_grad()
-            slopes = torch.autograd.grad(F.cross_entropy(fast(x), y), list(fast.parameters()))
-            team.backward(sum((p * g).sum() for p, g in zip(model.parameters(), slopes, strict=True)))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-class EpochOfData(Dataset):
-    noise = 0.0
-
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        return torch.full((6,), index / 64) * (1 - self.noise), index % 3
-
-
-def data_set_that_follows_the_epoch():
-    team, model, optimizer, _ = start()
-    data = EpochOfData()
-    loader = team.prepare(DataLoader(data, 16))
-    for epoch in team.epochs(3):
-        data.noise = 1 / (1 + epoch)
-        for batch in loader:
-            for x, y in batch.shards:
-                team.backward(F.cross_entropy(model(x), y))
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-class Shadow:
-    def __init__(self, model):
-        self.shadow = {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-    def update(self, model):
-        for name, value in model.state_dict().items():
-            self.shadow[name] = 0.99 * self.shadow[name] + 0.01 * value.detach()
-
-    def state_dict(self):
-        return self.shadow
-
-    def load_state_dict(self, state):
-        self.shadow = state
-
-
-def shadows_that_are_registered():
-    team, model, optimizer, loader = start()
-    shadow = team.register("shadow", Shadow(model))
-    for batch in loader:
-        train_step(team, model, optimizer, batch)
-        shadow.update(model)
-
-
-def average_of_weights_that_is_prepared():
-    team, model, optimizer, loader = start()
-    average = team.prepare(copy.deepcopy(team.unwrap(model)))
-    for batch in loader:
-        train_step(team, model, optimizer, batch)
-        with torch.no_grad():
-            for a, p in zip(average.parameters(), model.parameters(), strict=True):
-                a.copy_(0.99 * a + 0.01 * p)
-
-
 def weights_that_are_only_compared():
     team, model, optimizer, loader = start()
     norms = {}
@@ -1062,17 +547,6 @@ def weights_that_are_only_compared():
         for name, p in model.named_parameters():
             norms[name] = p.norm().item()
         team.print(norms, sum((b - p).norm() for b, p in zip(before, model.parameters(), strict=True)))
-
-
-def dry_run():
-    team, model, optimizer, loader = start()
-    dry = bool(team.run_dir)
-    for number, batch in enumerate(loader):  # LS202?
-        loss = train_step(team, model, optimizer, batch)
-        if number % 10 == 0:
-            team.print(number, loss)
-            if dry:
-                break
 
 
 def words_numbered_in_order():
@@ -1101,37 +575,6 @@ def sum_of_pieces_of_one_shard():
     for batch in loader:
         for x, y, _ in batch.shards:
             team.backward(sum(F.cross_entropy(model(a), b, reduction="sum") for a, b in pieces(x, y)) / len(x))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-class Encoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, 4)
-
-    def forward(self, x):
-        self.features = torch.tanh(self.layer(x))
-        return self.features
-
-
-class Classifier(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.encoder, self.head = Encoder(), nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.head(self.encoder(x))
-
-
-def features_in_a_module_of_a_module():
-    team, _, _, loader = start()
-    model = Classifier()
-    model, optimizer = team.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            loss = F.cross_entropy(model(x), y)
-            team.backward(loss + 0.1 * model.encoder.features.abs().mean())
         optimizer.step()
         optimizer.zero_grad()
 

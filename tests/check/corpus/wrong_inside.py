@@ -102,19 +102,6 @@ def last_loss_is_printed():
             print(i, loss.item())
 
 
-def last_loss_steps_the_plateau():
-    team, model, optimizer, loader = start()
-    schedule = team.prepare(torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
-    for _ in team.epochs(3):
-        for batch in loader:
-            for x, y, _ in batch.shards:
-                loss = F.cross_entropy(model(x), y)  # LS101
-                team.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-        schedule.step(loss.item())
-
-
 def any_of_the_last_loss():
     team, model, optimizer, loader = start()
     for batch in loader:
@@ -150,31 +137,6 @@ def kl_warm_up():
             team.backward(F.cross_entropy(out, y) + min(1.0, n / 1000) * out.square().mean())
         optimizer.step()
         optimizer.zero_grad()
-
-
-def teacher_forcing_that_decays():
-    team, model, optimizer, loader = start()
-    ratio = 1.0
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            keep = torch.rand(()) < ratio
-            team.backward(F.cross_entropy(model(x * keep), y))
-            ratio = ratio * 0.999  # LS102
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def temporal_ensembling():
-    team, model, optimizer, loader = start()
-    ensemble = torch.zeros(64, 3)
-    for epoch in team.epochs(3):
-        for batch in loader:
-            for x, y, index in batch.shards:
-                p = model(x).softmax(1)
-                team.backward(F.cross_entropy(p.log(), y) + epoch * F.mse_loss(p, ensemble[index]))
-                ensemble[index] = 0.6 * ensemble[index] + 0.4 * p.detach()  # LS103
-            optimizer.step()
-            optimizer.zero_grad()
 
 
 def class_counts():
@@ -329,17 +291,6 @@ def hidden_state_of_a_language_model():
         optimizer.zero_grad()
 
 
-def noise_of_an_own_generator():
-    team, model, optimizer, loader = start()
-    generator = torch.Generator().manual_seed(7)
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            noise = torch.randn(x.shape, generator=generator)  # LS105
-            team.backward(F.cross_entropy(model(x + noise), y))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def mixup_from_an_own_rng():
     team, model, optimizer, loader = start()
     rng = random.Random(3)
@@ -407,41 +358,6 @@ def collate_that_counts():
         optimizer.zero_grad()
 
 
-class Annealed(nn.Module):
-    """Gumbel softmax, whose temperature falls with each call."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.temperature = nn.Linear(6, 3), 5.0
-
-    def forward(self, x):
-        self.temperature = max(0.5, self.temperature * 0.99)  # LS104
-        return F.gumbel_softmax(self.layer(x), tau=self.temperature)
-
-
-def temperature_in_forward():
-    team = lockstep.join(seed=1)
-    model = Annealed()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(64, 6), 16))
-    for batch in loader:
-        for x in batch.shards:
-            team.backward(model(x).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def unlabelled_batches_by_next():
-    team, model, optimizer, loader = start()
-    unlabelled = iter(DataLoader(torch.randn(640, 6), 16))
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            u = next(unlabelled)  # LS111
-            team.backward(F.cross_entropy(model(x), y) + model(u).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def ema_teacher_moved_inside():
     team, model, optimizer, loader = start()
     import copy
@@ -498,17 +414,6 @@ def evaluation_by_counters():
             correct += output.argmax(1).eq(y).sum().item()  # LS102
     test_loss /= 40
     print(test_loss, correct)
-
-
-def evaluation_by_counters_in_shards():
-    team, model, _, _ = start()
-    test = DataLoader(TensorDataset(torch.randn(40, 6), torch.arange(40) % 3), 8)
-    correct = 0
-    with team.evaluate(model, test) as evaluation:
-        for batch in evaluation:
-            for x, y in batch.shards:
-                correct += model(x).argmax(1).eq(y).sum().item()  # LS102
-    print(correct)
 
 
 def evaluation_by_counters_in_one_loop():
@@ -622,26 +527,6 @@ def best_of_the_shards():
     print("best", best)
 
 
-def plain_backward():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()  # LS301
-        optimizer.step()
-        optimizer.zero_grad()
-    team.barrier()
-
-
-def step_inside():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            team.backward(F.cross_entropy(model(x), y))
-            optimizer.step()  # LS302
-            optimizer.zero_grad()  # LS302
-
-
 def loader_not_prepared():
     team = lockstep.join(seed=1)
     model = nn.Linear(6, 3)
@@ -659,18 +544,6 @@ def model_before_join():
     model = nn.Linear(6, 3)  # LS304
     team = lockstep.join(seed=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(64, 6), 16))
-    for batch in loader:
-        for x in batch.shards:
-            team.backward(model(x).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def rate_scaled_by_processes():
-    team = lockstep.join(seed=1)
-    model = nn.Linear(6, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * team.world_size)  # LS112
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(64, 6), 16))
     for batch in loader:
         for x in batch.shards:
@@ -743,18 +616,6 @@ def samples_counted_by_itertools():
         optimizer.zero_grad()
 
 
-def loss_printed_with_the_time():
-    team, model, optimizer, loader = start()
-    begin = time.time()
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            loss = F.cross_entropy(model(x), y)  # LS101
-            team.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        print(f"loss {loss.item():.3f}, {1000 * (time.time() - begin):.0f} ms")
-
-
 def temperature_set_inside():
     team, model, optimizer, loader = start()
     for batch in loader:
@@ -779,19 +640,6 @@ def a_global_counter():
         for x, y, _ in batch.shards:
             tick()
             team.backward(F.cross_entropy(model(x), y) * min(1.0, ticks / 10))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def batch_divided_by_processes():
-    team = lockstep.join(seed=1)
-    model = nn.Linear(6, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(torch.randn(64, 6), batch_size=64 // team.world_size, num_workers=8 // team.world_size)  # LS112
-    model, optimizer, loader = team.prepare(model, optimizer, loader)
-    for batch in loader:
-        for x in batch.shards:
-            team.backward(model(x).square().mean())
         optimizer.step()
         optimizer.zero_grad()
 
@@ -862,21 +710,6 @@ def best_in_a_list_of_one():
             break
 
 
-def annealed(weight=[0]):  # noqa: B006
-    weight[0] += 1  # LS103
-    return min(1.0, weight[0] / 500)
-
-
-def counter_in_a_default_argument():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            output = model(x)
-            team.backward(F.cross_entropy(output, y) + annealed() * output.square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def confusion_by_a_function_of_numpy():
     team, model, _, _ = start()
     confusion = np.zeros((3, 3), dtype=int)
@@ -933,21 +766,6 @@ def totals_by_a_partial_function():
         optimizer.step()
         optimizer.zero_grad()
     team.print(totals["loss"] / totals["samples"])
-
-
-def weights_of_the_sampler():
-    team, model, optimizer, _ = start()
-    data = TensorDataset(torch.randn(64, 6), torch.arange(64) % 3, torch.arange(64))
-    sampler = torch.utils.data.WeightedRandomSampler(torch.ones(64), 64)
-    loader = team.prepare(DataLoader(data, 16, sampler=sampler))
-    for _ in team.epochs(2):
-        for batch in loader:
-            for x, y, index in batch.shards:
-                losses = F.cross_entropy(model(x), y, reduction="none")
-                sampler.weights[index] = losses.detach().double()  # LS103
-                team.backward(losses.mean())
-            optimizer.step()
-            optimizer.zero_grad()
 
 
 class Average:

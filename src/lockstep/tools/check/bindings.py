@@ -113,7 +113,7 @@ class Bindings(Methods):
                 continue
             if place.kind == "kept state" and not self.inside:
                 sites = frozenset(site for site in value.sites if site.inside)
-                self.sink(Value(frozenset(), 0, sites), target, "save")
+                self.sink(Value.made(0, sites), target, "save")
                 continue
             if name in place.buffers and (place.is_prepared or not self.inside):
                 continue

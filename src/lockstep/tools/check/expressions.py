@@ -28,7 +28,7 @@ from lockstep.tools.check.values import (
 
 _OF_FORM = ("dtype", "device", "ndim", "requires_grad", "is_cuda")
 """Attributes that are the same for every shard."""
-_A_TEXT = Value(frozenset(), TEXT)
+_A_TEXT = Value.made(TEXT)
 
 
 class Expressions(Machine):
@@ -87,7 +87,7 @@ class Expressions(Machine):
         known = self.externals.get(name)
         if known is None:
             known = self.externals[name] = Object("external", name)
-        return Value(frozenset((known,)))
+        return Value.of(known)
 
     def _name(self, node: ast.Name) -> Value:
         frame: Frame | None = self.frame
@@ -97,7 +97,7 @@ class Expressions(Machine):
                 value = self.look(cell)
                 return value if value.objects or node.id != "team" else value._replace(objects=frozenset((self.team,)))
             frame = frame.parent
-        return Value(frozenset((self.team,))) if node.id == "team" else NOTHING
+        return Value.of(self.team) if node.id == "team" else NOTHING
 
     def _attribute(self, node: ast.Attribute) -> Value:
         return self.attribute(self.eval(node.value), node)
@@ -108,9 +108,9 @@ class Expressions(Machine):
         if not base.objects:
             cell = self.state.get((self.frame, source.dotted(node)))
             if name == "shards":
-                return Value(frozenset((self.shards,)))
+                return Value.of(self.shards)
             if name == "team":
-                return Value(frozenset((self.team,)))
+                return Value.of(self.team)
             if name in _OF_FORM:
                 return NOTHING
             value = NOTHING if cell is None else self.look(cell)
@@ -119,7 +119,7 @@ class Expressions(Machine):
         found = [self._attribute_of(target, name, node) for target in base.objects]
         value = merge(found)
         if name == "team" and not value.objects:
-            value = Value(frozenset((self.team,)))
+            value = Value.of(self.team)
         return value._replace(flags=value.flags | base.flags, sites=value.sites | base.sites)
 
     def _attribute_of(self, target: Object, name: str, node: ast.Attribute) -> Value:
@@ -127,14 +127,10 @@ class Expressions(Machine):
             return self.external(f"{target.name}.{name}")
         if target.kind == "team":
             flags = WORLD if name == "world_size" else RANKED if name in ("rank", "is_main", "local_rank") else 0
-            sites = (
-                frozenset((self.site(node, source.dotted(node), "world")._replace(inside=True),))
-                if flags == WORLD
-                else frozenset()
-            )
-            return Value(frozenset(), flags, sites)
+            sites = self.place(node, source.dotted(node), "world") if flags == WORLD else frozenset()
+            return Value.made(flags, sites)
         if target.kind in ("batch", "shards", "evaluation"):
-            return Value(frozenset((self.shards,))) if name == "shards" else NOTHING
+            return Value.of(self.shards) if name == "shards" else NOTHING
         if target.kind == "kept state":
             return NOTHING if not self.inside else self.field(target, name) or NOTHING
         if target.kind == "per shard":
@@ -198,15 +194,15 @@ class Expressions(Machine):
             for d in getattr(function.definition, "decorator_list", [])
         }
         if "property" in names or "cached_property" in names or "functools.cached_property" in names:
-            return self.invoke(function, [Value(frozenset((target,)))], {}, function.definition or ast.Pass())
+            return self.invoke(function, [Value.of(target)], {}, function.definition or ast.Pass())
         if "staticmethod" in names or (target.kind == "class" and "classmethod" not in names):
-            return Value(frozenset((function,)))
+            return Value.of(function)
         key = hash((id(target), id(function)))
         method = self.made.get(key)
         if method is None:
             method = self.made[key] = Object("method", function.name, function.node, function.definition, owner=target)
             method.bases = [function]
-        return Value(frozenset((method,)))
+        return Value.of(method)
 
     def _operation(self, node: ast.BinOp) -> Value:
         left, right = self.eval(node.left), self.eval(node.right)
@@ -279,7 +275,7 @@ class Expressions(Machine):
         for part in node.elts:
             value = self.eval(part)
             items += value.items if isinstance(part, ast.Starred) and value.items is not None else [value]
-        return Value(frozenset(), 0, frozenset(), tuple(items))
+        return Value.made(0, frozenset(), tuple(items))
 
     def _collection(self, node: ast.List | ast.Set) -> Value:
         made = self.make(node, "list" if isinstance(node, ast.List) else "set")
@@ -298,7 +294,7 @@ class Expressions(Machine):
                 self.eval(key)
             content = merge((content, found))
         self.state.put((made, CONTENT), content, None)
-        return Value(frozenset((made,)))
+        return Value.of(made)
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
         kind = {ast.DictComp: "dict", ast.SetComp: "set"}.get(type(node), "list")
@@ -335,23 +331,23 @@ class Expressions(Machine):
             value = value._replace(flags=value.flags | DATA)
             site = self.site(node, "the list of the shards' values", "append")._replace(inside=True)
             self.state.put((made, CONTENT), value, Write(site, self.loops, stale=True))
-            return Value(frozenset((made,)))
+            return Value.of(made)
         body()
         self.frame = outer
         value = merge(content)
         self.state.put((made, CONTENT), value._replace(flags=value.flags | flags, sites=value.sites | sites), None)
-        return Value(frozenset((made,)))
+        return Value.of(made)
 
     def order_of(self, value: Value, node: ast.AST) -> frozenset[Site]:
         """The site at which a set of texts is iterated, if it is one: its order is another in each process."""
         if any(o.kind == "set" and self.content(o).flags & TEXT for o in value.objects):
-            return frozenset((self.site(node, ast.unparse(node)[:40], "order")._replace(inside=True),))
+            return self.place(node, ast.unparse(node)[:40], "order")
         return frozenset()
 
     def _lambda(self, node: ast.Lambda) -> Value:
         made = self.make(node, "function", "lambda")
         made.definition, made.frame = node, self.frame
-        return Value(frozenset((made,)))
+        return Value.of(made)
 
     def _named(self, node: ast.NamedExpr) -> Value:
         value = self.eval(node.value)

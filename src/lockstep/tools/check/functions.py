@@ -48,7 +48,7 @@ class Functions(Loops):
             args = [without_text(value) for value in args]
             keywords = {name: without_text(value) for name, value in keywords.items()}
         if isinstance(node.func, ast.Attribute):
-            known = self.of_method(node, node.func, receiver, function, args, keywords)
+            known = self.of_method(node, receiver, function, args, keywords)
             if known is not None:
                 return known
         self.calls.append((node, self.frame, receiver.objects or function.objects))
@@ -89,7 +89,7 @@ class Functions(Loops):
         for value in (*args, *keywords.values()):
             self.call_back(value)
         self.unknown = node
-        given = mix([self.use(value) for value in (receiver, *args, *keywords.values())])
+        given = self.used((receiver, *args, *keywords.values()))
         return given._replace(sites=given.sites | function.sites)
 
     def call_back(self, value: Value) -> None:
@@ -124,23 +124,23 @@ class Functions(Loops):
             return self._call_module(target, node, args, keywords)
         if isinstance(node, ast.Call):
             self.unknown = node
-        return mix([self.use(value) for value in (receiver, *args, *keywords.values())])
+        return self.used((receiver, *args, *keywords.values()))
 
     def call_method(self, target: Object, name: str, args: list[Value]) -> Value:
         """Call a method of an object of the script's, if its class has it."""
         method = self.method(target, name)
-        return NOTHING if method is None else self.run(method, [Value(frozenset((target,))), *args], {})
+        return NOTHING if method is None else self.run(method, [Value.of(target), *args], {})
 
     @override
     def invoke(self, function: Object, args: list[Value], keywords: dict[str, Value], node: ast.AST) -> Value:
         definition = function.definition
         if definition is None:
-            return mix([self.use(value) for value in (*args, *keywords.values())])
+            return self.used((*args, *keywords.values()))
         if source.is_generator(definition) and not self._is_context_manager(definition):
             stream = self.make(node if isinstance(node, ast.Call) else definition, "stream", function.name)
             stream.definition, stream.frame, stream.arguments = definition, function.frame, (args, keywords)
             self.seen.add(id(definition))
-            return Value(frozenset((stream,)))
+            return Value.of(stream)
         return self.run(function, args, keywords)
 
     @staticmethod
@@ -151,7 +151,7 @@ class Functions(Loops):
     def run(self, function: Object, args: list[Value], keywords: dict[str, Value]) -> Value:
         definition = function.definition
         if definition is None or definition in self.active or len(self.active) > DEEPEST:
-            return mix([self.use(value) for value in (*args, *keywords.values())])
+            return self.used((*args, *keywords.values()))
         self.seen.add(id(definition))
         parent = function.frame
         made = self.made.get(id(definition) ^ 1)
@@ -216,7 +216,7 @@ class Functions(Loops):
         init = self.method(made, "__init__")
         if init is not None:
             self.begun.append(made)
-            self.run(init, [Value(frozenset((made,))), *args], keywords)
+            self.run(init, [Value.of(made), *args], keywords)
             self.begun.remove(made)
         elif isinstance(of_class.definition, ast.ClassDef):
             fields = [
@@ -226,7 +226,7 @@ class Functions(Loops):
             ]
             for name, value in [*zip(fields, args, strict=False), *((n, v) for n, v in keywords.items() if n in fields)]:
                 self.state.put((made, name), value, None)
-        return Value(frozenset((made,)))
+        return Value.of(made)
 
     @override
     def from_loop(self, site: Site) -> Site:
@@ -253,7 +253,7 @@ class Functions(Loops):
             methods = (self.method(target, name) for name in ("__str__", "__repr__", "__format__"))
             method = next((method for method in methods if method is not None), None)
             if target.kind == "instance" and method is not None:
-                found.append(self.use(self.run(method, [Value(frozenset((target,)))], {})))
+                found.append(self.use(self.run(method, [Value.of(target)], {})))
         return mix(found)
 
     def is_early(self, made: Object) -> bool:
@@ -281,19 +281,19 @@ class Functions(Loops):
         method = self.method(target, "forward") if self.is_module(target) else self.method(target, "__call__")
         if method is None:
             return self._call_module(target, node, args, keywords)
-        value = self.run(method, [Value(frozenset((target,))), *args], keywords)
+        value = self.run(method, [Value.of(target), *args], keywords)
         self._run_hooks(args)
-        given = mix([self.use(v) for v in (*args, *keywords.values())])
-        return merge((value, Value(frozenset(), given.flags & DATA, given.sites)))
+        given = self.used((*args, *keywords.values()))
+        return merge((value, Value.made(given.flags & DATA, given.sites)))
 
     def _call_module(self, target: Object, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
         self._run_hooks(args)
         for value in (*args, *keywords.values()):
             self.call_back(value)
-        given = mix([self.use(value) for value in (*args, *keywords.values())])
+        given = self.used((*args, *keywords.values()))
         for child in sorted(target.children, key=lambda o: getattr(o.node, "lineno", 0)):
             if child.kind == "instance" and self.is_module(child):
-                given = mix([given, self._call_instance(child, node, [Value(frozenset(), given.flags)], {})])
+                given = mix([given, self._call_instance(child, node, [Value.made(given.flags)], {})])
         if (
             target.has_statistics
             and not target.is_prepared
@@ -302,19 +302,19 @@ class Functions(Loops):
             and target.kind == "module"
         ):
             name = self.name_of(target) or target.name or "module"
-            write = self.write(node, name, "statistics", Value(frozenset(), DATA), own=True)
+            write = self.write(node, name, "statistics", Value.made(DATA), own=True)
             self.state.add((target, "statistics"), NOTHING, write)
         content = self.content(target)
         if isinstance(node, ast.Call) and not self.inside and target.kind == "opaque":
             self.unknown = node
-        return Value(frozenset(), given.flags | (content.flags & DATA), given.sites | content.sites)
+        return Value.made(given.flags | (content.flags & DATA), given.sites | content.sites)
 
     def _run_hooks(self, args: list[Value]) -> None:
         if self.hook_runs:
             return
         self.hook_runs = True
         try:
-            given = Value(frozenset(), DATA if self.inside else 0)
+            given = Value.made(DATA if self.inside else 0)
             for hook in self.hooks:
                 self.call_of(hook, hook.definition or ast.Pass(), NOTHING, [NOTHING, given, given], {})
         finally:

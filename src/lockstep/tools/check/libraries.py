@@ -22,7 +22,7 @@ class Libraries(Teams):
         last = name.rpartition(".")[2]
         if name in ("lockstep.join", "lockstep.joining.join.join"):
             self.has_joined = True
-            return Value(frozenset((self.team,)))
+            return Value.of(self.team)
         if names.CLOCKS.match(name):
             return Value(frozenset((self.make(node, "clock"),)) if last == "Event" else frozenset(), CLOCK)
         if name in names.CONTAINERS:
@@ -32,8 +32,8 @@ class Libraries(Teams):
             return NOTHING
         if name in names.GENERATORS:
             made = self.make(node, "draws", last)
-            self.state.put((made, CONTENT), mix([self.use(value) for value in given]), None)
-            return Value(frozenset((made,)))
+            self.state.put((made, CONTENT), self.used(given), None)
+            return Value.of(made)
         for keyword in ("generator", "rng"):
             for target in keywords.get(keyword, NOTHING).objects:
                 if target.kind == "draws" and names.RANDOM_CALL.search(name):
@@ -41,41 +41,39 @@ class Libraries(Teams):
         if name in names.LOADERS:
             return self._loader(node, args, keywords)
         if names.OPTIMIZERS.match(name):
-            self.sink(mix([self.use(v) for v in given]), node, "weights")
+            self.sink(self.used(given), node, "weights")
             made = self.make(node, "optimizer", last)
             made.is_copy = bool(self.inside)  # of a shard's own weights
-            return Value(frozenset((made,)))
+            return Value.of(made)
         if name.startswith("torch.optim.lr_scheduler."):
-            self.sink(mix([self.use(v) for v in given]), node, "weights")
+            self.sink(self.used(given), node, "weights")
         if name in names.COPIES or names.AVERAGES.match(name):
             return self._copy(name, node, args)
         if name in names.COUNTERS:
-            return Value(frozenset((self.make(node, "iterator", last),)))
+            return Value.of(self.make(node, "iterator", last))
         if name == "functools.partial" and args:
             made = self.make(node, "partial", last)
             made.bases, made.arguments = list(args[0].objects), (args[1:], keywords)
-            return Value(frozenset((made,)))
+            return Value.of(made)
         if last in ("clip_grad_norm_", "clip_grad_value_"):
-            self.sink(mix([self.use(v) for v in given]), node, "answer")
+            self.sink(self.used(given), node, "answer")
         if names.MODULES.match(name):
             return self._module(name, node, given)
         if name == "torch.utils.data.get_worker_info":
             if self.in_data_set:
-                return Value(
-                    frozenset(), NUMBER, frozenset((self.site(node, "get_worker_info()", "worker")._replace(inside=True),))
-                )
+                return Value.made(NUMBER, self.place(node, "get_worker_info()", "worker"))
             return NOTHING
-        used = mix([self.use(value) for value in given])
+        used = self.used(given)
         if isinstance(node, ast.Call) and ("out" in keywords or (args and names.CHANGES_ITS_ARGUMENT.match(name))):
             return self._change_argument(node, args, keywords, used)
         if names.RANDOM_CALL.search(name):
             flags = used.flags | RANDOM
             if names.TENSORS.match(name):
                 return Value(frozenset((self.make(node, "tensor"),)), flags, used.sites)
-            return Value(frozenset(), flags, used.sites)
+            return Value.made(flags, used.sites)
         if names.TENSORS.match(name):
             made = self.make(node, "tensor")
-            self.state.put((made, CONTENT), Value(frozenset(), used.flags, used.sites), None)
+            self.state.put((made, CONTENT), Value.made(used.flags, used.sites), None)
             return Value(frozenset((made,)), used.flags & ~SIZE)
         if name.startswith("torch.distributed.") and last.startswith(("all_reduce", "broadcast", "all_gather", "reduce")):
             for target in (o for value in given for o in value.objects):
@@ -85,7 +83,7 @@ class Libraries(Teams):
                     self.state.put(self.key_of(argument.id), NOTHING, None)
             return NOTHING
         if name.startswith(("torch.nn.init.", "torch.cuda.", "os.", "pathlib.", "torch.backends")):
-            return Value(frozenset(), used.flags, used.sites)
+            return Value.made(used.flags, used.sites)
         if name == "functools.reduce" and len(args) > 1 and self.shards in args[1].objects:
             return self._over_all_shards(node, args[0])
         for value in given:
@@ -100,7 +98,7 @@ class Libraries(Teams):
                         o for value in given for o in value.objects if o.kind in ("module", "instance", "opaque")
                     }
                 return Value(frozenset((made,)), used.flags, used.sites)
-        return Value(frozenset(), used.flags, used.sites)
+        return Value.made(used.flags, used.sites)
 
     def _change_argument(self, node: ast.Call, args: list[Value], keywords: dict[str, Value], used: Value) -> Value:
         """A call such as ``torch.add(total, loss, out=total)``."""
@@ -126,7 +124,7 @@ class Libraries(Teams):
             self.state.put((made, name), value, None)
         self.sink(_of_how(self.use(data), "order"), node, "weights")
         self.read_data_set(data, keywords.get("collate_fn", NOTHING))
-        return Value(frozenset((made,)))
+        return Value.of(made)
 
     @override
     def served(self, loader: Object) -> Value:
@@ -139,7 +137,7 @@ class Libraries(Teams):
                     found += [self.use(self.look(cell)) for cell in cells]
                 elif method.definition is not None and not source.is_generator(method.definition):
                     before = self.state.copy()
-                    found.append(self.use(self.run(method, [Value(frozenset((target,))), NOTHING], {})))
+                    found.append(self.use(self.run(method, [Value.of(target), NOTHING], {})))
                     self.state = before
         return mix(found)
 
@@ -151,12 +149,12 @@ class Libraries(Teams):
         for target in data.objects:
             method = self.method(target, "__getitem__") if target.kind == "instance" else None
             if method is not None:
-                self._as_worker(method, [Value(frozenset((target,))), NOTHING])
+                self._as_worker(method, [Value.of(target), NOTHING])
         for target in collate.objects:
             if target.kind == "function":
                 self._as_worker(target, [NOTHING])
             elif target.kind == "instance" and (method := self.method(target, "__call__")) is not None:
-                self._as_worker(method, [Value(frozenset((target,))), NOTHING])
+                self._as_worker(method, [Value.of(target), NOTHING])
 
     def _as_worker(self, function: Object, args: list[Value]) -> None:
         definition = function.definition
@@ -184,9 +182,9 @@ class Libraries(Teams):
         is_trained = isinstance(node, ast.Call) and any(k.arg in ("weights", "pretrained") for k in node.keywords)
         made.is_early = not self.has_joined and not self.is_seeded and not is_trained
         made.is_evaluating = False
-        used = mix([self.use(v) for v in given])
-        self.state.put((made, CONTENT), Value(frozenset(), 0, used.sites), None)
-        return Value(frozenset((made,)))
+        used = self.used(given)
+        self.state.put((made, CONTENT), Value.made(0, used.sites), None)
+        return Value.of(made)
 
     def all_objects(self, value: Value, depth: int = 3) -> set[Object]:
         """The objects in a value, and in what it holds."""
@@ -209,12 +207,12 @@ class Libraries(Teams):
             and not any(self.is_module(o) for o in original.objects)
         ):
             used = self.use(original)
-            return Value(frozenset(), used.flags, used.sites, original.items)
+            return Value.made(used.flags, used.sites, original.items)
         argument = node.args[0] if isinstance(node, ast.Call) and node.args else None
         if argument is not None and "state_dict" in ast.unparse(argument):
             used = self.use(original)
             made = self.make(node, "dict")
-            self.state.put((made, CONTENT), Value(frozenset(), used.flags, used.sites), None)
+            self.state.put((made, CONTENT), Value.made(used.flags, used.sites), None)
             return Value(frozenset((made,)), used.flags, used.sites)
         if (
             not kinds
@@ -226,7 +224,7 @@ class Libraries(Teams):
         made = self.make(node, "module", "copy")
         made.is_copy = True
         made.has_statistics = any(o.has_statistics for o in original.objects)
-        return Value(frozenset((made,)))
+        return Value.of(made)
 
     def _container(self, kind: str, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
         made = self.make(node, kind)
@@ -243,12 +241,12 @@ class Libraries(Teams):
             self.state.put((made, f"[{name!r}]"), value, None)
             content = merge((content, value))
         self.state.put((made, CONTENT), content, None)
-        return Value(frozenset((made,)))
+        return Value.of(made)
 
     def _made_by_default(self, node: ast.AST, factory: Value) -> Value:
         name = source.dotted(node)
         if name in names.CONTAINERS:
-            return Value(frozenset((self.make(node, names.CONTAINERS[name]),)))
+            return Value.of(self.make(node, names.CONTAINERS[name]))
         return merge([self.call_of(target, node, NOTHING, [], {}) for target in factory.objects] or [NOTHING])
 
     @override
@@ -257,11 +255,10 @@ class Libraries(Teams):
             return self._container(names.CONTAINERS[name], node, args, keywords)
         if name == "len":
             if args and self.shards in args[0].objects:
-                place = self.site(node, "len(shards)", "shard number")._replace(inside=True)
-                return Value(frozenset(), NUMBER, frozenset((place,)))
+                return Value.made(NUMBER, self.place(node, "len(shards)", "shard number"))
             flags = SIZE if any(value.flags & DATA for value in args) else 0
-            used = mix([self.use(value) for value in args])
-            return Value(frozenset(), flags | (used.flags & RANKED), used.sites)
+            used = self.used(args)
+            return Value.made(flags | (used.flags & RANKED), used.sites)
         if name == "next" and args:
             at = node.args[0] if isinstance(node, ast.Call) else node
             if isinstance(at, ast.Call) and source.dotted(at.func) == "iter" and at.args:
@@ -296,7 +293,7 @@ class Libraries(Teams):
                 self.element(value, node.args[0])[0] if any(o.kind == "stream" for o in value.objects) else value
                 for value in args
             ]
-        used = mix([self.use(value) for value in (*args, *keywords.values())])
+        used = self.used((*args, *keywords.values()))
         if name in ("zip", "enumerate", "tuple", "iter"):
             used = used._replace(sites=used.sites.union(*(self.order_of(value, node) for value in args)))
         for value in (*args, *keywords.values()):
@@ -304,7 +301,7 @@ class Libraries(Teams):
         if name in ("print", "str", "repr", "format"):
             used = mix([self.written(value) for value in (*args, *keywords.values())])
         if name == "open":
-            return Value(frozenset(), TEXT, used.sites)
+            return Value.made(TEXT, used.sites)
         if name in ("print", "input", "exit", "quit", "exec"):
             if isinstance(node, ast.Call):
                 self.unknown = node
@@ -317,20 +314,19 @@ class Libraries(Teams):
             items = args[0].items if name == "tuple" and args else None
             return Value(objects, used.flags, used.sites, items)
         if name in ("isinstance", "type", "id", "hasattr", "callable", "range"):
-            return Value(frozenset(), used.flags & ~DATA, used.sites if name == "range" else frozenset())
+            return Value.made(used.flags & ~DATA, used.sites if name == "range" else frozenset())
         return used
 
     def _over_all_shards(self, node: ast.AST, function: Value) -> Value:
         """``map(function, batch.shards)``: what comes out is of this process's shards."""
-        shard = Value(frozenset(), DATA)
+        shard = Value.made(DATA)
 
         def body() -> None:
             for target in function.objects:
                 self.call_of(target, node, NOTHING, [shard, shard], {})
 
         self.over_shards(node, body)
-        site = self.site(node, "the shards' values", "append")._replace(inside=True)
-        return Value(frozenset(), DATA, frozenset((site,)))
+        return Value.made(DATA, self.place(node, "the shards' values", "append"))
 
     def iterator(self, node: ast.AST, value: Value) -> Value:
         """``iter(value)``."""
@@ -338,12 +334,12 @@ class Libraries(Teams):
         made = self.make(node, "iterator", "iterator", fresh=False)
         made.is_prepared = kind == BATCHES
         if kind in (SHARDS, EVALUATION):
-            return Value(frozenset(), DATA)
+            return Value.made(DATA)
         lists = [o for o in value.objects if o.kind in ("list", "dict")]
         if not value.objects or lists:
-            return Value(frozenset(), element.flags, element.sites)
+            return Value.made(element.flags, element.sites)
         return Value(frozenset((made,)), 0, value.sites)
 
 
 def _of_how(value: Value, how: str) -> Value:
-    return Value(frozenset(), 0, frozenset(site for site in value.sites if site.how == how))
+    return Value.made(0, frozenset(site for site in value.sites if site.how == how))

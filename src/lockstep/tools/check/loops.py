@@ -61,18 +61,18 @@ class Loops(Expressions):
         """What iterating a value yields, and what that is."""
         if value.items is not None and not any(o.kind in ("list", "set") for o in value.objects):
             return merge(value.items), ""
-        found, kind = [Value(frozenset(), value.flags, value.sites)], ""
+        found, kind = [Value.made(value.flags, value.sites)], ""
         for target in value.objects:
             if target.kind == "shards":
-                return Value(frozenset(), DATA), SHARDS
+                return Value.made(DATA), SHARDS
             if target.kind == "evaluation":
-                return Value(frozenset(), DATA), EVALUATION
+                return Value.made(DATA), EVALUATION
             if target.kind in ("stream", "instance") and self._generator_of(target) is not None:
                 got = self._all_yielded(target, node)
                 found += got
                 kind = BATCHES if any(o is self.batch for v in got for o in v.objects) else kind
             elif target.is_prepared and target.kind in ("loader", "opaque", "list", "iterator", "instance", "stream"):
-                found.append(Value(frozenset((self.batch,))))
+                found.append(Value.of(self.batch))
                 kind = BATCHES
                 if target.kind == "loader" and not self.inside:
                     self.sink(self.served(target), node, "weights")
@@ -109,16 +109,16 @@ class Loops(Expressions):
         first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else None
         number = self.number(node, first, kind)
         number = number._replace(sites=number.sites | order)
-        return Value(frozenset(), element.flags, element.sites, (number, element)), kind
+        return Value.made(element.flags, element.sites, (number, element)), kind
 
     def number(self, node: ast.AST, target: ast.AST | None, kind: str) -> Value:
         """The number that ``enumerate`` gives."""
         name = source.shown(target) if target is not None else "enumerate"
         place = target if target is not None else node
         if kind == BATCHES and not self.in_step and not self.inside:
-            return Value(frozenset(), 0, frozenset((self.site(place, name, "number")._replace(inside=False),)))
+            return Value.made(0, frozenset((self.site(place, name, "number")._replace(inside=False),)))
         if kind in (SHARDS, EVALUATION) and not self.inside:
-            return Value(frozenset(), NUMBER, frozenset((self.site(place, name, "shard number")._replace(inside=True),)))
+            return Value.made(NUMBER, self.place(place, name, "shard number"))
         return NOTHING
 
     def _zip(self, node: ast.Call, target: ast.AST | None) -> tuple[Value, str]:
@@ -141,7 +141,7 @@ class Loops(Expressions):
             )
         if len(found) < len(node.args):
             return merge(items), kind
-        return Value(frozenset(), 0, frozenset(), items), kind
+        return Value.made(0, frozenset(), items), kind
 
     # -- generators of the script -------------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class Loops(Expressions):
                 args, keywords = target.arguments or ([], {})
                 self.run(function, args, keywords)
             else:
-                self.run(function, [Value(frozenset((target,)))], {})
+                self.run(function, [Value.of(target)], {})
         finally:
             self.on_yield.pop()
             self.in_step = inside_step
@@ -244,7 +244,7 @@ class Loops(Expressions):
                 kind = BATCHES if self.batch in value.objects else ""
                 in_step, self.in_step = self.in_step, False
                 first = node.target.elts[0] if isinstance(node.target, ast.Tuple) else None
-                value = Value(frozenset(), value.flags, value.sites, (self.number(node.iter, first, kind), value))
+                value = Value.made(value.flags, value.sites, (self.number(node.iter, first, kind), value))
                 self.in_step = in_step
             self.bind(node.target, value, node.iter)
             jumps = Jumps()
@@ -287,9 +287,9 @@ class Loops(Expressions):
     def _over_evaluation(self, node: ast.For | ast.AsyncFor, element: Value) -> None:
         batches = self._batches_of(node)
         if batches or self.inside:
-            plain = Value(frozenset((self.batch,)))
+            plain = Value.of(self.batch)
             if element.items is not None:  # numbered, and the same everywhere
-                element = Value(frozenset(), 0, frozenset(), tuple(_unnumbered(item) for item in element.items))
+                element = Value.made(0, frozenset(), tuple(_unnumbered(item) for item in element.items))
             self.bind(node.target, element)
             for name in batches:
                 self.state.put((self.frame, name), plain, None)
@@ -328,7 +328,7 @@ class Loops(Expressions):
         def bind() -> None:
             self.bind(node.target, element, node.iter)
             for name in batches:
-                self.state.put((self.frame, name), Value(frozenset((self.batch,))), None)
+                self.state.put((self.frame, name), Value.of(self.batch), None)
 
         self._iterations(node, bind, is_step=is_step, is_epoch=is_epoch)
         self._else(node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from lockstep.tools.check.findings import Finding, make
@@ -139,7 +139,11 @@ class Machine(Reading):
                 inner = self.use(inner, depth - 1)
             flags |= inner.flags
             sites |= inner.sites
-        return Value(frozenset(), flags, sites)
+        return Value.made(flags, sites)
+
+    def used(self, values: Iterable[Value]) -> Value:
+        """What is computed from all of these."""
+        return mix([self.use(value) for value in values])
 
     # -- writing ------------------------------------------------------------------------------------------------------------
 
@@ -151,6 +155,10 @@ class Machine(Reading):
             frame = frame.parent
         scope = 0 if frame is None else id(frame.definition)
         return Site(self.frame.path, line, column, name, how, bool(self.inside), doubtful, scope)
+
+    def place(self, node: ast.AST, name: str, how: str) -> frozenset[Site]:
+        """This place, as one of which each process has its own."""
+        return frozenset((self.site(node, name, how)._replace(inside=True),))
 
     def write(
         self, node: ast.AST, name: str, how: str, value: Value, *, own: bool = False, doubtful: bool = False

@@ -9,7 +9,7 @@ from typing_extensions import override
 from lockstep.tools.check import names, source
 from lockstep.tools.check.libraries import Libraries
 from lockstep.tools.check.state import CONTENT
-from lockstep.tools.check.values import CLOCK, DATA, NOTHING, RANDOM, SIZE, WEIGHTS, Object, Site, Value, merge, mix
+from lockstep.tools.check.values import CLOCK, DATA, NOTHING, RANDOM, SIZE, WEIGHTS, Object, Site, Value, merge
 
 
 class Methods(Libraries):
@@ -17,14 +17,10 @@ class Methods(Libraries):
 
     @override
     def of_method(
-        self,
-        node: ast.Call,
-        func: ast.Attribute,
-        receiver: Value,
-        function: Value,
-        args: list[Value],
-        keywords: dict[str, Value],
+        self, node: ast.Call, receiver: Value, function: Value, args: list[Value], keywords: dict[str, Value]
     ) -> Value | None:
+        func = node.func
+        assert isinstance(func, ast.Attribute)
         name = func.attr
         given = [*args, *keywords.values()]
         kinds = {o.kind for o in receiver.objects}
@@ -33,7 +29,7 @@ class Methods(Libraries):
         if name == "backward" and args and not kinds:
             return self.of_team(name, node, args, keywords)
         if kinds & {"batch", "evaluation"} or (name == "add" and not kinds and not args and keywords and self.inside):
-            self.of_batch(name, node, args, keywords)
+            self.of_batch(node, given)
             return NOTHING
         if any(o.kind in ("method", "function", "class") for o in function.objects):
             return None
@@ -70,48 +66,40 @@ class Methods(Libraries):
                     buffer.is_buffer = True
                     target.buffers.add(buffer.name)
                     target.children.add(buffer)
-                    self.state.put((target, buffer.name), Value(frozenset((buffer,))), None)
+                    self.state.put((target, buffer.name), Value.of(buffer), None)
             return NOTHING
         if not receiver.objects:
-            return self._of_unknown(name, node, func, receiver, given)
-        results = [self._of_object(target, name, node, func, args, keywords, receiver.sites) for target in receiver.objects]
+            return self._of_unknown(node, func, receiver, given)
+        results = [self._of_object(target, node, func, given, receiver.sites) for target in receiver.objects]
         if any(result is None for result in results):
             return None
         value = merge([result for result in results if result is not None])
         kept = receiver.flags & WEIGHTS if name in names.ELEMENTWISE or name in names.SAME_OBJECT else 0
         return value._replace(flags=value.flags | kept, sites=value.sites | receiver.sites)
 
-    def _of_unknown(
-        self, name: str, node: ast.Call, func: ast.Attribute, receiver: Value, given: list[Value]
-    ) -> Value | None:
-        used = mix([self.use(value) for value in given])
+    def _of_unknown(self, node: ast.Call, func: ast.Attribute, receiver: Value, given: list[Value]) -> Value | None:
+        name = func.attr
+        used = self.used(given)
         if names.is_in_place(name) or name in names.APPENDING:
             if not (receiver.flags & DATA and names.is_in_place(name)):  # else a result of this shard's own
                 self.change_root(func.value, used, own=name not in names.EMPTYING)
-            return Value(frozenset(), receiver.flags | used.flags, receiver.sites | used.sites)
+            return Value.made(receiver.flags | used.flags, receiver.sites | used.sites)
         if name == "clone":
             return self._clone(node, receiver.flags, receiver.sites)
         if name in ("size", "numel", "dim", "__len__") and receiver.flags & DATA:
-            return Value(frozenset(), SIZE)
+            return Value.made(SIZE)
         return None
 
     def _of_object(
-        self,
-        target: Object,
-        name: str,
-        node: ast.Call,
-        func: ast.Attribute,
-        args: list[Value],
-        keywords: dict[str, Value],
-        chosen: frozenset[Site],
+        self, target: Object, node: ast.Call, func: ast.Attribute, given: list[Value], chosen: frozenset[Site]
     ) -> Value | None:
-        given = [*args, *keywords.values()]
-        used = mix([self.use(value) for value in given])
+        name = func.attr
+        used = self.used(given)
         raw = merge(given) if given else NOTHING
         shown = source.shown(func.value)
         content = self.content(target)
         if target.kind == "clock":
-            return Value(frozenset(), CLOCK)
+            return Value.made(CLOCK)
         if target.kind == "draws":
             return self.draw(target, name, node, shown, used)
         if target.kind in ("per shard", "kept state", "shards"):
@@ -128,7 +116,7 @@ class Methods(Libraries):
                 target.is_evaluating = name == "eval" or (
                     bool(node.args) and isinstance(node.args[0], ast.Constant) and not node.args[0].value
                 )
-                return Value(frozenset((target,)))
+                return Value.of(target)
             through_data = source.goes_through_data(func.value)
             if (
                 names.is_in_place(name)
@@ -137,7 +125,7 @@ class Methods(Libraries):
             ):
                 if through_data and self.inside and self.is_weights(target):
                     self.find("LS108", node, source.shown(func.value))
-                    return Value(frozenset((target,)))
+                    return Value.of(target)
                 if name == "load_state_dict":
                     target.is_early = False
                 if target.is_prepared and not self.inside:
@@ -156,14 +144,14 @@ class Methods(Libraries):
             if name == "clone":
                 return self._clone(node, content.flags | used.flags, content.sites | used.sites)
             if name in ("item", "tolist", "numpy", "mean", "sum", "norm", "float", "long", "int"):
-                return Value(frozenset(), content.flags | used.flags, content.sites | used.sites)
+                return Value.made(content.flags | used.flags, content.sites | used.sites)
             if target.kind in ("opaque",) and not target.is_prepared:
                 return self._of_opaque(target, name, node, shown, used, content)
             if target.kind == "instance" and self.method(target, name) is None:
                 self.unknown = node
                 return Value(frozenset((target,)) if name in names.SAME_OBJECT else frozenset(), used.flags, used.sites)
             self.unknown = node
-            return Value(frozenset(), content.flags | used.flags, content.sites | used.sites)
+            return Value.made(content.flags | used.flags, content.sites | used.sites)
         if target.kind == "optimizer":
             for value in given:
                 self.call_back(value)
@@ -174,7 +162,7 @@ class Methods(Libraries):
 
     def _clone(self, node: ast.Call, flags: int, sites: frozenset[Site]) -> Value:
         made = self.make(node, "tensor")
-        self.state.put((made, CONTENT), Value(frozenset(), flags, sites), None)
+        self.state.put((made, CONTENT), Value.made(flags, sites), None)
         return Value(frozenset((made,)), flags, sites)
 
     def _of_container(
@@ -204,21 +192,21 @@ class Methods(Libraries):
             return content
         if name in names.TAKING or name == "pop":
             if name != "get" or target.kind == "queue":
-                self.change(target, node, shown, "change", Value(frozenset(), content.flags))
+                self.change(target, node, shown, "change", Value.made(content.flags))
             if name == "get" and node.args and isinstance(node.args[0], ast.Constant):
                 known = self.field(target, f"[{node.args[0].value!r}]")
                 if known is not None:
                     return known
             return content
         if target.kind == "set" and name in ("union", "intersection", "difference", "copy"):
-            return self.set_of(node, (Value(frozenset((target,))), raw), used)
+            return self.set_of(node, (Value.of(target), raw), used)
         if name in ("copy", "items", "values", "keys", "most_common", "elements", "index", "count", "__contains__"):
             return Value(
                 frozenset((target,)) if name in ("items", "values", "keys", "copy") else frozenset(),
                 content.flags,
                 content.sites,
             )
-        return Value(frozenset(), content.flags | used.flags, content.sites | used.sites)
+        return Value.made(content.flags | used.flags, content.sites | used.sites)
 
     def _update_items(self, target: Object, node: ast.Call, shown: str, value: Value) -> None:
         """Items under constants, which ``update`` may have set."""
@@ -234,18 +222,18 @@ class Methods(Libraries):
     def _of_opaque(self, target: Object, name: str, node: ast.Call, shown: str, used: Value, content: Value) -> Value | None:
         library = target.name
         if names.SYNCHRONISED.match(library) or names.is_harmless(f"{shown}.{name}"):
-            return Value(frozenset(), used.flags)
+            return Value.made(used.flags)
         if name in names.CHANGING and used.flags & DATA and self.inside:
             self.change(target, node, shown, "change", used, doubtful=True)
-            return Value(frozenset(), content.flags | used.flags, content.sites | used.sites)
+            return Value.made(content.flags | used.flags, content.sites | used.sites)
         self.unknown = node
-        return Value(frozenset(), content.flags | used.flags, content.sites | used.sites)
+        return Value.made(content.flags | used.flags, content.sites | used.sites)
 
     def draw(self, target: Object, name: str, node: ast.Call, shown: str, used: Value) -> Value:
         """A method of a generator of random numbers."""
         if name in ("manual_seed", "seed", "set_state"):
             self.state.put((target, CONTENT), used, None)
-            return Value(frozenset((target,)))
+            return Value.of(target)
         if name in ("get_state", "initial_seed", "getstate"):
             return NOTHING
         return self.drawn(target, node, shown)
@@ -253,16 +241,16 @@ class Methods(Libraries):
     @override
     def drawn(self, target: Object, node: ast.AST, shown: str) -> Value:
         before = self.content(target)
-        self.change(target, node, shown, "draw", Value(frozenset(), RANDOM), own=True)
-        return Value(frozenset(), RANDOM, before.sites)
+        self.change(target, node, shown, "draw", Value.made(RANDOM), own=True)
+        return Value.made(RANDOM, before.sites)
 
     @override
     def next(self, target: Object, node: ast.AST, shown: str) -> Value:
         if target.is_prepared:
-            return Value(frozenset((self.batch,)))
+            return Value.of(self.batch)
         before = self.content(target)
-        self.change(target, node, shown, "next", Value(frozenset(), DATA if self.inside else 0), own=True)
-        return Value(frozenset(), DATA if self.inside else 0, before.sites)
+        self.change(target, node, shown, "next", Value.made(DATA if self.inside else 0), own=True)
+        return Value.made(DATA if self.inside else 0, before.sites)
 
 
 def _stored(raw: Value, used: Value) -> Value:

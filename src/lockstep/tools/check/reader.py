@@ -93,7 +93,7 @@ class Reader(Statements):
             made = self.files[path] = Object("file", name, frame=Frame(None, path))
             assert made.frame is not None
             self._run_file(made.frame, self.parsed[path], text)
-        return Value(frozenset((self.files[path],)))
+        return Value.of(self.files[path])
 
     def _run_what_is_left(self, frame: Frame) -> None:
         """Functions with a loop over shards that the script itself does not call, such as a ``main`` for others to call."""

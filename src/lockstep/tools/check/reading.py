@@ -61,13 +61,7 @@ class Reading(abc.ABC):
 
     @abc.abstractmethod
     def of_method(
-        self,
-        node: ast.Call,
-        func: ast.Attribute,
-        receiver: Value,
-        function: Value,
-        args: list[Value],
-        keywords: dict[str, Value],
+        self, node: ast.Call, receiver: Value, function: Value, args: list[Value], keywords: dict[str, Value]
     ) -> Value | None:
         """A method that is known by its name; None: it is not."""
 

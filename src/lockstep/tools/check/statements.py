@@ -11,13 +11,7 @@ from lockstep.tools.check import names, source
 from lockstep.tools.check.bindings import Bindings, is_whole
 from lockstep.tools.check.expressions import void
 from lockstep.tools.check.state import CONTENT, join
-from lockstep.tools.check.values import (
-    NOTHING,
-    Frame,
-    Site,
-    Value,
-    merge,
-)
+from lockstep.tools.check.values import NOTHING, Frame, Site, Value, merge
 
 
 class Statements(Bindings):

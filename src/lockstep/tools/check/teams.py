@@ -6,7 +6,7 @@ import ast
 
 from lockstep.tools.check.functions import Functions
 from lockstep.tools.check.state import CONTENT
-from lockstep.tools.check.values import DATA, NOTHING, RANKED, Object, Value, mix
+from lockstep.tools.check.values import DATA, NOTHING, RANKED, Object, Value
 
 
 class Teams(Functions):
@@ -15,7 +15,7 @@ class Teams(Functions):
     def of_team(self, name: str, node: ast.Call, args: list[Value], keywords: dict[str, Value]) -> Value:
         """A method of the team."""
         given = [*args, *keywords.values()]
-        used = mix([self.use(value) for value in given])
+        used = self.used(given)
         if name == "prepare":
             return self._prepare(node, args)
         if name == "register":
@@ -23,9 +23,9 @@ class Teams(Functions):
         if name == "state":
             kept = self.make(node, "kept state", "state", fresh=False)
             kept.is_kept = True
-            return Value(frozenset((kept,)))
+            return Value.of(kept)
         if name == "per_shard":
-            return Value(frozenset((self.make(node, "per shard", "state", fresh=False),)))
+            return Value.of(self.make(node, "per shard", "state", fresh=False))
         if name == "evaluate":
             made = self.make(node, "evaluation", "evaluation", fresh=False)
             if not self.inside:
@@ -34,14 +34,14 @@ class Teams(Functions):
                     node,
                     "answer",
                 )
-            return Value(frozenset((made,)))
+            return Value.of(made)
         if name == "epochs":
             return NOTHING
         if name == "unwrap":
             return args[0] if args else NOTHING
         if name == "backward":
             for hook in self.gradient_hooks:
-                self.call_of(hook, hook.definition or ast.Pass(), NOTHING, [Value(frozenset(), DATA)], {})
+                self.call_of(hook, hook.definition or ast.Pass(), NOTHING, [Value.made(DATA)], {})
             self.sink(used, node, "weights")
             return NOTHING
         if name in ("any", "all", "best"):
@@ -57,14 +57,12 @@ class Teams(Functions):
         if name == "clip_grad_norm_":
             self.sink(used, node, "answer")
             return NOTHING
-        return Value(frozenset(), 0 if "reduce" in name else RANKED)
+        return Value.made(0 if "reduce" in name else RANKED)
 
-    def of_batch(self, name: str, node: ast.Call, args: list[Value], keywords: dict[str, Value]) -> None:
+    def of_batch(self, node: ast.Call, given: list[Value]) -> None:
         """A method of a batch, or of an evaluation."""
-        for value in (*args, *keywords.values()):
-            used = self.use(value)
-            used = used._replace(sites=frozenset(s for s in used.sites if s.inside))
-            self.sink(used, node, "answer")
+        used = self.used(given)
+        self.sink(used._replace(sites=frozenset(site for site in used.sites if site.inside)), node, "answer")
 
     def _prepare(self, node: ast.Call, args: list[Value]) -> Value:
         prepared = []
@@ -81,7 +79,7 @@ class Teams(Functions):
                     self.find("LS304", where, (self.name_of(target) or target.name or "module"))
                 self._mark_prepared(target)
             prepared.append(value)
-        return prepared[0] if len(prepared) == 1 else Value(frozenset(), 0, frozenset(), tuple(prepared))
+        return prepared[0] if len(prepared) == 1 else Value.made(0, frozenset(), tuple(prepared))
 
     def _mark_prepared(self, target: Object, depth: int = 5) -> None:
         target.is_prepared = target.is_kept = True

@@ -57,9 +57,19 @@ class Value(NamedTuple):
     items: tuple[Value, ...] | None = None
     """Of a tuple that is spelled out."""
 
+    @staticmethod
+    def of(*objects: Object) -> Value:
+        """One of these objects."""
+        return Value(frozenset(objects))
+
+    @staticmethod
+    def made(flags: int = 0, sites: frozenset[Site] = frozenset(), items: tuple[Value, ...] | None = None) -> Value:
+        """What was computed, and is no object that others hold, too."""
+        return Value(frozenset(), flags, sites, items)
+
     def plain(self) -> Value:
         """What is computed from it: it depends on the same, and is no object that others hold, too."""
-        return self if not self.objects and self.items is None else Value(frozenset(), self.flags, self.sites)
+        return self if not self.objects and self.items is None else Value.made(self.flags, self.sites)
 
 
 class Cell(NamedTuple):
@@ -152,10 +162,10 @@ def mix(values: Iterable[Value]) -> Value:
             sites |= value.sites
     if flags & CLOCK and sites:
         flags &= ~CLOCK  # a line of output with the time, say: what else is in it counts
-    return Value(frozenset(), flags, sites)
+    return Value.made(flags, sites)
 
 
 def compute(left: Value, right: Value) -> Value:
     """What an operator makes of two values. A duration, or samples by second, differ from run to run anyway."""
     flags = left.flags | right.flags
-    return Value(frozenset(), flags, frozenset() if flags & CLOCK else left.sites | right.sites)
+    return Value.made(flags, frozenset() if flags & CLOCK else left.sites | right.sites)

@@ -27,7 +27,7 @@ _EPILOG = """
 \b
 Examples:
   lockstep checkpoint inspect runs/train-1
-      the newest checkpoint of a run, as JSON: step, settings, versions, objects, files
+      the newest checkpoint of a run, as JSON: step, settings, objects, files
   lockstep checkpoint inspect runs/train-1/best | jq .metric
       the value for which the best weights were kept
   lockstep checkpoint verify runs/train-1 --all

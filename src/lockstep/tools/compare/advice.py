@@ -8,7 +8,6 @@ from lockstep.tools.compare.comparison import Comparison
 from lockstep.world.machine.sizes import counted
 
 _SHORT_S = 2.0
-_SLOW = 1.5
 
 
 def notes_on(comparison: Comparison) -> Iterator[str]:
@@ -16,7 +15,6 @@ def notes_on(comparison: Comparison) -> Iterator[str]:
     yield from _different_losses(comparison)
     yield from _too_few_cores(comparison)
     yield from _short_runs(comparison)
-    yield from _slow_16_bit(comparison)
     if comparison.measured and comparison.baseline is None:
         yield "No `single` row ran: without it there is no speed-up, and no difference, to show."
     machine = comparison.machine
@@ -75,24 +73,4 @@ def _short_runs(comparison: Comparison) -> Iterator[str]:
         yield (
             f"Less than {_SHORT_S:.0f} s of steady training was measured for {which}: expect a few per cent of noise, or "
             "use more --rounds or longer training."
-        )
-
-
-def _slow_16_bit(comparison: Comparison) -> Iterator[str]:
-    """Says that it is the machine's doing when 16-bit formats are slower than float32 on a CPU."""
-    methods = [(result.row.method, figures) for result, figures in comparison.measured]
-    usual = {
-        (method.strategy, figures.num_processes): figures.samples_per_s
-        for method, figures in methods
-        if method.precision == "32-true"
-    }
-    slower: dict[str, float] = {}
-    for method, figures in methods:
-        pace = usual.get((method.strategy, figures.num_processes)) if method.precision != "32-true" else None
-        if pace is not None and figures.device != "cuda" and pace >= _SLOW * figures.samples_per_s:
-            slower[method.precision] = max(slower.get(method.precision, 0.0), pace / figures.samples_per_s)
-    if slower:
-        yield (
-            f"{', '.join(slower)}: up to {max(slower.values()):.1f} times slower than 32-true here, since this processor "
-            "emulates it in software. On a GPU that supports it, it is faster."
         )

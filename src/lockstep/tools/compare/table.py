@@ -14,7 +14,7 @@ from lockstep.base.visible import visible
 from lockstep.tools.compare.comparison import Comparison, RowResult
 from lockstep.tools.compare.figures import Figures, Relation
 from lockstep.tools.compare.sentences import sentence_of
-from lockstep.world.machine.sizes import NOTHING, counted
+from lockstep.world.machine.sizes import NOTHING, counted, size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Column:
 
 def columns(comparison: Comparison) -> tuple[tuple[Column, ...], tuple[Column, ...]]:
     """The columns about speed, and those about the answer."""
-    unit, memory = ("GPU", "GPU memory") if comparison.on_gpu else ("CPU", "memory")
+    unit, kind = ("GPU", "GPU memory") if comparison.on_gpu else ("CPU", "memory")
     speed = (
         Column(heading="seconds\n/ epoch", cell=lambda figures, _: seconds(figures.epoch_s)),
         Column(heading="samples\n/ s", cell=lambda figures, _: count(figures.samples_per_s)),
@@ -37,7 +37,7 @@ def columns(comparison: Comparison) -> tuple[tuple[Column, ...], tuple[Column, .
         Column(heading="speed-\nup", cell=lambda _, relation: f"{relation.speed_up:.2f}×" if relation else NOTHING),
         Column(heading="effi-\nciency", cell=lambda _, relation: percent(relation.efficiency if relation else None)),
         Column(heading=f"{unit}\nbusy", cell=lambda figures, _: _busy(figures)),
-        Column(heading=f"peak\n{memory}", cell=lambda figures, _: size(figures.peak_bytes)),
+        Column(heading=f"peak\n{kind}", cell=lambda figures, _: memory(figures.peak_bytes)),
     )
     answer = (
         Column(heading="final\nloss", cell=lambda figures, _: value(figures.loss)),
@@ -141,11 +141,9 @@ def percent(number: float | None) -> str:
     return NOTHING if number is None else f"{number:.0f} %"
 
 
-def size(num_bytes: int | None) -> str:
-    """Bytes, in the unit that GPUs are sold in."""
-    if num_bytes is None:
-        return NOTHING
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+def memory(num_bytes: int | None) -> str:
+    """A size."""
+    return NOTHING if num_bytes is None else size(num_bytes)
 
 
 def value(number: float | None) -> str:

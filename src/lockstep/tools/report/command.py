@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import time
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -37,7 +36,7 @@ from lockstep.tools.trials import study
 from lockstep.tools.trials.failure import whole_error
 from lockstep.tools.verify.verification import Verification
 from lockstep.tools.watch.command import find_run
-from lockstep.world.machine.sizes import counted, name_ranks
+from lockstep.world.machine.sizes import name_ranks
 
 DEFAULT = "report.html"
 _MOST_CHECKPOINTS = 100
@@ -74,7 +73,7 @@ active runs are possible, and do not disturb them.
 def command(path: Path | None, output: Path | None) -> None:
     """Write a report on a run, a comparison or a verification: one HTML file.
 
-    PATH is a directory of one of these kinds (default: the run in ./runs that was active last):
+    PATH is a directory of one of these kinds, or one with runs in it, for the run that was active last (default: ./runs):
 
     \b
       a run            curves, where the time of a step went on each rank, slow
@@ -84,35 +83,16 @@ def command(path: Path | None, output: Path | None) -> None:
 
     Every picture has a text alternative, and its numbers as a table.
     """
-    path = find_run(RUNS) if path is None else path
+    is_study = path is not None and (path / study.FILE_NAME).exists()
+    path = path if path is not None and is_study else find_run(path or RUNS)
     file = path / DEFAULT if output is None else output
     now_s = time.time()
-    text = render(_read(path, now_s), now_s)
+    text = render(page_of(read_results(path)) if is_study else _page_of_run(path, now_s), now_s)
     try:
         write_atomic(file, text)
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error}. --output FILE writes the report elsewhere") from error
     echo(f"{file}: {len(text.encode()) / 1e3:.0f} kB")
-
-
-def _read(path: Path, now_s: float) -> Page:
-    """The page of a run, comparison or verification directory.
-
-    Raises:
-        ConfigError: it is none of those that lockstep writes, or cannot be read.
-    """
-    version = metadata.version("torch-lockstep")
-    if not path.is_dir():
-        why = "it is a file: give the directory that it is in" if path.exists() else "there is no such directory"
-        raise ConfigError(f"no report on {path.absolute()}: {why}. lockstep runs lists the runs in ./runs")
-    try:
-        if inventory.is_run(path):
-            return run_page(_read_run(path, version, now_s))
-        if not (path / study.FILE_NAME).exists():
-            raise _unknown_kind(path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}. Run this as a user who may read it") from error
-    return page_of(read_results(path))
 
 
 def page_of(results: Comparison | Verification) -> Page:
@@ -125,37 +105,26 @@ def page_of(results: Comparison | Verification) -> Page:
     return verification_page(results, _histories(results.directory, ran), version)
 
 
-def _unknown_kind(path: Path) -> ConfigError:
-    names = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
-    holds = ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "") if names else "nothing"
-    runs = [entry for entry in path.iterdir() if entry.is_dir() and inventory.is_run(entry)]
-    newest = max(runs, key=lambda run: run.stat().st_mtime, default=None)
-    remedy = (
-        "Give the directory of a run, as lockstep runs lists them, or one that lockstep compare or lockstep verify has written."
-        if newest is None
-        else f"It holds {counted(len(runs), 'run')}: lockstep report {shlex.quote(str(newest))}"
-    )
-    return ConfigError(
-        f"no report on {path.absolute()}: it is neither a run (with a birth.json, events.jsonl or checkpoints) nor a "
-        f"comparison or verification (with a {study.FILE_NAME}); it holds {holds}. {remedy}"
-    )
-
-
-def _read_run(path: Path, version: str, now_s: float) -> RunRecord:
-    run, damaged = inventory.read_run(path), list[int]()
+def _page_of_run(path: Path, now_s: float) -> Page:
+    damaged = list[int]()
+    try:
+        run = inventory.read_run(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}. Run this as a user who may read it") from error
     events = []
     with contextlib.suppress(OSError):  # there is none; or it cannot be read, which is one of the remarks on the run
         events = list(read_events(path, damaged))
-    return RunRecord(
+    record = RunRecord(
         run=run,
         events=events,
         damaged_lines=damaged,
         saved=tuple(_saved(path)),
         settings=_settings(path),
         last_words=() if run.state in (FINISHED, RUNNING) else tuple(_last_words(run, now_s)),
-        version=version,
+        version=metadata.version("torch-lockstep"),
         now_s=now_s,
     )
+    return run_page(record)
 
 
 def _settings(path: Path) -> dict[str, Any]:

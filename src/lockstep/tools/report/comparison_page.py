@@ -145,7 +145,7 @@ def _panels(comparison: Comparison) -> list[Bars]:
             f"Peak {gpu}memory, all processes",
             "bytes",
             lambda figures: figures.peak_bytes,
-            lambda figures: table.size(figures.peak_bytes),
+            lambda figures: table.memory(figures.peak_bytes),
         ),
     )
     drawn = []

@@ -12,8 +12,8 @@ from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console
 from lockstep.launch.program import find_script
-from lockstep.tools.check.at_start import notices
 from lockstep.tools.check.files import read_script
+from lockstep.tools.check.instrument import notices
 from lockstep.tools.trials.lists import names, numbers
 from lockstep.tools.trials.machine import Machine
 from lockstep.tools.trials.studies import conduct, options_of_studies
