@@ -40,6 +40,7 @@ OUTSIDE = ("base", "world.environment", "world.machine", *EVENTS, "journal.measu
 ASIDE = {
     "launch": ("base", "world.environment", "world.machine"),
     "tools": (),
+    "tools.arguments": ("",),  # for type checkers: all settings
     # with listeners, which run inside a training
     "tools.audit": ("",),
     "tools.explain": ("",),
@@ -58,7 +59,6 @@ ASIDE = {
     "tools.watch": (*OUTSIDE, "state.rundir", "journal.measure.pass_progress"),
     "cli": ("",),
     "__init__": ("",),
-    "arguments": ("",),
     "__main__": ("cli",),
 }
 

@@ -6,7 +6,6 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lockstep.arguments import join
     from lockstep.base.config import RunConfig
     from lockstep.base.errors import (
         CheckpointError,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from lockstep.launch.function import launch
     from lockstep.listener import Listener
     from lockstep.state.checkpoint.weights import load_weights
+    from lockstep.tools.arguments import join
     from lockstep.world.comm.collectives import Collectives
     from lockstep.world.environment import World
 

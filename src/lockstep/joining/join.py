@@ -53,7 +53,7 @@ _num_joined = 0
 
 def _with_settings(function: Callable[..., Team]) -> Callable[..., Team]:
     """Give ``join`` the signature that ``help()`` shows. (The options of tools are in it for type checkers, in
-    ``lockstep.arguments``: importing this imports no tool.)"""
+    ``lockstep.tools.arguments``: importing this imports no tool.)"""
     signature = inspect.signature(function)
     *own, others = signature.parameters.values()
     settings = inspect.signature(RunConfig).parameters.values()

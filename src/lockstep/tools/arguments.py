@@ -1,6 +1,6 @@
 """``lockstep.join`` for type checkers and editors: with the settings of the engine, and the options of this package's tools.
 
-Nothing imports this when a program runs. It is at the top of the package, since it knows all of its parts.
+Nothing imports this when a program runs.
 """
 
 from __future__ import annotations
