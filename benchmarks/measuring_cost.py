@@ -13,15 +13,28 @@ The goal is for up to 8 processes.
 from __future__ import annotations
 
 import time
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
 import _harness as harness
 import torch
 
-from lockstep.journal.measure.step_clock import CHECKPOINT, LOADING, LOGGING, SAVING, PartTimer, StepClock
+from lockstep.journal.measure.step_clock import (
+    BEGINNING,
+    CHECKPOINT,
+    ENDING,
+    IN_BACKWARD,
+    IN_FORWARD,
+    IN_SCRIPT,
+    LOADING,
+    LOGGING,
+    SAVING,
+    OverlapTimer,
+    PartTimer,
+    StepClock,
+)
 from lockstep.listener import Listeners, Stage
-from lockstep.plan.shards import plan_step
 from lockstep.tools.explain.script_clock import ScriptClock
 from lockstep.tools.explain.slow_ranks import SlowRanks
 
@@ -35,22 +48,20 @@ def turn(world_size: int, num_steps: int) -> float:
     """Microseconds of processor time a step."""
     reports: list[Any] = []
     slow_ranks = SlowRanks(may_judge=True, tell=reports.append)
-    clock = StepClock(SimpleNamespace(waited_s=0.0), lambda: 0.0, torch.device("cpu"))
+    clock = StepClock(SimpleNamespace(held_s=0.0), torch.device("cpu"))
     clock.tell = slow_ranks.add
     timers = PartTimer(clock, LOGGING, Stage.SAVING, SAVING), PartTimer(clock, CHECKPOINT, Stage.LATE, LOADING)
-    told = Listeners([*timers, clock])
-    (micro,) = plan_step(1, (8 * world_size,), 0, world_size, world_size).micro_steps
+    told = Listeners([*timers, clock, OverlapTimer(clock, SimpleNamespace(waited_s=0.0))])
     optimizer = torch.optim.SGD([torch.zeros(1)])
-    loss = torch.zeros(())
     told.begin_pass(0, 1, num_steps, 0)
     began = time.thread_time()
     for step in range(num_steps):
         told.begin_step(step)
-        told.begin_phase(0)
-        told.received(micro, None)
-        told.before_backward(loss, None)
+        for activity in (BEGINNING, IN_FORWARD, IN_BACKWARD):  # as the loop does
+            clock.mark((activity, perf_counter()))
+        clock.mark((IN_SCRIPT, perf_counter()))
         told.after_backward()
-        told.end_shard()
+        clock.mark((ENDING, perf_counter()))
         if world_size > 1:
             clock.receive([clock.report(8)] * world_size)
         told.end_phase(0)

@@ -68,7 +68,7 @@ class FakeDriver:
             self.told.append(("phase", self._phase))
         return self._batch
 
-    def begin_shard(self, micro):
+    def begin_shard(self, micro, data):
         self.micro = micro
         self.told.append(("shard", micro.shard))
         self.resume_stream()

@@ -1,5 +1,7 @@
 """The protocol of a Sync, walked through by hand, without a team's loop."""
 
+from types import SimpleNamespace
+
 import torch
 from torch import nn
 
@@ -77,17 +79,15 @@ def walk(kind, sizes, phases=PLAIN, drops=()):
         ledger = Ledger(
             team,
             len(block(team.world_size - 1, team.world_size, team.num_shards)),
-            StepClock(sync, lambda: 0.0, torch.device("cpu")),
+            StepClock(SimpleNamespace(held_s=0.0), torch.device("cpu")),
         )
         forward = sync.attach(model)
         seen = []
         for step, size in enumerate(sizes, 1):
             plan = plan_step(step, (size,), team.rank, team.world_size, team.num_shards)
             for phase, calls in enumerate(phases):
-                ledger.begin_phase(phase, plan.sizes)
                 sync.begin_phase(plan, phase)
                 for micro in plan.micro_steps:
-                    ledger.begin_shard(micro)
                     sync.begin_shard(micro)
                     first = sum(len(range(s, size, team.num_shards)) for s in range(micro.shard))
                     x = samples(step, size)[first : first + micro.num_samples]
@@ -96,12 +96,14 @@ def walk(kind, sizes, phases=PLAIN, drops=()):
                         sync.backward(scale * forward(x).sum(1).mean(), number, factor, {})
                         if not micro.is_last:
                             assert model.weight.grad is None
+                    ledger.end_shard(micro)
                     sync.end_shard()
                     if step in drops:
+                        ledger.drop()
                         sync.drop()
                         break
                 else:
-                    outcome, _ = ledger.settle(sync.unforeseen(), sync.gather, step)
+                    outcome, _ = ledger.settle(plan, phase, sync.unforeseen(), sync.gather, step)
                     sync.end_phase(outcome)
                 state = {name: tensor.clone() for name, tensor in model.named_buffers()}
                 grads = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}

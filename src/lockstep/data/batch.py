@@ -51,11 +51,11 @@ class PhaseDriver(Protocol):
         """Begin a phase on a batch's shards. Returns the batch that leads the phase: another one where a loop runs over the
         shards of two batches side by side."""
 
-    def begin_shard(self, micro: MicroStep) -> None:
-        """Begin a micro-step."""
+    def begin_shard(self, micro: MicroStep, data: Any) -> None:
+        """Begin a micro-step, of which the script is about to receive the samples."""
 
     def received(self, micro: MicroStep, data: Any) -> None:
-        """The script is about to receive the samples of the current micro-step."""
+        """The script is about to receive samples of the current micro-step from a loader beside the one that leads."""
 
     def end_shard(self) -> None:
         """End the micro-step."""
@@ -242,8 +242,9 @@ class Shards:
         if self._device is not None:
             data = to_device(data, self._device)
         if leads:
-            driver.begin_shard(micro)
-        elif driver.micro is None or (driver.micro.shard, driver.micro.part) != (micro.shard, micro.part):
+            driver.begin_shard(micro, data)
+            return data
+        if driver.micro is None or (driver.micro.shard, driver.micro.part) != (micro.shard, micro.part):
             raise UsageError(
                 f"the shards of two batches must be run side by side, as in zip(a.shards, b.shards): the second batch is at "
                 f"{_name(micro)}, and the first at {_name(driver.micro)}."

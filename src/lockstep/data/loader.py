@@ -60,6 +60,22 @@ _TAKEN_OVER = (
 """Attributes of a DataLoader that PyTorch lets a script set later. (It refuses the others itself.)"""
 
 
+class _Pass:
+    """A pass over a loader.
+
+    Args:
+        number: of the pass, from 0.
+        first: number of its first step, as the loader counts them.
+        done: its steps that were taken before the run was interrupted.
+    """
+
+    def __init__(self, number: int, first: int, done: int) -> None:
+        self.number = number
+        self.first = first
+        self.done = done
+        """Completed steps."""
+
+
 class PreparedLoader:
     """A training loader prepared by ``team.prepare``. Yields one ``Batch`` per step, equally many on every rank.
 
@@ -77,13 +93,10 @@ class PreparedLoader:
         """Number of the next pass."""
         self._is_compared = assignment.world_size == 1
         """Whether the ranks have been found to read the same data."""
-        self._pass: object = None
+        self._pass = _Pass(0, 1, 0)
+        """The newest."""
         self._is_running = False
         """Whether a pass is under way."""
-        self._first = 1
-        """The number of the newest pass's first step, as this loader counts them."""
-        self._done = 0
-        """Completed steps of the newest pass."""
         self._newest: Batch | None = None
         """The newest batch that was yielded beside another loader's."""
         self._num_beside = 0
@@ -161,15 +174,15 @@ class PreparedLoader:
             return
         driver, exhausted, failed = self._driver, False, False
         batch: Batch | None = None
-        this_pass = self._pass = object()
+        this_pass = self._begin(driver.phases.step + 1)
         try:
-            for plan, data in self._deal(driver.phases.step + 1):
+            for plan, data in self._deal(this_pass):
                 driver.begin_step(plan)
                 batch = Batch(plan, data, driver.phases, self._device)
                 yield batch
                 if this_pass is not self._pass:
                     self._refuse_older()
-                self._done += 1
+                this_pass.done += 1
                 driver.end_step()
                 if batch.totals:
                     self._add(batch)
@@ -192,10 +205,10 @@ class PreparedLoader:
         """Iterate within a loop over another loader (``zip(a, b)``, or a nested loop), which counts the steps."""
         driver = self._driver
         batch: Batch | None = None
-        this_pass = self._pass = object()
+        this_pass = self._begin(self._num_beside + 1)
         try:
-            for plan, data in self._deal(self._num_beside + 1):
-                self._done += 1
+            for plan, data in self._deal(this_pass):
+                this_pass.done += 1
                 self._num_beside += 1
                 driver.begin_step_beside(self)
                 self._newest = batch = Batch(plan, data, driver.phases, self._device)
@@ -212,20 +225,22 @@ class PreparedLoader:
 
     def abandon(self) -> None:
         """Give up the current pass: it has yielded no batch during a whole pass of the leading loader."""
-        self._pass, self._is_running = None, False
+        self._pass, self._is_running = _Pass(0, 1, 0), False
 
-    def _deal(self, next_number: int) -> Iterator[Deal]:
-        """The steps of the next pass, or the remaining ones of an interrupted pass."""
+    def _begin(self, next_number: int) -> _Pass:
+        """Begin the next pass, or continue an interrupted one."""
         self._newest = None
-        epoch, self._epoch = self._epoch, self._epoch + 1
-        skip, self._skip = self._skip, 0
-        if not skip:
+        if not self._skip:
             self._totals = {}
-        self._first, self._done = next_number - skip, skip
-        self._is_running = True
+        self._pass = begun = _Pass(self._epoch, next_number - self._skip, self._skip)
+        self._epoch, self._skip, self._is_running = self._epoch + 1, 0, True
+        return begun
+
+    def _deal(self, begun: _Pass) -> Iterator[Deal]:
+        """The steps of a pass that are still to be taken."""
         if self._is_compared:
-            return self._source.deal(self._first, epoch, skip)
-        return self._compare(self._source.deal(self._first, epoch, skip, compared=True))
+            return self._source.deal(begun.first, begun.number, begun.done)
+        return self._compare(self._source.deal(begun.first, begun.number, begun.done, compared=True))
 
     def _compare(self, deals: Iterator[Deal]) -> Iterator[Deal]:
         """The same steps, after checking that all ranks have read the same first samples: otherwise ranks could wait for
@@ -249,10 +264,10 @@ class PreparedLoader:
         running = self._is_running
         return {
             "pass": self._epoch - running,
-            "skip": self._done if running else 0,
+            "skip": self._pass.done if running else 0,
             "followed": self._num_beside,
             "totals": self._sums(),
-            "source": self._source.state(self._first + self._done - 1 if running else None),
+            "source": self._source.state(self._pass.first + self._pass.done - 1 if running else None),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:

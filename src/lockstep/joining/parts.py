@@ -31,7 +31,7 @@ from lockstep.journal.measure.nan_watch import NanWatch
 from lockstep.journal.measure.passes import Meter
 from lockstep.journal.measure.progress import ProgressUpdater, choose_display
 from lockstep.journal.measure.split import LOADING
-from lockstep.journal.measure.step_clock import CHECKPOINT, LOGGING, SAVING, LoaderTimer, PartTimer, StepClock
+from lockstep.journal.measure.step_clock import CHECKPOINT, LOGGING, SAVING, LoaderTimer, OverlapTimer, PartTimer, StepClock
 from lockstep.journal.measure.step_counter import StepCounter
 from lockstep.journal.measure.trackers import Trackers, trackers_for
 from lockstep.journal.measure.wandb_like import RunInfo
@@ -162,7 +162,7 @@ class Parts:
         self.precision = find_precision(config.precision)
         scaling = LossScaling(self.devices[0].type) if self.precision.scales_loss else None
         self.sync = make_sync(config.strategy, config, config.shards, self.transport, self.devices)
-        self.clock = StepClock(self.sync, lambda: self.saver.held_s, self.devices[0])
+        self.clock = StepClock(self.saver, self.devices[0])
         most_micro_steps = config.accumulate * -(-config.shards // self.world.world_size)
         self.watched = Watched(config.shards, scaling, is_plain=self.sync.is_plain)
         self.listeners = Listeners()
@@ -173,6 +173,7 @@ class Parts:
             Ledger(collectives, most_micro_steps, self.clock),
             self.watched,
             self.listeners,
+            self.clock.mark,
         )
         self.loop = Loop(self.phases, self.saver, self.divergence, self.restorer, self.listeners, is_main=self.is_main)
         self.preparation = Preparation(
@@ -204,7 +205,6 @@ class Parts:
             self.divergence if world.world_size > 1 else None,
             Unprepared(self.state, self.watched.trains, scales_loss=self.precision.scales_loss, speaks=warns),
             Unrepeatable(self.loop.resumption, speaks=warns),
-            self.watched.strangers,
             RawCollectives(self.collectives) if promises_bits(config.strategy) else None,
             NanWatch(config.on_nan, world.rank, config.log_every, self.phases.position),
             self.log,
@@ -217,6 +217,7 @@ class Parts:
             self.steps,
             None if self._display is None else ProgressUpdater(self._display),
             clock,
+            OverlapTimer(clock, self.sync) if world.world_size > 1 else None,
             self._split_remarks() if self.is_main and not context.asked else None,
             self.at_exit,
         ]

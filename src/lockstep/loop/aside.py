@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from lockstep.base.errors import UsageError
 from lockstep.data.streams import preserve_rng
-from lockstep.listener import Listener
+from lockstep.listener import Listener, Listeners
 from lockstep.loop.phases import Effects, Phases
 from lockstep.plan.shards import MicroStep
 from lockstep.prepare.per_shard import PerShard
@@ -73,7 +73,12 @@ class Aside:
                 own = [item.swap(shard, value) for item, value in zip(items, carried, strict=True)]
                 undo.callback(lambda: [item.swap(shard, value) for item, value in zip(items, own, strict=True)])
                 undo.callback(setattr, phases, "effects", phases.effects)
-                phases.effects = Effects(phases.own.ledger.blank(), _Dropped(self._sync, watched.parameters), listener)
+                phases.effects = Effects(
+                    phases.own.ledger.blank(),
+                    _Dropped(self._sync, watched.parameters),
+                    Listeners([listener]).methods,
+                    lambda mark: None,
+                )
                 yield
         except BaseException:
             listener.drop()

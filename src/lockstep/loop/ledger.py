@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from lockstep.base.errors import DataError, LossError, PeerError, UsageError
 from lockstep.data.values import COUNT, Part, Total, all_on_cpu, check_weight, combine, is_float, on_cpu, part_of, take
-from lockstep.plan.shards import MicroStep
+from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.sync.protocol import Outcome
 from lockstep.world.comm.agreement import compare_ranks
 from lockstep.world.comm.collectives import Collectives, all_gather_flat
@@ -98,26 +99,24 @@ class Ledger:
     """
 
     def __init__(self, collectives: Collectives, most_micro_steps: int, clock: Clock) -> None:
-        self.weight = 0.0
-        """The micro-step's weight: that given to its last backward call, or else its number of samples."""
+        self._weight: float | None = None
+        """The weight that the micro-step's last backward call was given."""
         self.num_calls = 0
         """Backward calls of the micro-step so far."""
         self._collectives = collectives
         self._is_alone = collectives.size == 1
         self._clock = clock
         self._most = most_micro_steps
-        self._foreseen: dict[int, _Foreseen] = {}
+        self._foreseen: defaultdict[int, _Foreseen] = defaultdict(_Foreseen)
+        """By phase."""
         self._page = _Page()
-        self._index = self._num_samples = self._micro_samples = 0
         self._added: list[tuple[str, str, Any, float | None]] = []
         """Names, kinds, values and weights of the current micro-step."""
         self._on_device: list[tuple[str, int, str, Tensor, float]] = []
 
     def blank(self) -> Ledger:
         """A ledger for micro-steps of the current phase that do not count: nothing of it is ever exchanged."""
-        blank = Ledger(self._collectives, self._most, self._clock)
-        blank.begin_phase(0, self._sizes)
-        return blank
+        return Ledger(self._collectives, self._most, self._clock)
 
     def compare_data(self, description: str) -> None:
         """Compare descriptions of the first samples that each rank has read. Every rank must call it.
@@ -130,21 +129,14 @@ class Ledger:
         )
         compare_ranks("data", [description], self._collectives, remedy)
 
-    def begin_phase(self, phase: int, sizes: tuple[int, ...]) -> None:
-        """Begin a phase of a step whose global batches have ``sizes`` samples."""
-        self._sizes = sizes
-        if phase not in self._foreseen:
-            self._foreseen[phase] = _Foreseen()
-        self._form = self._foreseen[phase]
-        self._page = _Page()
-        self._added, self._on_device = [], []
-        self._num_samples = 0
+    def drop(self) -> None:
+        """The phase was left."""
+        self._page, self._added, self._on_device = _Page(), [], []
+        self.num_calls, self._weight = 0, None
 
-    def begin_shard(self, micro: MicroStep) -> None:
-        """Begin a micro-step."""
-        self._num_samples += micro.num_samples
-        self._index, self.num_calls, self.weight = micro.index, 0, float(micro.num_samples)
-        self._micro_samples = micro.num_samples
+    def weight_of(self, micro: MicroStep) -> float:
+        """The current micro-step's weight so far: that given to its last backward call, or else its number of samples."""
+        return float(micro.num_samples) if self._weight is None else self._weight
 
     def call(self, weight: float | None, reduction: str | None, micro: MicroStep) -> float:
         """Record a backward call and return the factor for its gradients.
@@ -160,31 +152,31 @@ class Ledger:
             _refuse_kinds(call, {kind, kinds[call]})
         self.num_calls += 1
         if weight is not None:
-            self.weight = weight
-            self._page.weights[call, self._index] = weight
+            self._weight = weight
+            self._page.weights[call, micro.index] = weight
             return weight
         return micro.fraction if kind == "samples" else 1.0
 
-    def add(self, weight: float | None, values: dict[str, Any], reduction: str | None = None) -> None:
+    def add(self, weight: float | None, values: dict[str, Any], micro: MicroStep, reduction: str | None = None) -> None:
         """Record values of the current micro-step.
 
         Raises:
             ConfigError: a value is neither a number nor a tensor of one value per sample, and no ``reduction`` says what it is.
         """
         weight = check_weight(weight, reduction, "batch.add")
-        lengths = (self._micro_samples, self.weight, weight)
+        lengths = (micro.num_samples, self.weight_of(micro), weight)
         for name, value in values.items():
             self._added.append((name, *take(name, value, reduction, lengths, "batch.add"), weight))
 
-    def end_shard(self) -> None:
+    def end_shard(self, micro: MicroStep) -> None:
         """End the micro-step. Only now is its weight known: ``backward`` may have been called after ``add``."""
-        added, self._added = self._added, []
-        for name, kind, value, given in added:
-            weight = self.weight if given is None else given
+        for name, kind, value, given in self._added:
+            weight = self.weight_of(micro) if given is None else given
             if isinstance(value, Tensor) and value.device.type != "cpu":
-                self._on_device.append((name, self._index, kind, value, weight))
+                self._on_device.append((name, micro.index, kind, value, weight))
             else:
-                self._note(name, self._index, part_of(kind, on_cpu(value), weight))
+                self._note(name, micro.index, part_of(kind, on_cpu(value), weight))
+        self._added, self.num_calls, self._weight = [], 0, None
 
     def _note(self, name: str, slot: int, part: Part) -> None:
         kind, value, weight = part
@@ -198,10 +190,14 @@ class Ledger:
             self._page.values.pop(key, None)
         self._page.others.append((name, slot, (kind, value, weight)))
 
-    def settle(self, unforeseen: Sequence[Hashable], gather: Gather, step: int) -> tuple[Outcome, dict[str, Total]]:
+    def settle(
+        self, plan: StepPlan, phase: int, unforeseen: Sequence[Hashable], gather: Gather, step: int
+    ) -> tuple[Outcome, dict[str, Total]]:
         """Exchange the numbers of the phase with the other ranks. Every rank must call it; it blocks until all have.
 
         Args:
+            plan: of the step.
+            phase: its number in the step.
             unforeseen: ``Sync.unforeseen`` of this rank, which the others are told.
             gather: ``Sync.gather``, which may send the numbers along with the gradients.
             step: the step number, for messages.
@@ -221,13 +217,14 @@ class Ledger:
             for (name, slot, kind, _, weight), value in zip(self._on_device, read, strict=True):
                 self._note(name, slot, part_of(kind, value, weight))
             self._clock.device_finished()
-        page, form = self._page, self._form
+        page, form = self._page, self._foreseen[phase]
+        self._page, self._on_device = _Page(), []
         page.unforeseen = tuple(unforeseen)
         is_foreseen = page.kinds == form.kinds[: len(page.kinds)] and not page.unforeseen and not page.others
         is_foreseen = is_foreseen and (not page.values or page.names <= form.names)
         if is_foreseen and self._is_alone and not page.values and not page.weights:
             return Outcome([None] * len(page.kinds)), {}
-        pages = [page] if self._is_alone else self._exchange(gather, page, step, is_foreseen=is_foreseen)
+        pages = [page] if self._is_alone else self._exchange(plan, page, form, gather, step, is_foreseen=is_foreseen)
         kinds = max((peer.kinds for peer in pages), key=len)
         for peer in pages:
             for call, kind in enumerate(peer.kinds):
@@ -242,13 +239,14 @@ class Ledger:
         together = dict.fromkeys(item for peer in pages for item in peer.unforeseen)
         return Outcome(totals, tuple(together)), values
 
-    def _exchange(self, gather: Gather, page: _Page, step: int, *, is_foreseen: bool) -> list[_Page]:
+    def _exchange(
+        self, plan: StepPlan, page: _Page, form: _Foreseen, gather: Gather, step: int, *, is_foreseen: bool
+    ) -> list[_Page]:
         """The pages of all ranks."""
-        form = self._form
         weighted = [call for call, kind in enumerate(form.kinds) if kind == "weight"]
         slots = range(self._most)
-        busy = self._clock.report(self._num_samples)
-        line = [0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(sum(self._sizes)), *busy]
+        busy = self._clock.report(sum(micro.num_samples for micro in plan.micro_steps))
+        line = [0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(plan.num_samples), *busy]
         line += [page.weights.get((call, slot), math.nan) for call in weighted for slot in slots]
         for name in sorted(form.names):
             line += [number for slot in slots for number in page.values.get((name, slot), (0.0, -1.0))]

@@ -218,7 +218,8 @@ class Loop:
         """End the step, after the loop's body has run."""
         self.phases.end_step()
         self._num_in_pass += 1
-        self._listeners.tick(self.phases.step)
+        for notify in self._listeners.methods["tick"]:
+            notify(self.phases.step)
 
     def _save_due(self) -> None:
         """Save the checkpoint that is due, between two steps: the next batch may have been fetched, but its step has not

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -15,7 +16,8 @@ from lockstep.base.errors import AbandonedError, ConfigError, LossError, UsageEr
 from lockstep.data.batch import Batch, Shards, own_runs
 from lockstep.data.evaluation_pass import EvaluationBatch
 from lockstep.data.streams import Purpose, reseed
-from lockstep.listener import Listener, Listeners
+from lockstep.journal.measure.step_clock import BEGINNING, ENDING, IN_BACKWARD, IN_FORWARD, IN_SCRIPT, Mark
+from lockstep.listener import Listeners
 from lockstep.loop.ledger import Ledger
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.prepare.state_adapters import parameters_of
@@ -31,7 +33,9 @@ class Effects(NamedTuple):
 
     ledger: Ledger
     sync: ShardSync
-    listeners: Listener
+    methods: Mapping[str, Sequence[Callable[..., None]]]
+    """What to call at each event: ``Listeners.methods``."""
+    mark: Mark
 
 
 class Position(NamedTuple):
@@ -55,6 +59,7 @@ class Phases:
         ledger: exchanges the numbers of each phase.
         watched: the prepared objects that steps act on.
         listeners: notified of steps, phases and shards.
+        mark: notes the time at which an activity begins.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class Phases:
         ledger: Ledger,
         watched: Watched,
         listeners: Listeners,
+        mark: Mark,
     ) -> None:
         self.seed = seed
         self.num_shards = num_shards
@@ -82,6 +88,9 @@ class Phases:
         self._ledger = ledger
         self.watched = watched
         self._listeners = listeners
+        self._methods = listeners.methods
+        self._combines = not sync.is_plain
+        """Whether what shards compute is combined. A single one's gradients and buffers are left where they are."""
         self._has_streams = num_shards > 1
         """Whether shards have random streams of their own, after which the step's begins again. With V = 1 that of the step
         simply continues, as in any script: starting one costs some 10 µs, most of it for ``random`` and ``numpy.random``."""
@@ -89,7 +98,7 @@ class Phases:
         """See PhaseDriver. An instrument that runs shards aside has its own (see ``loop.aside``)."""
         self.found_wrong = False
         """Whether an instrument has found a result of the run wrong, so that nothing may be saved any more."""
-        self.own = Effects(ledger, sync, listeners)
+        self.own = Effects(ledger, sync, listeners.methods, mark)
         """Those of micro-steps that count."""
         self.effects = self.own
         """Those of the running micro-step."""
@@ -134,8 +143,9 @@ class Phases:
         self._plan = plan
         self.num_done = 0
         self._opened = []
-        self._listeners.begin_step(self.step)
-        self.resume_stream()
+        for notify in self._methods["begin_step"]:
+            notify(self.step)
+        reseed(self.seed, Purpose.STEP, self.step, 0)
 
     def end_step(self) -> None:
         """End the step, after the loop's body has run.
@@ -148,7 +158,9 @@ class Phases:
         plan, self._plan = self._plan, None
         assert plan is not None
         plan.was_passed_over = self.num_done == 0
-        self._listeners.end_step(self.step, plan.num_samples)
+        step, num_samples = self.step, plan.num_samples
+        for notify in self._methods["end_step"]:
+            notify(step, num_samples)
 
     def leave_step(self, *, failed: bool) -> bool:
         """Leave the loop's body by ``break`` or an error. Returns whether the step counts: it does if a phase was completed
@@ -163,6 +175,7 @@ class Phases:
             for shards in self._opened:
                 shards.drop()
             self._sync.drop()
+            self._ledger.drop()
             self.watched.gradients.drop()
             put_back(self._carried)
         self._batch = self.micro = None
@@ -210,6 +223,8 @@ class Phases:
         Raises:
             UsageError: like ``check_outside``.
         """
+        if self._batch is None and not (self.was_left or self.evaluated):
+            return
         self.check_outside(
             call,
             "A shard begins without gradients, so nothing is to be cleared there: call it once a step, after the loop over "
@@ -224,7 +239,7 @@ class Phases:
             UsageError: like ``check_outside``, or there are none.
         """
         self.check_outside(call)
-        if self.in_step:
+        if self.in_step and not self.watched.gradients.have_been:
             self.watched.gradients.check_first_step(call, self.step)
 
     def resume_stream(self) -> None:
@@ -269,51 +284,67 @@ class Phases:
                 "`next(batches)`."
             )
         self._batch, self._has_refused = batch, False
-        self._carried = detach_grads(self.watched.parameters)
-        self._ledger.begin_phase(self.num_done, batch.plan.sizes)
-        self._sync.begin_phase(batch.plan, self.num_done)
-        if self.watched.is_strict:
-            self.watched.weights.begin_phase(self.step)
-        self._listeners.begin_phase(self.num_done)
+        watched = self.watched
+        self._carried = detach_grads(watched.parameters)
+        if self._combines:
+            self._sync.begin_phase(batch.plan, self.num_done)
+        if watched.is_strict:
+            watched.weights.begin_phase(self.step)
+        if watched.strangers.known:
+            watched.strangers.begin_phase()
+        for notify in self._methods["begin_phase"]:
+            notify(self.num_done)
+        self.own.mark((BEGINNING, perf_counter()))
         return batch
 
-    def begin_shard(self, micro: MicroStep) -> None:
+    def begin_shard(self, micro: MicroStep, data: Any) -> None:
         """See PhaseDriver."""
-        self.micro = micro
-        ledger, sync, listeners = self.effects
-        self.watched.gradients.begin_shard(micro)
-        ledger.begin_shard(micro)
-        sync.begin_shard(micro)
-        listeners.begin_shard(micro)
+        self.micro = self.watched.gradients.micro = micro
+        _, sync, methods, mark = self.effects
+        if self._combines:
+            sync.begin_shard(micro)
+        for notify in methods["begin_shard"]:
+            notify(micro)
         if self._has_streams:
             self.resume_stream()
+        for notify in methods["received"]:
+            notify(micro, data)
+        mark((IN_FORWARD, perf_counter()))
 
     def received(self, micro: MicroStep, data: Any) -> None:
         """See PhaseDriver."""
-        self.effects.listeners.received(micro, data)
+        for notify in self.effects.methods["received"]:
+            notify(micro, data)
 
     def end_shard(self) -> None:
         """See PhaseDriver."""
-        ledger, sync, listeners = self.effects
+        micro = self.micro
+        assert micro is not None
+        ledger, sync, methods, mark = self.effects
         self.watched.gradients.end_shard(ledger.num_calls)
         if self.watched.is_strict:
             self.watched.weights.end_shard(self.step)
-        ledger.end_shard()
-        sync.end_shard()
-        listeners.end_shard()
+        ledger.end_shard(micro)
+        if self._combines:
+            sync.end_shard()
+        for notify in methods["end_shard"]:
+            notify()
         self.micro = None
+        mark((ENDING, perf_counter()))
 
     def end_phase(self) -> None:
         """See PhaseDriver."""
         batch = self._batch
         assert batch is not None
-        if self.watched.is_strict:
-            self.watched.weights.check_unchanged(self.step)
-        sync = self._sync
-        outcome, values = self._ledger.settle(sync.unforeseen(), sync.gather, self.step)
-        sync.end_phase(outcome)
-        if self.watched.scaling is not None:
-            self.watched.scaling.unscale()
+        watched, sync = self.watched, self._sync
+        if watched.is_strict:
+            watched.weights.check_unchanged(self.step)
+        unforeseen = sync.unforeseen() if self._combines else ()
+        outcome, values = self._ledger.settle(batch.plan, self.num_done, unforeseen, sync.gather, self.step)
+        if self._combines:
+            sync.end_phase(outcome)
+        if watched.scaling is not None:
+            watched.scaling.unscale()
         if self._carried:
             put_back(self._carried)
             self._carried = {}
@@ -324,7 +355,10 @@ class Phases:
                 shards.batch.values.update({name: batch.values[name] for name in values})
         self._opened = []
         self._batch = None
-        self._listeners.end_phase(self.num_done)
+        if watched.strangers.known:
+            watched.strangers.end_phase()
+        for notify in self._methods["end_phase"]:
+            notify(self.num_done)
         self.num_done += 1
         if self._has_streams:
             self.resume_stream()
@@ -358,8 +392,8 @@ class Phases:
                 "the loss does not depend on any parameter with requires_grad, so it has no gradient: was it detached, turned "
                 "into a number on the way, or computed under no_grad?"
             )
-        ledger, sync, listeners = self.effects
-        call = ledger.num_calls
+        ledger, sync, methods, mark = self.effects
+        watched, call = self.watched, ledger.num_calls
         if reduction is None and weight is None and self.num_shards > 1 and (self.num_done, call) not in self._checked:
             self._checked.add((self.num_done, call))
             if is_sum(loss, micro.num_samples):
@@ -369,28 +403,34 @@ class Phases:
                     "team.backward(loss, reduction='sum'), or use a mean. (If it is not a sum: reduction='mean'.)"
                 )
         factor = ledger.call(weight, reduction, micro)
-        listeners.before_backward(loss, weight)
-        watched = self.watched
+        for notify in methods["before_backward"]:
+            notify(loss, weight)
+        if self.step >= watched.strangers.looks.next and not self.is_aside:
+            watched.strangers.look(loss, self.step)
+        mark((IN_BACKWARD, perf_counter()))
         watched.gradients.before_backward(call)
         run: Callable[..., None] = sync.backward
         for precision in watched.model_precisions:
             run = functools.partial(precision.backward, run)
         run(loss if watched.scaling is None else watched.scaling.scale(loss), call, factor, options)
         watched.gradients.after_backward()
-        listeners.after_backward()
+        mark((IN_SCRIPT, perf_counter()))
+        for notify in methods["after_backward"]:
+            notify()
 
     def add(self, weight: float | None, values: dict[str, Any], reduction: str | None = None) -> None:
         """See PhaseDriver."""
-        if self.micro is None:
+        micro = self.micro
+        if micro is None:
             raise UsageError(
                 f"batch.add({', '.join(values)}) outside of batch.shards: it records values of one shard. What is equal on all "
                 "ranks needs no mean: use the value itself, or team.log()."
             )
-        self.effects.ledger.add(weight, values, reduction)
+        self.effects.ledger.add(weight, values, micro, reduction)
 
     def shard_weight(self) -> float | None:
         """The running shard's weight in means; None: outside of ``batch.shards``."""
-        return None if self.micro is None else self.effects.ledger.weight
+        return None if self.micro is None else self.effects.ledger.weight_of(self.micro)
 
     def before_optimizer(self, optimizer: Optimizer, args: Sequence[Any], options: dict[str, Any]) -> None:
         """Check a call of ``optimizer.step()``: registered as a hook for all optimizers of the process.
@@ -403,25 +443,30 @@ class Phases:
         Raises:
             UsageError: it is inside ``batch.shards``, or there are no gradients, or some that were not synchronized.
         """
-        name = type(optimizer).__name__
         if self._sync.replaced and not self._sync.replaced.keys().isdisjoint(parameters_of(optimizer)):
             raise UsageError(
-                f"{name}.step(): this optimizer was not given to team.prepare(), which has replaced the model's "
+                f"{_step_of(optimizer)}: this optimizer was not given to team.prepare(), which has replaced the model's "
                 "parameters (strategy='fsdp' by sharded ones), so it would train nothing. Prepare it together with its model."
             )
         trains, stranger = self.watched.sort_out(optimizer)
         if not trains:
             if stranger is not None:
-                raise refuse(stranger.shape, f"{name}.step() in step {self.step}: ")
+                raise refuse(stranger.shape, f"{_step_of(optimizer)} in step {self.step}: ")
             if self.in_step and not self.in_phase:
                 self.watched.strangers.note(optimizer)
             return
         if self._batch is not None or self.was_left or self.evaluated:
-            self.check_outside(f"{name}.step()")
+            self.check_outside(_step_of(optimizer))
         if self._plan is None:
             return
         if stranger is not None:
-            raise refuse(stranger.shape, f"{name}.step() in step {self.step}: ")
-        if len(args) == 1 and not options:
-            self.watched.gradients.check_first_step(f"{name}.step()", self.step)
-        self._listeners.before_optimizer(optimizer)
+            raise refuse(stranger.shape, f"{_step_of(optimizer)} in step {self.step}: ")
+        if len(args) == 1 and not options and not self.watched.gradients.have_been:
+            self.watched.gradients.check_first_step(_step_of(optimizer), self.step)
+        for notify in self._methods["before_optimizer"]:
+            notify(optimizer)
+
+
+def _step_of(optimizer: Optimizer) -> str:
+    """The call, for messages."""
+    return f"{type(optimizer).__name__}.step()"

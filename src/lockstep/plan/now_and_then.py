@@ -9,10 +9,14 @@ class NowAndThen:
 
     def __init__(self) -> None:
         self._first: int | None = None
+        self.next = 0
+        """The first step for which ``take`` may be true. (In every step, reading this is faster than asking.)"""
 
     def take(self, step: int) -> bool:
         """Whether to look in this step, which is at or after those asked for before."""
         if self._first is None:
             self._first = step
         number = step - self._first + 1
-        return number & (number - 1) == 0
+        is_taken = number & (number - 1) == 0
+        self.next = step if is_taken else self._first - 1 + (1 << number.bit_length())
+        return is_taken

@@ -95,21 +95,18 @@ class StepPlan:
     """In the order in which they run; empty if all of this process's shards are."""
     num_active_ranks: int
     """Ranks below this number have samples."""
+    num_samples: int
+    """Number of samples in the step, over all ranks."""
     digest: str = ""
     """Digest of the samples read, for steps in which the ranks compare them: the same on every rank."""
     was_passed_over: bool = False
     """Whether the step has ended without a phase."""
 
-    @property
-    def num_samples(self) -> int:
-        """Number of samples in the step, over all ranks."""
-        return sum(self.sizes)
-
 
 def plan_step(number: int, sizes: tuple[int, ...], rank: int, world_size: int, num_shards: int) -> StepPlan:
     """A process's part of a step whose global batches have ``sizes`` samples."""
     rows, active = _plan(sizes, rank, world_size, num_shards)
-    return StepPlan(number, sizes, [MicroStep(number, *fields) for fields in rows], active)
+    return StepPlan(number, sizes, [MicroStep(number, *fields) for fields in rows], active, sum(sizes))
 
 
 @functools.lru_cache(maxsize=256)  # nearly all batches of a run have the same size

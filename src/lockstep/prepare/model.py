@@ -46,6 +46,7 @@ class PreparedModel(nn.Module):
         attributes["_wrapped"] = model
         attributes["_forward"] = forward
         attributes["_model_precision"] = model_precision
+        attributes["_is_cast"] = model_precision.precision.narrow is not None
         attributes["_guard"] = guard
         attributes.pop("training", None)
 
@@ -56,7 +57,7 @@ class PreparedModel(nn.Module):
         # Without gradients (evaluation) ranks may run different numbers of passes, so the strategy is bypassed.
         run = self._forward if torch.is_grad_enabled() else self._wrapped
         try:
-            return self._model_precision.forward(run, args, kwargs)
+            return self._model_precision.forward(run, args, kwargs) if self._is_cast else run(*args, **kwargs)
         except (ValueError, RuntimeError) as error:
             explain(error, self._wrapped, self._model_precision.precision)
             raise

@@ -27,11 +27,11 @@ class ShardGradients:
         """The first parameter of each model, whose ``.grad`` is a NotYet while gradients are incomplete."""
         self._accumulating: list[Node] = []
         """Autograd's nodes that write the gradients of first parameters: they keep a hook only while they exist."""
-        self._micro: MicroStep | None = None
-        """The running micro-step."""
+        self.micro: MicroStep | None = None
+        """The running micro-step, which the loop sets."""
         self._is_running = False
         """Whether ``team.backward`` runs."""
-        self._have_been = False
+        self.have_been = False
         """Whether any parameter is known to have had a gradient when an optimizer stepped."""
 
     def add_model(self, model: nn.Module) -> None:
@@ -45,14 +45,10 @@ class ShardGradients:
         self._accumulating.append(node)
 
         def check(_: Any) -> None:
-            if self._micro is not None and not self._is_running:
-                self._refuse(name, self._micro)
+            if self.micro is not None and not self._is_running:
+                self._refuse(name, self.micro)
 
         node.register_prehook(check)
-
-    def begin_shard(self, micro: MicroStep) -> None:
-        """Begin a micro-step."""
-        self._micro, self._is_running = micro, False
 
     def before_backward(self, call: int) -> None:
         """Begin the backward pass of ``team.backward``.
@@ -63,7 +59,8 @@ class ShardGradients:
         Raises:
             UsageError: there are gradients already that it did not compute.
         """
-        self._remove_placeholders()
+        if self._marked:
+            self._remove_placeholders()
         if not self._is_plain or call == 0:
             self._check_none()
         self._is_running = True
@@ -84,14 +81,15 @@ class ShardGradients:
         Raises:
             UsageError: there are gradients that ``team.backward`` did not compute.
         """
+        self._is_running = False
         if not (self._is_plain and num_calls):
             self._remove_placeholders()
             self._check_none()
-        self._micro = None
+        self.micro = None
 
     def drop(self) -> None:
         """The phase was left."""
-        self._micro = None
+        self.micro, self._is_running = None, False
         self._remove_placeholders()
 
     def _remove_placeholders(self) -> None:
@@ -102,8 +100,8 @@ class ShardGradients:
     def _check_none(self) -> None:
         for parameter in self._parameters:
             if parameter.grad is not None:
-                assert self._micro is not None
-                self._refuse(self._parameters[parameter], self._micro)
+                assert self.micro is not None
+                self._refuse(self._parameters[parameter], self.micro)
 
     def _refuse(self, name: str, micro: MicroStep) -> NoReturn:
         raise UsageError(
@@ -115,7 +113,7 @@ class ShardGradients:
         )
 
     def check_first_step(self, call: str, step: int) -> None:
-        """Check before the first step of an optimizer in a launch that there is anything to step on.
+        """Check before the first step of an optimizer in a launch, while not ``have_been``, that there is anything to step on.
 
         Args:
             call: the optimizer's, for the message.
@@ -124,10 +122,8 @@ class ShardGradients:
         Raises:
             UsageError: no parameter of any prepared model has a gradient.
         """
-        if self._have_been:
-            return
-        self._have_been = any(parameter.grad is not None for parameter in self._parameters)
-        if not self._have_been:
+        self.have_been = any(parameter.grad is not None for parameter in self._parameters)
+        if not self.have_been:
             raise UsageError(
                 f"{call} in step {step}: no team.backward(loss) in this step has given any parameter of a prepared model a "
                 "gradient, so it would do nothing. Call team.backward(loss) in the loop over batch.shards, and step after that "

@@ -16,13 +16,12 @@ from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
 from lockstep.base.errors import UsageError
-from lockstep.listener import Listener
 from lockstep.plan.now_and_then import NowAndThen
 from lockstep.prepare.state_adapters import parameters_of
 from lockstep.sync.buffers import version
 
 
-class Strangers(Listener):
+class Strangers:
     """Finds them in the graphs of losses, now and then, and in optimizers; from then on it guards their gradients.
 
     Args:
@@ -31,21 +30,18 @@ class Strangers(Listener):
 
     def __init__(self, ids: Collection[int]) -> None:
         self._ids = ids
-        self._known: dict[int, ref[Tensor]] = {}
-        self._looks = NowAndThen()
-        self._is_looking = False
+        self.known: dict[int, ref[Tensor]] = {}
+        """Those found so far: nearly always none, and then there is nothing to do when a phase begins or ends."""
+        self.looks = NowAndThen()
+        """The steps whose graphs are looked at."""
         self._before: dict[int, tuple[Tensor, int]] = {}
         """Their gradients when the phase began, with the number of in-place changes: made outside, these are right."""
 
     def note(self, optimizer: Optimizer) -> None:
         """An optimizer steps outside of ``batch.shards``, all of whose parameters are strangers."""
-        self._known.update({id(parameter): ref(parameter) for parameter in parameters_of(optimizer)})
+        self.known.update({id(parameter): ref(parameter) for parameter in parameters_of(optimizer)})
 
-    def begin_step(self, step: int) -> None:
-        """Choose whether to look at the graphs of this step: that takes as long as a few percent of a shard."""
-        self._is_looking = self._looks.take(step)
-
-    def begin_phase(self, phase: int) -> None:
+    def begin_phase(self) -> None:
         """Remove the placeholders, to which autograd could add nothing."""
         self._before = {}
         for key, stranger in self._alive():
@@ -54,12 +50,12 @@ class Strangers(Listener):
             elif stranger.grad is not None:
                 self._before[key] = stranger.grad, version(stranger.grad)
 
-    def before_backward(self, loss: Tensor, weight: float | None) -> None:
-        """Look at the graph of a loss."""
-        if self._is_looking:
-            self._known.update({id(leaf): ref(leaf) for leaf in leaves(loss) if id(leaf) not in self._ids})
+    def look(self, loss: Tensor, step: int) -> None:
+        """Look at the graph of a loss, if that is due: it takes as long as a few percent of a shard."""
+        if self.looks.take(step):
+            self.known.update({id(leaf): ref(leaf) for leaf in leaves(loss) if id(leaf) not in self._ids})
 
-    def end_phase(self, phase: int) -> None:
+    def end_phase(self) -> None:
         """Put placeholders for the gradients, which raise an error when used."""
         for key, stranger in self._alive():
             gradient = stranger.grad
@@ -70,11 +66,9 @@ class Strangers(Listener):
                 stranger.grad = OfOneProcess.like(stranger)
 
     def _alive(self) -> list[tuple[int, Tensor]]:
-        if not self._known:  # nearly always
-            return []
-        found = {key: tensor for key, reference in self._known.items() if (tensor := reference()) is not None}
-        self._known = {key: ref(tensor) for key, tensor in found.items() if key not in self._ids}  # or prepared since
-        return [(key, found[key]) for key in self._known]
+        found = {key: tensor for key, reference in self.known.items() if (tensor := reference()) is not None}
+        self.known = {key: ref(tensor) for key, tensor in found.items() if key not in self._ids}  # or prepared since
+        return [(key, found[key]) for key in self.known]
 
 
 def leaves(loss: Tensor) -> list[Tensor]:

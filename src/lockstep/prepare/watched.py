@@ -81,4 +81,6 @@ class Watched:
                     trains = True
                 elif parameter.grad is not None:
                     strangers.append(parameter)
+        if not strangers:
+            return trains, None
         return trains, next((p for p in strangers if trains or is_of_one_process(p.grad)), None)

@@ -53,7 +53,8 @@ class Sync(ShardSync, Protocol):
     forward_is_collective: bool
     """Whether a forward pass is a collective, so that all ranks must run the model equally often, in evaluations too."""
     is_plain: bool
-    """Whether a step is that of a plain single-device script, with the same ``.grad`` inside ``batch.shards``."""
+    """Whether a step is that of a plain single-device script, with the same ``.grad`` inside ``batch.shards``. Then only
+    ``backward`` is called: there is nothing to combine."""
     waited_s: float
     """For how many seconds of the newest backward pass this rank waited in it for the others, as far as that is known."""
     waited_in_forward_s: float

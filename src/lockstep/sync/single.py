@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lockstep.base.config import RunConfig
-from lockstep.plan.shards import StepPlan
-from lockstep.sync.protocol import Outcome, Sync
+from lockstep.sync.protocol import Sync
 from lockstep.sync.sharded import ShardedSync
 from lockstep.world.comm.group import Transport
 
@@ -33,30 +32,11 @@ class SingleSync(ShardedSync):
         return model if self.is_plain else super().attach(model)
 
     @override
-    def begin_phase(self, plan: StepPlan, phase: int) -> None:
-        if not self.is_plain:
-            super().begin_phase(plan, phase)
-
-    @override
     def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
         if self.is_plain:
             loss.backward(**options)  # type: ignore[no-untyped-call]
         else:
             super().backward(loss, call, factor, options)
-
-    @override
-    def end_shard(self) -> None:
-        if not self.is_plain:
-            super().end_shard()
-
-    @override
-    def unforeseen(self) -> Sequence[Hashable]:
-        return () if self.is_plain else super().unforeseen()
-
-    @override
-    def end_phase(self, outcome: Outcome) -> None:
-        if not self.is_plain:
-            super().end_phase(outcome)
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:

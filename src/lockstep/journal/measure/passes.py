@@ -34,10 +34,11 @@ class Pass:
 
     def __init__(self, epoch: int, num_steps: int | None, *, warm_up: bool) -> None:
         self._epoch = epoch
-        self.num_steps = 0
-        self._num_samples = 0
+        self.num_steps = self.num_samples = 0
+        """Those so far."""
         longest = _WARM_UP_STEPS if num_steps is None else min(_WARM_UP_STEPS, num_steps // 2)
-        self._warm_up = longest if warm_up else 0
+        self.warm_up = longest if warm_up else 0
+        """Steps after which the warm-up is over; 0: there is none."""
         self._warm_steps = 0
         self._warm_samples = 0
         self._wall_s = 0.0
@@ -47,14 +48,11 @@ class Pass:
         self._began = time.perf_counter()
         self._meter.start()
 
-    def count(self, num_samples: int) -> None:
-        """A step with this many samples has ended."""
-        self.num_steps += 1
-        self._num_samples += num_samples
-        if self.num_steps == self._warm_up:
-            _wait_for_gpu()
-            self._warm_steps, self._warm_samples = self.num_steps, self._num_samples
-            self._meter.start()
+    def end_warm_up(self) -> None:
+        """Measure from here."""
+        _wait_for_gpu()
+        self._warm_steps, self._warm_samples = self.num_steps, self.num_samples
+        self._meter.start()
 
     def end(self, step: int, split: Callable[[], dict[str, float]]) -> None:
         """The pass has ended, after this step of the run. ``split`` returns how its time was spent."""
@@ -72,10 +70,10 @@ class Pass:
             "epoch": self._epoch,
             "step": self._step,
             "num_steps": self.num_steps,
-            "num_samples": self._num_samples,
+            "num_samples": self.num_samples,
             "wall_s": self._wall_s,
             "steady_steps": self.num_steps - self._warm_steps,
-            "steady_samples": self._num_samples - self._warm_samples,
+            "steady_samples": self.num_samples - self._warm_samples,
             "steady_s": usage.wall_s,
             "cpu_s": usage.cpu_s,
             "peak_rss_bytes": usage.peak_rss_bytes,
@@ -116,8 +114,12 @@ class Meter(Listener):
 
     @override
     def end_step(self, step: int, num_samples: int) -> None:
-        if self._pass is not None:
-            self._pass.count(num_samples)
+        current = self._pass
+        if current is not None:
+            current.num_steps += 1
+            current.num_samples += num_samples
+            if current.num_steps == current.warm_up:
+                current.end_warm_up()
 
     @override
     def end_pass(self, step: int, *, exhausted: bool) -> None:

@@ -79,33 +79,30 @@ class Writer:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._job: Job | None = None
-        self._results: list[Written] = []
+        self.job: Job | None = None
+        """The job in progress. Any thread may read it."""
+        self.ended: list[Written] = []
+        """The results since the last call of ``results``."""
         self._gives_up = self._is_closed = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job is in progress. Fast, since it is called after every step."""
-        return self._job is not None
+        """Whether a job is in progress."""
+        return self.job is not None
 
     @property
     def step(self) -> int | None:
         """The step of the job in progress; None: there is none. Any thread may ask."""
-        job = self._job
+        job = self.job
         return None if job is None else job.manifest.step
-
-    @property
-    def has_results(self) -> bool:
-        """Whether a job has ended since the last call of ``results``. Fast, since it is called after every step."""
-        return bool(self._results)
 
     def submit(self, job: Job) -> None:
         """Start a job. None may be in progress."""
         with self._changed:
-            assert self._job is None
-            self._job, self._gives_up = job, False
+            assert self.job is None
+            self.job, self._gives_up = job, False
             if self._thread is None:
                 self._thread = threading.Thread(target=on_this_device(self._run), name="lockstep-checkpoint", daemon=True)
                 self._thread.start()
@@ -114,7 +111,7 @@ class Writer:
     def results(self) -> list[Written]:
         """The results of the jobs that have ended since the last call."""
         with self._changed:
-            results, self._results = self._results, []
+            results, self.ended = self.ended, []
             return results
 
     def give_up(self) -> None:
@@ -125,7 +122,7 @@ class Writer:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until no job is in progress. Returns False after the timeout."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._job is None, timeout_s)
+            return self._changed.wait_for(lambda: self.job is None, timeout_s)
 
     def close(self) -> None:
         """Let the thread end after the current job. No other may be submitted."""
@@ -138,14 +135,14 @@ class Writer:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._job is not None or self._is_closed)
-                job = self._job
+                self._changed.wait_for(lambda: self.job is not None or self._is_closed)
+                job = self.job
             if job is None:
                 return
             result = self._write(job)
             with self._changed:
-                self._results.append(result)
-                self._job = None
+                self.ended.append(result)
+                self.job = None
                 self._changed.notify_all()
             del job
 

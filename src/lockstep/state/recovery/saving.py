@@ -112,10 +112,10 @@ class Saver(Listener):
         self._stop_watch.begin_interrupts()
         if not self._snapshots.is_rehearsed and not self._schedule.is_off:
             self._snapshots.rehearse()
-        if self._writer.has_results:
+        if self._writer.ended:
             self._read_results()
         stop_request = 0 if self._stop_watch.received is None else self._stop_request()
-        is_due, failed = self._schedule.tick(step, is_busy=self._writer.is_busy, stop_request=stop_request)
+        is_due, failed = self._schedule.tick(step, is_busy=self._writer.job is not None, stop_request=stop_request)
         self.is_due = self.is_due or is_due
         if failed:
             self._writer.give_up()

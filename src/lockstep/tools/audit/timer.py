@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing_extensions import override
 
-from lockstep.journal.measure.step_clock import IN_SCRIPT, LOGGING, WAITING, StepClock
+from lockstep.journal.measure.step_clock import ENDING, IN_AUDIT, LOGGING, WAITING, StepClock
 from lockstep.listener import Listener
 from lockstep.plan.shards import MicroStep
 
@@ -18,10 +18,8 @@ class AuditTimer(Listener):
 
     @override
     def begin_shard(self, micro: MicroStep) -> None:
-        self._clock.charge(WAITING)
-        self._clock.activity = "in an audit"
+        self._clock.charge(WAITING, then=IN_AUDIT)
 
     @override
     def end_shard(self) -> None:
-        self._clock.charge(LOGGING)
-        self._clock.activity = IN_SCRIPT
+        self._clock.charge(LOGGING, then=ENDING)
