@@ -75,7 +75,7 @@ TESTS = {
     "JSON must be": ("recovery/test_hostile_directories.py::test_a_value_of_a_wrong_type_is_no_traceback",),
     "A manifest names no file": ("recovery/test_hostile_directories.py::test_a_manifest_cannot_name_files_elsewhere",),
     "A run whose `birth.json`": (
-        "recovery/test_hostile_directories.py::test_a_birth_that_was_edited_is_refused_and_one_that_is_removed_is_restored",
+        "recovery/test_hostile_directories.py::test_a_birth_that_was_edited_is_restored_from_the_checkpoint_and_that_is_said",
     ),
 }
 """By the first words of a sentence."""

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from lockstep.base.config import all_settings, setting_kinds
-from lockstep.base.errors import ConfigError
+from lockstep.base.errors import ConfigError, LaunchError
 from lockstep.cli.config_file import config_option
 from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, given, given_settings, options_from
@@ -39,7 +39,7 @@ The job saves a checkpoint before its time limit and when it is preempted; it is
 step, as often as necessary (with --no-requeue it ends; submitting the same file again resumes it). scancel ends it for
 good; it saves a checkpoint then too, if a step takes less than Slurm's KillWait.
 
-Exit status: 0 on success, 1 if Slurm does not answer, 2 if it does not accept the job.
+Exit status: 0 on success, 1 if Slurm cannot be asked to submit it, 2 if it does not accept the job.
 """
 
 
@@ -86,7 +86,12 @@ def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool,
     words = [word for word in sys.argv[1:] if word != "--submit"]  # the file is the same with and without --submit
     text, notices = batch_text(request, file=str(file), command=["lockstep", *words]), []
     if commands.is_here():
-        commands.try_out(text)
+        try:
+            commands.try_out(text)
+        except LaunchError as error:
+            if submit:
+                raise
+            notices.append(f"not checked: {error}")
     elif submit:
         raise ConfigError("--submit: this machine has no sbatch. Leave it out, and submit the file on a machine with sbatch")
     else:

@@ -26,8 +26,10 @@ def try_out(text: str) -> None:
     """
     done = _run("sbatch", "--test-only", text=text)
     if done.returncode:
-        cluster = _run("sinfo", f"--format={_COLUMNS}").stdout.strip()
-        raise ConfigError(f"Slurm does not accept this job: {_message(done)}. The cluster has:\n{cluster}")
+        cluster = _run("sinfo", f"--format={_COLUMNS}")
+        if cluster.returncode:
+            raise LaunchError(f"Slurm does not answer ({_message(cluster)})")
+        raise ConfigError(f"Slurm does not accept this job: {_message(done)}. The cluster has:\n{cluster.stdout.strip()}")
 
 
 def submit(file: Path) -> str:
