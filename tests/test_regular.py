@@ -21,7 +21,7 @@ STRANGER = 65534
 WRITERS = {
     "lock": RunLock,
     "events.jsonl": EventWriter,
-    "digests/rank-0.jsonl": lambda run_dir: EventWriter(run_dir, "digests/rank-0.jsonl"),
+    "digests/rank-0.jsonl": lambda run_dir: TraceWriter(run_dir, "rank-0", "digests", is_fresh=False),
     "blackbox/rank-0.box": lambda run_dir: BlackBox(run_dir / "blackbox" / "rank-0.box"),
     "blackbox/rank-0.stacks": lambda run_dir: StackResponder(run_dir / "blackbox" / "rank-0.stacks"),
     "trace/rank-0.jsonl": lambda run_dir: TraceWriter(run_dir, "rank-0"),

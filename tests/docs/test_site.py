@@ -26,7 +26,8 @@ def site(tmp_path_factory):
 
 def test_the_page_of_the_interface_names_every_public_name_once():
     names = re.findall(r"^::: lockstep\.([\w.]+)$", (ROOT / "docs" / "api.md").read_text(), flags=re.MULTILINE)
-    assert sorted(names) == sorted("launch.function.launch" if name == "launch" else name for name in lockstep.__all__)
+    elsewhere = {"launch": "launch.function.launch", "join": "joining.join.join"}  # what is run, not what type checkers see
+    assert sorted(names) == sorted(elsewhere.get(name, name) for name in lockstep.__all__)
 
 
 @pytest.mark.long

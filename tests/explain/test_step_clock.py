@@ -83,46 +83,37 @@ def test_lockstep_runs_shows_where_the_time_of_one_run_went(crew):
 
 def test_an_optimizer_that_runs_the_phase_itself_is_timed_as_one():
     clock = StepClock(SimpleNamespace(held_s=0.0), torch.device("cpu"))
-    try:
-        clock.begin_pass(0, 1, 1, 0)
-        clock.begin_step(1)
-        clock.before_optimizer(None)
-        clock.begin_phase(0)  # of the closure
-        clock.end_phase(0)
-        time.sleep(0.05)
-        clock.after_optimizer()
-        clock.end_step(1, 8)
-        assert clock.so_far["optimizer"] >= 0.05
-    finally:
-        clock.close()
+    clock.begin_pass(0, 1, 1, 0)
+    clock.begin_step(1)
+    clock.before_optimizer(None)
+    clock.begin_phase(0)  # of the closure
+    clock.end_phase(0)
+    time.sleep(0.05)
+    clock.after_optimizer()
+    clock.end_step(1, 8)
+    assert clock.so_far["optimizer"] >= 0.05
 
 
 def test_after_a_pass_that_was_left_in_a_step_nobody_is_said_to_wait_for_the_loader():
     clock = StepClock(SimpleNamespace(held_s=0.0), torch.device("cpu"))
-    try:
-        clock.begin_pass(0, 1, 1, 0)
-        assert clock.doing == LOADING
-        clock.begin_step(1)
-        clock.end_pass(1, exhausted=False)
-        PartTimer(clock, CHECKPOINT, Stage.LATE, LOADING).tick(1)  # which the loop owes it
-        assert clock.doing == "in the script's code between two passes"
-        clock.begin_pass(0, 1, 1, 1)
-        assert clock.doing == LOADING
-    finally:
-        clock.close()
+    clock.begin_pass(0, 1, 1, 0)
+    assert clock.doing == LOADING
+    clock.begin_step(1)
+    clock.end_pass(1, exhausted=False)
+    PartTimer(clock, CHECKPOINT, Stage.LATE, LOADING).tick(1)  # which the loop owes it
+    assert clock.doing == "in the script's code between two passes"
+    clock.begin_pass(0, 1, 1, 1)
+    assert clock.doing == LOADING
 
 
 def test_waiting_for_the_samples_of_an_audited_shard_is_not_being_busy():
     clock = StepClock(SimpleNamespace(held_s=0.0), torch.device("cpu"))
-    try:
-        clock.begin_pass(0, 1, 1, 0)
-        clock.begin_step(1)
-        clock.begin_phase(0)
-        time.sleep(0.05)
-        AuditTimer(clock).begin_shard(plan_step(1, (8,), 0, 1, 1).micro_steps[0])
-        AuditTimer(clock).end_shard()
-        seconds = clock.so_far
-        assert seconds["waiting"] >= 0.05
-        assert clock.report(8)[-1] == pytest.approx(sum(clock.so_far.values()) - seconds["waiting"] - seconds["logging"])
-    finally:
-        clock.close()
+    clock.begin_pass(0, 1, 1, 0)
+    clock.begin_step(1)
+    clock.begin_phase(0)
+    time.sleep(0.05)
+    AuditTimer(clock).begin_shard(plan_step(1, (8,), 0, 1, 1).micro_steps[0])
+    AuditTimer(clock).end_shard()
+    seconds = clock.so_far
+    assert seconds["waiting"] >= 0.05
+    assert clock.report(8)[-1] == pytest.approx(sum(clock.so_far.values()) - seconds["waiting"] - seconds["logging"])

@@ -136,7 +136,9 @@ SETTINGS = {"seed": 7, "accumulate": 2, "shards": 4, "threads": 3}
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "value"), SETTINGS.items())
-def test_a_birth_that_was_edited_is_restored_from_the_checkpoint_and_that_is_said(lab, interrupted, undisturbed, name, value):
+def test_a_birth_that_was_edited_is_restored_from_the_checkpoint_and_that_is_said(
+    lab, interrupted, undisturbed, name, value
+):
     interrupted(lab.run_dir)
     path = lab.run_dir / BIRTH
     before = json.loads(path.read_text())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import sys
 from typing import TYPE_CHECKING, Any
 
 from lockstep.base.errors import ConfigError
@@ -104,11 +105,12 @@ def load_for_runs(kind: str, name: str) -> Any:
 
 
 def _others(kind: str) -> dict[str, EntryPoint]:
-    return {point.name: point for point in _installed().select(group=PREFIX + kind)}
+    return {point.name: point for point in _installed(tuple(sys.path)).select(group=PREFIX + kind)}
 
 
-@functools.cache
-def _installed() -> Any:
+@functools.lru_cache(maxsize=1)
+def _installed(path: tuple[str, ...]) -> Any:
+    """Those on ``sys.path``, which is another in a worker than in the server that it is forked from."""
     from importlib.metadata import entry_points  # slow to import, and to run
 
     return entry_points()

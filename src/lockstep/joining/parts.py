@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lockstep.base.config import RunConfig
 from lockstep.base.stopping import StopWatch, say
@@ -189,7 +189,10 @@ class Parts:
         )
         self.evaluated = EvaluatedLoaders(functools.partial(self.assignment, 0), config.workers)
         self._script_seed = ScriptSeed(collectives, self.state, self.phases, self.restorer)
-        self._optimizer_hook = register_optimizer_step_pre_hook(self.phases.before_optimizer)
+        self._optimizer_hooks = (
+            register_optimizer_step_pre_hook(self.phases.before_optimizer),
+            register_optimizer_step_post_hook(self.clock.after_optimizer),
+        )
 
     def _build_listeners(self) -> None:
         """The engine's own, within a stage in the order in which they are notified."""
@@ -322,8 +325,8 @@ class Parts:
 
     def close(self, step: int, *, failed: bool) -> None:
         """Release all resources. Local."""
-        self._optimizer_hook.remove()
-        self.clock.close()
+        for hook in self._optimizer_hooks:
+            hook.remove()
         try:
             self.listeners.end_run(step, failed=failed)
         finally:

@@ -17,7 +17,6 @@ from time import perf_counter
 from typing import Any, Protocol
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from typing_extensions import override
 
 from lockstep.journal.measure.device_clock import DeviceClock
@@ -115,7 +114,6 @@ class StepClock(Listener):
         self._is_in_pass = False
         self._is_in_optimizer = False
         """Whether an optimizer of the run is stepping; its closure may run a phase."""
-        self._hook = register_optimizer_step_post_hook(self.after_optimizer)
 
     @property
     def doing(self) -> str:
@@ -165,10 +163,6 @@ class StepClock(Listener):
             self._transferred[source] -= seconds
             self._transferred[target] += seconds
 
-    def close(self) -> None:
-        """Remove the hook on optimizers."""
-        self._hook.remove()
-
     # See Listener
 
     @override
@@ -217,7 +211,7 @@ class StepClock(Listener):
         self._is_in_optimizer = True
 
     def after_optimizer(self, *_: Any) -> None:
-        """An optimizer of this process, of the run or not, has stepped."""
+        """Call it after each step of an optimizer of this process, of the run or not."""
         if self._is_in_optimizer:
             self.mark((IN_SCRIPT, perf_counter()))
             self._is_in_optimizer = False
