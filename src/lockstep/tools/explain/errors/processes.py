@@ -62,15 +62,17 @@ def _worker_gone(match: re.Match[str], scene: Scene) -> str:
     """PyTorch names the signal in the error or its cause; if the worker died early it does not, and the process is asked."""
     texts = [scene.text, *(str(error) for error in (scene.error.__cause__, scene.error.__context__) if error is not None)]
     named = [hit[1] for text in texts if (hit := re.search(r"killed by signal: ([^.]+)", text))]
+    codes = [int(hit[1]) for text in texts if (hit := re.search(r"with exit code (\d+)", text))]
     workers = scene.find("_try_get_data", "failed_workers")
-    code = workers[0].exitcode if workers else None
-    signalled = named[0] if named else signal.strsignal(-code) if code is not None and code < 0 else None
-    how = _ENDS.get(signalled or "", f"by a signal ({signalled})") if signalled else "without a word"
-    if code is not None and code >= 0:
+    code = codes[0] if codes else workers[0].exitcode if workers else None
+    if named or (code is not None and code < 0):
+        name = named[0] if named else signal.strsignal(-(code or 0)) or ""
+        how = _ENDS.get(name, f"by a signal ({name})")
+    else:
         how = (
-            f"with status {code}: sys.exit() or os._exit() in what the data set or collate_fn calls, which should raise an "
-            "error instead; or an error as it started, whose traceback stands above (spawn imports the script again: "
-            'call the training under `if __name__ == "__main__":`)'
+            f"{'without a word' if code is None else f'with status {code}'}: sys.exit() or os._exit() in what the data set or "
+            "collate_fn calls, which should raise an error instead; or an error as it started, whose traceback stands above "
+            '(spawn and forkserver import the script again: call the training under `if __name__ == "__main__":`)'
         )
     return (
         f"Loader worker {match['pid']} of this rank ended {how.format(shm=described() if '{shm}' in how else '')}. Its "
