@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lockstep.base.errors import AbandonedError, ConfigError, LossError, UsageError, unknown_name
+from lockstep.base.errors import ConfigError, LossError, UsageError, unknown_name
 from lockstep.data.batch import Batch, Shards, own_runs
 from lockstep.data.evaluation_pass import EvaluationBatch
 from lockstep.data.streams import Purpose, reseed
 from lockstep.journal.measure.step_clock import BEGINNING, ENDING, IN_BACKWARD, IN_FORWARD, IN_SCRIPT, Mark
 from lockstep.listener import Listeners
+from lockstep.loop import refusals
 from lockstep.loop.ledger import Ledger
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.prepare.state_adapters import parameters_of
@@ -193,16 +194,9 @@ class Phases:
         """
         left_step, self.was_left = self.was_left, 0
         if left_step and (error := sys.exc_info()[1]) is not None:
-            raise AbandonedError(
-                f"{call}, while this rank handles {type(error).__name__}: it has left the loop over batch.shards in step "
-                f"{left_step}, and the other ranks do not make this call. In a `finally` or `except`, call nothing of the kind"
-            )
+            raise refusals.abandoned(call, left_step, error)
         if left_step:
-            raise UsageError(
-                f"{call}: in step {left_step} the loop over batch.shards was left before its end, by break or an error "
-                "that was caught, so its gradients were not synchronized, and the step is discarded. Leave the outer loop "
-                "after the inner one."
-            )
+            raise refusals.left_early(call, left_step)
         if self._batch is None:
             if self.evaluated:
                 self.evaluated[-1].refuse_inside(call)
@@ -266,23 +260,12 @@ class Phases:
         if self._batch is not None and self._batch is not batch and self.micro is not None:
             first, second = ([min(n, self.num_shards) for n in b.plan.sizes] for b in (self._batch, batch))
             if first != second:
-                raise UsageError(
-                    f"the shards of two batches side by side, as in zip(a.shards, b.shards): {first} shards of the first have "
-                    f"samples, and {second} of the second, so samples would be lost. Give both loaders global batches of "
-                    "equally many samples, or of at least as many as there are shards (drop_last=True)."
-                )
+                raise refusals.uneven_side_by_side(first, second)
             return self._batch
         if self._batch is not None or self.was_left:
             self.check_outside("another loop over batch.shards")
         if self._plan is None or batch.plan.was_passed_over:
-            raise UsageError(
-                f"batch.shards of step {batch.plan.number}, which is over: the loader was already asked for a later batch, or "
-                "its loop has ended. A step lasts until the loader is asked for the next batch, so run over batch.shards "
-                "before that, in the body of `for batch in loader:`. In place of next() ahead or a prefetcher write nothing, "
-                "since lockstep fetches ahead by itself; in place of itertools.cycle(loader), for endless epochs, a "
-                "generator: `while True: yield from loader`; to keep an iterator, `batches = iter(loader)` and "
-                "`next(batches)`."
-            )
+            raise refusals.step_is_over(batch.plan.number)
         self._batch, self._has_refused = batch, False
         watched = self.watched
         self._carried = detach_grads(watched.parameters)
@@ -379,11 +362,7 @@ class Phases:
                 raise ConfigError(f"backward(weight={weight}): a weight is a count, 0 or more: of tokens, say")
         micro = self.micro
         if micro is None:
-            raise UsageError(
-                "backward() outside of batch.shards: there is no shard for its gradients to belong to. Call it in the inner "
-                "loop: `for batch in loader: for images, labels in batch.shards: ... team.backward(loss)`, over the loader "
-                "that prepare() returned."
-            )
+            raise refusals.backward_outside()
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise LossError(f"the loss must be a scalar tensor, and is {shape}: average it over the shard's samples")
@@ -397,11 +376,7 @@ class Phases:
         if reduction is None and weight is None and self.num_shards > 1 and (self.num_done, call) not in self._checked:
             self._checked.add((self.num_done, call))
             if is_sum(loss, micro.num_samples):
-                raise LossError(
-                    f"the loss of shard {micro.shard} is a sum over its {micro.num_samples} samples, where a mean is expected: "
-                    f"averaged over {self.num_shards} shards it would be that much smaller than on one device. Call "
-                    "team.backward(loss, reduction='sum'), or use a mean. (If it is not a sum: reduction='mean'.)"
-                )
+                raise refusals.sum_for_a_mean(micro, self.num_shards)
         factor = ledger.call(weight, reduction, micro)
         for notify in methods["before_backward"]:
             notify(loss, weight)

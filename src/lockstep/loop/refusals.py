@@ -1,0 +1,62 @@
+"""The errors for calls of the script that do not belong where they stand, in words."""
+
+from __future__ import annotations
+
+from lockstep.base.errors import AbandonedError, LossError, UsageError
+from lockstep.plan.shards import MicroStep
+
+
+def uneven_side_by_side(first: list[int], second: list[int]) -> UsageError:
+    """Two batches whose shards cannot be paired: how many of each have samples."""
+    return UsageError(
+        f"the shards of two batches side by side, as in zip(a.shards, b.shards): {first} shards of the first have "
+        f"samples, and {second} of the second, so samples would be lost. Give both loaders global batches of "
+        "equally many samples, or of at least as many as there are shards (drop_last=True)."
+    )
+
+
+def step_is_over(step: int) -> UsageError:
+    """A loop over the shards of an earlier batch."""
+    return UsageError(
+        f"batch.shards of step {step}, which is over: the loader was already asked for a later batch, or "
+        "its loop has ended. A step lasts until the loader is asked for the next batch, so run over batch.shards "
+        "before that, in the body of `for batch in loader:`. In place of next() ahead or a prefetcher write nothing, "
+        "since lockstep fetches ahead by itself; in place of itertools.cycle(loader), for endless epochs, a "
+        "generator: `while True: yield from loader`; to keep an iterator, `batches = iter(loader)` and "
+        "`next(batches)`."
+    )
+
+
+def abandoned(call: str, step: int, error: BaseException) -> AbandonedError:
+    """A call that this rank makes alone, while it handles an error that has ended its loop over the shards."""
+    return AbandonedError(
+        f"{call}, while this rank handles {type(error).__name__}: it has left the loop over batch.shards in step "
+        f"{step}, and the other ranks do not make this call. In a `finally` or `except`, call nothing of the kind"
+    )
+
+
+def left_early(call: str, step: int) -> UsageError:
+    """A call after a loop over the shards that did not reach its end."""
+    return UsageError(
+        f"{call}: in step {step} the loop over batch.shards was left before its end, by break or an error "
+        "that was caught, so its gradients were not synchronized, and the step is discarded. Leave the outer loop "
+        "after the inner one."
+    )
+
+
+def backward_outside() -> UsageError:
+    """A backward pass of no shard."""
+    return UsageError(
+        "backward() outside of batch.shards: there is no shard for its gradients to belong to. Call it in the inner "
+        "loop: `for batch in loader: for images, labels in batch.shards: ... team.backward(loss)`, over the loader "
+        "that prepare() returned."
+    )
+
+
+def sum_for_a_mean(micro: MicroStep, num_shards: int) -> LossError:
+    """A loss that is summed over a shard's samples."""
+    return LossError(
+        f"the loss of shard {micro.shard} is a sum over its {micro.num_samples} samples, where a mean is expected: "
+        f"averaged over {num_shards} shards it would be that much smaller than on one device. Call "
+        "team.backward(loss, reduction='sum'), or use a mean. (If it is not a sum: reduction='mean'.)"
+    )
