@@ -111,7 +111,8 @@ def come_as(url, roles, timeout_s=3.0):
     rank, _ = _be_nobody()
     if roles[rank] is None:
         return None
-    return _told(lambda: _run(*roles[rank], url, timeout_s=timeout_s))
+    rank, size, *limit_s = roles[rank]
+    return _told(lambda: _run(rank, size, url, timeout_s=limit_s[0] if limit_s else timeout_s))
 
 
 def listening_while_open(url):

@@ -176,6 +176,12 @@ def test_a_rank_that_does_not_come_is_named_after_the_timeout(crew, place, kind)
     assert all(took_s > 2.5 for _, took_s in (first, second))
 
 
+def test_a_rank_that_gave_up_first_is_not_the_one_that_is_missing(crew, place):
+    first, second, _ = crew(3, scripts.come_as, place("file"), [(0, 3, 5), (1, 3, 0.5), None])
+    assert "for rank 2." in first[0]
+    assert "rank 1 of 3 timed out" in second[0]
+
+
 @pytest.mark.parametrize("kind", ["tcp", "file"])
 def test_without_rank_0_the_others_say_so_and_leave_nothing(crew, place, kind):
     url = place(kind)

@@ -143,7 +143,7 @@ def _meet_in_file(path: Path, prefix: str, waiter: Waiter, world: World) -> Open
         return _meet(store, prefix, waiter, world, None, gone)
     except PeerError:
         with contextlib.suppress(DistError):  # to try again is no second arrival
-            PrefixStore(prefix, store).delete_key(f"arrived/{waiter.rank}")
+            PrefixStore(prefix, store).add(f"arrived/{waiter.rank}", -1)
             if PrefixStore(prefix, store).add("arrived", -1) == 0:
                 file.unlink()
                 _remove_empty(directory)
@@ -233,13 +233,16 @@ def _arrive(store: Store, waiter: Waiter) -> None:
             "that endpoint"
         )
     if store.add(f"arrived/{waiter.rank}", 1) > 1:
+        store.add(f"arrived/{waiter.rank}", -1)
         raise ConfigError(
             f"two processes joined {waiter.endpoint} as rank {waiter.rank}: give each a rank of its own, or end the earlier "
             "run that still uses that endpoint"
         )
 
     def missing() -> list[int]:
-        return [rank for rank in range(waiter.world_size) if not store.check([f"arrived/{rank}"])]
+        # Those that came and gave up waiting are not what the others wait for, unless nobody else is missing.
+        absent = [rank for rank in range(waiter.world_size) if not store.check([f"arrived/{rank}"])]
+        return absent or [rank for rank in range(waiter.world_size) if store.add(f"arrived/{rank}", 0) == 0]
 
     # The last to arrive tells the others: with a look at every rank's key a thousand ranks would ask a million times.
     if store.add("arrived", 1) == waiter.world_size:
