@@ -34,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 # One thing at a time, also under make -j: these commands time what they run.
 .NOTPARALLEL:
-.PHONY: help install horovod demo test test-all test-failed test-longest soak soak-cluster cluster check bench bench-install gpu simulated wheel release-check docs python clean
+.PHONY: help install horovod demo test test-all test-failed test-longest soak scale soak-cluster cluster check bench bench-install gpu simulated wheel release-check docs python clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -63,6 +63,9 @@ test-longest: $(STAMP) ## those that CI leaves out: whole benchmarks, large scri
 
 soak: $(STAMP) ## kill N runs at random moments, go on at other world sizes, and look that nothing was lost (N=20)
 	PYTHONPATH=tests $(VENV)/bin/python tests/recovery/soak.py $(N) $(SOAK_ARGS)
+
+scale: $(STAMP) ## one training on 1 to 128 processes of this machine, stopped and resumed: one digest (WORLDS=1,3,16,64,128)
+	$(VENV)/bin/python tests/scale/scale.py --worlds $(or $(WORLDS),1,3,16,64,128) $(SCALE_ARGS)
 
 soak-cluster: $(STAMP) ## the same on two hosts, with power lost and links cut (N=50; needs root)
 	PYTHONPATH=tests:tools $(VENV)/bin/python tests/cluster/soak_hosts.py $(N) $(SOAK_ARGS)

@@ -9,10 +9,12 @@ import lockstep
 from lockstep.journal.measure.step_clock import StepClock
 from lockstep.loop.ledger import Ledger
 from lockstep.plan.shards import block, plan_step
+from lockstep.plan.tree import Node, push, roots
 from lockstep.sync import exact, together
 from lockstep.sync.ddp import DDPSync
 from lockstep.sync.dp import DataParallelSync
 from lockstep.sync.exact import ExactSync
+from lockstep.sync.exchange import Exchange
 from lockstep.sync.horovod import HorovodSync
 from lockstep.sync.single import SingleSync
 from lockstep.sync.together import gather_together
@@ -161,9 +163,31 @@ def send_together(num_calls=2):
             for call in range(num_calls)
         ]
         row = [float(team.rank), 0.1, float("-inf")]
-        rows, sums = gather_together(row, calls, list(parameters.values()), team.world_size)
+        rows, sums = gather_together(row, calls, list(parameters.values()))
         names = {parameter: name for name, parameter in parameters.items()}
         return rows, [{names[p]: (sum_.dtype, sum_.stride(), sum_) for p, sum_ in one.items()} for one in sums]
+
+
+def sum_in_rounds(ranks_per_host, lengths, num_shards):
+    """The sums of leaves over all shards as several exchanges at a time take them, and the rounds of each rank."""
+    with lockstep.join() as team:
+        blocks = [block(rank, team.world_size, num_shards) for rank in range(team.world_size)]
+        exchange = Exchange(team.rank, ranks_per_host=ranks_per_host)
+        exchange.begin_phase(1, [roots(own) for own in blocks])
+        sums = []
+        for length in lengths:
+            stack = []
+            for shard in blocks[team.rank]:
+                push(stack, Node(shard, 1, leaf(length, shard)), torch.add)
+            sums.append([node.value for node in stack])
+            exchange.start(sums[-1])
+        exchange.finish()
+        return [nodes[0] for nodes in sums], [one.members for one in exchange.rounds]
+
+
+def leaf(length, shard):
+    """Numbers whose sum depends on the order in which it is taken."""
+    return torch.randn(length, generator=torch.Generator().manual_seed(1000 * length + shard)) * 10.0**shard
 
 
 class _Losing(torch.nn.Module):

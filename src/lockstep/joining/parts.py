@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import shlex
 import sys
@@ -41,6 +42,7 @@ from lockstep.loop.ledger import Ledger
 from lockstep.loop.loop import Loop
 from lockstep.loop.phases import Phases
 from lockstep.loop.preparing import Preparation
+from lockstep.plan.rounds import equal_hosts
 from lockstep.prepare.precision import find_precision
 from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.watched import Watched
@@ -111,7 +113,7 @@ class Parts:
     ) -> None:
         assert config.threads is not None
         assert config.seed is not None
-        self.config, self.world, self.devices, self.transport, self.context = config, world, devices, transport, context
+        self.config, self.world, self.devices, self.context = config, world, devices, context
         self.is_main = world.rank == 0
         torch.set_num_threads(config.threads)
         draw_on(devices)
@@ -121,6 +123,7 @@ class Parts:
         self.hosts = [world.host] * world.world_size
         if world.num_nodes > 1:
             self.hosts = self.collectives.all_gather_plain(world.host)
+        self.transport = dataclasses.replace(transport, ranks_per_host=equal_hosts(self.hosts))
         self._started = start_event(config, world, devices[0], transport, self.hosts)
         self._build_records()
         self._build_loop()

@@ -22,7 +22,8 @@ from lockstep.data.values import COUNT, Part, Total, all_on_cpu, check_weight, c
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.sync.protocol import Outcome
 from lockstep.world.comm.agreement import compare_ranks
-from lockstep.world.comm.collectives import Collectives, all_gather_flat
+from lockstep.world.comm.collectives import Collectives
+from lockstep.world.comm.short import all_gather_short
 from lockstep.world.comm.waiter import has_timed_out
 
 KINDS = ("samples", "weight", "sum")
@@ -251,7 +252,7 @@ class Ledger:
         for name in sorted(form.names):
             line += [number for slot in slots for number in page.values.get((name, slot), (0.0, -1.0))]
         try:
-            lines = gather(line, len(form.kinds)) or self._gather(line)
+            lines = gather(line, len(form.kinds)) or all_gather_short(torch.tensor(line, dtype=torch.float64)).tolist()
         except RuntimeError as error:
             if not has_timed_out(error):
                 raise
@@ -270,12 +271,6 @@ class Ledger:
         if any(row[0] for row in lines):
             return [_Page(**fields) for fields in self._collectives.all_gather_plain(asdict(page))]
         return [self._read(row, first, form, weighted) for row in lines]
-
-    def _gather(self, line: list[float]) -> list[list[float]]:
-        lines = torch.empty(self._collectives.size * len(line), dtype=torch.float64)
-        all_gather_flat(lines, torch.tensor(line, dtype=torch.float64), group=self._collectives.group)
-        rows: list[list[float]] = lines.view(self._collectives.size, len(line)).tolist()
-        return rows
 
     def _read(self, line: list[float], first: int, form: _Foreseen, weighted: list[int]) -> _Page:
         page = _Page(kinds=form.kinds[: int(line[1])])

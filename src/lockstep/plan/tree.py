@@ -55,8 +55,8 @@ def fold(stack: list[Node[T]], add: Callable[[T, T], T]) -> T:
     return total
 
 
-def sum_subtrees(roots: Iterable[Iterable[tuple[int, int]]], values: Iterable[T], add: Callable[[T, T], T]) -> T:
-    """The sum over all shards.
+def sum_siblings(roots: Iterable[Iterable[tuple[int, int]]], values: Iterable[T], add: Callable[[T, T], T]) -> list[Node[T]]:
+    """The nodes that remain after summing what adjacent processes have.
 
     Args:
         roots: for each process, in order, its ``roots``.
@@ -66,7 +66,12 @@ def sum_subtrees(roots: Iterable[Iterable[tuple[int, int]]], values: Iterable[T]
     stack: list[Node[T]] = []
     for (start, size), value in zip(itertools.chain.from_iterable(roots), values, strict=True):
         push(stack, Node(start, size, value), add)
-    return fold(stack, add)
+    return stack
+
+
+def sum_subtrees(roots: Iterable[Iterable[tuple[int, int]]], values: Iterable[T], add: Callable[[T, T], T]) -> T:
+    """The sum over all shards: see ``sum_siblings``, with all processes."""
+    return fold(sum_siblings(roots, values, add), add)
 
 
 def roots(shards: range) -> list[tuple[int, int]]:

@@ -242,7 +242,7 @@ class DDPSync(ShardedSync):
             return None
         learning = list(dict.fromkeys(p for engine in self._engines for p in engine.learning()))
         sums = [self._sums.pop(call, {}) for call in range(num_calls)]
-        rows, gathered = gather_together(row, sums, learning, self._world_size)
+        rows, gathered = gather_together(row, sums, learning)
         self._gathered = dict(enumerate(gathered))
         return rows
 

@@ -69,6 +69,7 @@ class ExactSync(Sync):
         rank: this process's rank.
         world_size: number of processes.
         num_shards: V of the run.
+        ranks_per_host: number of consecutive ranks on each host; 1 if they have different numbers.
         between_hosts: whether any messages go over a network.
         gpus: the devices whose gradients are exchanged by collectives (NCCL); others use tagged messages (Gloo).
     """
@@ -84,13 +85,14 @@ class ExactSync(Sync):
         world_size: int,
         num_shards: int,
         *,
+        ranks_per_host: int = 1,
         between_hosts: bool = False,
         gpus: Sequence[torch.device] = (),
     ) -> None:
         self.replaced: dict[Parameter, Parameter] = {}
         self._block = block(rank, world_size, num_shards)
         self._num_shards = num_shards
-        self._exchange = Exchange(rank, between_hosts=between_hosts)
+        self._exchange = Exchange(rank, ranks_per_host=ranks_per_host, between_hosts=between_hosts)
         self._on_gpus = {gpu: OrderedExchange(gpu) for gpu in gpus}
         self._roots = [roots(block(number, world_size, num_shards)) for number in range(world_size)]
         self._world_size = world_size
@@ -406,6 +408,7 @@ def make(config: RunConfig, num_shards: int, transport: Transport, devices: tupl
         dist.get_rank(),
         dist.get_world_size(),
         num_shards,
+        ranks_per_host=transport.ranks_per_host,
         between_hosts=transport.interface != "lo",
         gpus=devices if transport.is_on_devices else (),
     )

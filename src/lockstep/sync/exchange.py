@@ -1,7 +1,8 @@
-"""Summing nodes of the tree over processes: each rank sums one slice of all nodes and distributes the result.
+"""Summing nodes of the tree over processes, in the rounds of ``plan.rounds``: each rank sums slices of all nodes, and the
+slices of the result go back the same way.
 
 For one node per rank the traffic is that of a ring all-reduce. Where it costs no more (two ranks), or hardly more (short
-tensors), every rank sends all its nodes to all others instead and sums everything itself: half as many messages.
+tensors), every rank sends whole nodes instead, and nothing has to go back: half as many messages.
 
 Messages carry tags, so they match in whatever order the ranks send them; collectives would not. (Gloo matches collectives
 by the order in which they are issued, which differs between ranks here.) Between hosts, long messages are split into
@@ -14,33 +15,30 @@ If everything in a phase is short, it is held back for one message with the numb
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.base.errors import PeerError
-from lockstep.plan.tree import sum_subtrees
+from lockstep.plan.rounds import Roots, Round, bases, plan_rounds
+from lockstep.plan.tree import Node, fold, sum_siblings, sum_subtrees
 from lockstep.sync.together import gather_parts
 from lockstep.world.comm.waiter import has_timed_out
 
 _UNIT = 16  # elements: slices begin at multiples of 64 bytes of float32
 _PIECE_BYTES = 512 << 10
 _SHORT_BYTES = 64 << 10
-_LAG = 2  # exchanges started before the sum of the oldest is waited for
+_LAG = 2  # exchanges started before the oldest is waited for
 _FIRST_TAG = 1 << 30  # lower tags are left to the user
 _TAGS_PER_PHASE = 1 << 24
 
-Roots = Sequence[Sequence[tuple[int, int]]]
-"""For each rank: start and size of each of its subtrees."""
 
-
-def slice_of(rank: int, length: int, num_ranks: int) -> slice:
-    """The elements of a flat tensor that a rank sums: nearly equal parts, aligned."""
-    width = -(-length // (_UNIT * num_ranks)) * _UNIT
-    return slice(min(rank * width, length), min((rank + 1) * width, length))
+def split(span: range, number: int) -> list[range]:
+    """Nearly equal, aligned parts of a range of elements. The first is the longest; the last ones may be empty."""
+    width = -(-len(span) // (_UNIT * number)) * _UNIT
+    return [span[index * width : (index + 1) * width] for index in range(number)]
 
 
 class Exchange:
@@ -48,21 +46,24 @@ class Exchange:
 
     Args:
         rank: this process's rank in the default group.
+        ranks_per_host: number of consecutive ranks on each host; 1 if they have different numbers.
         between_hosts: whether any messages go over a network.
     """
 
-    def __init__(self, rank: int, *, between_hosts: bool = False) -> None:
+    def __init__(self, rank: int, *, ranks_per_host: int = 1, between_hosts: bool = False) -> None:
         self.rank = rank
         self.waited_s = 0.0
         """Seconds that this rank has waited for others since this was last set to 0."""
         self.piece_bytes = _PIECE_BYTES if between_hosts else 1 << 40
         self.roots: Roots = [[]]
         """The subtrees of ranks 0, 1, ..."""
+        self.rounds: list[Round] = []
         self.holds = False
         """Whether started exchanges wait for ``gather``."""
+        self._ranks_per_host = ranks_per_host
         self._tag = _FIRST_TAG
-        self._sending: deque[_Underway] = deque()
-        self._gathering: list[_Underway] = []
+        self._underway: list[Iterator[None]] = []
+        """In the order in which they were started. Each pauses before it waits for other ranks."""
         self._held: list[list[Tensor]] = []
         """The nodes that ``gather`` will send."""
         self._scratch: dict[tuple[torch.dtype, int], list[Tensor]] = {}
@@ -75,7 +76,9 @@ class Exchange:
             roots: the subtrees of ranks 0, 1, ...
             holds: whether exchanges started before ``gather`` are held back for it. If so, it must be called.
         """
-        self.roots = roots
+        if roots is not self.roots:
+            self.roots = roots
+            self.rounds = plan_rounds(self.rank, roots, bases(len(roots), self._ranks_per_host))
         self.holds, self._held = holds, []
         self._tag = _FIRST_TAG + number % 2 * _TAGS_PER_PHASE
 
@@ -88,9 +91,10 @@ class Exchange:
         if self.holds:
             self._held.append(nodes)
             return
-        self._sending.append(_Underway(self, nodes))
-        while len(self._sending) > _LAG:
-            self._advance()
+        self._underway.append(_Sum(self, nodes).stages())
+        self._advance(self._underway[-1:])
+        if len(self._underway) > _LAG:
+            self._advance(self._underway[:-_LAG])
 
     def finish(self) -> None:
         """Wait until all started exchanges are complete.
@@ -98,11 +102,13 @@ class Exchange:
         Raises:
             PeerError: a rank did not take part within the timeout.
         """
-        while self._sending:
-            self._advance()
-        for underway in self._gathering:
-            underway.finish()
-        self._gathering = []
+        while self._underway:
+            self._advance(self._underway)
+
+    def _advance(self, some: Sequence[Iterator[None]]) -> None:
+        """Bring some of the exchanges to where they next wait for other ranks."""
+        ended = [one for one in some if next(one, "ended") == "ended"]
+        self._underway = [one for one in self._underway if one not in ended]
 
     def gather(self, row: list[float]) -> list[list[float]]:
         """Gather a row of numbers from each rank, and complete the exchanges held back, in one collective.
@@ -116,25 +122,20 @@ class Exchange:
         held, self._held, self.holds = self._held, [], False
         most_nodes = max(map(len, self.roots))
         parts = [part for nodes in held for part in (*nodes, *[torch.zeros_like(nodes[0])] * (most_nodes - len(nodes)))]
-        rows, by_rank = gather_parts(row, parts, len(self.roots))
+        rows, by_rank = gather_parts(row, parts)
         for number, nodes in enumerate(held):
             node_parts = by_rank[number * most_nodes :]
             values = (node_parts[node][rank] for rank, roots in enumerate(self.roots) for node in range(len(roots)))
             nodes[0].copy_(sum_subtrees(self.roots, values, Tensor.add_))
         return rows
 
-    def _advance(self) -> None:
-        underway = self._sending.popleft()
-        underway.add()
-        self._gathering.append(underway)
+    # For _Sum
 
-    # For _Underway
-
-    def reserve_tags(self, number: int) -> int:
-        """Reserve ``number`` consecutive tags, unique in this phase; returns the first."""
+    def reserve_tags(self, messages: int, pieces: int) -> range:
+        """Reserve tags, unique in this phase: of each message the first, which has one more for every further piece."""
         first = self._tag
-        self._tag += number
-        return first
+        self._tag += messages * pieces
+        return range(first, self._tag, pieces)
 
     def take_scratch(self, dtype: torch.dtype, length: int) -> Tensor:
         """Memory to receive into."""
@@ -146,105 +147,98 @@ class Exchange:
         self._scratch[scratch.dtype, scratch.numel()].append(scratch)
 
 
-class _Underway:
-    """One exchange in progress."""
+class _Sum:
+    """One sum over the ranks."""
 
     def __init__(self, exchange: Exchange, nodes: list[Tensor]) -> None:
         self._exchange = exchange
-        self._on_gpu = nodes if not nodes[0].is_cpu and len(exchange.roots) > 1 else None
+        self._on_gpu = nodes if not nodes[0].is_cpu and exchange.rounds else None
         # Gloo sends from CPU memory only: tensors on a GPU are copied there and back.
         self._nodes = nodes if self._on_gpu is None else [node.cpu() for node in nodes]
-        self._sends: list[dist.Work] = []
-        self._gathers: list[dist.Work] = []
-        self._receives: list[dist.Work] = []
-        self._received: dict[int, list[Tensor]] = {}
-        rank, roots = exchange.rank, exchange.roots
-        length = self._nodes[0].numel()
-        num_bytes = length * self._nodes[0].element_size()
-        self._is_broad = len(roots) == 2 or num_bytes <= _SHORT_BYTES
-        if self._is_broad:
-            self._slices = [slice(0, length)] * len(roots)
-        else:
-            self._slices = [slice_of(peer, length, len(roots)) for peer in range(len(roots))]
-        width = self._slices[0].stop - self._slices[0].start
-        self._piece = exchange.piece_bytes // self._nodes[0].element_size()
-        self._num_pieces = -(-width // self._piece)
-        # One tag for every piece of every subtree, and for every piece of the result.
-        most_nodes = max(map(len, roots))
-        self._tag = exchange.reserve_tags((most_nodes + 1) * self._num_pieces)
-        self._result_tag = self._tag + most_nodes * self._num_pieces
-        self._mine = self._slices[rank]
-        peers = [*range(rank + 1, len(roots)), *range(rank)]  # each rank begins with another peer, to spread the load
-        for peer in peers:
-            self._post_receives(peer, len(roots[peer]))
-        for peer in peers:
-            for number, node in enumerate(self._nodes):
-                self._send(node[self._slices[peer]], peer, self._tag + number * self._num_pieces)
-        self._peers = peers
+        self._home = self._nodes[0]
+        """The part of the first node to which this rank's sum goes."""
+        self._works: list[dist.Work] = []
+        self._scratch: list[Tensor] = []
+        length, bytes_each = nodes[0].numel(), nodes[0].element_size()
+        self._is_whole = len(exchange.roots) == 2 or length * bytes_each <= _SHORT_BYTES
+        self._piece = exchange.piece_bytes // bytes_each
+        self._tags: list[range] = []
+        """For each round, the first tag of every message: of each subtree, and of the result."""
+        for one in exchange.rounds:
+            length = length if self._is_whole else len(split(range(length), len(one.members))[0])
+            num_pieces = max(1, -(-length // self._piece))
+            self._tags.append(exchange.reserve_tags(one.most_nodes + 1, num_pieces))
 
-    def _post_receives(self, peer: int, num_nodes: int) -> None:
-        width = self._mine.stop - self._mine.start
-        if width:
-            parts = [self._exchange.take_scratch(self._nodes[0].dtype, width) for _ in range(num_nodes)]
-            self._received[peer] = parts
-            for number, part in enumerate(parts):
-                self._receive(part, peer, self._tag + number * self._num_pieces, self._receives)
-        if self._is_broad:
-            return
-        # A peer sends its slice of the result only after it has received our part of it: the memory is free by then.
-        self._receive(self._nodes[0][self._slices[peer]], peer, self._result_tag, self._gathers)
+    def stages(self) -> Iterator[None]:
+        """Take the sum, pausing before each wait for other ranks."""
+        rank, rounds = self._exchange.rank, self._exchange.rounds
+        span = range(self._home.numel())
+        stack = [Node(*root, node) for root, node in zip(self._exchange.roots[rank], self._nodes, strict=True)]
+        ways_back = []
+        for one, tags in zip(rounds, self._tags, strict=True):
+            parts = [span] * len(one.members) if self._is_whole else split(span, len(one.members))
+            slices = [slice(part.start - span.start, part.stop - span.start) for part in parts]
+            mine = one.members.index(rank)
+            peers = [*range(mine + 1, len(parts)), *range(mine)]  # each begins with another one, to spread the load
+            values = {mine: [node.value[slices[mine]] for node in stack]}
+            for peer in peers:
+                values[peer] = self._receive_nodes(one, peer, len(parts[mine]), tags)
+            for peer in peers:
+                for node, tag in zip(stack, tags, strict=False):
+                    self._send(node.value[slices[peer]], one.members[peer], tag)
+            yield
+            self._wait()
+            at_home = next(number for number, node in enumerate(stack) if node.value is self._home)
+            self._home = values[mine][at_home]
+            in_order = (value for peer in range(len(parts)) for value in values[peer])
+            stack = sum_siblings(one.roots, in_order, self._add)
+            ways_back.append((one, tags, parts, mine, peers))
+            span = parts[mine]
+        total = fold(stack, self._add)
+        assert total is self._home
+        for scratch in self._scratch:
+            self._exchange.give_back(scratch)
+        for one, tags, parts, mine, peers in () if self._is_whole else reversed(ways_back):
+            # A peer sends its slice of the result only after it has received our part of it: the memory is free by then.
+            for peer in peers:
+                self._receive(self._of_result(parts[peer]), one.members[peer], tags[-1])
+            for peer in peers:
+                self._send(self._of_result(parts[mine]), one.members[peer], tags[-1])
+            yield
+            self._wait()
+        if self._on_gpu is not None:
+            self._on_gpu[0].copy_(self._nodes[0])
+
+    def _of_result(self, part: range) -> Tensor:
+        return self._nodes[0][part.start : part.stop]
+
+    def _add(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.add(left, right, out=right if right is self._home else left)
+
+    def _receive_nodes(self, one: Round, peer: int, length: int, tags: range) -> list[Tensor]:
+        received = [self._exchange.take_scratch(self._nodes[0].dtype, length) for _ in one.roots[peer]]
+        for data, tag in zip(received, tags, strict=False):
+            self._receive(data, one.members[peer], tag)
+        self._scratch += received
+        return received
 
     def _send(self, data: Tensor, peer: int, tag: int) -> None:
         for number, piece in enumerate(torch.split(data, self._piece) if data.numel() else ()):
             work = dist.isend(piece, peer, tag=tag + number)
             assert work is not None
-            self._sends.append(work)
+            self._works.append(work)
 
-    def _receive(self, data: Tensor, peer: int, tag: int, works: list[dist.Work]) -> None:
+    def _receive(self, data: Tensor, peer: int, tag: int) -> None:
         for number, piece in enumerate(torch.split(data, self._piece) if data.numel() else ()):
             work = dist.irecv(piece, peer, tag=tag + number)
             assert work is not None
-            works.append(work)
+            self._works.append(work)
 
-    def add(self) -> None:
-        """Wait for the peers' nodes, sum this rank's slice, and start distributing the result."""
-        self._wait(self._receives)
-        if self._is_broad:  # the sum overwrites the memory being sent
-            self._wait_sent()
-        result = self._nodes[0][self._mine]
-        if result.numel():
-
-            def add(left: Tensor, right: Tensor) -> Tensor:
-                return torch.add(left, right, out=right if right is result else left)
-
-            by_rank = {**self._received, self._exchange.rank: [result, *(node[self._mine] for node in self._nodes[1:])]}
-            values = (part for _, parts in sorted(by_rank.items()) for part in parts)
-            total = sum_subtrees(self._exchange.roots, values, add)
-            assert total is result
-            for peer in () if self._is_broad else self._peers:
-                self._send(result, peer, self._result_tag)
-        for parts in self._received.values():
-            for part in parts:
-                self._exchange.give_back(part)
-        self._received = {}
-
-    def finish(self) -> None:
-        """Wait for the other slices of the sum, and for all sends."""
-        self._wait(self._gathers)
-        self._wait_sent()
-        if self._on_gpu is not None:
-            self._on_gpu[0].copy_(self._nodes[0])
-
-    def _wait_sent(self) -> None:
-        self._wait(self._sends)
-        self._sends = []
-
-    def _wait(self, works: list[dist.Work]) -> None:
-        if not works:
-            return
+    def _wait(self) -> None:
+        """Wait for what was posted. (A peer that has sent its part has posted to receive ours.)"""
         began_s = time.perf_counter()
         try:
-            for work in works:
+            for work in self._works:
                 work.wait()
         except RuntimeError as error:
             if not has_timed_out(error):
@@ -253,4 +247,5 @@ class _Underway:
                 f"another rank did not reach the end of this phase within the timeout ({error}): it may be stuck (loading "
                 "data, say), or have left its loop over batch.shards."
             ) from error
+        self._works = []
         self._exchange.waited_s += time.perf_counter() - began_s

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep.plan.rounds import Roots
 from lockstep.plan.tree import sum_subtrees
-from lockstep.sync.exchange import Roots
 from lockstep.world.comm.collectives import all_gather_flat
 
 

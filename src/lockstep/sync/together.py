@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lockstep.sync.gradients import Gradients
-from lockstep.world.comm.collectives import all_gather_flat
+from lockstep.world.comm.short import all_gather_short
 
 _ALIGNED = 8
 MOST_BYTES = 1 << 20
@@ -36,9 +36,7 @@ def fits(size: float, world_size: int) -> bool:
 
 
 @torch.no_grad()
-def gather_parts(
-    row: Sequence[float], parts: Sequence[Tensor], world_size: int
-) -> tuple[list[list[float]], list[list[Tensor]]]:
+def gather_parts(row: Sequence[float], parts: Sequence[Tensor]) -> tuple[list[list[float]], list[list[Tensor]]]:
     """Gather a row of numbers and some flat tensors from each rank, in one collective.
 
     Every rank must call it, with rows of equal length, and equally many parts of the same lengths and dtypes, on the CPU.
@@ -51,16 +49,14 @@ def gather_parts(
     message = torch.zeros(sum(sizes), dtype=torch.uint8)
     for space, part in zip(torch.split(message, sizes), (head, *parts), strict=True):
         space[: part.nbytes] = part.view(torch.uint8)
-    messages = torch.empty(world_size * message.numel(), dtype=torch.uint8)
-    all_gather_flat(messages, message)
-    heads, *bodies = torch.split(messages.view(world_size, -1), sizes, dim=1)
+    heads, *bodies = torch.split(all_gather_short(message), sizes, dim=1)
     by_part = [[data[: part.nbytes].view(part.dtype) for data in body] for body, part in zip(bodies, parts, strict=True)]
     return heads.view(torch.float64).tolist(), by_part
 
 
 @torch.no_grad()
 def gather_together(
-    row: Sequence[float], calls: Sequence[Gradients], parameters: Sequence[Parameter], world_size: int
+    row: Sequence[float], calls: Sequence[Gradients], parameters: Sequence[Parameter]
 ) -> tuple[list[list[float]], list[Gradients]]:
     """Gather a row of numbers from each rank, and sum gradients over the ranks, in one collective.
 
@@ -70,7 +66,6 @@ def gather_together(
         row: this rank's numbers.
         calls: this rank's sums for each backward call, on the CPU; parameters may be absent.
         parameters: all parameters for which any rank may have a gradient.
-        world_size: number of ranks.
 
     Returns:
         The rows by rank, and for each call the sums over all ranks; parameters without a gradient on any rank are absent.
@@ -80,7 +75,7 @@ def gather_together(
         by_format.setdefault(torch.promote_types(parameter.dtype, torch.float32), []).append(parameter)
     present = [float(parameter in sums) for sums in calls for parameter in parameters]
     flats = [_flatten(calls, alike, dtype) for dtype, alike in by_format.items()]
-    numbers, parts = gather_parts([*row, *present], flats, world_size)
+    numbers, parts = gather_parts([*row, *present], flats)
     used = [any(column) for column in zip(*(peer_row[len(row) :] for peer_row in numbers), strict=True)]
     totals: list[Gradients] = [{} for _ in calls]
     for (dtype, alike), (total, *peer_parts) in zip(by_format.items(), parts, strict=True):

@@ -42,6 +42,8 @@ class Transport:
     """The network interface that Gloo listens on; ``auto`` if Gloo chooses it."""
     timeout_s: float
     """How long a collective waits for a rank, in seconds."""
+    ranks_per_host: int = 1
+    """Number of consecutive ranks on each host, known once they have told each other; 1 if hosts have different numbers."""
 
     @property
     def is_on_devices(self) -> bool:

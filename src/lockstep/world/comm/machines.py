@@ -23,8 +23,8 @@ def find_machines(world: World, store: Store) -> World:
     if not world.unsaid:
         return world
     store.set(f"machine/{world.rank}", this_machine())
-    machines = [store.get(f"machine/{rank}").decode() for rank in range(world.world_size)]
-    return placed(world, machines)
+    machines = store.multi_get([f"machine/{rank}" for rank in range(world.world_size)])
+    return placed(world, [machine.decode() for machine in machines])
 
 
 def placed(world: World, machines: list[str]) -> World:

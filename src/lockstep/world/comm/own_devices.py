@@ -33,5 +33,6 @@ def has_own_devices(world: World, devices: Sequence[torch.device], store: Store 
         return False
     if store is None:
         return True
-    everyones = [uuid for rank in range(world.world_size) for uuid in store.get(f"devices/{rank}").decode().split()]
+    of_ranks = store.multi_get([f"devices/{rank}" for rank in range(world.world_size)])
+    everyones = [uuid for of_rank in of_ranks for uuid in of_rank.decode().split()]
     return len(set(everyones)) == len(everyones)

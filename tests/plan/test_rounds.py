@@ -1,0 +1,76 @@
+"""Promises of the rounds: the tree is that of one process, and messages are few."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.plan.rounds import bases, equal_hosts, plan_rounds
+from lockstep.plan.shards import block
+from lockstep.plan.tree import Node, fold, push, roots, sum_siblings
+
+pytestmark = pytest.mark.timeout(60)
+
+hosts = st.tuples(st.integers(1, 12), st.integers(1, 8))  # hosts, and ranks on each
+
+
+def bracket(left, right):
+    """A sum that shows in which order it was made."""
+    return f"({left} {right})"
+
+
+def rounds_of_all(world_size, num_shards, ranks_per_host):
+    owned = [roots(block(rank, world_size, num_shards)) for rank in range(world_size)]
+    return [plan_rounds(rank, owned, bases(world_size, ranks_per_host)) for rank in range(world_size)]
+
+
+def stack_of(shards):
+    stack = []
+    for shard in shards:
+        push(stack, Node(shard, 1, str(shard)), bracket)
+    return stack
+
+
+@settings(deadline=None, max_examples=60)
+@given(hosts, st.integers(0, 40))
+def test_every_rank_sums_the_tree_of_one_process(shape, more):
+    num_hosts, ranks_per_host = shape
+    world_size = num_hosts * ranks_per_host
+    num_shards = world_size + more
+    of_rank = [stack_of(block(rank, world_size, num_shards)) for rank in range(world_size)]
+    for rounds in zip(*rounds_of_all(world_size, num_shards, ranks_per_host), strict=True):
+        before = of_rank
+        of_rank = []
+        for one in rounds:
+            assert [[(node.start, node.size) for node in before[member]] for member in one.members] == one.roots
+            assert one.most_nodes == max(map(len, before))
+            values = (node.value for member in one.members for node in before[member])
+            of_rank.append(sum_siblings(one.roots, values, bracket))
+    assert {fold(stack, bracket) for stack in of_rank} == {fold(stack_of(range(num_shards)), bracket)}
+
+
+@pytest.mark.parametrize("world_size", [16, 96, 128, 1000, 1024, 4096])
+def test_a_rank_exchanges_with_few_others(world_size):
+    others = sum(base - 1 for base in bases(world_size, 8))
+    assert math.prod(bases(world_size, 8)) == world_size
+    assert others <= 3.5 * math.log2(world_size)
+
+
+@pytest.mark.parametrize("num_hosts", [2, 3, 16, 125, 128])
+def test_a_host_sends_as_much_as_in_a_ring(num_hosts):
+    ranks_per_host = 8
+    world_size = num_hosts * ranks_per_host
+    sent, length = 0.0, 1.0
+    for one in plan_rounds(0, [[(rank, 1)] for rank in range(world_size)], bases(world_size, ranks_per_host)):
+        length /= len(one.members)  # there, and back
+        sent += 2 * length * sum(one.most_nodes for peer in one.members if peer // ranks_per_host != 0)
+    ring = 2 * (num_hosts - 1) / num_hosts
+    assert sent * ranks_per_host <= (1.1 if num_hosts & (num_hosts - 1) == 0 else 2.2) * ring
+
+
+def test_hosts_with_different_numbers_of_ranks_count_as_none():
+    assert equal_hosts(["a", "a", "b", "b"]) == 2
+    assert equal_hosts(["a", "a", "b"]) == 1
+    assert equal_hosts(["a", "b", "a", "b"]) == 1
+    assert equal_hosts(["a"]) == 1

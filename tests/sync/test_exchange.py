@@ -1,0 +1,30 @@
+"""Sums of tensors over the ranks are those of the tree, to the bit, in whatever rounds they are taken."""
+
+import pytest
+import sync_scripts
+import torch
+
+from lockstep.plan.tree import Node, fold, push
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
+
+LENGTHS = [1, 40_000, 100_001, 3, 20_000]  # whole and in slices, several at a time
+
+
+def on_one_process(length, num_shards):
+    stack = []
+    for shard in range(num_shards):
+        push(stack, Node(shard, 1, sync_scripts.leaf(length, shard)), torch.add)
+    return fold(stack, torch.add)
+
+
+@pytest.mark.parametrize(
+    ("nproc", "ranks_per_host", "rounds"),
+    [(2, 1, [(0, 1)]), (3, 1, [(0, 1, 2)]), (4, 4, [(0, 1, 2, 3)]), (4, 2, [(0, 1), (0, 2)]), (6, 3, [(0, 1, 2), (0, 3)])],
+)
+def test_sums_are_those_of_one_process(standing_crew, nproc, ranks_per_host, rounds):
+    of_ranks = standing_crew(nproc, sync_scripts.sum_in_rounds, ranks_per_host, LENGTHS, 7)
+    assert of_ranks[0][1] == rounds
+    for sums, _ in of_ranks:
+        for length, found in zip(LENGTHS, sums, strict=True):
+            assert torch.equal(found, on_one_process(length, 7))
