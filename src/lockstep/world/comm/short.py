@@ -29,13 +29,12 @@ def all_gather_short(mine: Tensor) -> Tensor:
     known, step = 1, 0
     while known < size:
         more = min(known, size - known)
-        receive = dist.irecv(
-            gathered[known * length : (known + more) * length], (rank + known) % size, tag=_FIRST_TAG + step
-        )
-        send = dist.isend(gathered[: more * length], (rank - known) % size, tag=_FIRST_TAG + step)
-        assert receive is not None
-        assert send is not None
-        receive.wait()
-        send.wait()
+        works = [
+            dist.irecv(gathered[known * length : (known + more) * length], (rank + known) % size, tag=_FIRST_TAG + step),
+            dist.isend(gathered[: more * length], (rank - known) % size, tag=_FIRST_TAG + step),
+        ]
+        for work in works:  # on one line, so that ranks that wait for the same one have the same stack
+            assert work is not None
+            work.wait()
         known, step = known + more, step + 1
     return torch.roll(gathered.view(size, length), rank, 0)
