@@ -43,9 +43,10 @@ from lockstep.loop.loop import Loop
 from lockstep.loop.phases import Phases
 from lockstep.loop.preparing import Preparation
 from lockstep.plan.rounds import equal_hosts
+from lockstep.prepare.guards import ShardGuards
 from lockstep.prepare.precision import find_precision
 from lockstep.prepare.scaling import LossScaling
-from lockstep.prepare.watched import Watched
+from lockstep.prepare.trained import TrainedObjects
 from lockstep.state.checkpoint.store import Store
 from lockstep.state.recovery.divergence import DivergenceCheck
 from lockstep.state.recovery.fingerprint import Fingerprint
@@ -167,14 +168,16 @@ class Parts:
         self.sync = make_sync(config.strategy, config, config.shards, self.transport, self.devices)
         self.clock = StepClock(self.saver, self.devices[0])
         most_micro_steps = config.accumulate * -(-config.shards // self.world.world_size)
-        self.watched = Watched(config.shards, scaling, is_plain=self.sync.is_plain)
+        self.trained = TrainedObjects(scaling)
+        self.guards = ShardGuards(self.trained, config.shards, is_plain=self.sync.is_plain)
         self.listeners = Listeners()
         self.phases = Phases(
             config.seed,
             config.shards,
             self.sync,
             Ledger(collectives, most_micro_steps, self.clock),
-            self.watched,
+            self.trained,
+            self.guards,
             self.listeners,
             self.clock.mark,
         )
@@ -186,7 +189,8 @@ class Parts:
             self.sync,
             self.loop,
             collectives,
-            self.watched,
+            self.trained,
+            self.guards,
             self.state,
             self.listeners,
         )
@@ -209,7 +213,7 @@ class Parts:
         candidates: list[Listener | None] = [
             LoaderTimer(clock),
             self.divergence if world.world_size > 1 else None,
-            Unprepared(self.state, self.watched.trains, scales_loss=self.precision.scales_loss, speaks=warns),
+            Unprepared(self.state, self.trained.trains, scales_loss=self.precision.scales_loss, speaks=warns),
             Unrepeatable(self.loop.resumption, speaks=warns),
             RawCollectives(self.collectives) if promises_bits(config.strategy) else None,
             NanWatch(config.on_nan, world.rank, config.log_every, self.phases.position),
@@ -243,8 +247,8 @@ class Parts:
             notices += instrument.notices(run) if self.is_main else ()
         for notice in notices if self.is_main and not context.asked else ():
             print(visible(f"lockstep: {notice}", has_lines=True), flush=True)
-        if self.watched.scaling is not None:
-            self.preparation.keep(self.watched.scaling.scaler)
+        if self.trained.scaling is not None:
+            self.preparation.keep(self.trained.scaling.scaler)
 
     def _as_run(self) -> Run:
         context, checkpoint = self.context, self.context.checkpoint
