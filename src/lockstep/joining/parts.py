@@ -29,11 +29,10 @@ from lockstep.joining.startup.split import SplitRemarks
 from lockstep.journal.measure.journal import Journal
 from lockstep.journal.measure.log import MetricLog, Row
 from lockstep.journal.measure.nan_watch import NanWatch
-from lockstep.journal.measure.passes import Meter
-from lockstep.journal.measure.progress import ProgressUpdater, choose_display
+from lockstep.journal.measure.passes import PassMeter
+from lockstep.journal.measure.progress import choose_display
 from lockstep.journal.measure.split import LOADING
 from lockstep.journal.measure.step_clock import CHECKPOINT, LOGGING, SAVING, LoaderTimer, OverlapTimer, PartTimer, StepClock
-from lockstep.journal.measure.step_counter import StepCounter
 from lockstep.journal.measure.trackers import Trackers, trackers_for
 from lockstep.journal.measure.wandb_like import RunInfo
 from lockstep.listener import Listener, Listeners, Stage
@@ -205,10 +204,11 @@ class Parts:
         """The engine's own, within a stage in the order in which they are notified."""
         config, world, context, clock = self.config, self.world, self.context, self.clock
         warns = self.is_main and config.interval != "off"
-        self.steps, self.at_exit = StepCounter(), AtExit()
+        self.at_exit = AtExit()
         self._display = choose_display(
-            config.progress, is_main=self.is_main, on_terminal=context.on_terminal, progress=self.steps.progress
+            config.progress, lambda: self.passes.progress, is_main=self.is_main, on_terminal=context.on_terminal
         )
+        self.passes = PassMeter(self.journal, self.collectives, clock.take, speaks=self._display is not None)
         self.log = MetricLog(world.world_size, config.log_every, self._publish)
         candidates: list[Listener | None] = [
             LoaderTimer(clock),
@@ -223,9 +223,8 @@ class Parts:
             PartTimer(clock, LOGGING, Stage.SAVING, SAVING),
             self.saver,
             PartTimer(clock, CHECKPOINT, Stage.LATE, LOADING),
-            Meter(self.journal, self.collectives, clock.take, self._display is not None),
-            self.steps,
-            None if self._display is None else ProgressUpdater(self._display),
+            self.passes,
+            self._display,
             clock,
             OverlapTimer(clock, self.sync) if world.world_size > 1 else None,
             self._split_remarks() if self.is_main and not context.asked else None,
@@ -272,7 +271,7 @@ class Parts:
             fingerprint=self.fingerprint,
             stop_watch=self.stop_watch,
             clock=self.clock,
-            steps=self.steps,
+            passes=self.passes,
             assignment=self.assignment,
         )
 
