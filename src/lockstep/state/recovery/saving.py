@@ -103,13 +103,21 @@ class Saver(Listener):
         self._best_job: Job | None = None
         """On rank 0: the best weights, until they are written."""
         self._best_retry_at = 0.0
+        self._is_first_step = False
+        """Whether a pass has begun, and no step of it has ended."""
 
     # When
 
     @override
+    def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
+        self._is_first_step = True
+
+    @override
     def tick(self, step: int) -> None:
         """Every rank must call it."""
-        self._stop_watch.begin_interrupts()
+        if self._is_first_step:  # of a pass: from now on Ctrl-C would lose steps
+            self._is_first_step = False
+            self._stop_watch.begin_interrupts()
         if not self._snapshots.is_rehearsed and not self._schedule.is_off:
             self._snapshots.rehearse()
         if self._writer.ended:
