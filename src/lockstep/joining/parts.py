@@ -95,10 +95,7 @@ class Parts:
 
     Args:
         config: the run's settings, with every default resolved.
-        world: this process's place among all processes.
-        devices: those of this process.
         transport: the process group's backend and network interface.
-        context: the run.
         instruments: their listeners are notified as well.
     """
 

@@ -14,7 +14,6 @@ class ShardGuards:
     """They find gradients, changes of weights, and parameters that belong to no prepared model.
 
     Args:
-        trained: what is guarded.
         num_shards: V. With a single shard, changes inside ``batch.shards`` are allowed.
         is_plain: whether a step is that of a plain single-device script, with the same ``.grad``.
     """

@@ -62,7 +62,6 @@ class MetricLog(Listener):
     """The log of one process.
 
     Args:
-        world_size: number of processes.
         every: steps in a window.
         write: called with each finished step's averages, in order, on every rank.
     """
@@ -87,8 +86,6 @@ class MetricLog(Listener):
         """Record values. Local; a value on a GPU stays there.
 
         Args:
-            epoch: the current epoch.
-            step: the current step.
             weight: of the running shard; None: no shard is running, and the values are the same on every rank.
             values: by name. Those that are None are ignored.
 

@@ -29,8 +29,6 @@ class PassMeter(Listener):
     """Follows every pass of this process, and writes the measurements of all ranks to the journal.
 
     Args:
-        journal: of the run.
-        collectives: of all ranks.
         split: returns the seconds of each part of the current pass (``explain.split``).
         speaks: whether to print what bounds the speed, after the first pass and when that is something new.
     """

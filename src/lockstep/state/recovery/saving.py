@@ -54,13 +54,9 @@ class Saver(Listener):
     """Saves checkpoints of a run, and keeps its best weights.
 
     Args:
-        store: the checkpoints of the run.
         config: the settings, with the interval and number of checkpoints. (Of a traced run only the best weights are saved,
             and the state when it is asked to stop.)
         token: identifies this launch, the same on every rank.
-        birth: the run's.
-        state: the run's.
-        collectives: over all ranks.
         journal: receives an event for each checkpoint.
         stop_watch: records that this rank is asked to stop.
     """
@@ -319,9 +315,6 @@ class Saver(Listener):
         Returns whether all that was to be saved is; True if the script failed.
 
         Args:
-            position: the current position.
-            step: the last step.
-            epoch: the last epoch.
             failed: whether the script has failed.
             is_saved: whether nothing has changed since ``save_end``.
         """
