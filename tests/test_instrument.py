@@ -70,7 +70,7 @@ from lockstep.base.option import TRAINING, check_options, option
 
 @dataclass(frozen=True, kw_only=True)
 class Strange:
-    NAME: int = option(0, group=TRAINING, least=0, help="")
+    NAME: int = option(0, group=TRAINING, least=0)
     __post_init__ = check_options
 """
 

@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.base.config import setting_kinds
 from lockstep.base.errors import LaunchError
-from lockstep.base.option import options_of
+from lockstep.base.option import help_of, options_of
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.script import Interruption
 
@@ -41,9 +41,9 @@ def test_restarts_are_of_the_launch_and_no_setting_of_the_run(command, asked):
     assert [settings for _, _, _, settings in asked] == [{}, {}]
 
 
-def test_every_setting_of_a_run_and_of_a_launch_has_one_option(command, asked):
+def test_every_setting_of_a_run_and_of_a_launch_has_one_option_and_its_help(command, asked):
     for kind in (LaunchOptions, *setting_kinds()):
-        assert set(options_of(kind)) == {field.name for field in dataclasses.fields(kind)}
+        assert set(options_of(kind)) == set(help_of(kind)) == {field.name for field in dataclasses.fields(kind)}
     command(
         "run",
         "--log-every",

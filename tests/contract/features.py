@@ -411,8 +411,8 @@ def train_scaled(whose, optimizer, accumulate=1, clip=True):
     if own:
         scaler = team.prepare(scaler)
     else:  # the run's own, set to the same
-        team._loop.phases.watched.scaling.scaler.load_state_dict(scaler.state_dict())
-        scaler = team._loop.phases.watched.scaling.scaler
+        team._loop.phases.trained.scaling.scaler.load_state_dict(scaler.state_dict())
+        scaler = team._loop.phases.trained.scaling.scaler
     model, optimizer, loader = team.prepare(model, optimizer, loader_of("stream", 48 * accumulate, 16))
     seen = Seen(team)
     for _ in team.epochs(3):

@@ -72,7 +72,7 @@ def train_gan():
 def overflow_in_one_phase():
     """In step 2 the maker's phase overflows, which gives the judge gradients too; they are cleared, and not used."""
     team = lockstep.join(precision="16-mixed")
-    team._loop.phases.watched.scaling.scaler.load_state_dict(torch.amp.GradScaler("cpu", init_scale=2.0**8).state_dict())
+    team._loop.phases.trained.scaling.scaler.load_state_dict(torch.amp.GradScaler("cpu", init_scale=2.0**8).state_dict())
     maker, judge = nn.Linear(6, 6), Plain()
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (maker, judge)]
     maker, judge, making, judging, loader = team.prepare(maker, judge, *optimizers, loader_of("ready", 32, 8))

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import lockstep
-from lockstep.base.tracebacks import frames
+from lockstep.base.tracebacks.frames import claim, owner
+from lockstep.tools.explain import frames
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ from lockstep.base.tracebacks import frames
     ],
 )
 def test_whose_code_a_file_is(file, whose):
-    assert frames.owner(file) == whose
+    assert owner(file) == whose
 
 
 @pytest.mark.long
@@ -51,10 +52,10 @@ def test_the_package_of_the_program_is_the_users_wherever_it_is_installed(tmp_pa
 
 def test_a_package_that_a_record_names_as_its_programs_is_the_users_too(tmp_path):
     file = f"{tmp_path}/site-packages/theirs/train.py"
-    assert frames.owner(file) == "library"
-    frames.claim(f"{tmp_path}/site-packages/theirs")
-    assert frames.owner(file) == "user"
-    assert frames.owner(f"{tmp_path}/site-packages/theirs_too/train.py") == "library"
+    assert owner(file) == "library"
+    claim(f"{tmp_path}/site-packages/theirs")
+    assert owner(file) == "user"
+    assert owner(f"{tmp_path}/site-packages/theirs_too/train.py") == "library"
 
 
 def stack(*files: str):

@@ -169,7 +169,7 @@ def test_a_rank_that_pickles_an_object_for_a_collective_does_not_wait(run_here):
     done = run_here(
         """
         import pickle, sys, threading, time, torch, torch.distributed as dist
-        from lockstep.base.tracebacks.frames import stack_of
+        from lockstep.tools.explain.frames import stack_of
         from lockstep.tools.explain.sampler import is_communicating
         dist.init_process_group("gloo")
         seen, is_over, main = set(), threading.Event(), threading.main_thread().ident

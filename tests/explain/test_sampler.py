@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from lockstep.base.tracebacks.frames import MOST_FRAMES
 from lockstep.tools.explain import sampler
 from lockstep.tools.explain.black_box import BlackBox, read_box
+from lockstep.tools.explain.frames import MOST_FRAMES
 from lockstep.tools.explain.sampler import Sampler, fail_current, shortened
 from lockstep.tools.explain.script_clock import ScriptClock
 

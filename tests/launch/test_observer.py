@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.base import extensions, process_observer
-from lockstep.launch.observer import Launch, Observer, Observers
+from lockstep.base.observers import Observers
+from lockstep.launch.observer import Launch, Observer
 
 SOURCE = Path(__file__).parents[2] / "src" / "lockstep"
 
@@ -78,7 +79,7 @@ def test_a_question_is_answered_by_the_first_observer_that_knows_and_errors_of_o
 
     ended = []
     only("observers", broken=cannot_start, failing=_Fails, ignorant=Observer, knowing=_Knows)
-    observers = Observers(Launch(private_dir="", world_size=2, ranks=(0, 1), environ={}, end=ended.append))
+    observers = Observers("observers", Launch(private_dir="", world_size=2, ranks=(0, 1), environ={}, end=ended.append))
     assert "broken" in capfd.readouterr().err
     assert observers.ask(lambda observer: observer.last_seen(1)) == "rank 1 slept"
     assert observers.ask(lambda observer: observer.who_waits((1,))) is None

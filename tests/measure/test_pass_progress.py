@@ -2,9 +2,10 @@
 
 import pytest
 
-from lockstep.journal.measure import step_counter
-from lockstep.journal.measure.pass_progress import bar_line, clock, time_left
-from lockstep.journal.measure.step_counter import StepCounter
+from lockstep.journal.measure import passes
+from lockstep.journal.measure.journal import Journal
+from lockstep.journal.measure.pass_progress import PassProgress, bar_line, clock, time_left
+from lockstep.journal.measure.passes import PassMeter
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -12,8 +13,12 @@ pytestmark = pytest.mark.timeout(20)
 @pytest.fixture
 def at(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(step_counter.time, "time", lambda: now[0])
+    monkeypatch.setattr(passes.time, "time", lambda: now[0])
     return now
+
+
+def make_counter():
+    return PassMeter(Journal(None), None, dict, speaks=False)
 
 
 def take(counter, at, number, step_s):
@@ -23,28 +28,28 @@ def take(counter, at, number, step_s):
 
 
 def shown(counter, at):
-    return time_left(counter.progress(), at[0])
+    return time_left(counter.progress, at[0])
 
 
 def test_before_anything_is_known_nothing_is_said(at):
-    counter = StepCounter()
-    assert counter.progress() is None
+    counter = make_counter()
+    assert counter.progress is None
     counter.begin_pass(0, 3, 100, 0)
     take(counter, at, 1, 30)  # the first step, in which workers start and kernels are chosen
     assert shown(counter, at) == []
 
 
 def test_the_first_step_does_not_count_and_the_run_is_all_its_epochs(at):
-    counter = StepCounter()
+    counter = make_counter()
     counter.begin_pass(0, 3, 100, 0)
     take(counter, at, 1, 30)
     take(counter, at, 10, 0.5)
     assert shown(counter, at) == ["0:44 left", "2:24 for the run"]  # 89 steps; and 200 more
-    assert counter.progress().samples_per_s(at[0]) == 16
+    assert counter.progress.samples_per_s(at[0]) == 16
 
 
 def test_a_later_epoch_is_expected_to_take_as_long_as_the_one_before_with_its_evaluation(at):
-    counter = StepCounter()
+    counter = make_counter()
     counter.begin_pass(0, 4, 10, 0)
     take(counter, at, 10, 1)
     counter.end_pass(10, exhausted=True)
@@ -58,47 +63,51 @@ def test_a_later_epoch_is_expected_to_take_as_long_as_the_one_before_with_its_ev
 
 
 def test_an_epoch_that_was_resumed_in_its_middle_is_no_measure_of_others(at):
-    counter = StepCounter()
+    counter = make_counter()
     counter.begin_pass(1, 4, 10, 8)
     take(counter, at, 2, 1)
     at[0] += 5
     counter.begin_pass(2, 4, 10, 0)
-    assert counter.progress().epoch_s is None
+    assert counter.progress.epoch_s is None
     take(counter, at, 3, 1)
     assert shown(counter, at) == ["0:07 left", "0:17 for the run"]
 
 
 @pytest.mark.parametrize("num_epochs", [None, 1])
 def test_of_one_epoch_or_of_epochs_that_the_script_counts_only_the_pass_is_told(at, num_epochs):
-    counter = StepCounter()
+    counter = make_counter()
     counter.begin_pass(0, num_epochs, 100, 40)
     take(counter, at, 11, 1)
     assert shown(counter, at) == ["0:49 left"]
 
 
 def test_a_pass_of_unknown_length_tells_nothing(at):
-    counter = StepCounter()
+    counter = make_counter()
     counter.begin_pass(0, 5, None, 0)
     take(counter, at, 11, 1)
     assert shown(counter, at) == []
 
 
 def test_where_nothing_moves_what_is_known_does_not_change(at):
-    counter = StepCounter()
+    counter = make_counter()
     counter.begin_pass(0, 5, 20, 0)
     take(counter, at, 4, 1)
-    before = counter.progress()
+    before = counter.progress.as_json()
     at[0] += 100
-    assert counter.progress() == before
+    assert counter.progress.as_json() == before
 
 
 def test_times_are_short():
     assert [clock(s) for s in (0, 59.6, 3723, 90000, 200000)] == ["0:00", "1:00", "1:02:03", "25:00:00", "2 d 7 h"]
 
 
+def drawn(progress, times=(), values=(), width=80):
+    return "".join(part for part, _ in bar_line(progress, times, values, width))
+
+
 def bar(width):
     times, values = ["0:44 left", "2:24 for the run"], ["loss 0.25", "accuracy 0.5"]
-    return "".join(part for part, _ in bar_line("epoch 1/2", 120, 400, times, values, width))
+    return drawn(PassProgress(epoch=0, num_epochs=2, num_steps=400, done=120, epoch_began_s=0.0), times, values, width)
 
 
 def test_a_bar_fits_its_terminal_and_what_matters_less_gives_way_first():
@@ -111,4 +120,4 @@ def test_a_bar_fits_its_terminal_and_what_matters_less_gives_way_first():
 
 
 def test_a_bar_of_unknown_length_is_a_count():
-    assert "".join(part for part, _ in bar_line("epoch 1", 3, None, [], [], 80)) == "epoch 1  3/?"
+    assert drawn(PassProgress(epoch=0, num_epochs=None, num_steps=None, done=3, epoch_began_s=0.0)) == "epoch 1  3/?"

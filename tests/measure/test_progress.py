@@ -9,7 +9,9 @@ import pytest
 
 from lockstep.base.stopping import say
 from lockstep.journal.measure import progress
-from lockstep.journal.measure.progress import Bar, Lines, ProgressUpdater, choose_display
+from lockstep.journal.measure.journal import Journal
+from lockstep.journal.measure.passes import PassMeter
+from lockstep.journal.measure.progress import Bar, Lines, choose_display
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -28,15 +30,35 @@ pytestmark = pytest.mark.timeout(20)
     ],
 )
 def test_who_shows_what(style, is_main, on_terminal, kind):
-    assert type(choose_display(style, is_main=is_main, on_terminal=on_terminal)) is kind
+    assert type(choose_display(style, lambda: None, is_main=is_main, on_terminal=on_terminal)) is kind
 
 
-def run_pass(display, num_steps=3, length=3, values=None):
-    display.begin("epoch 1/2", length)
-    for done in range(1, num_steps + 1):
-        display.step(done)
-        display.values(values or {"loss": 1 / 3})
-    display.end()
+class Shown:
+    """What a display shows of the passes of a meter."""
+
+    def __init__(self, kind):
+        meter = PassMeter(Journal(None), None, dict, speaks=False)
+        self.display = kind(lambda: meter.progress)
+        self.followers = meter, self.display
+
+    def begin(self, epoch=0, num_epochs=2, num_steps=3, done=0):
+        for each in self.followers:
+            each.begin_pass(epoch, num_epochs, num_steps, done)
+
+    def take(self, num_steps, values=None):
+        for _ in range(num_steps):
+            for each in self.followers:
+                each.end_step(0, 8)
+            self.display.values(values or {"loss": 1 / 3})
+
+    def end(self):
+        for each in self.followers:
+            each.end_pass(0, exhausted=True)
+
+    def run_pass(self, taken=3, values=None, **begin):
+        self.begin(**begin)
+        self.take(taken, values)
+        self.end()
 
 
 def plain(text):
@@ -44,53 +66,49 @@ def plain(text):
 
 
 def test_a_pass_ends_in_one_line_with_its_newest_values(capsys):
-    run_pass(Lines())
+    Shown(Lines).run_pass()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1
     assert re.fullmatch(r"epoch 1/2  step 3/3  [\d.]+ steps/s  loss 0\.3333", lines[0])
 
 
 def test_a_pass_that_failed_before_its_first_step_has_ended_says_nothing(capsys):
-    run_pass(Lines(), num_steps=0)
+    Shown(Lines).run_pass(taken=0)
     assert capsys.readouterr().out == ""
 
 
 def test_lines_come_now_and_then_and_not_at_every_step(capsys, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    display = Lines()
-    display.begin("epoch 1", None)
-    for done in range(1, 301):
+    shown = Shown(Lines)
+    shown.begin(num_steps=None)
+    for _ in range(300):
         clock[0] += 0.125
-        display.step(done)
-    display.end()
-    display.end()
+        shown.take(1)
+    shown.end()
     lines = capsys.readouterr().out.splitlines()
     assert [re.search(r"step (\d+)", line)[1] for line in lines] == ["80", "160", "240", "300"]
     assert "8.0 steps/s" in lines[-1]
 
 
 def test_values_of_one_pass_are_not_shown_in_the_next(capsys):
-    display = Lines()
-    run_pass(display)
-    display.begin("epoch 2/2", 3)
-    display.step(1)
-    display.end()
+    shown = Shown(Lines)
+    shown.run_pass()
+    shown.begin(epoch=1)
+    for each in shown.followers:
+        each.end_step(4, 8)
+    shown.end()
     assert "loss" not in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_a_pass_that_was_interrupted_is_shown_from_where_it_goes_on(capsys):
-    shown = ProgressUpdater(Lines())
-    shown.begin_pass(1, 3, 5, 3)
-    shown.end_step(9, 8)
-    shown.end_step(10, 8)
-    shown.end_pass(10, exhausted=True)
-    assert re.match(r"epoch 2/3  step 5/5  [\d.]+ steps/s\n", capsys.readouterr().out)
+    Shown(Lines).run_pass(taken=2, epoch=1, num_epochs=3, num_steps=5, done=3)
+    assert re.match(r"epoch 2/3  step 5/5  [\d.]+ steps/s  loss", capsys.readouterr().out)
 
 
 def test_a_bar_shows_how_far_the_pass_has_come_and_leaves_no_thread(capsys):
-    display, threads = Bar(), threading.active_count()
-    run_pass(display, values={"loss": 0.25})
+    threads = threading.active_count()
+    Shown(Bar).run_pass(values={"loss": 0.25})
     out = plain(capsys.readouterr().out)
     assert "epoch 1/2" in out
     assert "3/3" in out
@@ -102,18 +120,18 @@ def test_a_bar_shows_how_far_the_pass_has_come_and_leaves_no_thread(capsys):
 
 
 def test_a_bar_takes_names_with_brackets_as_they_are(capsys):
-    run_pass(Bar(), values={"loss[a]": 1.0, "[/red]": 2.0})
+    Shown(Bar).run_pass(values={"loss[a]": 1.0, "[/red]": 2.0})
     out = plain(capsys.readouterr().out)
     assert "loss[a] 1" in out
     assert "[/red] 2" in out
 
 
 def test_what_is_printed_meanwhile_appears_above_the_bar(capsys):
-    display = Bar()
-    display.begin("epoch 1", 3)
+    shown = Shown(Bar)
+    shown.begin()
     print("a word from the script")
-    display.step(1)
-    display.end()
+    shown.take(1)
+    shown.end()
     out = plain(capsys.readouterr().out)
     assert out.index("a word from the script") < out.rindex("1/3")
     print("after it")
@@ -121,10 +139,9 @@ def test_what_is_printed_meanwhile_appears_above_the_bar(capsys):
 
 
 def test_a_bar_whose_pass_was_cut_short_gives_way_to_the_next(capsys):
-    display = Bar()
-    display.begin("epoch 1", 3)
-    run_pass(display, length=None)
-    display.end()
+    shown = Shown(Bar)
+    shown.begin()
+    shown.run_pass(num_steps=None)
     assert "3/?" in plain(capsys.readouterr().out)
 
 
@@ -133,8 +150,8 @@ def test_what_is_said_on_a_terminal_takes_the_place_of_the_bar_and_of_a_ctrl_c_b
     before = os.dup(2)
     os.dup2(end, 2)
     try:
-        bar = Bar()
-        bar.begin("epoch 1/2", 3)
+        bar = Shown(Bar)
+        bar.begin()
         say("Ctrl-C received")
         assert os.read(terminal, 1000) == b"\r\x1b[2Klockstep: Ctrl-C received\r\n"
         bar.end()

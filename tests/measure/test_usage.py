@@ -1,6 +1,5 @@
 """Promises of the usage meter: CPU of the whole family counted once, memory of the process, GPUs only if used."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -9,17 +8,17 @@ import types
 
 import pytest
 
-from lockstep.base.errors import UsageError
 from lockstep.journal.measure import usage
-from lockstep.journal.measure.usage import UsageMeter
+from lockstep.journal.measure.usage import Usage
 
 pytestmark = pytest.mark.timeout(30)
 
 # In a process of its own: pytest's may have other children and threads, whose work would be counted too.
 PROGRAM = """
 import json, resource, subprocess, sys, time
+from types import SimpleNamespace
 import psutil
-from lockstep.journal.measure.usage import UsageMeter
+from lockstep.journal.measure.usage import Usage
 
 def burn(seconds):
     end = time.process_time() + seconds
@@ -35,8 +34,7 @@ def used_s(who):
     used = resource.getrusage(who)
     return used.ru_utime + used.ru_stime
 
-meter = UsageMeter()
-meter.start()
+meter = Usage()
 """
 
 
@@ -52,7 +50,7 @@ before_s = used_s(resource.RUSAGE_SELF)
 burn(0.2)
 time.sleep(0.5)
 spent_s = used_s(resource.RUSAGE_SELF) - before_s
-used = meter.stop()
+used = SimpleNamespace(**meter.end())
 print(json.dumps({"cpu_s": used.cpu_s, "wall_s": used.wall_s, "spent_s": spent_s}))
 """)
     assert 0.19 <= used.cpu_s <= used.spent_s + 0.25
@@ -63,10 +61,10 @@ def test_counts_a_living_child_and_its_ended_self_only_once():
     used = measured("""
 process = child()
 process.stdout.readline()
-living = meter.stop()
-meter.start()
+living = SimpleNamespace(**meter.end())
+meter = Usage()
 process.communicate()
-ended = meter.stop()
+ended = SimpleNamespace(**meter.end())
 print(json.dumps({"living_s": living.cpu_s, "ended_s": ended.cpu_s}))
 """)
     assert used.living_s >= 0.28
@@ -76,27 +74,22 @@ print(json.dumps({"living_s": living.cpu_s, "ended_s": ended.cpu_s}))
 def test_counts_a_child_that_came_and_went():
     used = measured("""
 child().communicate()
-used = meter.stop()
+used = SimpleNamespace(**meter.end())
 print(json.dumps({"cpu_s": used.cpu_s, "child_s": used_s(resource.RUSAGE_CHILDREN)}))
 """)
     assert used.child_s >= 0.28
     assert used.child_s - 0.01 <= used.cpu_s <= 1.5 * used.child_s
 
 
-def test_a_meter_can_be_used_for_one_stretch_after_another():
+def test_a_stretch_counts_only_its_own_work():
     used = measured("""
 burn(0.5)
-first = meter.stop()
-meter.start()
-second = meter.stop()
+first = SimpleNamespace(**meter.end())
+meter = Usage()
+second = SimpleNamespace(**meter.end())
 print(json.dumps({"first_s": first.cpu_s, "second_s": second.cpu_s}))
 """)
     assert used.first_s >= 0.49 > used.second_s
-
-
-def test_stop_without_start_is_refused():
-    with pytest.raises(UsageError, match="without start"):
-        UsageMeter().stop()
 
 
 def test_peak_memory_keeps_what_was_given_back():
@@ -112,12 +105,6 @@ def test_peak_memory_of_a_small_child_is_not_that_of_its_parent():
     environment = {**os.environ, "PYTHONPATH": ""}
     small = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert int(small.stdout) < 250_000_000
-
-
-def test_reading_the_module_imports_no_torch():
-    spec = importlib.util.find_spec("lockstep.journal.measure.usage")
-    code = f"import runpy, sys; runpy.run_path({spec.origin!r}); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 class FakeCuda:
@@ -145,10 +132,8 @@ def with_cuda(monkeypatch, *args):
 
 def test_without_a_gpu_in_use_its_figures_are_none(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    meter = UsageMeter()
-    meter.start()
-    used = meter.stop()
-    assert (used.peak_gpu_bytes, used.gpu_utilisation) == (None, None)
+    used = Usage().end()
+    assert (used["peak_gpu_bytes"], used["gpu_utilisation"]) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -158,10 +143,8 @@ def test_without_a_gpu_in_use_its_figures_are_none(monkeypatch):
 )
 def test_with_gpus_their_memory_and_the_mean_utilisation_of_those_in_use(monkeypatch, reserved, utilisation, expected):
     with_cuda(monkeypatch, utilisation.__getitem__, reserved)
-    meter = UsageMeter()
-    meter.start()
-    used = meter.stop()
-    assert (used.peak_gpu_bytes, used.gpu_utilisation) == expected
+    used = Usage().end()
+    assert (used["peak_gpu_bytes"], used["gpu_utilisation"]) == expected
 
 
 def test_a_gpu_whose_utilisation_cannot_be_read_spoils_nothing(monkeypatch):
@@ -169,7 +152,5 @@ def test_a_gpu_whose_utilisation_cannot_be_read_spoils_nothing(monkeypatch):
         raise ModuleNotFoundError("pynvml")
 
     with_cuda(monkeypatch, refuse)
-    meter = UsageMeter()
-    meter.start()
-    used = meter.stop()
-    assert (used.peak_gpu_bytes, used.gpu_utilisation) == (1070, None)
+    used = Usage().end()
+    assert (used["peak_gpu_bytes"], used["gpu_utilisation"]) == (1070, None)

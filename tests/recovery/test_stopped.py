@@ -246,7 +246,8 @@ def test_a_second_signal_ends_it_at_once(lab):
     assert launcher.poll() is None
     send_until_ended(launcher, signal.SIGTERM)
     _, err = launcher.communicate(timeout=100)
-    assert launcher.returncode == 128 + signal.SIGTERM, err
+    # (Another signal that comes as the launcher exits ends it: a shell calls both 143.)
+    assert launcher.returncode in (128 + signal.SIGTERM, -signal.SIGTERM), err
     assert err.count("SIGTERM received") == 1, err
     assert "The run was NOT saved" in err, err
     assert not any(map(psutil.pid_exists, pids))

@@ -15,7 +15,7 @@ from lockstep.base import extensions
 from lockstep.base.errors import ConfigError, unknown_name
 from lockstep.base.interval import check_interval
 from lockstep.base.option import CHECKPOINTS, PROCESSES, TRAINING, Option, check_options, one_of, option, options_of
-from lockstep.base.trackers import TRACKERS, check_track
+from lockstep.base.trackers import check_track
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,206 +57,106 @@ class RunConfig:
     """The settings of one run. Every field is an argument of ``lockstep.join`` and an option of ``lockstep run``. (Tools have
     options of their own, which are given in the same places: see ``options_of_tools``.)"""
 
-    strategy: str = option(
-        "auto",
-        group=TRAINING,
-        choices=STRATEGIES,
-        help="How gradients are synchronized.  [default: auto, which is exact: equal to the bit on any number of processes]",
-    )
-    """How gradients are synchronized: ``single`` (one process), ``dp`` (one process with several GPUs: ``nn.DataParallel``),
-    ``ddp`` (PyTorch's all-reduce), ``fsdp`` (PyTorch's ``fully_shard``: each process holds a part of the parameters and of the
-    optimizer state), ``horovod`` (Horovod's all-reduce, if installed), ``exact`` (one fixed tree: bit-identical at every world
-    size), or ``auto``: ``exact``, or ``single`` where V is 1 (see ``shards``). A run of another strategy than ``exact``
-    is resumed by ``auto`` without the promise: ``single`` on one process, ``ddp`` on several."""
-    precision: str = option(
-        "32-true",
-        group=TRAINING,
-        choices=PRECISIONS,
-        help="Floating-point formats of weights and computation; see docs/precision.md.  [default: 32-true]",
-    )
-    """``32-true`` (float32 throughout); ``16-mixed``, ``bf16-mixed`` (float32 weights, forward passes under PyTorch's
+    strategy: str = option("auto", group=TRAINING, choices=STRATEGIES)
+    """How gradients are synchronized.  [default: auto, which is exact: equal to the bit on any number of processes]
+
+    ``single`` (one process), ``dp`` (one process with several GPUs: ``nn.DataParallel``), ``ddp`` (PyTorch's all-reduce),
+    ``fsdp`` (PyTorch's ``fully_shard``: each process holds a part of the parameters and of the optimizer state), ``horovod``
+    (Horovod's all-reduce, if installed), ``exact`` (one fixed tree: bit-identical at every world size), or ``auto``:
+    ``exact``, or ``single`` where V is 1 (see ``shards``). A run of another strategy than ``exact`` is resumed by ``auto``
+    without the promise: ``single`` on one process, ``ddp`` on several."""
+    precision: str = option("32-true", group=TRAINING, choices=PRECISIONS)
+    """Floating-point formats of weights and computation; see docs/precision.md.  [default: 32-true]
+
+    ``32-true`` (float32 throughout); ``16-mixed``, ``bf16-mixed`` (float32 weights, forward passes under PyTorch's
     autocast); ``16-master`` (passes in float16 with copies of float32 weights, BatchNorm in float32); ``16-true``,
-    ``bf16-true`` (everything in 16 bits, including weights and optimizer state). With ``16-mixed`` and ``16-master`` the loss
-    is scaled, and a step whose gradients overflow is skipped by all ranks together. See docs/precision.md."""
-    shards: int | None = option(
-        None,
-        group=TRAINING,
-        least=1,
-        most=2**20,
-        metavar="V",
-        help="Number of shards that each global batch is split into, at least the number of processes. Runs with the same V "
-        "give the same answer; so it is best given in the script, join(shards=8).  [default: the number of processes]",
-    )
-    """Number of shards V that each global batch is split into, and so the largest world size of the run. None: the world size
-    of the first launch, so that another number of processes gives a different, equally good answer."""
-    accumulate: int = option(
-        1,
-        group=TRAINING,
-        least=1,
-        metavar="K",
-        help="Number of consecutive global batches per optimizer step.  [default: 1]",
-    )
-    """Number of consecutive global batches that make one step."""
-    seed: int | None = option(
-        None,
-        group=TRAINING,
-        least=0,
-        most=2**63 - 1,
-        metavar="N",
-        help="Seed of all random streams.  [default: that of the script's torch.manual_seed(), else 0]",
-    )
-    """Seed of all random streams of the run. None: that of the script's ``torch.manual_seed`` before ``join`` (below 2**32),
-    else 0. A seed given to ``torch.manual_seed`` between ``join`` and ``prepare`` is mixed in."""
-    threads: int | None = option(
-        None,
-        group=PROCESSES,
-        least=1,
-        most=2**14,
-        metavar="N",
-        help="Number of CPU threads per process.  [default: OMP_NUM_THREADS, else the cores divided by the number of shards]",
-    )
-    """CPU threads per process, for PyTorch, NumPy's BLAS and OpenMP. None: OMP_NUM_THREADS if set, else the number of cores of
-    this machine divided by the number of shards (independent of the number of processes and machines, since threads can change
-    the last bits)."""
-    device: str = option(
-        "auto", group=PROCESSES, choices=DEVICES, help="Device to train on.  [default: auto, a GPU if there is one]"
-    )
-    """Device to train on: ``cpu``, ``cuda``, or ``auto`` (a GPU, or another accelerator, if there is one). ``mps``, ``npu``
-    and ``xpu`` may work."""
-    devices_per_process: int | None = option(
-        None,
-        group=PROCESSES,
-        least=1,
-        metavar="N",
-        help="Number of devices per process.  [default: one; with strategy dp, all GPUs]",
-    )
-    """Number of devices per process, ``team.devices``. None: one; with ``dp``, all GPUs of the machine. With more than one, and
-    a strategy other than ``dp``, the script places the parts of its models on them. On the CPU they are all the same."""
-    batch_dim: int = option(
-        0,
-        group=TRAINING,
-        least=0,
-        metavar="N",
-        help="With strategy dp: the dimension along which inputs and results are split over the GPUs.  [default: 0]",
-    )
-    """For ``dp``: the dimension along which a model's inputs and results are split over the GPUs."""
-    backend: str = option(
-        "auto",
-        group=PROCESSES,
-        choices=BACKENDS,
-        help="Library for communication between processes.  [default: auto, nccl if each process has its own GPU, else gloo]",
-    )
-    """Library for communication: ``gloo``, ``nccl``, ``auto`` (NCCL if every process of a machine has a GPU of its own, else
-    Gloo), or ``mpi``, which requires a PyTorch built with it."""
-    init_method: str | None = option(
-        None,
-        group=PROCESSES,
-        metavar="URL",
-        help="Rendezvous of the processes: tcp://HOST:PORT, file:///PATH, env://.  [default: a private file]",
-    )
-    """Rendezvous of the processes: ``tcp://HOST:PORT`` (rank 0 listens there), ``file:///PATH`` (a fresh path on a file system
-    that all of them share), ``env://`` (MASTER_ADDR and MASTER_PORT), or None: chosen by the
-    launcher."""
-    timeout_s: float = option(
-        600.0,
-        "--timeout",
-        group=PROCESSES,
-        metavar="SECONDS",
-        help="Time that a process may wait for others in a collective, in seconds.  [default: 600]",
-    )
-    """Time that a collective may wait for other ranks, in seconds."""
-    run_dir: str | None = option(
-        None, group=TRAINING, metavar="DIR", help="Directory of the run.  [default: the next free runs/SCRIPT-N]"
-    )
-    """Directory of the run; None: the next free ``runs/<script>-<n>``."""
-    on_nan: str = option(
-        "stop",
-        group=TRAINING,
-        choices=NAN_POLICIES,
-        help="What to do when a loss is NaN: stop with an error, warn, or ignore it.  [default: stop]",
-    )
-    """What to do when a loss is NaN: ``stop`` (an error), ``warn`` (once a step), or ``ignore``."""
-    log_every: int = option(
-        20,
-        group=TRAINING,
-        least=1,
-        metavar="STEPS",
-        help="Steps between exchanges of logged values among ranks.  [default: 20]",
-    )
-    """Steps between exchanges of logged values among the ranks."""
-    find_unused_parameters: bool = option(
-        False,
-        group=TRAINING,
-        help="With strategy ddp: allow parameters used in the first step to be unused later. (Others always allow it.)",
-    )
-    """For ``ddp``: allow parameters used in the first step to be unused in later ones, by reducing gradients after the backward
-    pass rather than during it. (Not needed if some parameters are unused in the first step, which is detected.) Without effect
-    on ``exact``, the default, where any parameter may be unused in any step."""
-    progress: str = option(
-        "auto",
-        group=TRAINING,
-        choices=PROGRESS_STYLES,
-        help="Progress display: a bar with the time left, plain lines, or off.  [default: auto, a bar on a terminal, else "
-        "plain lines]",
-    )
-    """Progress display: ``bar`` (with the time left), ``plain`` (a line from time to time), ``off``, or ``auto`` (``bar`` on a
-    terminal)."""
-    track: str | Sequence[str] | None = option(
-        None,
-        group=TRAINING,
-        metavar="NAME[,NAME]",
-        help=f"Trackers to write values to: {', '.join(TRACKERS)}, or another package's; wandb:birds names the project; or "
-        "off.  [default: tensorboard, where it is installed]",
-    )
-    """Trackers that logged values are written to besides the journal: ``tensorboard``, ``wandb``, ``trackio``, the name of an
-    entry point in the group ``lockstep.trackers``, or (in ``join``) an object of wandb's shape; ``wandb:birds`` names the
-    project. ``off``: none. None: TensorBoard, where it is installed."""
-    workers: int | None = option(
-        None,
-        group=TRAINING,
-        least=0,
-        metavar="N",
-        help="Loader workers per process of every DataLoader, also for evaluation.  [default: those of the script]",
-    )
-    """Loader workers per process, in place of ``num_workers`` of the script's DataLoaders; None: as in the script. The answer
-    does not depend on it."""
-    checkpoint_every: int | str | datetime.timedelta = option(
-        "10m",
-        group=CHECKPOINTS,
-        metavar="STEPS|TIME",
-        help="Steps or time (30s, 10m, 2h) between checkpoints; another is saved at the end; off: none.  [default: 10m]",
-    )
-    """Interval between checkpoints: a number of steps, or a time (a ``timedelta``, or text such as ``30s``, ``10m``, ``2h``).
-    Another one is saved at the end of the run. ``off``: none are saved."""
-    keep: int = option(
-        2, group=CHECKPOINTS, least=1, metavar="N", help="Number of newest checkpoints to keep.  [default: 2]"
-    )
-    """Number of newest checkpoints to keep, besides the best weights (see ``Team.best``)."""
-    keep_every: int | None = option(
-        None,
-        group=CHECKPOINTS,
-        least=1,
-        metavar="STEPS",
-        help="Also keep the first checkpoint of every STEPS steps, for lockstep replay.  [default: none]",
-    )
-    """Besides the newest checkpoints, keep the first one of every so many steps, where ``lockstep replay`` can begin. None:
-    none."""
-    fresh: bool = option(
-        False,
-        group=CHECKPOINTS,
-        help="Start a new run.  [default: resume the newest interrupted run of the same command, if there is one]",
-    )
-    """Start a new run even if an interrupted one could be resumed. A run that is already in ``run_dir`` is renamed, never
-    deleted."""
-    allow: Sequence[str] = option(
-        (),
-        group=CHECKPOINTS,
-        metavar=one_of(ALLOWABLE),
-        help="Resume although this differs from the interrupted run; the answer may then differ too. May be repeated.",
-    )
-    """What may differ from the run that is resumed, although the answer may then differ too: any of ``data`` (length of the
-    data set, batch size, sampler), ``device``, ``numerics`` (PyTorch's numeric switches), ``optimizer`` (its options: the
-    current ones apply), ``precision``, ``shards``, ``threads``."""
+    ``bf16-true`` (everything in 16 bits, including weights and optimizer state). With ``16-mixed`` and ``16-master`` the
+    loss is scaled, and a step whose gradients overflow is skipped by all ranks together."""
+    shards: int | None = option(None, group=TRAINING, least=1, most=2**20, metavar="V")
+    """Number of shards that each global batch is split into, at least the number of processes. Runs with the same V give the
+    same answer; so it is best given in the script, join(shards=8).  [default: the number of processes]
+
+    It is the largest world size of the run. With the default, another number of processes at its first launch gives a
+    different, equally good answer."""
+    accumulate: int = option(1, group=TRAINING, least=1, metavar="K")
+    """Number of consecutive global batches per optimizer step.  [default: 1]"""
+    seed: int | None = option(None, group=TRAINING, least=0, most=2**63 - 1, metavar="N")
+    """Seed of all random streams.  [default: that of the script's torch.manual_seed(), else 0]
+
+    The script's is that of a ``torch.manual_seed`` before ``join`` (below 2**32). A seed given to ``torch.manual_seed``
+    between ``join`` and ``prepare`` is mixed in."""
+    threads: int | None = option(None, group=PROCESSES, least=1, most=2**14, metavar="N")
+    """Number of CPU threads per process.  [default: OMP_NUM_THREADS, else the cores divided by the number of shards]
+
+    For PyTorch, NumPy's BLAS and OpenMP. The default is independent of the number of processes and machines, since threads
+    can change the last bits."""
+    device: str = option("auto", group=PROCESSES, choices=DEVICES)
+    """Device to train on.  [default: auto, a GPU if there is one]
+
+    ``auto`` also chooses other accelerators: ``mps``, ``npu`` and ``xpu`` may work."""
+    devices_per_process: int | None = option(None, group=PROCESSES, least=1, metavar="N")
+    """Number of devices per process.  [default: one; with strategy dp, all GPUs]
+
+    They are ``team.devices``, on which the script places the parts of its models, except with ``dp``. On the CPU they are
+    all the same."""
+    batch_dim: int = option(0, group=TRAINING, least=0, metavar="N")
+    """With strategy dp: the dimension along which inputs and results are split over the GPUs.  [default: 0]"""
+    backend: str = option("auto", group=PROCESSES, choices=BACKENDS)
+    """Library for communication between processes.  [default: auto, nccl if each process has its own GPU, else gloo]
+
+    ``mpi`` requires a PyTorch built with it."""
+    init_method: str | None = option(None, group=PROCESSES, metavar="URL")
+    """Rendezvous of the processes: tcp://HOST:PORT, file:///PATH, env://.  [default: a private file]
+
+    ``tcp://HOST:PORT`` (rank 0 listens there), ``file:///PATH`` (a fresh path on a file system that all of them share),
+    ``env://`` (MASTER_ADDR and MASTER_PORT), or None: chosen by the launcher."""
+    timeout_s: float = option(600.0, "--timeout", group=PROCESSES, metavar="SECONDS")
+    """Time that a process may wait for others in a collective, in seconds.  [default: 600]"""
+    run_dir: str | None = option(None, group=TRAINING, metavar="DIR")
+    """Directory of the run.  [default: the next free runs/SCRIPT-N]"""
+    on_nan: str = option("stop", group=TRAINING, choices=NAN_POLICIES)
+    """What to do when a loss is NaN: stop with an error, warn, or ignore it.  [default: stop]
+
+    ``warn``: once a step."""
+    log_every: int = option(20, group=TRAINING, least=1, metavar="STEPS")
+    """Steps between exchanges of logged values among ranks.  [default: 20]"""
+    find_unused_parameters: bool = option(False, group=TRAINING)
+    """With strategy ddp: allow parameters used in the first step to be unused later. (Others always allow it.)
+
+    Gradients are then reduced after the backward pass rather than during it. (Not needed if some parameters are unused in
+    the first step, which is detected.)"""
+    progress: str = option("auto", group=TRAINING, choices=PROGRESS_STYLES)
+    """Progress display: a bar with the time left, plain lines, or off.  [default: auto, a bar on a terminal, else plain
+    lines]"""
+    track: str | Sequence[str] | None = option(None, group=TRAINING, metavar="NAME[,NAME]")
+    """Trackers to write values to: tensorboard, wandb, trackio, or another package's; wandb:birds names the project; or
+    off.  [default: tensorboard, where it is installed]
+
+    Other packages' trackers are entry points in the group ``lockstep.trackers``; ``join`` also takes an object of wandb's
+    shape. The journal has all values in any case."""
+    workers: int | None = option(None, group=TRAINING, least=0, metavar="N")
+    """Loader workers per process of every DataLoader, also for evaluation.  [default: those of the script]
+
+    The answer does not depend on it."""
+    checkpoint_every: int | str | datetime.timedelta = option("10m", group=CHECKPOINTS, metavar="STEPS|TIME")
+    """Steps or time (30s, 10m, 2h) between checkpoints; another is saved at the end; off: none.  [default: 10m]
+
+    In ``join`` also a ``timedelta``."""
+    keep: int = option(2, group=CHECKPOINTS, least=1, metavar="N")
+    """Number of newest checkpoints to keep.  [default: 2]
+
+    The best weights are kept besides (see ``Team.best``)."""
+    keep_every: int | None = option(None, group=CHECKPOINTS, least=1, metavar="STEPS")
+    """Also keep the first checkpoint of every STEPS steps, for lockstep replay.  [default: none]"""
+    fresh: bool = option(False, group=CHECKPOINTS)
+    """Start a new run.  [default: resume the newest interrupted run of the same command, if there is one]
+
+    A run that is already in ``run_dir`` is renamed, never deleted."""
+    allow: Sequence[str] = option((), group=CHECKPOINTS, metavar=one_of(ALLOWABLE))
+    """Resume although this differs from the interrupted run; the answer may then differ too. May be repeated.
+
+    ``data`` (length of the data set, batch size, sampler), ``device``, ``numerics`` (PyTorch's numeric switches),
+    ``optimizer`` (its options: the current ones apply), ``precision``, ``shards``, ``threads``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "checkpoint_every", check_interval(self.checkpoint_every))

@@ -1,8 +1,16 @@
-"""Command-line options, defined by the dataclass fields that they set."""
+"""Command-line options, defined by the dataclass fields that they set.
+
+An option's help is the first paragraph of its docstring.
+"""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import functools
+import inspect
+import itertools
+import textwrap
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +35,6 @@ class Option:
     """Its names on the command line; empty: ``--`` and the field's name."""
     group: str
     metavar: str
-    help: str
     choices: tuple[str, ...] = ()
     """The valid values, as its metavar shows them; empty: not a fixed list."""
     least: int | None = None
@@ -39,7 +46,6 @@ def option(
     default: Any,
     *names: str,
     group: str,
-    help: str,
     metavar: str = "",
     choices: Iterable[str] = (),
     least: int | None = None,
@@ -48,9 +54,7 @@ def option(
     """A dataclass field that is also an option of ``lockstep run``. Its annotation gives the type: ``bool`` makes a flag, a
     ``Sequence`` an option that may be repeated. For the other arguments see ``Option``; ``check_options`` checks them."""
     valid = tuple(choices)
-    described = Option(
-        names=names, group=group, metavar=metavar or one_of(valid), help=help, choices=valid, least=least, most=most
-    )
+    described = Option(names=names, group=group, metavar=metavar or one_of(valid), choices=valid, least=least, most=most)
     return dataclasses.field(default=default, metadata={Option: described})
 
 
@@ -76,6 +80,22 @@ def check_options(values: Any) -> None:
 def options_of(kind: type) -> dict[str, Option]:
     """The options of a dataclass, by field."""
     return {field.name: field.metadata[Option] for field in dataclasses.fields(kind) if Option in field.metadata}
+
+
+@functools.cache
+def help_of(kind: type) -> dict[str, str]:
+    """The help of a dataclass's options, by field. Python keeps no docstrings of fields, so the source is read."""
+    try:
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    except OSError:  # there is no source
+        return {}
+    assert isinstance(body, ast.ClassDef)
+    texts = {}
+    for field, text in itertools.pairwise(body.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            first, _, _ = inspect.cleandoc(str(text.value.value)).partition("\n\n")
+            texts[ast.unparse(field.target)] = first.replace("\n", " ")
+    return texts
 
 
 def one_of(names: Collection[str]) -> str:

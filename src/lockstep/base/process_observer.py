@@ -6,12 +6,10 @@ observers are extensions of the kind ``process_observers``, each called without 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 
-from lockstep.base import extensions
-from lockstep.base.stopping import say
+from lockstep.base.observers import Observers
 
 
 class ProcessObserver:
@@ -45,29 +43,15 @@ class ProcessObserver:
 
 def tell(what: Callable[[ProcessObserver], object]) -> None:
     """Call a method of each observer: ``tell(lambda observer: observer.end("..."))``."""
-    for observer in installed():
-        with contextlib.suppress(Exception):
-            what(observer)
+    installed().tell(what)
 
 
 def in_words(error: BaseException) -> str:
     """The first explanation that an observer has for an uncaught error; empty: none has one."""
-    for observer in installed():
-        with contextlib.suppress(Exception):
-            if words := observer.in_words(error):
-                return words
-    return ""
+    return installed().ask(lambda observer: observer.in_words(error)) or ""
 
 
 @functools.cache
-def installed() -> tuple[ProcessObserver, ...]:
+def installed() -> Observers[ProcessObserver]:
     """The observers, imported at the first call. The fork server calls it before it forks, for all its workers."""
-    found: list[ProcessObserver] = []
-    for name in extensions.names("process_observers"):
-        try:
-            found.append(extensions.load("process_observers", name)())
-        except Exception as error:  # another package's: it must not keep the program from running
-            say(
-                f"WARNING: the process observer {name} could not be loaded, and is left out: {type(error).__name__}: {error}"
-            )
-    return tuple(found)
+    return Observers("process_observers")

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from lockstep.base.config import all_settings, setting_kinds
-from lockstep.base.option import MACHINES, Option, options_of
+from lockstep.base.option import MACHINES, Option, help_of, options_of
 from lockstep.cli.config_file import config_option
 from lockstep.cli.echo import echo
 from lockstep.launch.options import LaunchOptions
@@ -50,10 +50,24 @@ def options_from(*kinds: type, shown: Collection[str] | None = None) -> Callable
             for name, option in reversed(options_of(kind).items()):
                 names = option.names or (f"--{name.replace('_', '-')}",)
                 hidden = shown is not None and name not in shown
-                command = click.option(*names, name, hidden=hidden, **_arguments(name, option, hints[name]))(command)
+                arguments = _arguments(name, option, hints[name])
+                command = click.option(*names, name, cls=_FieldOption, kind=kind, hidden=hidden, **arguments)(command)
         return command
 
     return add
+
+
+class _FieldOption(click.Option):
+    """An option for a field of a dataclass, whose help is looked up when it is shown."""
+
+    def __init__(self, *args: Any, kind: type, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._kind = kind
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """See click."""
+        self.help = help_of(self._kind).get(str(self.name))
+        return super().get_help_record(ctx)
 
 
 def given(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,7 +194,7 @@ def command_of_script(
 
 def _arguments(field: str, option: Option, hint: Any) -> dict[str, Any]:
     # torchrun's environment variables: PET_NNODES is --nnodes.
-    arguments: dict[str, Any] = {"help": option.help, "default": None}
+    arguments: dict[str, Any] = {"default": None}
     if option.group == MACHINES or field in _OF_TORCHRUN:
         arguments["envvar"] = f"PET_{field.upper()}"
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # so that an instrument can be imported without torch
     from lockstep.base.stopping import StopWatch
     from lockstep.data.assignment import ShardAssignment
     from lockstep.journal.measure.journal import Journal
+    from lockstep.journal.measure.passes import PassMeter
     from lockstep.journal.measure.step_clock import StepClock
-    from lockstep.journal.measure.step_counter import StepCounter
     from lockstep.listener import Listener
     from lockstep.loop.phases import Phases, Position
     from lockstep.state.recovery.fingerprint import Fingerprint
@@ -74,7 +74,7 @@ class Run:
     fingerprint: Fingerprint
     stop_watch: StopWatch
     clock: StepClock
-    steps: StepCounter
+    passes: PassMeter
     assignment: Callable[[int], ShardAssignment]
     """This process's shard assignment for the loader of a number."""
 

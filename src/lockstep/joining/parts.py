@@ -29,11 +29,10 @@ from lockstep.joining.startup.split import SplitRemarks
 from lockstep.journal.measure.journal import Journal
 from lockstep.journal.measure.log import MetricLog, Row
 from lockstep.journal.measure.nan_watch import NanWatch
-from lockstep.journal.measure.passes import Meter
-from lockstep.journal.measure.progress import ProgressUpdater, choose_display
+from lockstep.journal.measure.passes import PassMeter
+from lockstep.journal.measure.progress import choose_display
 from lockstep.journal.measure.split import LOADING
 from lockstep.journal.measure.step_clock import CHECKPOINT, LOGGING, SAVING, LoaderTimer, OverlapTimer, PartTimer, StepClock
-from lockstep.journal.measure.step_counter import StepCounter
 from lockstep.journal.measure.trackers import Trackers, trackers_for
 from lockstep.journal.measure.wandb_like import RunInfo
 from lockstep.listener import Listener, Listeners, Stage
@@ -43,9 +42,10 @@ from lockstep.loop.loop import Loop
 from lockstep.loop.phases import Phases
 from lockstep.loop.preparing import Preparation
 from lockstep.plan.rounds import equal_hosts
+from lockstep.prepare.guards import ShardGuards
 from lockstep.prepare.precision import find_precision
 from lockstep.prepare.scaling import LossScaling
-from lockstep.prepare.watched import Watched
+from lockstep.prepare.trained import TrainedObjects
 from lockstep.state.checkpoint.store import Store
 from lockstep.state.recovery.divergence import DivergenceCheck
 from lockstep.state.recovery.fingerprint import Fingerprint
@@ -95,10 +95,7 @@ class Parts:
 
     Args:
         config: the run's settings, with every default resolved.
-        world: this process's place among all processes.
-        devices: those of this process.
         transport: the process group's backend and network interface.
-        context: the run.
         instruments: their listeners are notified as well.
     """
 
@@ -167,14 +164,16 @@ class Parts:
         self.sync = make_sync(config.strategy, config, config.shards, self.transport, self.devices)
         self.clock = StepClock(self.saver, self.devices[0])
         most_micro_steps = config.accumulate * -(-config.shards // self.world.world_size)
-        self.watched = Watched(config.shards, scaling, is_plain=self.sync.is_plain)
+        self.trained = TrainedObjects(scaling)
+        self.guards = ShardGuards(self.trained, config.shards, is_plain=self.sync.is_plain)
         self.listeners = Listeners()
         self.phases = Phases(
             config.seed,
             config.shards,
             self.sync,
             Ledger(collectives, most_micro_steps, self.clock),
-            self.watched,
+            self.trained,
+            self.guards,
             self.listeners,
             self.clock.mark,
         )
@@ -186,7 +185,8 @@ class Parts:
             self.sync,
             self.loop,
             collectives,
-            self.watched,
+            self.trained,
+            self.guards,
             self.state,
             self.listeners,
         )
@@ -201,15 +201,16 @@ class Parts:
         """The engine's own, within a stage in the order in which they are notified."""
         config, world, context, clock = self.config, self.world, self.context, self.clock
         warns = self.is_main and config.interval != "off"
-        self.steps, self.at_exit = StepCounter(), AtExit()
+        self.at_exit = AtExit()
         self._display = choose_display(
-            config.progress, is_main=self.is_main, on_terminal=context.on_terminal, progress=self.steps.progress
+            config.progress, lambda: self.passes.progress, is_main=self.is_main, on_terminal=context.on_terminal
         )
+        self.passes = PassMeter(self.journal, self.collectives, clock.take, speaks=self._display is not None)
         self.log = MetricLog(world.world_size, config.log_every, self._publish)
         candidates: list[Listener | None] = [
             LoaderTimer(clock),
             self.divergence if world.world_size > 1 else None,
-            Unprepared(self.state, self.watched.trains, scales_loss=self.precision.scales_loss, speaks=warns),
+            Unprepared(self.state, self.trained.trains, scales_loss=self.precision.scales_loss, speaks=warns),
             Unrepeatable(self.loop.resumption, speaks=warns),
             RawCollectives(self.collectives) if promises_bits(config.strategy) else None,
             NanWatch(config.on_nan, world.rank, config.log_every, self.phases.position),
@@ -219,9 +220,8 @@ class Parts:
             PartTimer(clock, LOGGING, Stage.SAVING, SAVING),
             self.saver,
             PartTimer(clock, CHECKPOINT, Stage.LATE, LOADING),
-            Meter(self.journal, self.collectives, clock.take, self._display is not None),
-            self.steps,
-            None if self._display is None else ProgressUpdater(self._display),
+            self.passes,
+            self._display,
             clock,
             OverlapTimer(clock, self.sync) if world.world_size > 1 else None,
             self._split_remarks() if self.is_main and not context.asked else None,
@@ -243,8 +243,8 @@ class Parts:
             notices += instrument.notices(run) if self.is_main else ()
         for notice in notices if self.is_main and not context.asked else ():
             print(visible(f"lockstep: {notice}", has_lines=True), flush=True)
-        if self.watched.scaling is not None:
-            self.preparation.keep(self.watched.scaling.scaler)
+        if self.trained.scaling is not None:
+            self.preparation.keep(self.trained.scaling.scaler)
 
     def _as_run(self) -> Run:
         context, checkpoint = self.context, self.context.checkpoint
@@ -268,7 +268,7 @@ class Parts:
             fingerprint=self.fingerprint,
             stop_watch=self.stop_watch,
             clock=self.clock,
-            steps=self.steps,
+            passes=self.passes,
             assignment=self.assignment,
         )
 

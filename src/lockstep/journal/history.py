@@ -68,7 +68,6 @@ def read_events(run_dir: Path, damaged: list[int] | None = None) -> Iterator[dic
     """The events of a run, in order. Lines that are truncated (the launch was killed while writing) or damaged are skipped.
 
     Args:
-        run_dir: of the run.
         damaged: a list to which the numbers of such lines, from 1, are appended; not that of a last line still being written.
 
     Raises:

@@ -33,7 +33,6 @@ class LineWriter:
     While the disk is full, lines are kept in memory, and training continues.
 
     Args:
-        run_dir: of the run.
         name: of the file in it.
         is_fresh: whether what is in the file is removed.
     """

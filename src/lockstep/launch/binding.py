@@ -62,7 +62,6 @@ def bind_here(kind: str, nproc: int, config: RunConfig) -> Binding | None:
     Args:
         kind: ``cores`` (each process has cores of its own, on one NUMA node if possible), ``numa`` (each has all cores of a
             node), ``auto`` (``cores`` if there are enough, else ``numa`` if there are several nodes, else none), ``none``.
-        nproc: number of processes.
         config: says which GPUs a process uses; it is bound close to them.
 
     Raises:

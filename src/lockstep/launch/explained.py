@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from lockstep.base.observers import Observers
 from lockstep.launch import failures
 from lockstep.launch.failures import End, Failure
-from lockstep.launch.observer import Observers
+from lockstep.launch.observer import Observer
 
 
 class ExplainedFailures:
     """Those of this machine's ranks, explained by ``observers``."""
 
-    def __init__(self, observers: Observers) -> None:
+    def __init__(self, observers: Observers[Observer]) -> None:
         self.by_rank: dict[int, Failure] = {}
         self._observers = observers
 

@@ -24,7 +24,6 @@ class ForkedWorkers:
     Args:
         server: forks them.
         spec: what they run.
-        streams: their standard streams.
         listen: called with each rank that is requested, and its messages.
     """
 

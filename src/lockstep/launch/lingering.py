@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from lockstep.launch.observer import Observers
+from lockstep.base.observers import Observers
+from lockstep.launch.observer import Observer
 
 _LOOK_S = 1.0
 LINGERS_S = 10.0
@@ -14,7 +15,7 @@ LINGERS_S = 10.0
 class Lingering:
     """The workers of one launch whose program is over. ``observers``: of the launch."""
 
-    def __init__(self, observers: Observers) -> None:
+    def __init__(self, observers: Observers[Observer]) -> None:
         self.next_look = math.inf
         """When to call ``look`` again, in the time of ``time.monotonic``."""
         self._observers = observers

@@ -7,16 +7,11 @@ then reported with what the workers themselves have told. What observes a worker
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-from lockstep.base.stopping import say
 from lockstep.launch.exchange import Exchange
 from lockstep.launch.failures import Failure
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,32 +79,3 @@ class Observer:
     def linger(self, ranks: Collection[int]) -> Collection[int]:
         """Tell the user what keeps these ranks from ending; returns those that this could tell of."""
         return ()
-
-
-class Observers:
-    """All observers of a launch."""
-
-    def __init__(self, launch: Launch) -> None:
-        from lockstep.base import extensions  # only here: looking for them takes time, while the fork server imports torch
-
-        self._all: list[Observer] = []
-        for name in extensions.names("observers"):
-            try:
-                self._all.append(extensions.load("observers", name)(launch))
-            except Exception as error:  # another package's: it must not keep the workers from running
-                what = f"{type(error).__name__}: {error}"
-                say(f"WARNING: the observer {name} could not be loaded, and is left out: {what}")
-
-    def tell(self, what: Callable[[Observer], object]) -> None:
-        """Call a method of each: ``tell(lambda observer: observer.close())``."""
-        for each in self._all:
-            with contextlib.suppress(Exception):
-                what(each)
-
-    def ask(self, what: Callable[[Observer], T | None]) -> T | None:
-        """The first answer of a method that is not empty; None: all are."""
-        for each in self._all:
-            with contextlib.suppress(Exception):
-                if answer := what(each):
-                    return answer
-        return None

@@ -14,136 +14,76 @@ from lockstep.launch.source import LOCAL_RANK_OPTIONS
 SPAWNS = ("auto", "yes", "no")
 """Whether a script starts its processes itself; ``auto``: determined from its source."""
 PASS_LOCAL_RANK = ("auto", "none", *LOCAL_RANK_OPTIONS)
-_NO_EFFECT = "Accepted for torchrun compatibility; no effect"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
     """How a script is started. (The settings of the run itself are in ``RunConfig``.)"""
 
-    nproc_per_node: str | int | None = option(
-        None,
-        "--nproc-per-node",
-        "--nproc",
-        group=PROCESSES,
-        metavar="N",
-        help="Processes per machine: a number, gpu (one per CUDA GPU), cpu (one per core), or auto (gpu, else cpu).  "
-        "[default: one per CUDA GPU, else one]",
-    )
-    is_module: bool = option(False, "-m", "--module", group=PROCESSES, help="Run SCRIPT as a module, as python -m does.")
-    max_restarts: int = option(
-        0,
-        group=PROCESSES,
-        metavar="N",
-        help="Maximum number of times that all processes are restarted after one has failed.  [default: 0]",
-    )
-    bind: str = option(
-        "none",
-        group=PROCESSES,
-        metavar=one_of(BINDINGS),
-        help="Bind each process and its loader workers to separate cores, or to a NUMA node.  [default: none]",
-    )
-    preflight: bool = option(
-        False,
-        group=PROCESSES,
-        help="Check this machine first, as lockstep doctor does, in a few seconds; do not start if a check fails.",
-    )
-    pass_local_rank: str = option(
-        "auto",
-        group=PROCESSES,
-        metavar=one_of(PASS_LOCAL_RANK),
-        help="Pass the local rank to the script as this option. auto: if the script defines one of the two.  [default: auto]",
-    )
-    spawns: str = option(
-        "auto",
-        group=PROCESSES,
-        metavar=one_of(SPAWNS),
-        help="Whether the script starts its own processes (mp.spawn); if so it is run once, as by python. auto: determined "
-        "from its source.  [default: auto]",
-    )
+    nproc_per_node: str | int | None = option(None, "--nproc-per-node", "--nproc", group=PROCESSES, metavar="N")
+    """Processes per machine: a number, gpu (one per CUDA GPU), cpu (one per core), or auto (gpu, else cpu).  [default: one
+    per CUDA GPU, else one]"""
+    is_module: bool = option(False, "-m", "--module", group=PROCESSES)
+    """Run SCRIPT as a module, as python -m does."""
+    max_restarts: int = option(0, group=PROCESSES, metavar="N")
+    """Maximum number of times that all processes are restarted after one has failed.  [default: 0]"""
+    bind: str = option("none", group=PROCESSES, metavar=one_of(BINDINGS))
+    """Bind each process and its loader workers to separate cores, or to a NUMA node.  [default: none]"""
+    preflight: bool = option(False, group=PROCESSES)
+    """Check this machine first, as lockstep doctor does, in a few seconds; do not start if a check fails."""
+    pass_local_rank: str = option("auto", group=PROCESSES, metavar=one_of(PASS_LOCAL_RANK))
+    """Pass the local rank to the script as this option. auto: if the script defines one of the two.  [default: auto]"""
+    spawns: str = option("auto", group=PROCESSES, metavar=one_of(SPAWNS))
+    """Whether the script starts its own processes (mp.spawn); if so it is run once, as by python. auto: determined from its
+    source.  [default: auto]"""
 
-    nnodes: str | None = option(
-        None,
-        group=MACHINES,
-        metavar="N|MIN:MAX",
-        help="Number of machines. Run the same command on each, except for --node-rank. With MIN:MAX, machines may join and "
-        "leave.  [default: 1]",
-    )
-    node_rank: int | None = option(None, group=MACHINES, metavar="R", help="Number of this machine, from 0.")
-    master_addr: str | None = option(
-        None, group=MACHINES, metavar="HOST", help="Host name or IP address of machine 0, reachable from the others."
-    )
-    master_port: int | None = option(
-        None,
-        group=MACHINES,
-        metavar="PORT",
-        help="TCP port on machine 0 where the others connect.  [default: 29500; with one machine, a free one, passed to "
-        "scripts in MASTER_PORT]",
-    )
-    rdzv_endpoint: str | None = option(
-        None,
-        group=MACHINES,
-        metavar="HOST:PORT",
-        help="Rendezvous of machines without --node-rank, the same on each: the address of one of them, and a free port there.",
-    )
-    rdzv_id: str | None = option(
-        None,
-        group=MACHINES,
-        metavar="NAME",
-        help="Name that distinguishes runs that share a rendezvous endpoint.  [default: none]",
-    )
-    rdzv_backend: str | None = option(
-        None,
-        group=MACHINES,
-        metavar="[c10d|static]",
-        help="Accepted for torchrun compatibility: c10d goes with --rdzv-endpoint, static with --node-rank and --master-addr.",
-    )
-    rdzv_secret_file: str | None = option(
-        None,
-        group=MACHINES,
-        metavar="FILE",
-        help="File with the secret shared by the launchers of the run (or set LOCKSTEP_SECRET).  [default: a new secret, in a "
-        "file beside the run directory, which all machines must be able to read]",
-    )
-    rdzv_conf: str | None = option(
-        None, group=MACHINES, metavar="NAME=N,...", help="Settings of torchelastic's rendezvous; see docs/clusters.md."
-    )
+    nnodes: str | None = option(None, group=MACHINES, metavar="N|MIN:MAX")
+    """Number of machines. Run the same command on each, except for --node-rank. With MIN:MAX, machines may join and
+    leave.  [default: 1]"""
+    node_rank: int | None = option(None, group=MACHINES, metavar="R")
+    """Number of this machine, from 0."""
+    master_addr: str | None = option(None, group=MACHINES, metavar="HOST")
+    """Host name or IP address of machine 0, reachable from the others."""
+    master_port: int | None = option(None, group=MACHINES, metavar="PORT")
+    """TCP port on machine 0 where the others connect.  [default: 29500; with one machine, a free one, passed to scripts in
+    MASTER_PORT]"""
+    rdzv_endpoint: str | None = option(None, group=MACHINES, metavar="HOST:PORT")
+    """Rendezvous of machines without --node-rank, the same on each: the address of one of them, and a free port there."""
+    rdzv_id: str | None = option(None, group=MACHINES, metavar="NAME")
+    """Name that distinguishes runs that share a rendezvous endpoint.  [default: none]"""
+    rdzv_backend: str | None = option(None, group=MACHINES, metavar="[c10d|static]")
+    """Accepted for torchrun compatibility: c10d goes with --rdzv-endpoint, static with --node-rank and --master-addr."""
+    rdzv_secret_file: str | None = option(None, group=MACHINES, metavar="FILE")
+    """File with the secret shared by the launchers of the run (or set LOCKSTEP_SECRET).  [default: a new secret, in a file
+    beside the run directory, which all machines must be able to read]"""
+    rdzv_conf: str | None = option(None, group=MACHINES, metavar="NAME=N,...")
+    """Settings of torchelastic's rendezvous; see docs/clusters.md."""
 
-    log_dir: Path | None = option(
-        None, group=OUTPUT, metavar="DIR", help="Write the output of rank R to DIR/rank-R.log instead of the terminal."
-    )
-    tee: bool = option(
-        False, group=OUTPUT, help="Prefix each line with its rank; with --log-dir, also show it on the terminal."
-    )
-    attach: int | None = option(
-        None,
-        group=OUTPUT,
-        metavar="RANK",
-        help="Connect this rank to the terminal, so that breakpoint() works.  [default: none]",
-    )
+    log_dir: Path | None = option(None, group=OUTPUT, metavar="DIR")
+    """Write the output of rank R to DIR/rank-R.log instead of the terminal."""
+    tee: bool = option(False, group=OUTPUT)
+    """Prefix each line with its rank; with --log-dir, also show it on the terminal."""
+    attach: int | None = option(None, group=OUTPUT, metavar="RANK")
+    """Connect this rank to the terminal, so that breakpoint() works.  [default: none]"""
 
-    is_executable: bool = option(False, "--no-python", group=TORCHRUN, help="Run SCRIPT as a program, without Python.")
-    use_env: bool = option(False, group=TORCHRUN, help="Same as --pass-local-rank none.")
-    redirects: str | None = option(
-        None,
-        "-r",
-        "--redirects",
-        group=TORCHRUN,
-        metavar="3",
-        help="Accepted for torchrun compatibility: requires --log-dir, which redirects both streams.",
-    )
-    tee_streams: str | None = option(None, "-t", group=TORCHRUN, metavar="3", help="Same as --tee.")
-    standalone: bool = option(
-        False, group=TORCHRUN, help=f"{_NO_EFFECT}: processes of one machine need no rendezvous options."
-    )
-    role: str | None = option(None, group=TORCHRUN, metavar="NAME", help=f"{_NO_EFFECT}: all workers have one role.")
-    monitor_interval: float | None = option(
-        None, group=TORCHRUN, metavar="SECONDS", help=f"{_NO_EFFECT}: the end of a worker is noticed at once."
-    )
-    start_method: str | None = option(
-        None, group=TORCHRUN, metavar="[spawn|fork|forkserver]", help=f"{_NO_EFFECT}: workers come from a fork server."
-    )
-    local_addr: str | None = option(None, group=TORCHRUN, metavar="ADDRESS", help=f"{_NO_EFFECT}: the address is detected.")
+    is_executable: bool = option(False, "--no-python", group=TORCHRUN)
+    """Run SCRIPT as a program, without Python."""
+    use_env: bool = option(False, group=TORCHRUN)
+    """Same as --pass-local-rank none."""
+    redirects: str | None = option(None, "-r", "--redirects", group=TORCHRUN, metavar="3")
+    """Accepted for torchrun compatibility: requires --log-dir, which redirects both streams."""
+    tee_streams: str | None = option(None, "-t", group=TORCHRUN, metavar="3")
+    """Same as --tee."""
+    standalone: bool = option(False, group=TORCHRUN)
+    """Accepted for torchrun compatibility; no effect: processes of one machine need no rendezvous options."""
+    role: str | None = option(None, group=TORCHRUN, metavar="NAME")
+    """Accepted for torchrun compatibility; no effect: all workers have one role."""
+    monitor_interval: float | None = option(None, group=TORCHRUN, metavar="SECONDS")
+    """Accepted for torchrun compatibility; no effect: the end of a worker is noticed at once."""
+    start_method: str | None = option(None, group=TORCHRUN, metavar="[spawn|fork|forkserver]")
+    """Accepted for torchrun compatibility; no effect: workers come from a fork server."""
+    local_addr: str | None = option(None, group=TORCHRUN, metavar="ADDRESS")
+    """Accepted for torchrun compatibility; no effect: the address is detected."""
 
     def __post_init__(self) -> None:
         for name, value, valid in (

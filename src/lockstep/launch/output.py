@@ -52,7 +52,6 @@ class Streams:
     """The standard streams of workers. Enter it, pass ``for_rank`` to each worker, call ``handed_over``, then ``drain``.
 
     Args:
-        ranks: of the workers.
         plan: the requested output.
         continuation: a line to add to each log, which is then continued; empty: begin new logs.
     """

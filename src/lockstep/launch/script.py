@@ -58,7 +58,6 @@ def run_script(
 
     Args:
         target: path of the script, name of the module, or a program.
-        args: of the script.
         options: how it is started.
         settings: the requested fields of ``RunConfig``.
         asked: see ``LaunchSpec``.

@@ -123,7 +123,6 @@ def shared_secret(nodes: Nodes, run_dir: str | None, file: str | None, text: str
     """Where a launcher finds the secret.
 
     Args:
-        nodes: of the run.
         run_dir: the requested run directory: the file is beside it; None: in the current directory.
         file: a file given by the user.
         text: the secret itself, if given by the user.

@@ -92,7 +92,6 @@ class ForkServer:
 
         Args:
             spec_path: what it runs.
-            rank: of the worker.
             fds: its standard input, output and error, and the pipe for its messages; they may be closed afterwards.
         """
         self._next_key += 1

@@ -80,7 +80,6 @@ def transition(
 
     Args:
         state: before the event.
-        event: what has happened.
         now: when, in the time of ``time.monotonic``.
         end_s: seconds that workers get when they are asked to end.
         save_s: seconds that they get to save the run.

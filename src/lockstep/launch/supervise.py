@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 
 from lockstep.base.errors import LaunchError
+from lockstep.base.observers import Observers
 from lockstep.base.stopping import catches
 from lockstep.launch import ending, failures, restarts
 from lockstep.launch.exchange import Exchange
@@ -20,7 +21,7 @@ from lockstep.launch.failures import Failure
 from lockstep.launch.forked import ForkedWorkers
 from lockstep.launch.lingering import Lingering
 from lockstep.launch.messages import Receiver
-from lockstep.launch.observer import Launch, Observers
+from lockstep.launch.observer import Launch, Observer
 from lockstep.launch.output import Streams
 from lockstep.launch.processes import kill_worker, sweep
 from lockstep.launch.server import ForkServer
@@ -107,7 +108,8 @@ class _Watch:
         """By which observers end the launch: the first one counts."""
         self._verdict, self._verdict_in = socket.socketpair()
         """Readable once there is one."""
-        self._observers = Observers(
+        self._observers = Observers[Observer](
+            "observers",
             Launch(
                 private_dir=spec.private_dir,
                 world_size=spec.world_size,
@@ -115,7 +117,7 @@ class _Watch:
                 environ=spec.environ,
                 exchange=exchange,
                 end=self._end_with,
-            )
+            ),
         )
         self.failures = ExplainedFailures(self._observers)
         self._lingering = Lingering(self._observers)

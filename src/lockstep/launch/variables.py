@@ -31,7 +31,6 @@ def apply_to_torch(environ: Mapping[str, str], share: int, nproc: int) -> None:
     the same reason.) For scripts that do not call ``lockstep.join``, which sets them from the run's settings.
 
     Args:
-        environ: the environment.
         share: this worker's share of the cores.
         nproc: processes on this machine.
     """

@@ -61,21 +61,21 @@ class Aside:
         Raises:
             UsageError: the script has changed weights, or an option of an optimizer.
         """
-        phases, watched = self._phases, self._phases.watched
-        before = watched.weights.contents()
+        phases, trained, guards = self._phases, self._phases.trained, self._phases.guards
+        before = guards.weights.contents()
         try:
             with contextlib.ExitStack() as undo:
                 undo.enter_context(preserve_rng())
-                undo.callback(_remember_buffers(watched.models) if self._sync.is_plain else self._sync.buffers.rewind)
-                undo.callback(put_back, detach_grads(watched.parameters))
-                undo.callback(detach_grads, watched.parameters)
+                undo.callback(_remember_buffers(trained.models) if self._sync.is_plain else self._sync.buffers.rewind)
+                undo.callback(put_back, detach_grads(trained.parameters))
+                undo.callback(detach_grads, trained.parameters)
                 items = self._per_shard()
                 own = [item.swap(shard, value) for item, value in zip(items, carried, strict=True)]
                 undo.callback(lambda: [item.swap(shard, value) for item, value in zip(items, own, strict=True)])
                 undo.callback(setattr, phases, "effects", phases.effects)
                 phases.effects = Effects(
                     phases.own.ledger.blank(),
-                    _Dropped(self._sync, watched.parameters),
+                    _Dropped(self._sync, trained.parameters),
                     Listeners([listener]).methods,
                     lambda mark: None,
                 )
@@ -83,7 +83,7 @@ class Aside:
         except BaseException:
             listener.drop()
             raise
-        if (what := watched.weights.first_change(before)) is not None:
+        if (what := guards.weights.first_change(before)) is not None:
             raise UsageError(
                 f"{what} was changed inside batch.shards in step {phases.step}, in which an audit computes a shard once more: "
                 "it would be changed twice. Do that once a step, after the loop over batch.shards, or leave --audit out. "

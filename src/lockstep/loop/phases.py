@@ -21,10 +21,11 @@ from lockstep.listener import Listeners
 from lockstep.loop import refusals
 from lockstep.loop.ledger import Ledger
 from lockstep.plan.shards import MicroStep, StepPlan
+from lockstep.prepare.guards import ShardGuards
 from lockstep.prepare.state_adapters import parameters_of
 from lockstep.prepare.strangers import refuse
 from lockstep.prepare.sums import is_sum
-from lockstep.prepare.watched import Watched
+from lockstep.prepare.trained import TrainedObjects
 from lockstep.sync.gradients import Gradients, detach_grads, put_back
 from lockstep.sync.protocol import ShardSync, Sync
 
@@ -58,7 +59,8 @@ class Phases:
         num_shards: V.
         sync: synchronizes gradients and buffers.
         ledger: exchanges the numbers of each phase.
-        watched: the prepared objects that steps act on.
+        trained: what was prepared so far.
+        guards: of what is trained.
         listeners: notified of steps, phases and shards.
         mark: notes the time at which an activity begins.
     """
@@ -69,7 +71,8 @@ class Phases:
         num_shards: int,
         sync: Sync,
         ledger: Ledger,
-        watched: Watched,
+        trained: TrainedObjects,
+        guards: ShardGuards,
         listeners: Listeners,
         mark: Mark,
     ) -> None:
@@ -87,7 +90,7 @@ class Phases:
         """The batches of evaluations over whose shards loops run, in the order in which these began."""
         self._sync = sync
         self._ledger = ledger
-        self.watched = watched
+        self.trained, self.guards = trained, guards
         self._listeners = listeners
         self._methods = listeners.methods
         self._combines = not sync.is_plain
@@ -177,7 +180,7 @@ class Phases:
                 shards.drop()
             self._sync.drop()
             self._ledger.drop()
-            self.watched.gradients.drop()
+            self.guards.gradients.drop()
             put_back(self._carried)
         self._batch = self.micro = None
         self._carried = {}
@@ -233,8 +236,8 @@ class Phases:
             UsageError: like ``check_outside``, or there are none.
         """
         self.check_outside(call)
-        if self.in_step and not self.watched.gradients.have_been:
-            self.watched.gradients.check_first_step(call, self.step)
+        if self.in_step and not self.guards.gradients.have_been:
+            self.guards.gradients.check_first_step(call, self.step)
 
     def resume_stream(self) -> None:
         """See Driver."""
@@ -267,14 +270,14 @@ class Phases:
         if self._plan is None or batch.plan.was_passed_over:
             raise refusals.step_is_over(batch.plan.number)
         self._batch, self._has_refused = batch, False
-        watched = self.watched
-        self._carried = detach_grads(watched.parameters)
+        trained, guards = self.trained, self.guards
+        self._carried = detach_grads(trained.parameters)
         if self._combines:
             self._sync.begin_phase(batch.plan, self.num_done)
-        if watched.is_strict:
-            watched.weights.begin_phase(self.step)
-        if watched.strangers.known:
-            watched.strangers.begin_phase()
+        if guards.is_strict:
+            guards.weights.begin_phase(self.step)
+        if guards.strangers.known:
+            guards.strangers.begin_phase()
         for notify in self._methods["begin_phase"]:
             notify(self.num_done)
         self.own.mark((BEGINNING, perf_counter()))
@@ -282,7 +285,7 @@ class Phases:
 
     def begin_shard(self, micro: MicroStep, data: Any) -> None:
         """See PhaseDriver."""
-        self.micro = self.watched.gradients.micro = micro
+        self.micro = self.guards.gradients.micro = micro
         _, sync, methods, mark = self.effects
         if self._combines:
             sync.begin_shard(micro)
@@ -304,9 +307,9 @@ class Phases:
         micro = self.micro
         assert micro is not None
         ledger, sync, methods, mark = self.effects
-        self.watched.gradients.end_shard(ledger.num_calls)
-        if self.watched.is_strict:
-            self.watched.weights.end_shard(self.step)
+        self.guards.gradients.end_shard(ledger.num_calls)
+        if self.guards.is_strict:
+            self.guards.weights.end_shard(self.step)
         ledger.end_shard(micro)
         if self._combines:
             sync.end_shard()
@@ -319,15 +322,15 @@ class Phases:
         """See PhaseDriver."""
         batch = self._batch
         assert batch is not None
-        watched, sync = self.watched, self._sync
-        if watched.is_strict:
-            watched.weights.check_unchanged(self.step)
+        trained, guards, sync = self.trained, self.guards, self._sync
+        if guards.is_strict:
+            guards.weights.check_unchanged(self.step)
         unforeseen = sync.unforeseen() if self._combines else ()
         outcome, values = self._ledger.settle(batch.plan, self.num_done, unforeseen, sync.gather, self.step)
         if self._combines:
             sync.end_phase(outcome)
-        if watched.scaling is not None:
-            watched.scaling.unscale()
+        if trained.scaling is not None:
+            trained.scaling.unscale()
         if self._carried:
             put_back(self._carried)
             self._carried = {}
@@ -338,8 +341,8 @@ class Phases:
                 shards.batch.values.update({name: batch.values[name] for name in values})
         self._opened = []
         self._batch = None
-        if watched.strangers.known:
-            watched.strangers.end_phase()
+        if guards.strangers.known:
+            guards.strangers.end_phase()
         for notify in self._methods["end_phase"]:
             notify(self.num_done)
         self.num_done += 1
@@ -350,7 +353,7 @@ class Phases:
 
     def backward(self, loss: Any, weight: float | Tensor | None, reduction: str | None, options: dict[str, Any]) -> None:
         """Check a shard's loss, and run its backward pass. See ``Team.backward``."""
-        if not self.watched.parameters:
+        if not self.trained.parameters:
             raise UsageError("backward() before prepare(): prepare the model first, so that its gradients are synchronized")
         if reduction not in (None, "mean", "sum"):
             raise unknown_name("reduction", str(reduction), ("mean", "sum"))
@@ -372,7 +375,7 @@ class Phases:
                 "into a number on the way, or computed under no_grad?"
             )
         ledger, sync, methods, mark = self.effects
-        watched, call = self.watched, ledger.num_calls
+        trained, guards, call = self.trained, self.guards, ledger.num_calls
         if reduction is None and weight is None and self.num_shards > 1 and (self.num_done, call) not in self._checked:
             self._checked.add((self.num_done, call))
             if is_sum(loss, micro.num_samples):
@@ -380,15 +383,15 @@ class Phases:
         factor = ledger.call(weight, reduction, micro)
         for notify in methods["before_backward"]:
             notify(loss, weight)
-        if self.step >= watched.strangers.looks.next and not self.is_aside:
-            watched.strangers.look(loss, self.step)
+        if self.step >= guards.strangers.looks.next and not self.is_aside:
+            guards.strangers.look(loss, self.step)
         mark((IN_BACKWARD, perf_counter()))
-        watched.gradients.before_backward(call)
+        guards.gradients.before_backward(call)
         run: Callable[..., None] = sync.backward
-        for precision in watched.model_precisions:
+        for precision in trained.model_precisions:
             run = functools.partial(precision.backward, run)
-        run(loss if watched.scaling is None else watched.scaling.scale(loss), call, factor, options)
-        watched.gradients.after_backward()
+        run(loss if trained.scaling is None else trained.scaling.scale(loss), call, factor, options)
+        guards.gradients.after_backward()
         mark((IN_SCRIPT, perf_counter()))
         for notify in methods["after_backward"]:
             notify()
@@ -423,12 +426,12 @@ class Phases:
                 f"{_step_of(optimizer)}: this optimizer was not given to team.prepare(), which has replaced the model's "
                 "parameters (strategy='fsdp' by sharded ones), so it would train nothing. Prepare it together with its model."
             )
-        trains, stranger = self.watched.sort_out(optimizer)
+        trains, stranger = self.trained.sort_out(optimizer)
         if not trains:
             if stranger is not None:
                 raise refuse(stranger.shape, f"{_step_of(optimizer)} in step {self.step}: ")
             if self.in_step and not self.in_phase:
-                self.watched.strangers.note(optimizer)
+                self.guards.strangers.note(optimizer)
             return
         if self._batch is not None or self.was_left or self.evaluated:
             self.check_outside(_step_of(optimizer))
@@ -436,8 +439,8 @@ class Phases:
             return
         if stranger is not None:
             raise refuse(stranger.shape, f"{_step_of(optimizer)} in step {self.step}: ")
-        if len(args) == 1 and not options and not self.watched.gradients.have_been:
-            self.watched.gradients.check_first_step(_step_of(optimizer), self.step)
+        if len(args) == 1 and not options and not self.guards.gradients.have_been:
+            self.guards.gradients.check_first_step(_step_of(optimizer), self.step)
         for notify in self._methods["before_optimizer"]:
             notify(optimizer)
 

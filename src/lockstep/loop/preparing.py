@@ -21,12 +21,13 @@ from lockstep.loop.loop import Loop
 from lockstep.plan.loading import Loading
 from lockstep.prepare.checks import check_model, check_optimizers, check_placed, describe, is_loader, preparing_order
 from lockstep.prepare.guarded_methods import idle_when, keep_dtypes, refuse_inside
+from lockstep.prepare.guards import ShardGuards
 from lockstep.prepare.model import wrap_model
 from lockstep.prepare.model_precision import ModelPrecision, check_scaler, fit_optimizer
 from lockstep.prepare.precision import find_precision
 from lockstep.prepare.remap import move, remap
 from lockstep.prepare.strangers import forget_gradients
-from lockstep.prepare.watched import Watched
+from lockstep.prepare.trained import TrainedObjects
 from lockstep.state.recovery.run_state import RunState
 from lockstep.sync.protocol import Sync
 from lockstep.sync.table import promises_bits
@@ -51,7 +52,8 @@ class Preparation:
         sync: synchronizes the gradients of prepared models.
         loop: drives the prepared loaders.
         collectives: over all ranks.
-        watched: the objects that steps act on; prepared ones are added.
+        trained: what was prepared so far; prepared objects are added.
+        guards: of what is trained.
         state: the run's state; prepared objects are added.
         listener: notified of what is prepared.
     """
@@ -64,7 +66,8 @@ class Preparation:
         sync: Sync,
         loop: Loop,
         collectives: Collectives,
-        watched: Watched,
+        trained: TrainedObjects,
+        guards: ShardGuards,
         state: RunState,
         listener: Listener,
     ) -> None:
@@ -79,7 +82,7 @@ class Preparation:
         self._sync = sync
         self._loop = loop
         self._collectives = collectives
-        self._watched = watched
+        self._trained, self._guards = trained, guards
         self._state = state
         self._prepared: dict[int, Any] = {}
 
@@ -116,7 +119,7 @@ class Preparation:
                 )
                 if self._model_devices:
                     check_placed(item, self._model_devices)
-        check_optimizers(objects, {*self._watched.parameters, *self._sync.replaced})
+        check_optimizers(objects, {*self._trained.parameters, *self._sync.replaced})
 
     def _prepare_one(self, item: Any) -> Any:
         if isinstance(item, AveragedModel):
@@ -126,13 +129,13 @@ class Preparation:
         elif isinstance(item, Optimizer):
             remap(item, self._sync.replaced)
             fit_optimizer(item, self._precision)
-            self._watched.add_optimizer(item)
+            self._trained.add_optimizer(item)
             refuse_inside(item, ("zero_grad",), self._loop.phases.check_zero_grad)
         elif isinstance(item, amp.GradScaler):
             check_scaler(self._precision)
             refuse_inside(item, ("unscale_", "step", "update"), self._loop.phases.check_scaler)
         elif isinstance(item, LRScheduler):
-            self._watched.add_schedule(item)
+            self._trained.schedules.append(item)
             idle_when(item, "step", self._stands_still)
         self.keep(item)
         return item
@@ -149,7 +152,8 @@ class Preparation:
         precision = find_precision("32-true") if next(model.parameters(), None) is None else self._precision
         model_precision = ModelPrecision(model, precision, self._device)
         forward = self._sync.attach(model)
-        self._watched.add_model(model, model_precision)
+        self._trained.add_model(model, model_precision)
+        self._guards.add_model(model)
         self.keep(model)
         return wrap_model(model, forward, model_precision, self._loop.phases.check_zero_grad)
 

@@ -69,9 +69,7 @@ def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: b
     """Check that a model can be trained in shards.
 
     Args:
-        model: the user's.
         num_shards: V.
-        world_size: number of processes.
         on_cpu: whether it is trained on the CPU.
         is_exact: whether bit-identical answers at every world size are promised.
 

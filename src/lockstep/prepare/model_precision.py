@@ -30,8 +30,6 @@ class ModelPrecision:
     Args:
         model: the user's, on its device. With a precision that applies to weights it is changed in place: parameters and
             buffers stay the same objects, with another dtype.
-        precision: the run's.
-        device: this process's.
     """
 
     def __init__(self, model: nn.Module, precision: Precision, device: torch.device) -> None:

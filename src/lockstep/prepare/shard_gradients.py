@@ -117,7 +117,6 @@ class ShardGradients:
 
         Args:
             call: the optimizer's, for the message.
-            step: number of the current step.
 
         Raises:
             UsageError: no parameter of any prepared model has a gradient.

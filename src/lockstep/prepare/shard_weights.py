@@ -21,8 +21,6 @@ class ShardWeights:
 
     Args:
         parameters: of all prepared models, with their names.
-        optimizers: the prepared ones.
-        schedules: the prepared ones.
     """
 
     def __init__(

@@ -21,11 +21,7 @@ Weights = dict[str, Tensor]
 
 
 class StateAdapter:
-    """The adapter of one object in the run's state. This base class is for objects with ``state_dict``.
-
-    Args:
-        target: the object.
-    """
+    """The adapter of one object in the run's state. This base class is for objects with ``state_dict``."""
 
     kind = "object"
 

@@ -26,11 +26,6 @@ class Announcement(Listener):
     """Prints it, on rank 0.
 
     Args:
-        config: with every default resolved.
-        world: this process's place.
-        devices: those of this process.
-        transport: the process group's.
-        run_dir: the run's directory.
         shards_given: whether V was given, or the run has it from an earlier launch.
     """
 

@@ -74,8 +74,6 @@ def check_run_dir_shared(run_dir: Path, token: str, world: World, collectives: C
     Args:
         run_dir: absolute path, the same on every rank.
         token: unique to this launch, the same on every rank.
-        world: this process's place among all processes.
-        collectives: over all ranks.
 
     Raises:
         ConfigError: a machine does not see it, or rank 0 cannot write there; on every rank.

@@ -18,8 +18,6 @@ class ScriptSeed:
     """Mixes the seed of a ``torch.manual_seed`` between ``join`` and ``prepare`` into the run's.
 
     Args:
-        collectives: over all ranks.
-        state: of the run.
         phases: have the run's seed.
         restorer: of the run that resumes; None: it is new.
     """

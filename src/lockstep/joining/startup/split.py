@@ -32,8 +32,6 @@ class SplitRemarks(Listener):
     Args:
         num_shards: V of the run.
         accumulate: number of global batches of a step.
-        world_size: number of processes.
-        say: tells the user.
     """
 
     stage = Stage.LATE

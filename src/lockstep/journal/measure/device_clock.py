@@ -17,7 +17,6 @@ class DeviceClock:
     counts as work, and only the rest as waiting. So the parts add up to the time of the stream.
 
     Args:
-        device: the GPU.
         num_parts: how many parts there are.
     """
 

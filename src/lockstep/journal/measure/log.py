@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +25,12 @@ from lockstep.world.comm.plain import all_gather_plain
 Value = float | Tensor
 Row = tuple[int, int, dict[str, float]]
 """Epoch, step, and the averages of that step."""
+Key = tuple[int, int]
+"""Epoch and step."""
+_Values = tuple[list[Key], list[dict[str, float]], list[str], Tensor]
+"""Of a window: its steps; the common values of each; names; and a float64 table of shape (steps, names, 2) on the CPU, of
+weighted sums and weights."""
+_IS_DONE = object()
 
 
 @dataclass
@@ -38,31 +43,10 @@ class _Step:
     """Values logged outside of ``batch.shards``, which are the same on every rank."""
 
 
-@dataclass
-class _Window:
-    steps: list[tuple[int, int]]
-    """Epoch and step."""
-    common: list[dict[str, float]]
-    """The common values of each step."""
-    names: list[str]
-    table: Tensor
-    """float64 of shape (steps, names, 2): weighted sums, and weights. On the CPU."""
-    copied: Any = None
-    """The copy from a GPU that completes ``table``; None: it is complete."""
-    agreement: Tensor | None = None
-    work: Any = None
-    complete: bool = False
-
-    def signature(self) -> int:
-        text = repr((self.steps, self.names, self.common)).encode()
-        return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
-
-
 class MetricLog(Listener):
     """The log of one process.
 
     Args:
-        world_size: number of processes.
         every: steps in a window.
         write: called with each finished step's averages, in order, on every rank.
     """
@@ -74,21 +58,20 @@ class MetricLog(Listener):
         self._names: list[str] = []
         self._current: _Step | None = None
         self._closed: list[_Step] = []
-        self._pending: deque[_Window] = deque()
+        self._windows: list[Iterator[None]] = []
+        """Those that are being exchanged, oldest first."""
         self._has_begun = False
         """Whether a step has ended. Until then all values are common, and need no exchange."""
 
     @property
     def is_behind(self) -> bool:
         """Whether values of past steps have not been written yet."""
-        return bool(self._closed or self._pending)
+        return bool(self._closed or self._windows)
 
     def add(self, epoch: int, step: int, weight: float | None, values: dict[str, Any]) -> None:
         """Record values. Local; a value on a GPU stays there.
 
         Args:
-            epoch: the current epoch.
-            step: the current step.
             weight: of the running shard; None: no shard is running, and the values are the same on every rank.
             values: by name. Those that are None are ignored.
 
@@ -137,7 +120,7 @@ class MetricLog(Listener):
     @override
     def tick(self, step: int) -> None:
         """Starts or continues exchanges if that is due, without waiting."""
-        if self._world_size == 1 and not self._closed and not self._pending:
+        if self._world_size == 1 and not self._closed and not self._windows:
             return
         if self._world_size == 1 and self._on_cpu():
             self._write_alone()
@@ -152,7 +135,7 @@ class MetricLog(Listener):
             self._write_alone()
             return
         self._close_window()
-        while self._pending:
+        while self._windows:
             self._advance()
 
     def _write_alone(self) -> None:
@@ -162,7 +145,7 @@ class MetricLog(Listener):
             self._write((done.epoch, done.step, {**values, **_floats(done.common)}))
 
     def _on_cpu(self) -> bool:
-        if self._pending:
+        if self._windows:
             return False
         return all(
             not isinstance(value, Tensor) for step in self._closed for value in (*step.sums.values(), *step.common.values())
@@ -170,63 +153,55 @@ class MetricLog(Listener):
 
     def _close_window(self) -> None:
         steps, self._closed = self._closed, []
-        if self._world_size == 1 and not steps:
-            return
-        table, copied = _tabulate(steps, self._names)
-        common = [_floats(step.common) for step in steps]
-        window = _Window([(s.epoch, s.step) for s in steps], common, list(self._names), table, copied)
-        if self._world_size > 1:
-            signature = window.signature()
-            window.agreement = torch.tensor([signature, -signature])
-            window.work = dist.all_reduce(window.agreement, op=dist.ReduceOp.MAX, async_op=True)
-        self._pending.append(window)
+        if steps or self._world_size > 1:
+            window = self._exchange(steps)
+            next(window)
+            self._windows.append(window)
 
     def _advance(self) -> None:
-        """Advance every window by one stage, oldest first: the same order on every rank."""
-        for window in self._pending:
-            self._next_stage(window)
-        while self._pending and self._pending[0].complete:
-            for row in _rows(self._pending.popleft()):
-                self._write(row)
+        """Take every window to its next stage, oldest first: the same order on every rank."""
+        self._windows = [window for window in self._windows if next(window, _IS_DONE) is not _IS_DONE]
 
-    def _next_stage(self, window: _Window) -> None:
-        if window.copied is not None:
-            window.copied.synchronize()
-            window.copied = None
-        if window.work is not None:
-            window.work.wait()
-            window.work = None
-        if window.agreement is None:
-            window.complete = True
-            return
-        highest, lowest = window.agreement.tolist()
-        window.agreement = None
-        if highest != -lowest:
-            self._merge_by_name(window)
-        elif window.table.numel() > 0:
-            window.work = dist.all_reduce(window.table, async_op=True)
-        else:  # the same on every rank
-            window.complete = True
+    def _exchange(self, steps: list[_Step]) -> Iterator[None]:
+        """Average the values of a window, and write them. At each ``yield`` a window's time passes, by when what was begun
+        has long arrived."""
+        keys, names = [(step.epoch, step.step) for step in steps], self._names
+        common = [_floats(step.common) for step in steps]
+        table, copied = _tabulate(steps, names)
+        is_alone = self._world_size == 1
+        if not is_alone:
+            signature = _signature(keys, names, common)
+            agreement = torch.tensor([signature, -signature])
+            work: Any = dist.all_reduce(agreement, op=dist.ReduceOp.MAX, async_op=True)
+        yield
+        if copied is not None:
+            copied.synchronize()
+        if not is_alone:
+            work.wait()
+            highest, lowest = agreement.tolist()
+            if highest != -lowest:
+                keys, common, names, table = self._merge_by_name(keys, common, names, table)
+            elif table.numel() > 0:  # else all is the same on every rank
+                work = dist.all_reduce(table, async_op=True)
+                yield
+                work.wait()
+        for (epoch, step), same, cells in zip(keys, common, table.tolist(), strict=True):
+            values = {name: total / weight for name, (total, weight) in zip(names, cells, strict=True) if weight > 0}
+            self._write((epoch, step, {**values, **same}))
 
-    def _merge_by_name(self, window: _Window) -> None:
+    def _merge_by_name(self, keys: list[Key], common: list[dict[str, float]], names: list[str], table: Tensor) -> _Values:
         """Exchange everything by name, since ranks have logged different names or steps (one had no samples, say)."""
-        windows = all_gather_plain((window.steps, window.common, window.names, window.table))
-        steps = sorted({step for steps, _, _, _ in windows for step in steps}, key=lambda key: key[1])
-        self._names = sorted({*self._names, *(name for _, _, names, _ in windows for name in names)})
-        merged = torch.zeros(len(steps), len(self._names), 2, dtype=torch.float64)
-        common: list[dict[str, float]] = [{} for _ in steps]
-        for rank, (theirs, their_common, names, table) in enumerate(windows):
-            columns = [self._names.index(name) for name in names]
-            for row, step in enumerate(theirs):
-                merged[steps.index(step), columns] += table[row]
-                _compare(common[steps.index(step)], their_common[row], rank, step[1])
-        window.steps, window.common, window.names, window.table, window.complete = (
-            steps,
-            common,
-            list(self._names),
-            merged,
-            True,
-        )
+        everyones = all_gather_plain((keys, common, names, table))
+        keys = sorted({key for keys, _, _, _ in everyones for key in keys}, key=lambda key: key[1])
+        names = self._names = sorted({*self._names, *(name for _, _, names, _ in everyones for name in names)})
+        merged = torch.zeros(len(keys), len(names), 2, dtype=torch.float64)
+        common = [{} for _ in keys]
+        for rank, (theirs, their_common, their_names, their_table) in enumerate(everyones):
+            columns = [names.index(name) for name in their_names]
+            for row, key in enumerate(theirs):
+                merged[keys.index(key), columns] += their_table[row]
+                _compare(common[keys.index(key)], their_common[row], rank, key[1])
+        return keys, common, names, merged
 
 
 def _compare(known: dict[str, float], theirs: dict[str, float], rank: int, step: int) -> None:
@@ -244,6 +219,10 @@ def _compare(known: dict[str, float], theirs: dict[str, float], rank: int, step:
                 f"log the mean over the global batch: batch.add({name}=...) inside, and team.log({name}=batch[{name!r}]); "
                 "or call team.log() inside."
             )
+
+
+def _signature(*values: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=7).digest(), "little")
 
 
 def _floats(values: dict[str, Value]) -> dict[str, float]:
@@ -296,11 +275,3 @@ class _Copy:
     def synchronize(self) -> None:
         self._event.synchronize()
         self._table[self._cells[:, 0], self._cells[:, 1], 0] = self._values
-
-
-def _rows(window: _Window) -> list[Row]:
-    rows = []
-    for (epoch, step), common, cells in zip(window.steps, window.common, window.table.tolist(), strict=True):
-        values = {n: total / weight for n, (total, weight) in zip(window.names, cells, strict=True) if weight > 0}
-        rows.append((epoch, step, {**values, **common}))
-    return rows

@@ -1,4 +1,4 @@
-"""A run's progress, speed and remaining time. Pure; ``StepCounter`` counts."""
+"""A run's progress, speed and remaining time. Pure; ``PassMeter`` counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BAR_WIDTH, _LEAST_BAR = 30, 5
 _GAP = 2
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class PassProgress:
     """The progress of the latest pass over a training loader, and the time of earlier epochs.
 
@@ -24,24 +24,29 @@ class PassProgress:
     """As given to ``team.epochs``; None: the script counts them itself."""
     num_steps: Count | None
     """Of the pass; None: unknown."""
-    done: Count
+    done: Count = 0
     """Steps of the pass, including those before the run was interrupted."""
-    since_s: Seconds | None
+    since_s: Seconds | None = None
     """When the first step of this pass ended (which may have included the start of loader workers), in seconds since 1970;
     None: it has not."""
-    until_s: Seconds | None
+    until_s: Seconds | None = None
     """When the pass ended; None: it has not."""
-    counted: Count
+    counted: Count = 0
     """Steps since ``since_s``."""
-    num_samples: Count
+    num_samples: Count = 0
     """In these steps."""
-    step_s: Seconds | None
+    step_s: Seconds | None = None
     """Time of a step in the pass before; None: there was none."""
     epoch_began_s: Seconds
-    epoch_s: Seconds | None
+    epoch_s: Seconds | None = None
     """Duration of the latest epoch run as a whole, including evaluations and checkpoints."""
-    passes: Count
+    passes: Count = 1
     """Number of passes over training loaders in this epoch so far, including this one."""
+
+    @property
+    def title(self) -> str:
+        """``epoch 3/10``."""
+        return f"epoch {self.epoch + 1}" + (f"/{self.num_epochs}" if self.num_epochs else "")
 
     def as_json(self) -> dict[str, Any]:
         """For the black box."""
@@ -97,10 +102,9 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
-def bar_line(
-    title: str, done: int, num_steps: int | None, times: Sequence[str], values: Sequence[str], width: int
-) -> list[tuple[str, str]]:
+def bar_line(progress: PassProgress, times: Sequence[str], values: Sequence[str], width: int) -> list[tuple[str, str]]:
     """A progress bar as pieces of text with their styles. To fit, the bar is shortened first, then values, then times."""
+    title, done, num_steps = progress.title, progress.done, progress.num_steps
     count = f"{done}/{'?' if num_steps is None else num_steps}"
     room = width - len(title) - len(count) - _GAP
     kept: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""Times passes over training loaders and measures their use of resources, without warm-up."""
+"""Follows passes over training loaders: counts their steps, for the display, and measures what they use, without warm-up."""
 
 from __future__ import annotations
 
@@ -11,84 +11,24 @@ import torch
 from typing_extensions import override
 
 from lockstep.journal.measure.journal import Journal
+from lockstep.journal.measure.pass_progress import PassProgress
 from lockstep.journal.measure.split import bound_of, notable_wait, shares_of, verdict
-from lockstep.journal.measure.usage import Usage, UsageMeter, gpus_in_use
+from lockstep.journal.measure.usage import Usage, gpus_in_use
 from lockstep.listener import Listener, Stage
 from lockstep.world import devices
 from lockstep.world.comm.collectives import Collectives
 
 _WARM_UP_STEPS = 10
+"""Steps of a launch, or half of a shorter first pass, in which libraries choose their kernels, buffers are allocated and loader
+workers start."""
 _PRINTED_S = 1.0
 """For shorter passes, what bounds their speed is not printed."""
 
 
-class Pass:
-    """A pass from its first step to its last, on this process.
+class PassMeter(Listener):
+    """Follows every pass of this process, and writes the measurements of all ranks to the journal.
 
     Args:
-        epoch: number of the pass.
-        num_steps: its length, if known.
-        warm_up: exclude the first steps (10, or half of a shorter pass), in which libraries choose their kernels,
-            buffers are allocated and loader workers start.
-    """
-
-    def __init__(self, epoch: int, num_steps: int | None, *, warm_up: bool) -> None:
-        self._epoch = epoch
-        self.num_steps = self.num_samples = 0
-        """Those so far."""
-        longest = _WARM_UP_STEPS if num_steps is None else min(_WARM_UP_STEPS, num_steps // 2)
-        self.warm_up = longest if warm_up else 0
-        """Steps after which the warm-up is over; 0: there is none."""
-        self._warm_steps = 0
-        self._warm_samples = 0
-        self._wall_s = 0.0
-        self._step = 0
-        self._usage: Usage | None = None
-        self._meter = UsageMeter()
-        self._began = time.perf_counter()
-        self._meter.start()
-
-    def end_warm_up(self) -> None:
-        """Measure from here."""
-        _wait_for_gpu()
-        self._warm_steps, self._warm_samples = self.num_steps, self.num_samples
-        self._meter.start()
-
-    def end(self, step: int, split: Callable[[], dict[str, float]]) -> None:
-        """The pass has ended, after this step of the run. ``split`` returns how its time was spent."""
-        self._step = step
-        _wait_for_gpu()
-        self._usage = self._meter.stop()
-        self._split = split()
-        self._wall_s = time.perf_counter() - self._began
-
-    def result(self) -> dict[str, Any]:
-        """The fields of an ``epoch`` event, for this process alone."""
-        usage = self._usage
-        assert usage is not None
-        return {
-            "epoch": self._epoch,
-            "step": self._step,
-            "num_steps": self.num_steps,
-            "num_samples": self.num_samples,
-            "wall_s": self._wall_s,
-            "steady_steps": self.num_steps - self._warm_steps,
-            "steady_samples": self.num_samples - self._warm_samples,
-            "steady_s": usage.wall_s,
-            "cpu_s": usage.cpu_s,
-            "peak_rss_bytes": usage.peak_rss_bytes,
-            "peak_gpu_bytes": usage.peak_gpu_bytes,
-            "gpu_utilisation": usage.gpu_utilisation,
-            "split": self._split,
-        }
-
-
-class Meter(Listener):
-    """Measures every pass of this process, and writes the measurements of all ranks to the journal.
-
-    Args:
-        journal: of the run.
-        collectives: of all ranks.
         split: returns the seconds of each part of the current pass (``explain.split``).
         speaks: whether to print what bounds the speed, after the first pass and when that is something new.
     """
@@ -96,43 +36,100 @@ class Meter(Listener):
     stage = Stage.LATE
 
     def __init__(
-        self, journal: Journal, collectives: Collectives, split: Callable[[], dict[str, float]], speaks: bool
+        self, journal: Journal, collectives: Collectives, split: Callable[[], dict[str, float]], *, speaks: bool
     ) -> None:
+        self.progress: PassProgress | None = None
+        """Of the latest pass; None: none has begun. May be read by another thread."""
         self._journal = journal
         self._collectives = collectives
         self._split = split
         self._speaks = speaks
         self._said: set[tuple[str | None, str | None]] = set()
-        self._pass: Pass | None = None
-        self._is_first = True
-        self._over: list[Pass] = []
+        self._is_whole = False
+        """Whether the current epoch was run from its beginning."""
+        self._num_steps = self._num_samples = 0
+        """Of the current pass, as far as this launch takes it."""
+        self._warm_up = 0
+        """Steps after which its warm-up is over; 0: it has none."""
+        self._warm = 0, 0
+        """Steps and samples of the warm-up, once it is over."""
+        self._began_s = 0.0
+        self._usage: Usage | None = None
+        """Since the warm-up; None: no pass runs."""
+        self._over: list[dict[str, Any]] = []
+        """For the passes that have ended, the fields of their ``epoch`` events, for this process alone."""
 
     @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        self._pass = Pass(epoch, None if num_steps is None else num_steps - done, warm_up=self._is_first)
-        self._is_first = False
+        now_s, before = time.time(), self.progress
+        now = PassProgress(epoch=epoch, num_epochs=num_epochs, num_steps=num_steps, done=done, epoch_began_s=now_s)
+        if before is not None:
+            now.step_s, now.epoch_s = before.step_time_s(now_s), before.epoch_s
+        if before is not None and before.epoch == epoch:
+            now.epoch_began_s, now.passes = before.epoch_began_s, before.passes + 1
+        else:
+            if before is not None and self._is_whole:
+                now.epoch_s = now_s - before.epoch_began_s
+            self._is_whole = done == 0
+        self.progress = now
+        longest = _WARM_UP_STEPS if num_steps is None else min(_WARM_UP_STEPS, (num_steps - done) // 2)
+        self._warm_up = longest if before is None else 0
+        self._num_steps = self._num_samples = 0
+        self._warm = 0, 0
+        self._began_s = time.perf_counter()
+        self._usage = Usage()
 
     @override
     def end_step(self, step: int, num_samples: int) -> None:
-        current = self._pass
-        if current is not None:
-            current.num_steps += 1
-            current.num_samples += num_samples
-            if current.num_steps == current.warm_up:
-                current.end_warm_up()
+        progress = self.progress
+        assert progress is not None
+        progress.done += 1
+        if progress.since_s is None:
+            progress.since_s = time.time()
+        else:
+            progress.counted += 1
+            progress.num_samples += num_samples
+        self._num_steps += 1
+        self._num_samples += num_samples
+        if self._num_steps == self._warm_up:
+            self._end_warm_up()
+
+    def _end_warm_up(self) -> None:
+        """Measure from here."""
+        _wait_for_gpu()
+        assert self._usage is not None
+        self._usage.end()
+        self._warm = self._num_steps, self._num_samples
+        self._usage = Usage()
 
     @override
     def end_pass(self, step: int, *, exhausted: bool) -> None:
-        if self._pass is not None:
-            self._pass.end(step, self._split)
-            self._over.append(self._pass)
-            self._pass = None
+        progress, usage, self._usage = self.progress, self._usage, None
+        if progress is None or usage is None:
+            return
+        progress.until_s = time.time()
+        _wait_for_gpu()
+        used, split = usage.end(), self._split()
+        self._over.append(
+            {
+                "epoch": progress.epoch,
+                "step": step,
+                "num_steps": self._num_steps,
+                "num_samples": self._num_samples,
+                "steady_steps": self._num_steps - self._warm[0],
+                "steady_samples": self._num_samples - self._warm[1],
+                "steady_s": used["wall_s"],
+                **used,
+                "wall_s": time.perf_counter() - self._began_s,
+                "split": split,
+            }
+        )
 
     @override
     def flush(self) -> None:
         over, self._over = self._over, []
         for ended in over:
-            event = merge_passes(self._collectives.all_gather_plain(ended.result()))
+            event = merge_passes(self._collectives.all_gather_plain(ended))
             shares = shares_of(event["split"])
             event["bound"] = bound_of(shares)
             self._journal.write("epoch", **event)

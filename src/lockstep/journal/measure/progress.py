@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -19,84 +19,71 @@ if TYPE_CHECKING:
 _PLAIN_EVERY_S = 10.0
 
 
-class Display(Protocol):
-    """Shows the progress of a pass over the training loader."""
+class Display(Listener):
+    """Shows the progress of passes over training loaders.
 
-    def begin(self, title: str, num_steps: int | None) -> None:
-        """A pass begins."""
+    Args:
+        progress: returns that of the latest pass, which whoever follows it learns of steps before this.
+    """
 
-    def step(self, done: int) -> None:
-        """So many steps of this pass are done. Called after each step, so it must be fast."""
+    stage = Stage.LATE
+
+    def __init__(self, progress: Callable[[], PassProgress | None]) -> None:
+        self._progress = progress
+        self._values: list[str] = []
 
     def values(self, values: Mapping[str, float]) -> None:
         """The latest logged averages."""
-
-    def end(self) -> None:
-        """The pass has ended."""
+        self._values = [f"{name} {value:.4g}" for name, value in values.items()]
 
 
 class Lines(Display):
     """A line every few seconds, and one at the end of each pass: for log files."""
 
-    def __init__(self) -> None:
-        self._running = False
+    @override
+    def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
+        self._values = []
+        self._done_before = done
+        self._began_s = self._shown_s = time.monotonic()
 
     @override
-    def begin(self, title: str, num_steps: int | None) -> None:
-        self._running = True
-        self._title = title
-        self._of = "" if num_steps is None else f"/{num_steps}"
-        self._values = ""
-        self._done = 0
-        self._began = self._shown = time.monotonic()
+    def end_step(self, step: int, num_samples: int) -> None:
+        now_s = time.monotonic()
+        if now_s - self._shown_s >= _PLAIN_EVERY_S:
+            self._show(now_s)
 
     @override
-    def step(self, done: int) -> None:
-        self._done = done
-        now = time.monotonic()
-        if now - self._shown >= _PLAIN_EVERY_S:
-            self._show(now)
+    def end_pass(self, step: int, *, exhausted: bool) -> None:
+        self._show(time.monotonic())
 
-    @override
-    def values(self, values: Mapping[str, float]) -> None:
-        self._values = "  ".join(_words(values))
-
-    @override
-    def end(self) -> None:
-        if self._running:
-            self._running = False
-            if self._done:  # a pass that failed in its first step has no speed
-                self._show(time.monotonic())
-
-    def _show(self, now: float) -> None:
-        self._shown = now
-        rate = self._done / max(now - self._began, 1e-9)
-        print(f"{self._title}  step {self._done}{self._of}  {rate:.1f} steps/s  {self._values}".rstrip(), flush=True)
+    def _show(self, now_s: float) -> None:
+        progress = self._progress()
+        if progress is None or progress.done == self._done_before:  # a pass that failed in its first step has no speed
+            return
+        self._shown_s = now_s
+        of = "" if progress.num_steps is None else f"/{progress.num_steps}"
+        rate = (progress.done - self._done_before) / max(now_s - self._began_s, 1e-9)
+        values = "  ".join(self._values)
+        print(f"{progress.title}  step {progress.done}{of}  {rate:.1f} steps/s  {values}".rstrip(), flush=True)
 
 
 class Bar(Display):
-    """A progress bar with the time left. What the program prints meanwhile appears above it.
+    """A progress bar with the time left. What the program prints meanwhile appears above it."""
 
-    Args:
-        progress: returns that of the latest pass; None: show no time.
-    """
-
-    def __init__(self, progress: Callable[[], PassProgress | None] = lambda: None) -> None:
-        self._headway = progress
-        self._live: Live | None = None
+    _live: Live | None = None
+    _took_s: float | None = None
+    """The duration of the pass, once it has ended."""
 
     @override
-    def begin(self, title: str, num_steps: int | None) -> None:
+    def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
         # Imported here, since it would delay the start of every process by some 50 ms.
         from rich.console import Console
         from rich.live import Live
         from rich.text import Text
 
-        self.end()
-        self._title, self._num_steps, self._values = title, num_steps, list[str]()
-        self._done, began = 0, time.monotonic()
-        self._over_s: float | None = None
-        self._elapsed: Callable[[], float] = lambda: time.monotonic() - began
+        self._stop()
+        self._values = []
+        self._began_s, self._took_s = time.monotonic(), None
         console = Console(file=sys.stdout, force_terminal=True)
 
         def render() -> Text:  # called by rich's thread, eight times a second
@@ -107,64 +94,28 @@ class Bar(Display):
         note_bar(is_shown=True)
 
     @override
-    def step(self, done: int) -> None:
-        self._done = done
+    def end_pass(self, step: int, *, exhausted: bool) -> None:
+        self._stop()
 
-    @override
-    def values(self, values: Mapping[str, float]) -> None:
-        self._values = _words(values)
-
-    @override
-    def end(self) -> None:
+    def _stop(self) -> None:
         if self._live is not None:
-            self._over_s = self._elapsed()
+            self._took_s = time.monotonic() - self._began_s
             note_bar(is_shown=False)
             self._live.stop()
             self._live = None
 
     def _line(self, width: int) -> list[tuple[str, str]]:
-        if self._over_s is not None:
-            times = [clock(self._over_s)]
-        else:
-            progress = self._headway()
-            times = [] if progress is None else time_left(progress, time.time())
-        return bar_line(self._title, self._done, self._num_steps, times, self._values, width)
-
-
-class ProgressUpdater(Listener):
-    """Updates a display."""
-
-    stage = Stage.LATE
-
-    def __init__(self, display: Display) -> None:
-        self._display = display
-        self._done = 0
-
-    @override
-    def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        self._done = done
-        self._display.begin(f"epoch {epoch + 1}" + (f"/{num_epochs}" if num_epochs else ""), num_steps)
-
-    @override
-    def end_step(self, step: int, num_samples: int) -> None:
-        self._done += 1
-        self._display.step(self._done)
-
-    @override
-    def end_pass(self, step: int, *, exhausted: bool) -> None:
-        self._display.end()
-
-
-def _words(values: Mapping[str, float]) -> list[str]:
-    return [f"{name} {value:.4g}" for name, value in values.items()]
+        progress = self._progress()
+        if progress is None:
+            return []
+        times = time_left(progress, time.time()) if self._took_s is None else [clock(self._took_s)]
+        return bar_line(progress, times, self._values, width)
 
 
 def choose_display(
-    style: str, *, is_main: bool, on_terminal: bool, progress: Callable[[], PassProgress | None] = lambda: None
+    style: str, progress: Callable[[], PassProgress | None], *, is_main: bool, on_terminal: bool
 ) -> Display | None:
     """The display for ``RunConfig.progress``, given as ``style``; None: nothing is shown, as on all ranks but rank 0."""
     if not is_main or style == "off":
         return None
-    if style == "bar" or (style == "auto" and on_terminal):
-        return Bar(progress)
-    return Lines()
+    return (Bar if style == "bar" or (style == "auto" and on_terminal) else Lines)(progress)

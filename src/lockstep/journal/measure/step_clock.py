@@ -77,7 +77,6 @@ class StepClock(Listener):
 
     Args:
         saving: what saves checkpoints.
-        device: of this process.
     """
 
     stage = Stage.LATE
@@ -303,7 +302,6 @@ class PartTimer(Listener):
     """Charges what the listeners of the stages before do between steps to one part.
 
     Args:
-        clock: of this process.
         part: to charge.
         stage: that follows. It must be the first listener of that.
         then: the activity that follows.

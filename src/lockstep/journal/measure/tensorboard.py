@@ -18,7 +18,6 @@ class TensorBoard:
     """A tracker for TensorBoard, if that is installed.
 
     Args:
-        run_dir: the run's directory.
         resumed_from: the step at which an interrupted run resumes; None: it is new.
         must: whether to warn if it is not installed, since the user has asked for it.
     """

@@ -36,7 +36,6 @@ class Trackers(Listener):
     since trackers expect steps in order.
 
     Args:
-        trackers: to write to.
         hyperparameters: where those of the script are collected: ``batch_size``, ``epochs``, and the initial settings of each
             optimizer.
     """
@@ -102,9 +101,7 @@ def trackers_for(
     """The trackers for ``RunConfig.track``: by default TensorBoard, if it is installed.
 
     Args:
-        track: their names.
         objects: given by the script, by name.
-        about: the run.
         resumed_from: the step at which an interrupted run resumes; None: it is new.
     """
     if track is None:

@@ -1,7 +1,7 @@
-"""What a process used during an interval: CPU time, memory, and the GPU.
+"""What a process uses during an interval: CPU time, memory, and the GPU.
 
-The meter reads counters of the kernel and PyTorch at the beginning and the end. Nothing runs in between, except a mostly
-sleeping thread if there is a GPU. It never imports torch, which a process that uses a GPU has already done.
+Counters of the kernel and PyTorch are read at the beginning and the end. Nothing runs in between, except a mostly sleeping
+thread if there is a GPU.
 """
 
 from __future__ import annotations
@@ -11,81 +11,50 @@ import resource
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from lockstep.base.errors import UsageError
 
 _SAMPLE_EVERY_S = 0.5  # NVML itself averages over 1/6 to 1 s
 
 
-@dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What one process and its descendants used between ``start()`` and ``stop()``."""
-
-    wall_s: float
-    cpu_s: float
-    """CPU time (user and system) of this process and all its descendants (loader workers), running or ended. That of a
-    child that was never waited for, or has become a daemon, is missing."""
-    peak_rss_bytes: int
-    """Peak resident memory of *this process* since it started, not only since ``start()``. Excludes loader workers, GPU memory
-    and swapped-out pages; includes shared libraries, in each process."""
-    peak_gpu_bytes: int | None
-    """Peak memory reserved by PyTorch's allocator on the GPUs since the process started; None without CUDA. Excludes the CUDA
-    context and NCCL's buffers, some hundred MB per process."""
-    gpu_utilisation: float | None
-    """Mean percentage of time in which any kernel, of any process, ran on this process's GPUs; None without CUDA, or if it
-    cannot be read (that takes the package ``nvidia-ml-py``)."""
-
-
-class UsageMeter:
-    """Measures one interval at a time, from ``start()`` to ``stop()``. Starting again discards an unfinished one."""
+    """What this process and its descendants use from now on. Looking up the children takes a few milliseconds, before the
+    clock starts."""
 
     def __init__(self) -> None:
-        self._wall_s = 0.0
-        self._cpu_s = 0.0
-        self._started = False
-        self._sampler: _GpuSampler | None = None
-
-    def start(self) -> None:
-        """Begin an interval. Looking up the children takes a few milliseconds, before the clock starts."""
-        self._drop_sampler()
         cuda = _cuda_in_use()
-        if cuda is not None:
-            self._sampler = _GpuSampler(cuda)
-        self._started = True
+        self._sampler = None if cuda is None else _GpuSampler(cuda)
         self._cpu_s = _family_cpu_s()
-        self._wall_s = time.perf_counter()
+        self._began_s = time.perf_counter()
 
-    def stop(self) -> Usage:
+    def end(self) -> dict[str, Any]:
         """End the interval; the clock stops first. Local, and does not wait for the GPU.
 
-        Raises:
-            UsageError: ``start()`` was not called before.
+        Returns:
+            ``wall_s``; ``cpu_s``, of this process and all its descendants (loader workers), running or ended, but for a child
+            that was never waited for, or has become a daemon; ``peak_rss_bytes``, the peak resident memory of *this process*
+            since it started, shared libraries included; ``peak_gpu_bytes``, the same of what PyTorch's allocator has reserved
+            (a context and NCCL's buffers take some hundred MB more); ``gpu_utilisation``, the mean percentage of time in which
+            any kernel, of any process, ran on this process's GPUs. The last two are None without CUDA; the last one also if it
+            cannot be read (that takes the package ``nvidia-ml-py``).
         """
-        if not self._started:
-            raise UsageError("UsageMeter.stop() without start(): there is no interval to end")
-        wall_s = time.perf_counter() - self._wall_s
+        wall_s = time.perf_counter() - self._began_s
         # The time of a child that ended without being waited for is lost, so the difference could be negative.
         cpu_s = max(0.0, _family_cpu_s() - self._cpu_s)
-        self._started = False
         cuda = _cuda_in_use()
-        return Usage(
-            wall_s=wall_s,
-            cpu_s=cpu_s,
-            peak_rss_bytes=peak_rss_bytes(),
-            peak_gpu_bytes=None if cuda is None else _peak_gpu_bytes(cuda),
-            gpu_utilisation=self._drop_sampler(),
-        )
-
-    def _drop_sampler(self) -> float | None:
-        sampler, self._sampler = self._sampler, None
-        return None if sampler is None else sampler.stop()
+        return {
+            "wall_s": wall_s,
+            "cpu_s": cpu_s,
+            "peak_rss_bytes": peak_rss_bytes(),
+            "peak_gpu_bytes": None
+            if cuda is None
+            else sum(int(cuda.max_memory_reserved(gpu)) for gpu in range(cuda.device_count())),
+            "gpu_utilisation": None if self._sampler is None else self._sampler.stop(),
+        }
 
 
 def peak_rss_bytes() -> int:
-    """Peak resident memory of this process since it started (see ``Usage.peak_rss_bytes``)."""
+    """Peak resident memory of this process since it started."""
     try:
         # Not getrusage, whose maximum survives exec, so that a small child of a large process looks large. (psutil 5.9 has no
         # maximum.)
@@ -136,10 +105,6 @@ def _cuda_in_use() -> Any:
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     return cuda if cuda is not None and cuda.is_initialized() else None
-
-
-def _peak_gpu_bytes(cuda: Any) -> int:
-    return sum(int(cuda.max_memory_reserved(index)) for index in range(cuda.device_count()))
 
 
 def gpus_in_use(cuda: Any) -> list[int]:

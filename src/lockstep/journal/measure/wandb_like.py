@@ -47,7 +47,6 @@ class WandbLike:
 
     Args:
         name: as in ``RunConfig.track``.
-        about: the run.
         given: the tracker's object, if the script has given one.
     """
 

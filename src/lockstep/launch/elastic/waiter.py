@@ -34,7 +34,6 @@ class Waiter:
     """A wait that begins now.
 
     Args:
-        endpoint: of the rendezvous.
         timeout_s: how long to wait.
         stop: ends the wait as well.
         remedy: advice for the user if the wait times out.

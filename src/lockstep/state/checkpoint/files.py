@@ -42,7 +42,6 @@ def write_bytes(path: Path, parts: Iterable[Bytes]) -> tuple[int, str]:
     """Write a file and flush it to disk.
 
     Args:
-        path: the file.
         parts: its content, in order.
 
     Returns:
@@ -91,21 +90,4 @@ def checksum(path: Path) -> str:
         _drop_cache(file.fileno())
         while block := file.read(_BLOCK_BYTES):
             hasher.update(block)
-    return hasher.hexdigest()
-
-
-def copy(source: Path, target: Path) -> str:
-    """Copy a file to a new one and flush that to disk. Returns the SHA-256 of the content, in hexadecimal digits.
-
-    Args:
-        source: the file to copy.
-        target: the copy, which must not exist yet.
-    """
-    hasher = hashlib.sha256()
-    with open_to_read(source) as reader, target.open("xb") as writer:
-        while block := reader.read(_BLOCK_BYTES):
-            hasher.update(block)
-            writer.write(block)
-        writer.flush()
-        os.fsync(writer.fileno())
     return hasher.hexdigest()

@@ -150,7 +150,6 @@ def verify(directory: Path, *, sizes_only: bool = False) -> Manifest:
     """Verify the checksums of a checkpoint.
 
     Args:
-        directory: the checkpoint.
         sizes_only: check only that all files exist, with the right sizes.
 
     Raises:

@@ -56,7 +56,6 @@ class CheckpointSchedule:
         """Decide after a step. Every rank must call it.
 
         Args:
-            step: the step that has ended.
             is_busy: whether this rank is still writing the last checkpoint.
             stop_request: greater than 0 if this rank was asked to stop: then a checkpoint is saved whatever the interval.
 

@@ -110,7 +110,6 @@ class Store:
         """The directory in which a checkpoint is written before it is committed.
 
         Args:
-            step: the checkpoint's step.
             token: identifies this launch, to exclude files left by earlier ones.
         """
         return self.directory / f"{_UNFINISHED}{step:08d}-{token}"
@@ -120,7 +119,6 @@ class Store:
 
         Args:
             unfinished: the directory with its other files, flushed to disk and verified by their writers.
-            manifest: its manifest.
             keep: number of checkpoints to keep.
             keep_every: also keep the first checkpoint of every so many steps; None: keep no others.
 

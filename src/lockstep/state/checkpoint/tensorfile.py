@@ -48,7 +48,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
     """Write tensors, flush them to disk, and verify them by reading.
 
     Args:
-        path: the file.
         tensors: contiguous CPU tensors by name. They must not change meanwhile.
 
     Returns:

@@ -71,11 +71,7 @@ class Written:
 
 
 class Writer:
-    """The writing thread of one rank, for one job at a time.
-
-    Args:
-        store: the run's.
-    """
+    """The writing thread of one rank, for one job at a time."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -31,12 +31,7 @@ _MOST_STEPS = 1000
 
 
 class DivergenceCheck(Listener):
-    """Compares the states of the ranks of a run.
-
-    Args:
-        fingerprint: of the run's state.
-        collectives: over all ranks.
-    """
+    """Compares the states of the ranks of a run."""
 
     stage = Stage.EARLY
 
@@ -72,7 +67,6 @@ class DivergenceCheck(Listener):
         """Compare the ranks behind code of the script's own, an epoch's tail, say. Every rank must call it.
 
         Args:
-            step: the last step.
             when: the place in the script, in words.
 
         Raises:

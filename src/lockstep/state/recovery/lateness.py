@@ -41,7 +41,6 @@ class Lateness:
 
         Args:
             step: at which it is saved.
-            now_s: the time.
             is_late: whether it had to wait until the one before was written.
         """
         before, self._begun = self._begun, (step, now_s)

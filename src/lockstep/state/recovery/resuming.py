@@ -66,9 +66,7 @@ class Restorer:
     """Restores a checkpoint into the script's objects.
 
     Args:
-        checkpoint: the checkpoint.
         state: the run's, which grows as the script prepares objects.
-        precision: that of this launch.
         allow: see ``RunConfig.allow``.
     """
 

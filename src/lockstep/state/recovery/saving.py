@@ -54,13 +54,9 @@ class Saver(Listener):
     """Saves checkpoints of a run, and keeps its best weights.
 
     Args:
-        store: the checkpoints of the run.
         config: the settings, with the interval and number of checkpoints. (Of a traced run only the best weights are saved,
             and the state when it is asked to stop.)
         token: identifies this launch, the same on every rank.
-        birth: the run's.
-        state: the run's.
-        collectives: over all ranks.
         journal: receives an event for each checkpoint.
         stop_watch: records that this rank is asked to stop.
     """
@@ -103,13 +99,21 @@ class Saver(Listener):
         self._best_job: Job | None = None
         """On rank 0: the best weights, until they are written."""
         self._best_retry_at = 0.0
+        self._is_first_step = False
+        """Whether a pass has begun, and no step of it has ended."""
 
     # When
 
     @override
+    def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
+        self._is_first_step = True
+
+    @override
     def tick(self, step: int) -> None:
         """Every rank must call it."""
-        self._stop_watch.begin_interrupts()
+        if self._is_first_step:  # of a pass: from now on Ctrl-C would lose steps
+            self._is_first_step = False
+            self._stop_watch.begin_interrupts()
         if not self._snapshots.is_rehearsed and not self._schedule.is_off:
             self._snapshots.rehearse()
         if self._writer.ended:
@@ -311,9 +315,6 @@ class Saver(Listener):
         Returns whether all that was to be saved is; True if the script failed.
 
         Args:
-            position: the current position.
-            step: the last step.
-            epoch: the last epoch.
             failed: whether the script has failed.
             is_saved: whether nothing has changed since ``save_end``.
         """

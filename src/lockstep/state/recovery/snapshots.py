@@ -31,9 +31,6 @@ class Snapshots:
     Args:
         config: the settings, with the number of checkpoints to keep.
         token: identifies this launch, the same on every rank.
-        birth: the run's.
-        state: the run's.
-        collectives: over all ranks.
     """
 
     def __init__(self, config: RunConfig, token: str, birth: Birth, state: RunState, collectives: Collectives) -> None:

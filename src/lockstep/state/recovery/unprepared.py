@@ -36,7 +36,6 @@ class Unprepared(Listener):
     """Detects unprepared objects.
 
     Args:
-        state: the run's.
         trains: whether an optimizer has parameters of prepared models.
         scales_loss: whether the run scales its losses.
         speaks: whether to print warnings: on one rank, and only if checkpoints are saved.

@@ -150,8 +150,6 @@ def reconcile(path: Path, birth: Birth, explicit: Mapping[str, Any], now: Birth,
     """The settings with which a launch resumes: those of the birth, except where others are allowed.
 
     Args:
-        path: the run's directory.
-        birth: the run's.
         explicit: settings of this launch that were given explicitly, on the command line or in the script.
         now: the birth that a new run would have.
         allow: names of settings that may differ.

@@ -29,9 +29,6 @@ class RunLock:
     open the file again.)
 
     Args:
-        run_dir: the run directory.
-        launch: the name of this launch.
-        job: the name of its job.
         patience_s: seconds to wait for the current holder. A message is printed after the first second.
         far_patience_s: the same, for a holder on another host, which may be lost without the file server having noticed.
 

@@ -25,8 +25,6 @@ def blind_hosts(directory: Path, token: str, world: World, collectives: Collecti
     Args:
         directory: the same on every rank.
         token: unique to this launch, the same on every rank.
-        world: this process's place.
-        collectives: over all ranks.
 
     Raises:
         OSError: rank 0 cannot write there; on every rank.

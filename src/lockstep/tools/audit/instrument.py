@@ -17,14 +17,9 @@ if TYPE_CHECKING:
 class AuditOptions:
     """Settings of a run."""
 
-    audit: int = option(
-        0,
-        group=TRAINING,
-        least=0,
-        metavar="STEPS",
-        help="Steps between audits, in which a second process computes a shard, too; the run ends if the results differ.  "
-        "[default: never]",
-    )
+    audit: int = option(0, group=TRAINING, least=0, metavar="STEPS")
+    """Steps between audits, in which a second process computes a shard, too; the run ends if the results differ.  [default:
+    never]"""
 
     def __post_init__(self) -> None:
         check_options(self)

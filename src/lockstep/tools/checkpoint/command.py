@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -12,9 +13,10 @@ import click
 
 from lockstep.base.atomic import flush
 from lockstep.base.errors import CheckpointError, ConfigError, unknown_name
+from lockstep.base.regular import open_to_read
 from lockstep.cli.echo import Styled, echo, echo_json
 from lockstep.cli.options import CONTEXT
-from lockstep.state.checkpoint.files import copy
+from lockstep.state.checkpoint.files import checksum
 from lockstep.state.checkpoint.manifest import Manifest, verify_file
 from lockstep.state.checkpoint.store import BEST, Store, find_checkpoint
 from lockstep.world.machine.sizes import counted, size
@@ -201,7 +203,10 @@ def _copy(directory: Path, manifest: Manifest, file: str, out: Path) -> None:
     verify_file(directory, manifest, file, sizes_only=True)
     unfinished = out.with_name(f".{out.name}.{os.getpid()}.new")
     try:
-        if copy(directory / file, unfinished) != manifest.files[file]["sha256"]:
+        with open_to_read(directory / file) as reader, unfinished.open("xb") as writer:
+            shutil.copyfileobj(reader, writer)
+        flush(unfinished)
+        if checksum(unfinished) != manifest.files[file]["sha256"]:
             raise CheckpointError(
                 f"{directory / file} is damaged: its content is not what was written (SHA-256). {out} was not written; use "
                 "another checkpoint (lockstep checkpoint verify RUN --all lists those that are intact)"

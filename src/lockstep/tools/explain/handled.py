@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from lockstep.base.tracebacks.frames import stack_of_error, users_location
+from lockstep.tools.explain.frames import stack_of_error, users_location
 
 _MOST = 200
 """Characters of its message."""

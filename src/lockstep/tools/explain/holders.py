@@ -15,7 +15,8 @@ from itertools import takewhile
 from types import FrameType
 from typing import Any
 
-from lockstep.base.tracebacks.frames import Frame, name_of, owner, stack_of
+from lockstep.base.tracebacks.frames import Frame, owner
+from lockstep.tools.explain.frames import name_of, stack_of
 
 THREAD, EXECUTOR, HANDLER, CHILD, PROGRAM, QUEUE = "thread", "executor", "handler", "child", "program", "queue"
 CLOSING = "closing"

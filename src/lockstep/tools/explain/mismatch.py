@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep.base.tracebacks.frames import Frame, users_location
+from lockstep.base.tracebacks.frames import Frame
+from lockstep.tools.explain.frames import users_location
 from lockstep.tools.explain.rank_reports import DEFAULT_GROUP, name_group
 from lockstep.tools.explain.sampler import is_communicating
 from lockstep.world.machine.sizes import name_ranks

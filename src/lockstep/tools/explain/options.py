@@ -13,12 +13,8 @@ from lockstep.base.option import TRAINING, option
 class ProfileOptions:
     """Settings of a run."""
 
-    profile: str | None = option(
-        None,
-        group=TRAINING,
-        metavar="FIRST:LAST",
-        help="Write a torch.profiler trace of these steps to RUN/profile, for Perfetto or Chrome.  [default: none]",
-    )
+    profile: str | None = option(None, group=TRAINING, metavar="FIRST:LAST")
+    """Write a torch.profiler trace of these steps to RUN/profile, for Perfetto or Chrome.  [default: none]"""
 
     def __post_init__(self) -> None:
         self.steps()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from lockstep.base.tracebacks.frames import name_of, stack_of, users_location
+from lockstep.tools.explain.frames import name_of, stack_of, users_location
 
 _MOST = 3
 

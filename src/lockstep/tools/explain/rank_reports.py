@@ -15,9 +15,10 @@ from typing import Any
 from lockstep.base.regular import check_regular
 from lockstep.base.shapes import fits
 from lockstep.base.stopping import catches
-from lockstep.base.tracebacks.frames import OURS, Frame, claim, is_own, owner, shortened
+from lockstep.base.tracebacks.frames import OURS, Frame, claim, owner
 from lockstep.tools.explain.black_box import DIRECTORY, read_box
 from lockstep.tools.explain.file_locks import awaited_locks
+from lockstep.tools.explain.frames import is_own, shortened
 from lockstep.tools.explain.holders import has_no_task, holder_in, without_start
 from lockstep.tools.explain.loader_workers import LoaderWorker, busy_workers, waits_for_loader
 from lockstep.tools.explain.process import ProcessFacts, facts_of, state_of

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from lockstep.base.tracebacks.frames import is_between, owner
+from lockstep.base.tracebacks.frames import owner
 from lockstep.tools.explain.call_log import Call, CallLog, Group, Line
+from lockstep.tools.explain.frames import is_between
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class RunBox(Listener):
     def _doing(self) -> dict[str, Any]:
         """Called from another thread."""
         run, position = self._run, self._run.position
-        progress, activity = run.steps.progress(), run.clock.doing
+        progress, activity = run.passes.progress, run.clock.doing
         held, saved = run.saver.holds_up, run.saver.in_progress
         if held:
             activity = SAVING if saved is None else f"saving the checkpoint of step {saved}"

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.base.stopping import say
-from lockstep.base.tracebacks.frames import OURS, Frame, own_package, stack_of
+from lockstep.base.tracebacks.frames import OURS, Frame, own_package
 from lockstep.tools.explain.black_box import BlackBox
 from lockstep.tools.explain.file_locks import polled_file
 from lockstep.tools.explain.flight_recorder import counts, read_recording
+from lockstep.tools.explain.frames import stack_of
 from lockstep.tools.explain.handled import handled_by
 from lockstep.tools.explain.holders import holders_of
 from lockstep.tools.explain.loader_workers import batches_received, is_loading

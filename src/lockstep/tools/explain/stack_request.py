@@ -24,7 +24,8 @@ from typing import Any
 
 from lockstep.base.regular import open_to_write, read_bytes
 from lockstep.base.stopping import catches
-from lockstep.base.tracebacks.frames import Frame, stack_of
+from lockstep.base.tracebacks.frames import Frame
+from lockstep.tools.explain.frames import stack_of
 
 SIGNAL = signal.SIGRTMAX - 3
 """Used by nothing else. It kills a process that does not handle it, and is therefore never sent to one."""

@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lockstep.base.tracebacks.frames import MOST_FRAMES, Frame, owner, users_location
+from lockstep.base.tracebacks.frames import Frame, owner
 from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
+from lockstep.tools.explain.frames import MOST_FRAMES, users_location
 from lockstep.tools.explain.loader_workers import is_loading, waits_for_loader
 from lockstep.tools.explain.mismatch import SAME_CALLS, first_mismatch
 from lockstep.tools.explain.rank_reports import RankReport, grouped, read_reports, title

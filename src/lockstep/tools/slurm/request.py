@@ -31,98 +31,51 @@ class Request:
     """Fields of ``RunConfig``, as given to ``lockstep run``."""
     runtime: str = "apptainer"
     """The program that runs the container."""
-    nodes: int = option(1, "--nodes", "-N", group=JOB, metavar="N", help="Number of nodes.  [default: 1]")
+    nodes: int = option(1, "--nodes", "-N", group=JOB, metavar="N")
+    """Number of nodes.  [default: 1]"""
     ntasks_per_node: int | str | None = option(
-        None,
-        *("--nproc-per-node", "--nproc", "--ntasks-per-node"),
-        group=JOB,
-        metavar="N",
-        help="Processes per node: a number, or gpu (one per GPU).  [default: one per GPU; without GPUs, one]",
+        None, *("--nproc-per-node", "--nproc", "--ntasks-per-node"), group=JOB, metavar="N"
     )
-    gpus_per_node: str | None = option(None, group=JOB, metavar="[TYPE:]N", help="GPUs per node.  [default: none]")
-    cpus_per_task: int | None = option(
-        None,
-        *("--cpus-per-task", "-c"),
-        group=JOB,
-        metavar="N",
-        help="Cores per process: one, and one per loader worker.  [default: the cluster's]",
-    )
-    mem: str | None = option(
-        None, group=JOB, metavar="SIZE", help="Memory per node, such as 64G; 0 for all of it.  [default: the cluster's]"
-    )
-    time: str | None = option(
-        None,
-        *("--time", "-t"),
-        group=JOB,
-        metavar="TIME",
-        help="Time limit: 8:00:00, or 2-12 (days-hours).  [default: the partition's]",
-    )
-    partition: str | None = option(
-        None, "--partition", "-p", group=JOB, metavar="NAME", help="Partition to submit to.  [default: the cluster's]"
-    )
-    account: str | None = option(
-        None, "--account", "-A", group=JOB, metavar="NAME", help="Account to charge the job to.  [default: the user's]"
-    )
-    qos: str | None = option(
-        None, "--qos", "-q", group=JOB, metavar="NAME", help="Quality of service.  [default: the account's]"
-    )
-    nodelist: str | None = option(
-        None, "--nodelist", "-w", group=JOB, metavar="HOSTS", help="Nodes that must be used: n[07-09].  [default: any]"
-    )
-    exclude: str | None = option(
-        None, "--exclude", "-x", group=JOB, metavar="HOSTS", help="Nodes that must not be used: n[07-09].  [default: none]"
-    )
-    array: str | None = option(
-        None,
-        *("--array", "-a"),
-        group=JOB,
-        metavar="NUMBERS",
-        help="A task and a run for each number: 0-9, 1,3,5, or 0-99%4 (four at a time).  [default: a single run]",
-    )
-    job_name: str = option(
-        "lockstep", "--job-name", "-J", group=JOB, metavar="NAME", help="Name of the job.  [default: the script's name]"
-    )
-    output: str | None = option(
-        None,
-        *("--output", "-o"),
-        group=JOB,
-        metavar="FILE",
-        help="File for the output.  [default: NAME-%j.out, where %j is the job's number]",
-    )
-    requeue: bool = option(
-        True,
-        "--requeue/--no-requeue",
-        group=JOB,
-        help="Requeue the job after a lost node, a preemption, or its time limit, until its script is done.  "
-        "[default: --requeue]",
-    )
-    signal: str = option(
-        "USR1@90",
-        group=JOB,
-        metavar="NAME@SECONDS",
-        help="Signal on which processes save a checkpoint, and how many seconds before the time limit to send it.  "
-        "[default: USR1@90]",
-    )
-    container: str | None = option(
-        None,
-        group=JOB,
-        metavar="IMAGE",
-        help="Run in this image, with apptainer (or singularity, if only that is installed).  [default: none]",
-    )
-    bind: Sequence[str] = option(
-        (), group=JOB, metavar="DIR", help="Make a directory visible in the container. May be repeated."
-    )
-    python: str = option(
-        "python3", group=JOB, metavar="PATH", help="Python interpreter.  [default: this one; in a container, its python3]"
-    )
-    options: Sequence[str] = option(
-        (),
-        "--sbatch-option",
-        group=JOB,
-        metavar="OPTION",
-        help="Any other option of sbatch: --sbatch-option=--exclusive. May be repeated.",
-    )
-    is_module: bool = option(False, "--module", "-m", group=JOB, help="Run SCRIPT as a module, as python -m does.")
+    """Processes per node: a number, or gpu (one per GPU).  [default: one per GPU; without GPUs, one]"""
+    gpus_per_node: str | None = option(None, group=JOB, metavar="[TYPE:]N")
+    """GPUs per node.  [default: none]"""
+    cpus_per_task: int | None = option(None, *("--cpus-per-task", "-c"), group=JOB, metavar="N")
+    """Cores per process: one, and one per loader worker.  [default: the cluster's]"""
+    mem: str | None = option(None, group=JOB, metavar="SIZE")
+    """Memory per node, such as 64G; 0 for all of it.  [default: the cluster's]"""
+    time: str | None = option(None, *("--time", "-t"), group=JOB, metavar="TIME")
+    """Time limit: 8:00:00, or 2-12 (days-hours).  [default: the partition's]"""
+    partition: str | None = option(None, "--partition", "-p", group=JOB, metavar="NAME")
+    """Partition to submit to.  [default: the cluster's]"""
+    account: str | None = option(None, "--account", "-A", group=JOB, metavar="NAME")
+    """Account to charge the job to.  [default: the user's]"""
+    qos: str | None = option(None, "--qos", "-q", group=JOB, metavar="NAME")
+    """Quality of service.  [default: the account's]"""
+    nodelist: str | None = option(None, "--nodelist", "-w", group=JOB, metavar="HOSTS")
+    """Nodes that must be used: n[07-09].  [default: any]"""
+    exclude: str | None = option(None, "--exclude", "-x", group=JOB, metavar="HOSTS")
+    """Nodes that must not be used: n[07-09].  [default: none]"""
+    array: str | None = option(None, *("--array", "-a"), group=JOB, metavar="NUMBERS")
+    """A task and a run for each number: 0-9, 1,3,5, or 0-99%4 (four at a time).  [default: a single run]"""
+    job_name: str = option("lockstep", "--job-name", "-J", group=JOB, metavar="NAME")
+    """Name of the job.  [default: the script's name]"""
+    output: str | None = option(None, *("--output", "-o"), group=JOB, metavar="FILE")
+    """File for the output.  [default: NAME-%j.out, where %j is the job's number]"""
+    requeue: bool = option(True, "--requeue/--no-requeue", group=JOB)
+    """Requeue the job after a lost node, a preemption, or its time limit, until its script is done.  [default: --requeue]"""
+    signal: str = option("USR1@90", group=JOB, metavar="NAME@SECONDS")
+    """Signal on which processes save a checkpoint, and how many seconds before the time limit to send it.  [default:
+    USR1@90]"""
+    container: str | None = option(None, group=JOB, metavar="IMAGE")
+    """Run in this image, with apptainer (or singularity, if only that is installed).  [default: none]"""
+    bind: Sequence[str] = option((), group=JOB, metavar="DIR")
+    """Make a directory visible in the container. May be repeated."""
+    python: str = option("python3", group=JOB, metavar="PATH")
+    """Python interpreter.  [default: this one; in a container, its python3]"""
+    options: Sequence[str] = option((), "--sbatch-option", group=JOB, metavar="OPTION")
+    """Any other option of sbatch: --sbatch-option=--exclusive. May be repeated."""
+    is_module: bool = option(False, "--module", "-m", group=JOB)
+    """Run SCRIPT as a module, as python -m does."""
 
     def __post_init__(self) -> None:
         RunConfig.merge(self.settings, {})  # checks them

@@ -26,13 +26,9 @@ if TYPE_CHECKING:
 class TuneOptions:
     """Settings of a run."""
 
-    tuned: str | None = option(
-        None,
-        group=TRAINING,
-        metavar="FILE",
-        help="File of lockstep tune: apply its settings to the loader that it has measured; the answer stays the same.  "
-        "[default: none]",
-    )
+    tuned: str | None = option(None, group=TRAINING, metavar="FILE")
+    """File of lockstep tune: apply its settings to the loader that it has measured; the answer stays the same.  [default:
+    none]"""
 
 
 class Tuning(Instrument):

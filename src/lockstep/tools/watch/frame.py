@@ -47,10 +47,9 @@ def _head(run: Watched, width: int) -> list[Text]:
     lines = [Text.assemble((visible(run.name), "bold"), " · ", (run.state, style), visible(script))]
     progress = run.progress
     if progress is not None:
-        title = f"epoch {progress.epoch + 1}" + (f"/{progress.num_epochs}" if progress.num_epochs else "")
         times = time_left(progress, run.now_s) if run.state == "running" else []
         values = [visible(f"{name} {value:.4g}") for name, value in run.values.items() if name != run.curve_name]
-        lines.append(Text.assemble(*bar_line(title, progress.done, progress.num_steps, times, values, width)))
+        lines.append(Text.assemble(*bar_line(progress, times, values, width)))
     facts = [] if run.step is None else [f"step {run.step:,}"]
     if run.samples_per_s is not None:
         facts.append(

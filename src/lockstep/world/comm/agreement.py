@@ -13,8 +13,6 @@ def compare_ranks(noun: str, lines: list[str], collectives: Collectives, remedy:
 
     Args:
         noun: the user's word for the lines.
-        lines: this rank's.
-        collectives: over all ranks.
         remedy: what to do if they differ.
 
     Raises:

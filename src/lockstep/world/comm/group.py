@@ -93,9 +93,6 @@ def choose_transport(
     """Choose the backend and the interface: NCCL needs one GPU per process, and a single machine never needs the network.
 
     Args:
-        config: the requested settings.
-        world: this process's place among all processes.
-        devices: this process's devices.
         host: a host that every machine of the run reaches, if one is known.
         are_own: whether no other process uses these devices (``has_own_devices``).
 
@@ -210,7 +207,6 @@ def open_sub_group(ranks: Sequence[int], transport: Transport, backend: str | No
 
     Args:
         ranks: the members; within the group they are numbered in ascending order.
-        transport: the run's.
         backend: None: the run's.
     """
     connections = NewConnections()

@@ -18,8 +18,6 @@ def has_own_devices(world: World, devices: Sequence[torch.device], store: Store 
     there the ranks compare their GPUs' UUIDs.
 
     Args:
-        world: this process's place.
-        devices: those of this process.
         store: where the ranks have met; None: they have not, and processes that might have devices of their own are taken to.
     """
     if devices[0].type == "cpu":

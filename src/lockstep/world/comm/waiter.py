@@ -21,7 +21,6 @@ class Waiter:
     """Waits with a timeout: after a few seconds it prints what for, and in the end it raises PeerError.
 
     Args:
-        rank: this process's.
         world_size: the expected number of ranks.
         endpoint: the rendezvous, for messages.
         timeout_s: seconds to wait, from now.

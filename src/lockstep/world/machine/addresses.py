@@ -56,7 +56,6 @@ def listening(host: str, address: str | None, port: int) -> str:
     Args:
         host: the name or address by which others know this machine.
         address: the address on which it listens; None: all addresses of this machine.
-        port: the store's port.
     """
     endpoint = with_port(host, port)
     if address is None:

@@ -28,7 +28,6 @@ def connect(host: str, port: int, remaining_s: Callable[[], float], pause: Calla
 
     Args:
         host: the store's host name or address.
-        port: the store's port.
         remaining_s: returns the seconds left.
         pause: called repeatedly with the current problem; it sleeps briefly, or raises an error to end the wait.
 

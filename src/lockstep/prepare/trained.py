@@ -1,4 +1,4 @@
-"""The prepared objects that steps act on."""
+"""What the run trains: the prepared models, optimizers and schedules."""
 
 from __future__ import annotations
 
@@ -8,22 +8,18 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lockstep.prepare.model_precision import ModelPrecision
 from lockstep.prepare.scaling import LossScaling
-from lockstep.prepare.shard_gradients import ShardGradients
-from lockstep.prepare.shard_weights import ShardWeights
 from lockstep.prepare.state_adapters import parameters_of
-from lockstep.prepare.strangers import Strangers, is_of_one_process
+from lockstep.prepare.strangers import is_of_one_process
 
 
-class Watched:
+class TrainedObjects:
     """The parameters, precisions, optimizers and schedules that were prepared so far.
 
     Args:
-        num_shards: V. With a single shard, changes inside ``batch.shards`` are allowed.
         scaling: scales the loss, if the precision requires it.
-        is_plain: whether a step is that of a plain single-device script, with the same ``.grad``.
     """
 
-    def __init__(self, num_shards: int, scaling: LossScaling | None, *, is_plain: bool) -> None:
+    def __init__(self, scaling: LossScaling | None) -> None:
         self.models: list[nn.Module] = []
         self.model_precisions: list[ModelPrecision] = []
         """Those of prepared models whose backward passes need them too."""
@@ -33,34 +29,23 @@ class Watched:
         """The parameters' ids: looking up tensors takes several times as long, and is done for each of them in every step."""
         self.scaling = scaling
         """Scales the losses of steps, and unscales their synchronized gradients; None: they are not scaled."""
-        self._optimizers: list[Optimizer] = []
-        self._schedules: list[LRScheduler] = []
-        self.is_strict = num_shards > 1
-        """Whether changes inside ``batch.shards`` are refused."""
-        self.gradients = ShardGradients(self.parameters, is_plain=is_plain)
-        self.strangers = Strangers(self.ids)
-        self.weights = ShardWeights(self.parameters, self._optimizers, self._schedules)
+        self.optimizers: list[Optimizer] = []
+        self.schedules: list[LRScheduler] = []
 
     def add_model(self, model: nn.Module, precision: ModelPrecision) -> None:
         """Add a model."""
         self.models.append(model)
         if precision.reaches_backward:
             self.model_precisions.append(precision)
-        self.gradients.add_model(model)
-        self.weights.add_model(model)
         for name, parameter in model.named_parameters():
             self.parameters.setdefault(parameter, name)
             self.ids.add(id(parameter))
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Add an optimizer."""
-        self._optimizers.append(optimizer)
+        self.optimizers.append(optimizer)
         if self.scaling is not None:
             self.scaling.attach(optimizer)
-
-    def add_schedule(self, schedule: LRScheduler) -> None:
-        """Add a schedule."""
-        self._schedules.append(schedule)
 
     def trains(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer, prepared or not, has parameters of prepared models."""
