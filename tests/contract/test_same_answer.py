@@ -10,7 +10,6 @@ import tasks
 import torch
 
 from lockstep.base.config import PRECISIONS
-from lockstep.base.errors import LaunchError
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -137,12 +136,6 @@ def test_sparse_gradients_give_the_same_answer_with_pytorchs_own_sum(standing_cr
         assert_same(alone[0]["state"], by_rank[0]["state"])
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-def test_sparse_gradients_are_refused_by_name_where_bits_are_promised(crew, nproc):
-    with pytest.raises(LaunchError, match=r"'0.weight' has a sparse gradient"):
-        crew(nproc, tasks.train_sparse, 34, 12, shards=3)
-
-
 def test_a_parameter_is_unused_if_no_shard_used_it_at_every_world_size(standing_crew, promise):
     settings = {"find_unused_parameters": True}
     alone, *others = run_at(standing_crew, [1, 3], 4, promise, tasks.train_unused, 64, 8, **settings)
@@ -165,17 +158,3 @@ def test_every_precision_gives_the_same_answer_up_to_its_rounding_with_pytorchs_
 def test_an_average_starts_from_rank_0_on_all_ranks(standing_crew):
     one, two = standing_crew(2, tasks.average_of_another_start, 24, 8)
     assert_same(one["state"], two["state"], tolerance=0)
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("plain backward", r"team\.backward"),
-        ("update in the shards", r"SGD\.step\(\) inside batch\.shards"),
-        ("backward behind the shards", r"backward\(\) outside of batch\.shards"),
-    ],
-)
-@pytest.mark.parametrize("nproc", [1, 2])
-def test_a_loop_whose_answer_would_depend_on_the_number_of_processes_is_refused(crew, nproc, kind, said):
-    with pytest.raises(LaunchError, match=said):
-        crew(nproc, tasks.wrong, kind, shards=4)

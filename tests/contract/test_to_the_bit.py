@@ -275,14 +275,12 @@ def test_a_training_goes_on_after_its_first_steps_at_another_world_size(standing
         assert differences(whole["state"], result["state"]) == []
 
 
-# Refused
+# Refused (as are the loops of tests/idioms/topics)
 
 
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("SyncBatchNorm", r"layer 'norm' is SyncBatchNorm"),
-        ("create_graph", r"torch\.autograd\.grad"),
         ("late buffer", r"buffer 'scale' of LateBuffer was None"),
         ("used inside and outside", r"'layer\.\w+' came in several parts"),
     ],
