@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import textwrap
-import time
 from dataclasses import dataclass
 
 import pytest
@@ -53,12 +52,6 @@ class Ended:
     outcome: Outcome
     out: str
     err: str
-    ended_s: float
-
-    @property
-    def since_failure_s(self):
-        """Seconds from the first failure to the end, when all processes are gone."""
-        return self.ended_s - self.outcome.failures[0].time_s
 
     @property
     def lines(self):
@@ -88,8 +81,7 @@ def run_warm(server, tmp_path, monkeypatch, capfd):
                 max_restarts=max_restarts,
             )
             outcome = run_workers(spec, server, plan or OutputPlan(), interrupts)
-        ended_s = time.time()
-        return Ended(outcome, *capfd.readouterr(), ended_s)
+        return Ended(outcome, *capfd.readouterr())
 
     return run
 
