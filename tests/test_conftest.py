@@ -72,8 +72,9 @@ def test_a_test_that_starts_processes_is_long_unless_it_is_marked_quick(tmp_path
     source = (
         "import pytest\n"
         "def test_pure(): pass\n"
-        "def test_starting(run_script): pass\n"
-        "@pytest.mark.quick\ndef test_of_a_promise(run_script): pass\n"
+        "@pytest.fixture\ndef crew(): pass\n"
+        "def test_starting(crew): pass\n"
+        "@pytest.mark.quick\ndef test_of_a_promise(crew): pass\n"
     )
     assert "2 passed, 1 deselected" in _pytest(tmp_path, source, "-m", "not long").stdout
 
@@ -109,26 +110,6 @@ def test_starts_it_late(request):
 """
     run = _pytest(tmp_path, source)
     assert run.returncode == 0, run.stdout
-
-
-@pytest.mark.long
-def test_a_script_that_hangs_is_killed_and_shows_its_output(tmp_path):
-    source = """
-def test_hangs(run_script, monkeypatch):
-    run_script("", timeout=0.2)
-"""
-    # A stand-in for the command: it prints, starts a child in a session of its own, and hangs.
-    package = tmp_path / "lockstep" / "cli"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package.parent / "__init__.py").touch()
-    stand_in = "import subprocess\nprint('said before', flush=True)\nsubprocess.run(['setsid', 'sleep', '9'])\n"
-    (package / "main.py").write_text(stand_in)
-    conftest_path = f"import os; os.environ['PYTHONPATH'] = {str(tmp_path)!r}\n"
-    run = _pytest(tmp_path, conftest_path + source)
-    assert "not done after 1.0 s" in run.stdout, run.stdout
-    assert "said before" in run.stdout
-    assert "left behind" not in run.stdout
 
 
 CUDA_TEST = """
