@@ -94,7 +94,7 @@ def test_it_does_not_matter_where_gradients_are_cleared(standing_crew, zero_at):
         assert_same(reference["state"], one["state"], promise="exact")
 
 
-def test_shards_weigh_what_they_are_said_to(standing_crew):
+def test_weights_of_shards_are_exact_for_any_split(standing_crew):
     results = run_at(standing_crew, [1, 3], 4, "stock", tasks.classify, tasks.Net, 56, 16, 2, 0, "end", False, True)
     for by_rank in results[1:]:
         assert_same(results[0][0]["state"], by_rank[0]["state"])
