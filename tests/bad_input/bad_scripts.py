@@ -273,10 +273,6 @@ def sample_alone_in_a_shard(team, length, batch_size):
     train(model, DataLoader(points(length), batch_size), team)
 
 
-def sample_alone_in_bf16(team):
-    sample_alone_in_a_shard(team, 2, 2)
-
-
 class Forgetful(nn.Module):
     """After the first step it no longer uses its second layer."""
 

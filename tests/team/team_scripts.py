@@ -520,10 +520,6 @@ def ready_batches():
     return [(torch.randn(n, 4, generator=generator), torch.randint(0, 2, (n,), generator=generator)) for n in sizes]
 
 
-def own_rank():
-    return int(os.environ["RANK"])
-
-
 def count_calls():
     """How often a step calls the Python functions of lockstep, by file and function: of the steps in which nothing is due, as
     in most of a run."""
