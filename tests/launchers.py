@@ -2,6 +2,8 @@
 
 import os
 import subprocess
+import sys
+import textwrap
 import types
 from pathlib import Path
 
@@ -37,6 +39,32 @@ def start_launcher(nursery, tmp_path):
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def start_cold(tmp_path):
+    """``start_cold(source_or_path, *options, args=())``: the command itself, in ``tmp_path``, started and not waited for.
+
+    It imports all that it needs, as its fork server does: seconds of the processor. ``env`` is added to the environment.
+    """
+    started = []
+
+    def start(script, *options, args=(), env=None, **popen):
+        if isinstance(script, str):
+            source, script = script, tmp_path / "script.py"
+            script.write_text(textwrap.dedent(source))
+        command = [sys.executable, "-m", "lockstep.cli.main", "run", *options, str(script), *map(str, args)]
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen}
+        started.append(subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **(env or {})}, text=True, **streams))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        process.wait()
 
 
 @pytest.fixture

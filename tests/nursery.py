@@ -169,6 +169,7 @@ def main(control):
         "lockstep.launch.elastic.run",
     ):
         importlib.import_module(name)
+    importlib.import_module("lockstep.base.extensions").names("observers")  # looks for them, once for all
     gc.freeze()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, lambda *_: reap())  # those that wait for launchers

@@ -89,9 +89,12 @@ class StandingCrew:
 
 def serve():
     """Run what is asked for, until nobody can ask any more."""
-    gc.freeze()
+    num_modules = 0
     with socket.socket(fileno=os.dup(0)) as end:
         while (asked := _receive(end)) is not None:
+            if num_modules < len(sys.modules):
+                gc.freeze()  # a run collects garbage when it closes its process group, and need not go through all of PyTorch
+                num_modules = len(sys.modules)
             try:
                 answer = _run(*asked), ""
             except BaseException:

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from lockstep.base import extensions
 from lockstep.base.config import options_of_tools, settle
 from lockstep.base.errors import ConfigError
 from lockstep.joining.instrument import make_instruments
@@ -23,19 +22,18 @@ class Told(Listener):
 def install(tmp_path, monkeypatch):
     """``install(module_text, entry_point)``: a package that adds an instrument, or what else is named."""
 
-    def run(module, point, kind="instruments"):
-        (tmp_path / "strange.py").write_text(module)
-        about = tmp_path / "strange-1.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: strange\nVersion: 1\n")
+    def run(module, point, kind="instruments", version=1):
+        place = tmp_path / str(version)
+        about = place / f"strange-{version}.dist-info"
+        about.mkdir(parents=True)
+        (place / "strange.py").write_text(module)
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: strange\nVersion: {version}\n")
         (about / "entry_points.txt").write_text(f"[lockstep.{kind}]\nstrange = {point}\n")
-        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.syspath_prepend(str(place))
         monkeypatch.delitem(sys.modules, "strange", raising=False)
-        extensions._installed.cache_clear()
         options_of_tools.cache_clear()
 
     yield run
-    extensions._installed.cache_clear()
     options_of_tools.cache_clear()
 
 
@@ -50,6 +48,12 @@ def test_listeners_are_notified_by_stage_and_within_one_in_the_order_in_which_th
 
 def test_an_instrument_of_another_package_is_made_with_what_is_asked_of_it(install):
     install("class Strange:\n    def __init__(self, asked):\n        self.asked = asked\n", "strange:Strange")
+    assert [type(each).__name__ for each in make_instruments({"strange": 7}).values() if each.asked == 7] == ["Strange"]
+
+
+def test_of_two_versions_of_a_package_the_one_that_is_imported_counts(install):
+    install("", "strange:Lost", version=1)
+    install("class Strange:\n    def __init__(self, asked):\n        self.asked = asked\n", "strange:Strange", version=2)
     assert [type(each).__name__ for each in make_instruments({"strange": 7}).values() if each.asked == 7] == ["Strange"]
 
 

@@ -317,15 +317,20 @@ def test_each_directory_of_code_is_a_package():
     assert {path.name for path in without} <= {"template"}, "the wheel leaves these out"
 
 
+@pytest.fixture(scope="module")
+def sources():
+    return read_tree(SOURCE)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("rule", RULES)
-def test_the_tree_keeps(rule):
-    assert not (found := rule(read_tree(SOURCE))), "\n".join(found)
+def test_the_tree_keeps(sources, rule):
+    assert not (found := rule(sources)), "\n".join(found)
 
 
 @pytest.mark.long
-def test_what_must_start_quickly_does_not_import_torch():
-    modules = [m for m in read_tree(SOURCE) if within(m, WITHOUT_TORCH) and not within(m, WITH_TORCH)]
+def test_what_must_start_quickly_does_not_import_torch(sources):
+    modules = [m for m in sources if within(m, WITHOUT_TORCH) and not within(m, WITH_TORCH)]
     assert len(modules) > 8
     program = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\n"
     program += "    if 'torch' in sys.modules: sys.exit(f'importing {name} imports torch')\n"

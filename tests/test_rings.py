@@ -65,9 +65,7 @@ def train(tmp_path, run_here):
             shutil.copytree(
                 SOURCE,
                 copy,
-                ignore=lambda at, names: [
-                    n for n in names if Path(at, n) in left_out or n.endswith((".egg-info", "__pycache__"))
-                ],
+                ignore=lambda at, names: [n for n in names if Path(at, n) in left_out or n.endswith(".egg-info")],
             )
         command = [sys.executable, *BY[launcher[0]], *launcher[1:], str(script), "-".join(("run", *without)), str(stop)]
         environ = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}

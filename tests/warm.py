@@ -1,4 +1,4 @@
-"""The fixtures ``run_here`` and ``command_here``, for the conftest.py of any folder: ``from warm import run_here``."""
+"""The fixture ``run_here``, for the conftest.py of any folder: ``from warm import run_here``."""
 
 import contextlib
 import os
@@ -74,30 +74,19 @@ def run_on(server, directory, command, *, env=None, stdin=None, verb="run"):
 
 
 @pytest.fixture
-def command_here(outlives_tests, request, tmp_path):
-    """``command_here("lockstep run --nproc 2 train.py")``: such a command, without a shell, in ``tmp_path``.
+def run_here(outlives_tests, request, tmp_path):
+    """``run_here(source_or_path, *options, args=())``: ``lockstep run OPTIONS SCRIPT``, in ``tmp_path``, to its end.
 
     By a launcher in this process, and on the fork server that is warm for the whole session: in a tenth of the time. What
-    PyTorch and others read when they are loaded is that of the session.
+    PyTorch and others read when they are loaded is that of the session. A ``str`` is source, a ``Path`` a file, and for
+    ``None`` the options have the script and its arguments. ``env`` is added to the environment, ``stdin`` is what is read.
     """
-
-    def run(command, env=None):
-        program, verb, *words = command.split()
-        assert (program, verb) == ("lockstep", "run")
-        return run_on(warm_server(request, outlives_tests), tmp_path, words, env=env)
-
-    return run
-
-
-@pytest.fixture
-def run_here(outlives_tests, request, tmp_path):
-    """``run_script``, in the same way."""
 
     def run(script, *options, args=(), env=None, stdin=None):
         if isinstance(script, str):
             source, script = script, tmp_path / "script.py"
             script.write_text(textwrap.dedent(source))
-        server = warm_server(request, outlives_tests)
-        return run_on(server, tmp_path, [*options, str(script), *map(str, args)], env=env, stdin=stdin)
+        words = [*options, *map(str, [] if script is None else [script, *args])]
+        return run_on(warm_server(request, outlives_tests), tmp_path, words, env=env, stdin=stdin)
 
     return run

@@ -22,8 +22,8 @@ def points(length=8, features=2):
     return TensorDataset(torch.randn(length, features, generator=generator), torch.randn(length, 1, generator=generator))
 
 
-def train(model, loader, team, loss_of=None, inside=None, after=None, **backward):
-    """One epoch of the plain loop. ``inside`` is called in ``batch.shards``, ``after`` behind them."""
+def train(model, loader, team, loss_of=None, after=None, **backward):
+    """One epoch of the plain loop. ``after`` is called behind ``batch.shards``."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, loader = team.prepare(model, optimizer, loader)
     for batch in loader:
@@ -31,8 +31,6 @@ def train(model, loader, team, loss_of=None, inside=None, after=None, **backward
             outputs = model(inputs)
             loss = (outputs - targets).square().mean() if loss_of is None else loss_of(team, outputs)
             team.backward(loss, **backward)
-            if inside is not None:
-                inside(team)
         optimizer.step()
         optimizer.zero_grad()
         if after is not None:
@@ -234,10 +232,6 @@ def settings_that_depend_on_the_rank():
 # Losses
 
 
-def loss_of_each_sample(team):
-    train(nn.Linear(2, 1), DataLoader(points(), 4), team, lambda team, outputs: outputs)
-
-
 def loss_as_a_number(team):
     train(nn.Linear(2, 1), DataLoader(points(), 4), team, lambda team, outputs: outputs.mean().item())
 
@@ -279,10 +273,6 @@ def sample_alone_in_a_shard(team, length, batch_size):
     train(model, DataLoader(points(length), batch_size), team)
 
 
-def sample_alone_in_bf16(team):
-    sample_alone_in_a_shard(team, 2, 2)
-
-
 class Forgetful(nn.Module):
     """After the first step it no longer uses its second layer."""
 
@@ -305,53 +295,19 @@ def _all_reduce(team):
     team.all_reduce(torch.ones(1))
 
 
-def collective_in_the_shards(team):
-    train(nn.Linear(2, 1), DataLoader(points(), 4), team, inside=_all_reduce)
-
-
 def collective_in_every_step(team):
     train(nn.Linear(2, 1), DataLoader(points(5), 4), team, after=_all_reduce)
 
 
-def evaluate_in_the_shards(team):
-    train(nn.Linear(2, 1), DataLoader(points(), 4), team, inside=lambda team: team.evaluate(nn.Linear(2, 1), []))
-
-
-def evaluate_by_hand(team):
-    model, loader = team.prepare(nn.Linear(2, 1), DataLoader(points(), 4))
-    with torch.no_grad():
+def left_steps():
+    """How many steps counted of a script that left the shards of its first one, and ended."""
+    with lockstep.join() as team:
+        model, loader = team.prepare(nn.Linear(2, 1), DataLoader(points(), 4))
         for batch in loader:
             for inputs, _ in batch.shards:
-                model(inputs)
-
-
-def shards_of_two_loaders(team, one, other):
-    """Side by side, of global batches of so many samples."""
-    model, first, second = team.prepare(nn.Linear(2, 1), DataLoader(points(), one), DataLoader(points(), other))
-    for a, b in zip(first, second, strict=False):
-        for (x, _), (y, _) in zip(a.shards, b.shards, strict=False):
-            team.backward((model(x) - model(y)).square().mean())
-        team.barrier()
-
-
-def leave_the_shards(team, then):
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(points(), 4))
-    for batch in loader:
-        for inputs, _ in batch.shards:
-            team.backward(model(inputs).mean())
+                team.backward(model(inputs).mean())
+                break
             break
-        if then == "step":
-            optimizer.step()
-        if then == "end":
-            return
-
-
-def left_steps(then):
-    """How many steps counted."""
-    with lockstep.join() as team:
-        leave_the_shards(team, then)
         return team.step
 
 

@@ -114,8 +114,8 @@ def test_help_shows_some_twenty_options_and_says_how_to_see_all(command):
 
 
 @pytest.mark.timeout(40)
-def test_settings_reach_the_worker_and_the_scripts_status_comes_back(run_script):
-    done = run_script(
+def test_settings_reach_the_worker_and_the_scripts_status_comes_back(run_here):
+    done = run_here(
         "import os, sys; print(os.environ['LOCKSTEP_SETTINGS'], sys.argv[1:]); sys.exit(5)", "--seed", "3", args=("a",)
     )
     assert done.returncode == 5

@@ -170,9 +170,8 @@ def shown():
         talks.setdefault((kind, deeds), []).extend(plain(line) for line in lines if not line.startswith(PROMPT))
     for number, ((kind, deeds), answers) in enumerate(talks.items()):
         said = " ".join(deeds)
-        # Of the two talks with runs, which cost minutes, CI has the elastic one: numbered nodes have tests of their own.
-        marks = [pytest.mark.long] if "lockstep run" in said else []
-        marks += [pytest.mark.longest] if "--node-rank" in said else []
+        # Talks with runs cost minutes. What they start has tests of its own, in test_nodes_on_hosts.py.
+        marks = [pytest.mark.longest] if "lockstep run" in said else []
         yield pytest.param(kind, deeds, answers, marks=marks, id=f"{number}{kind}")
 
 

@@ -42,10 +42,6 @@ def short(**options):
     return trained(**{"num_steps": 9, "model": "SometimesUnused", "length": 17, "batch_size": 8, "epochs": 3, **options})
 
 
-def idiom(name, resumes=False):
-    return Training(partial(whole_steps.train_idiom, name), 9, resumes=resumes)
-
-
 def special(task, *args, num_steps=6, resumes=True, **settings):
     return Training(partial(task, *args), num_steps, settings, resumes)
 
@@ -118,11 +114,7 @@ CORPUS = {
             "evaluation",
         )
     },
-    **{name: idiom(name) for name in whole_steps.IDIOMS},
-    **{
-        name: idiom(name, resumes=True)
-        for name in ("noise on gradients", "ReduceLROnPlateau on the loss", "steps left out at random")
-    },
+    **{name: special(whole_steps.train_idiom, name, num_steps=9) for name in whole_steps.IDIOMS},
     "scaled by the script": special(features.train_scaled, "script", "AdamW, foreach", num_steps=9),
     "scaled by the run": special(features.train_scaled, "run", "AdamW, foreach", num_steps=9, resumes=False),
     "scaled by the script, fused": special(features.train_scaled, "script", "AdamW, fused", num_steps=9),

@@ -626,9 +626,7 @@ def refused(what):
     """What cannot be the same at every world size, or not be had at all."""
     team = lockstep.join()
     model = Net()
-    if what == "SyncBatchNorm":
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    elif what == "late buffer":
+    if what == "late buffer":
         model = LateBuffer(True)
     elif what == "used inside and outside":
         model = UsedAgain()
@@ -636,6 +634,4 @@ def refused(what):
     for batch in loader:
         for inputs, targets, _ in batch.shards:
             loss = functional.cross_entropy(model(inputs), targets)
-            if what == "create_graph":
-                team.backward(loss, create_graph=True)
             team.backward(loss)

@@ -112,59 +112,6 @@ def thaw_at_a_step():
     return state_of(model)
 
 
-def late_parameter():
-    team, model, optimizer, loader = _prepare(Two)
-    model.c = nn.Linear(3, 3)
-    optimizer.add_param_group({"params": list(model.c.parameters())})
-    for batch in loader:
-        for x in batch.shards:
-            team.backward(model.c(model(x)).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def optimizer_in_backward():
-    team, model, optimizer, loader = _prepare(Two)
-    model.a.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
-    for batch in loader:
-        for x in batch.shards:
-            team.backward(model(x).square().mean())
-
-
-def change(what):
-    """Something that is equal on all ranks is changed in the shards of the second step, and stays changed."""
-    team, model, optimizer, loader = _prepare(Two)
-    for batch in loader:
-        for x in batch.shards:
-            team.backward(model(x).square().mean())
-            if team.step == 2 and what == "weights":
-                with torch.no_grad():
-                    model.a.weight.clamp_(-0.1, 0.1)
-            elif team.step == 2 and what == "what learns":
-                model.b.requires_grad_(False)
-            elif team.step == 2 and what == "learning rate":
-                optimizer.param_groups[0]["lr"] *= 0.5
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-class Growing(Two):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("cache", torch.zeros(1))
-
-    def forward(self, x):
-        self.cache = torch.zeros(len(self.cache) + 1)
-        return super().forward(x)
-
-
-def growing_buffer():
-    team, model, _, loader = _prepare(Growing)
-    for batch in loader:
-        for x in batch.shards:
-            team.backward(model(x).square().mean())
-
-
 def other_numbers_of_calls(weighted):
     """The last shard of each step makes three backward calls, shard 1 of step 2 none, the others two."""
     team, model, optimizer, loader = _prepare(Two, BATCHES * 2)

@@ -440,24 +440,3 @@ def average_of_another_start(length, batch_size):
     team = lockstep.join()
     average = team.prepare(average)
     return {"state": state(average)}
-
-
-def wrong(kind, length=24, batch_size=8):
-    """Loops whose answer would depend on the number of processes."""
-    team = lockstep.join()
-    model = Plain()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(Points(length), batch_size))
-    for batch in loader:
-        for inputs, targets, _ in batch.shards:
-            loss = functional.cross_entropy(model(inputs), targets)
-            if kind == "plain backward":
-                loss.backward()
-            elif kind == "update in the shards":
-                team.backward(loss)
-                optimizer.step()
-            elif kind == "backward behind the shards":
-                team.backward(loss, retain_graph=True)
-        if kind == "backward behind the shards":
-            team.backward(loss)
-        optimizer.step()

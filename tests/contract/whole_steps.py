@@ -12,11 +12,10 @@ import numpy
 import torch
 from bits import Seen
 from features import loader_of
-from tasks import Net, Plain, Points
+from tasks import Net, Plain
 from torch import nn
 from torch.nn import functional
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader
 
 import lockstep
 
@@ -222,27 +221,7 @@ def _draw():
     return [float(torch.rand(())), random.random(), float(numpy.random.random())]
 
 
-# What scripts do between the shards of one step and those of the next
-
-
-KEEP, STOP = "keep the gradients", "stop the training"
-
-
-def _clip_values(team, model, optimizer, seen):
-    def update(batch):
-        nn.utils.clip_grad_value_(model.parameters(), 0.02)
-        seen.gradients(model)
-        optimizer.step()
-
-    return update
-
-
-def _clip_norms(team, model, optimizer, seen):
-    def update(batch):
-        seen.step(norm=nn.utils.clip_grad_norm_(model.parameters(), 0.1))
-        optimizer.step()
-
-    return update
+# What scripts do between the shards of one step and those of the next, and resumes (more are in tests/idioms/topics)
 
 
 def _noise(team, model, optimizer, seen):
@@ -251,27 +230,6 @@ def _noise(team, model, optimizer, seen):
             scale = 0.05 * random.random() * numpy.random.random()
             parameter.grad.add_(torch.randn_like(parameter.grad), alpha=scale)
         optimizer.step()
-
-    return update
-
-
-def _average_by_hand(team, model, optimizer, seen):
-    average = [parameter.detach().clone() for parameter in model.parameters()]
-
-    def update(batch):
-        optimizer.step()
-        with torch.no_grad():
-            torch._foreach_lerp_(average, list(model.parameters()), 0.1)
-        seen.step(average=average)
-
-    return update
-
-
-def _no_optimizer(team, model, optimizer, seen):
-    def update(batch):
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.sub_(parameter.grad - parameter.grad.mean(), alpha=0.1)
 
     return update
 
@@ -287,53 +245,6 @@ def _plateau(team, model, optimizer, seen):
     return update
 
 
-def _rate_by_hand(team, model, optimizer, seen):
-    def update(batch):
-        for group in optimizer.param_groups:
-            group["lr"] = 0.1 * batch["loss"] / team.step**0.5
-        optimizer.step()
-
-    return update
-
-
-def _accumulate(team, model, optimizer, seen):
-    def update(batch):
-        seen.gradients(model)
-        if team.step % 2:
-            return KEEP
-        for parameter in model.parameters():
-            parameter.grad.div_(2)
-        optimizer.step()
-        return None
-
-    return update
-
-
-def _stop_early(team, model, optimizer, seen):
-    best = []
-
-    def update(batch):
-        optimizer.step()
-        best.append(batch["loss"])
-        return STOP if len(best) > 3 and best[-1] > min(best[:-1]) else None
-
-    return update
-
-
-def _count(team, model, optimizer, seen):
-    counts = {"steps": 0, "samples": 0, "loss": 0.0, "right": 0}
-
-    def update(batch):
-        optimizer.step()
-        counts["steps"] += 1
-        counts["samples"] += batch.num_samples
-        counts["loss"] += batch["loss"] * batch.num_samples
-        counts["right"] += round(batch["accuracy"] * batch.num_samples)
-        seen.step(counts=counts, mean=counts["loss"] / counts["samples"])
-
-    return update
-
-
 def _skip_at_random(team, model, optimizer, seen):
     def update(batch):
         if torch.rand(()) < 0.5 or random.random() < 0.2:
@@ -343,60 +254,10 @@ def _skip_at_random(team, model, optimizer, seen):
     return update
 
 
-def _go_back(team, model, optimizer, seen):
-    kept = {"loss": float("inf")}
-
-    def update(batch):
-        if batch["loss"] < kept["loss"]:
-            kept.update(loss=batch["loss"], state={name: value.clone() for name, value in model.state_dict().items()})
-        optimizer.step()
-        if team.step % 4 == 0:
-            model.load_state_dict(kept["state"])
-
-    return update
-
-
-def _evaluate(team, model, optimizer, seen):
-    test_loader = DataLoader(Points(21), 8)
-
-    def update(batch):
-        optimizer.step()
-        with team.evaluate(model, test_loader) as evaluation:
-            for batch in evaluation:
-                for inputs, targets, _ in batch.shards:
-                    batch.add(loss=functional.cross_entropy(model(inputs), targets))
-        seen.step(evaluated=evaluation["loss"], best=team.best(evaluation["loss"], "min"))
-
-    return update
-
-
-def _decide_together(team, model, optimizer, seen):
-    def update(batch):
-        team.barrier()
-        mean = team.all_reduce(torch.tensor(batch["loss"]), "max")
-        if team.any(batch["loss"] > 1) and not team.any(bool(mean > 2)):
-            optimizer.step()
-        team.log(loss=batch["loss"], rate=optimizer.param_groups[0]["lr"])
-
-    return update
-
-
 IDIOMS = {
-    "clip_grad_value_": _clip_values,
-    "clip_grad_norm_ of torch": _clip_norms,
     "noise on gradients": _noise,
-    "an average by hand": _average_by_hand,
-    "no optimizer": _no_optimizer,
     "ReduceLROnPlateau on the loss": _plateau,
-    "a rate by hand": _rate_by_hand,
-    "accumulation by hand": _accumulate,
-    "early stopping on the loss": _stop_early,
-    "islice": _clip_norms,
-    "counters": _count,
     "steps left out at random": _skip_at_random,
-    "the best weights again": _go_back,
-    "evaluation in every step": _evaluate,
-    "collectives in every step": _decide_together,
 }
 
 
@@ -407,9 +268,8 @@ def train_idiom(idiom):
     model, optimizer, loader = team.prepare(model, optimizer, loader_of("samples", 33, 8))
     seen = Seen(team)
     update = IDIOMS[idiom](team, model, optimizer, seen)
-    wish = None
     for _ in team.epochs(3):
-        for batch in itertools.islice(loader, 3) if idiom == "islice" else loader:
+        for batch in loader:
             for inputs, targets, indices in batch.shards:
                 outputs = model(inputs)
                 loss = functional.cross_entropy(outputs, targets)
@@ -417,11 +277,6 @@ def train_idiom(idiom):
                 team.backward(loss)
                 batch.add(loss=loss, accuracy=(outputs.argmax(1) == targets).float().mean())
             seen.step(loss=batch["loss"], accuracy=batch["accuracy"])
-            wish = update(batch)
-            if wish != KEEP:
-                optimizer.zero_grad()
-            if wish == STOP:
-                break
-        if wish == STOP:
-            break
+            update(batch)
+            optimizer.zero_grad()
     return seen.result(model, optimizer, steps=team.step)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from horovod_helpers import why_missing
-from warm import command_here
+from warm import run_here
 
 from lockstep.base.config import PRECISIONS
 from lockstep.tools.trials.machine import find_components
 
-__all__ = ["command_here"]
+__all__ = ["run_here"]
 
 ROOT = Path(__file__).parents[2]
 # Scripts that know nothing of lockstep, and a few that do, written as others write them.
@@ -61,7 +61,7 @@ team.barrier()
 SMALLER = {
     "compare examples/digits.py": "compare --rounds 1 examples/digits.py",
     "compare --methods single,single+bf16-mixed train.py": "compare --methods single,single+bf16-mixed --rounds 1 train.py",
-    # Once is enough for torchrun, at a free port. (It starts the examples in tests/team/test_together.py.)
+    # Once is enough for torchrun, at a free port. (tests/contract/test_matrix.py has it start the examples' models.)
     "torchrun --standalone --nproc-per-node 2 train.py": "torchrun --nproc-per-node 2 train.py",
     "torchrun --nproc-per-node 2 examples/digits.py": "torchrun --nproc-per-node 2 train.py",
     "torchrun --nproc-per-node 2 with_lockstep.py": "torchrun --nproc-per-node 2 train.py",
@@ -126,7 +126,7 @@ def marked(command, page):
 
 
 @pytest.mark.parametrize("command", [marked(*found) for found in commands().items() if not found[0].startswith("make ")])
-def test_a_command_of_the_documentation_runs_as_written(command, tmp_path, require, command_here):
+def test_a_command_of_the_documentation_runs_as_written(command, tmp_path, require, run_here):
     if command.startswith("mpirun"):
         require("mpi", None if shutil.which("mpirun") else "mpirun is missing (on Debian: apt-get install openmpi-bin)")
     if re.search(r"^horovodrun|--strategy horovod", command):
@@ -141,7 +141,7 @@ def test_a_command_of_the_documentation_runs_as_written(command, tmp_path, requi
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environ = {**AS_ROOT, "PATH": path, "OMP_NUM_THREADS": "1"}
     if WARM.fullmatch(command):
-        done = command_here(as_run(command), env=environ)
+        done = run_here(None, *as_run(command).split()[2:], env=environ)
     else:
         done = subprocess.run(
             as_run(command),

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from crew import warm_server
 from launchers import nursery, python_here, warm_trials
-from warm import command_here, run_here, run_on
+from warm import run_here, run_on
 
-__all__ = ["command_here", "nursery", "python_here", "run_here", "warm_trials"]
+__all__ = ["nursery", "python_here", "run_here", "warm_trials"]
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(page for page in (ROOT / "docs" / "how-to").glob("*.md") if page.name != "ports.md")  # see test_ports.py
@@ -126,11 +126,11 @@ def test_a_function_is_launched_as_from_a_notebook(run_plainly):
 
 
 @pytest.mark.long
-def test_best_weights_are_used_without_lockstep(command_here, python_here, tmp_path):
+def test_best_weights_are_used_without_lockstep(run_here, python_here, tmp_path):
     texts = {name: text for _, name, text in SCRIPTS}
-    (tmp_path / "early_stopping.py").write_text(texts["early_stopping.py"])
-    (tmp_path / "predict.py").write_text(texts["predict.py"])
-    done = command_here("lockstep run --nproc-per-node 2 early_stopping.py")
+    for name in ("early_stopping.py", "predict.py"):
+        (tmp_path / name).write_text(texts[name])
+    done = run_here(tmp_path / "early_stopping.py", "--nproc-per-node", "2")
     assert done.returncode == 0, done.stderr
     done = python_here(tmp_path / "predict.py")
     assert (done.returncode, done.stdout) == (0, "[0, 1]\n"), done.stderr

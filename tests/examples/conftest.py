@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from crew import crew
-from launchers import nursery, python_here, start_launcher, warm_trials
-from warm import command_here, run_here
+from launchers import nursery, python_here, start_cold, start_launcher, warm_trials
+from warm import run_here
 
-__all__ = ["command_here", "crew", "nursery", "python_here", "run_here", "start_launcher", "warm_trials"]
+__all__ = ["crew", "nursery", "python_here", "run_here", "start_cold", "start_launcher", "warm_trials"]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

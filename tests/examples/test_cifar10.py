@@ -127,7 +127,7 @@ def test_training_images_are_shifted_and_mirrored_and_test_images_are_not(archiv
     assert min(seen) < len(shifted) <= max(seen)
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_the_small_network_learns(archive, run_here, examples):
     options = ("--threads", "1", "--device", "cpu")
     done = run_here(examples / "cifar10.py", *options, args=("--epochs", "25", "--batch-size", "16"))

@@ -1,9 +1,6 @@
 """The example of the README learns, and gives the same answer however it is started."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -32,9 +29,8 @@ def test_digits_learns_the_same_on_one_and_on_two_processes(run_here):
 
 
 @pytest.mark.long
-def test_digits_runs_under_plain_python(tmp_path):
-    command = [sys.executable, str(EXAMPLE), "--epochs", "1"]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=100)
+def test_digits_runs_under_plain_python(python_here, tmp_path):
+    done = python_here(EXAMPLE, "--epochs", "1")
     assert done.returncode == 0, done.stderr
     assert "global batch 64 = 8 shards x 8 on 1 process" in done.stdout
     assert len(results(done.stdout)) == 1

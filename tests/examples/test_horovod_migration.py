@@ -50,10 +50,11 @@ def test_it_needs_no_horovod_and_gives_the_same_on_one_and_on_two_processes(run_
 
 @pytest.mark.long
 @pytest.mark.usefixtures("horovod")
-def test_horovod_can_sum_its_gradients(on_two, run_script):
-    done = run_script(EXAMPLE, "--nproc-per-node", "2", "--strategy", "horovod", args=EPOCHS, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert_same_results(on_two, results(done.stdout))
+def test_horovod_can_sum_its_gradients(on_two, start_cold):
+    launcher = start_cold(EXAMPLE, "--nproc-per-node", "2", "--strategy", "horovod", args=EPOCHS)
+    out, err = launcher.communicate(timeout=300)
+    assert launcher.returncode == 0, err
+    assert_same_results(on_two, results(out))
 
 
 @pytest.mark.long

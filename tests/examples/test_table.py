@@ -63,7 +63,7 @@ def test_links_beside_the_table_lead_somewhere():
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("script", "command"), COMMANDS)
-def test_a_command_of_the_table_runs(script, command, tmp_path, require, command_here, python_here):
+def test_a_command_of_the_table_runs(script, command, tmp_path, require, run_here, python_here):
     if script == "fine_tuning.py":
         missing = importlib.util.find_spec("transformers") is None
         require("transformers", "transformers is not installed (pip install transformers)" if missing else None)
@@ -72,7 +72,7 @@ def test_a_command_of_the_table_runs(script, command, tmp_path, require, command
     on_disk.write_images(tmp_path / "data" / "imagenet")
     command = " ".join((command, SMALLER.get(script, "")))
     if command.startswith("lockstep run"):
-        done = command_here(command, env={"OMP_NUM_THREADS": "1"})
+        done = run_here(None, *command.split()[2:], env={"OMP_NUM_THREADS": "1"})
     else:
         done = python_here(*command.split()[1:], env={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stdout + done.stderr

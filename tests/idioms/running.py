@@ -44,9 +44,12 @@ def run(names, nproc, folder, is_plain=False):
         is_plain: to run them without lockstep.
     """
     idioms = {idiom.name: idiom for idiom in ROWS}
-    gc.freeze()  # a run collects garbage when it closes its process group, and need not go through all of PyTorch for it
-    outcomes = {}
+    outcomes, num_modules = {}, 0
     for name in names:
+        if num_modules < len(sys.modules):
+            # A run collects garbage when it closes its process group, and need not go through all of PyTorch for it.
+            gc.freeze()
+            num_modules = len(sys.modules)
         outcomes[name] = run_one(idioms[name], f"{folder}/{name}", is_plain)
         wait_for_all(Path(folder, "done", name), nproc)
     return outcomes

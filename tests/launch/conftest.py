@@ -1,14 +1,11 @@
 """One warm fork server for all tests of a session, and ways to run scripts on it."""
 
-import subprocess
-import sys
 import textwrap
-import time
 from dataclasses import dataclass
 
 import pytest
 from launch_helpers import MEET
-from launchers import nursery, start_launcher
+from launchers import nursery, start_cold, start_launcher
 from warm import run_here
 
 from lockstep.launch.local import run_workers
@@ -22,7 +19,7 @@ from lockstep.launch.source import Source
 from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome
 
-__all__ = ["nursery", "run_here", "start_launcher"]
+__all__ = ["nursery", "run_here", "start_cold", "start_launcher"]
 
 
 @pytest.fixture(scope="session")
@@ -53,12 +50,6 @@ class Ended:
     outcome: Outcome
     out: str
     err: str
-    ended_s: float
-
-    @property
-    def since_failure_s(self):
-        """Seconds from the first failure to the end, when all processes are gone."""
-        return self.ended_s - self.outcome.failures[0].time_s
 
     @property
     def lines(self):
@@ -88,8 +79,7 @@ def run_warm(server, tmp_path, monkeypatch, capfd):
                 max_restarts=max_restarts,
             )
             outcome = run_workers(spec, server, plan or OutputPlan(), interrupts)
-        ended_s = time.time()
-        return Ended(outcome, *capfd.readouterr(), ended_s)
+        return Ended(outcome, *capfd.readouterr())
 
     return run
 
@@ -104,27 +94,3 @@ def start_own(start_launcher, tmp_path):
         return start_launcher(*options, script, env=env)
 
     return start
-
-
-@pytest.fixture
-def start_cold(tmp_path):
-    """The same by the command, which imports all that it needs, as its fork server does."""
-    started = []
-
-    def start(source, *options, **popen):
-        script = tmp_path / "script.py"
-        script.write_text(textwrap.dedent(source))
-        command = [sys.executable, "-m", "lockstep.cli.main", "run", *options, str(script)]
-        arguments = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen}
-        process = subprocess.Popen(command, cwd=tmp_path, text=True, **arguments)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        for stream in (process.stdin, process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
-        process.wait()

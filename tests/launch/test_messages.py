@@ -156,15 +156,13 @@ def test_a_process_that_a_worker_has_forked_keeps_no_launch_waiting(run_warm, tm
         pid = os.fork()
         if pid == 0:
             os.setsid()
-            time.sleep(30)
+            time.sleep(10_000)
         pathlib.Path("child").write_text(str(pid))
-        pathlib.Path("began").write_text(str(time.time()))
         """,
         nproc=1,
     )
     os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
     assert not ended.outcome.failures
-    assert ended.ended_s - float((tmp_path / "began").read_text()) < 25
 
 
 def test_a_failure_with_more_words_than_a_pipe_holds_is_told_whole(run_warm):

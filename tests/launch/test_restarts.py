@@ -8,9 +8,9 @@ import pytest
 from launch_helpers import MEET, is_running, read_pids, until
 
 from lockstep.base.errors import ConfigError, LaunchError
+from lockstep.launch import supervise
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.restarts import check_max_restarts
-from lockstep.launch.supervise import GRACE_S
 
 pytestmark = pytest.mark.timeout(40)
 LONG = pytest.mark.long
@@ -167,26 +167,23 @@ def test_ctrl_c_while_a_failed_start_ends_is_not_followed_by_a_restart(start_own
 
 
 @pytest.mark.long
-def test_a_restart_does_not_wait_for_a_rank_that_will_not_end(run_warm, tmp_path):
+def test_a_restart_does_not_wait_for_a_rank_that_will_not_end_as_long_as_an_end_does(run_warm, monkeypatch):
+    monkeypatch.setattr(supervise, "GRACE_S", 10_000.0)
     ended = run_warm(
         """
         import os, pathlib, signal, time
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
-            print(time.time())
             os._exit(0)
         pathlib.Path(f"pid-{os.getpid()}").touch()
         if os.environ["RANK"] == "1":
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            time.sleep(100)
+            time.sleep(10_000)
         while len(list(pathlib.Path().glob("pid-*"))) < 2: time.sleep(0.01)
-        print(time.time(), flush=True)
         os._exit(1)
         """,
         max_restarts=1,
     )
     assert not ended.outcome.failures, ended
-    failed_s, *_, began_s = map(float, ended.lines)
-    assert began_s - failed_s < GRACE_S, "it waited for as long as where nothing follows"
 
 
 @pytest.mark.parametrize("tee", [False, True])

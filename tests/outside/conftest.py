@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from launchers import nursery, start_launcher
+from launchers import nursery, start_cold, start_launcher
 from warm import run_here
 
-__all__ = ["nursery", "run_here", "start_launcher"]
+__all__ = ["nursery", "run_here", "start_cold", "start_launcher"]
 
 SCRIPTS = Path(__file__).parent / "scripts"
 # Under python -u and its like, print() writes a line and its end apart, and the lines of ranks would tear.
@@ -32,12 +32,12 @@ def here(tmp_path):
     return tmp_path
 
 
-def lines_by(run_script):
+def lines_by(start):
     """``lockstep_run``, by one of the ways to run a script."""
 
     def run(*command, stdin=None, env=None, status=0):
         options, target, args = split(command)
-        done = run_script(Path(target), *options, args=args, stdin=stdin, env={**ENVIRONMENT, **(env or {})})
+        done = start(Path(target), *options, args=args, stdin=stdin, env={**ENVIRONMENT, **(env or {})})
         assert done.returncode == status, done.stdout + done.stderr
         return sorted(done.stdout.splitlines()) if status == 0 else done.stderr
 
@@ -51,9 +51,15 @@ def lockstep_run(run_here, here):
 
 
 @pytest.fixture
-def cold_run(run_script, here):
+def cold_run(start_cold, here):
     """The same by a launcher in a process of its own: nothing is loaded there, or in its fork server, but what always is."""
-    return lines_by(run_script)
+
+    def run(script, *options, stdin, **more):
+        process = start_cold(script, *options, **more)
+        out, err = process.communicate(timeout=300)
+        return subprocess.CompletedProcess(script, process.returncode, out, err)
+
+    return lines_by(run)
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ def test_a_script_that_counts_machines_as_under_python(lockstep_run, start, free
     assert ours == start(*command)
 
 
+@pytest.mark.longest
 def test_a_module_that_reads_stdin_as_under_torchrun(lockstep_run, torchrun):
     command = (*TWO, "-m", "gpt.train", "fork")
     text = "the quick brown fox jumps over the lazy dog"

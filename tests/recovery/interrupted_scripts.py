@@ -79,50 +79,6 @@ SCRIPTS = {
         say_last_words(team, model)
         """,
     ),
-    "break in a range": (
-        14,
-        BEGIN,
-        """
-        model, optimizer, batches = team.prepare(model, optimizer, samples(generator=torch.Generator().manual_seed(3)))
-        for epoch in range(4):
-            for batch in batches:
-                learn(model, optimizer, batch)
-                if team.step % 7 == 0:
-                    break
-        say_last_words(team, model)
-        """,
-    ),
-    "zip of two loaders": (
-        15,
-        BEGIN,
-        """
-        model, optimizer, first, second = team.prepare(
-            model, optimizer, samples(40, 8), samples(24, 4, generator=torch.Generator().manual_seed(4))
-        )
-        for epoch in team.epochs(3):
-            for one, other in zip(first, second):
-                for (features, labels), (others, _) in zip(one.shards, other.shards):
-                    team.backward(nn.functional.cross_entropy(model(features + others.mean()), labels))
-                    strike(team, "shard")
-                optimizer.step()
-                optimizer.zero_grad()
-                strike(team)
-        say_last_words(team, model)
-        """,
-    ),
-    "two loaders in turn": (
-        16,
-        BEGIN,
-        """
-        model, optimizer, first, second = team.prepare(model, optimizer, samples(40, 8), samples(24, 8))
-        for epoch in team.epochs(2):
-            for batch in first:
-                learn(model, optimizer, batch)
-            for batch in second:
-                learn(model, optimizer, batch)
-        say_last_words(team, model)
-        """,
-    ),
     "numbers drawn before a pass": (
         15,
         BEGIN,
@@ -458,22 +414,6 @@ SCRIPTS = {
         say_last_words(team, model)
         """,
     ),
-    "a last batch for one process alone": (
-        18,
-        BEGIN,
-        """
-        average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
-        model = nn.Sequential(*(layer for layer in model if not isinstance(layer, nn.BatchNorm1d)))
-        average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        model, optimizer, average, batches = team.prepare(model, optimizer, average, samples(41))
-        for epoch in team.epochs(3):
-            for batch in batches:
-                learn(model, optimizer, batch)
-                average.update_parameters(model)
-        say_last_words(team, model, average)
-        """,
-    ),
     "prepared later": (
         20,
         BEGIN,
@@ -522,22 +462,6 @@ SCRIPTS = {
         say_last_words(team, model, lockstep.load_weights(run_dir / "best"), best=best)
         """,
     ),
-    "accumulated batches, the last for one process alone": (
-        9,
-        """
-        team = lockstep.join(accumulate=2)
-        arm(team)
-        model = nn.Linear(FEATURES, 2)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        """,
-        """
-        model, optimizer, batches = team.prepare(model, optimizer, samples(33))
-        for epoch in team.epochs(3):
-            for batch in batches:
-                learn(model, optimizer, batch)
-        say_last_words(team, model)
-        """,
-    ),
     "accumulated batches of a stream": (
         9,
         """
@@ -569,23 +493,6 @@ SCRIPTS = {
         say_last_words(team, model)
         """,
     ),
-    "gradients kept over a step": (
-        15,
-        BEGIN,
-        """
-        model, optimizer, batches = team.prepare(model, optimizer, samples())
-        for epoch in team.epochs(3):
-            for batch in batches:
-                for features, labels in batch.shards:
-                    team.backward(nn.functional.cross_entropy(model(features), labels))
-                    strike(team, "shard")
-                optimizer.step()
-                if team.step % 3 == 0:
-                    optimizer.zero_grad()
-                strike(team)
-        say_last_words(team, model)
-        """,
-    ),
 }
 
 
@@ -602,14 +509,6 @@ def steps_of(name):
 LONGER = {
     name: HEAD + "import sys" + textwrap.dedent(BEGIN) + textwrap.dedent(rest)
     for name, rest in {
-        "for epoch in range": """
-            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)
-            model, optimizer, schedule, batches = team.prepare(model, optimizer, schedule, samples())
-            for epoch in range(int(sys.argv[1])):
-                for batch in batches:
-                    learn(model, optimizer, batch)
-            say_last_words(team, model, optimizer)
-            """,
         "for epoch in range, with a tail": """
             schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)
             model, optimizer, schedule, batches = team.prepare(model, optimizer, schedule, samples())

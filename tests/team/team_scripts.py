@@ -356,21 +356,6 @@ def refused_in_the_shards():
         return said, (model.weight.item(), int(average.n_averaged), schedule.last_epoch, team.step)
 
 
-def schedule_in_the_shards(every):
-    """A schedule is stepped once a shard; it changes the rate every so many calls."""
-    with lockstep.join() as team:
-        model = linear()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        schedule = StepLR(optimizer, every)
-        model, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, DataLoader(numbers(12), 4))
-        for batch in loader:
-            for (inputs,) in batch.shards:
-                team.backward(model(inputs).mean())
-                schedule.step()
-            optimizer.step()
-            optimizer.zero_grad()
-
-
 LEFT_EARLY = ["optimizer.step()", "zero_grad()", "value", "phase", "step", "pass", "collective", "clipping", "evaluation"]
 
 
@@ -409,43 +394,6 @@ def left_early(then):
                     pass
         except lockstep.LockstepError as error:
             return f"{type(error).__name__}: {error}"
-
-
-def misused(how):
-    """A batch is taken for the samples of the old loop."""
-    with lockstep.join() as team:
-        model, loader = team.prepare(linear(), DataLoader(TensorDataset(torch.ones(8, 1), torch.ones(8)), 4))
-        if how == "in the head of the loop":
-            for inputs, targets in loader:
-                team.backward(model(inputs).mean() + targets.mean())
-        for batch in loader:
-            match how:
-                case "unpacked":
-                    inputs, targets = batch
-                case "given to the model":
-                    model(batch)
-                case "indexed":
-                    batch[0]
-                case "moved":
-                    batch.to(team.device)
-                case "a value that was not added":
-                    batch["loss"]
-                case "a value in the shards":
-                    for inputs, _ in batch.shards:
-                        team.backward(model(inputs).mean())
-                        batch.add(loss=1.0)
-                        batch["loss"]
-                case "added behind the shards":
-                    for inputs, _ in batch.shards:
-                        team.backward(model(inputs).mean())
-                    batch.add(loss=1.0)
-                case "a batch behind the loop":
-                    break
-                case "shards in shards":
-                    for _ in batch.shards:
-                        for inputs, _ in batch.shards:
-                            team.backward(model(inputs).mean())
-        list(batch.shards)
 
 
 def states_of_shards(start, reset_after=None):
@@ -570,10 +518,6 @@ def ready_batches():
     generator = torch.Generator().manual_seed(5)
     sizes = (16, 16, 16, 8)
     return [(torch.randn(n, 4, generator=generator), torch.randint(0, 2, (n,), generator=generator)) for n in sizes]
-
-
-def own_rank():
-    return int(os.environ["RANK"])
 
 
 def count_calls():

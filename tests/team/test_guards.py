@@ -154,8 +154,7 @@ def test_data_that_the_script_has_split_by_rank_are_refused_also_behind_their_be
         crew(3, guard_scripts.split_stream, shards=3)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("name", guard_scripts.UNLIKE)
+@pytest.mark.parametrize(("name", "workers"), [(name, number % 2) for number, name in enumerate(guard_scripts.UNLIKE)])
 def test_ranks_that_read_unlike_data_are_told_before_their_first_step(standing_crew, name, workers):
     for step, message in standing_crew(2, guard_scripts.read_data, name, shards=4, workers=workers):
         assert step == 0
@@ -163,8 +162,7 @@ def test_ranks_that_read_unlike_data_are_told_before_their_first_step(standing_c
         assert "with a generator of a fixed seed" in message
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("name", guard_scripts.UNLIKE)
+@pytest.mark.parametrize(("name", "workers"), [(name, number % 2) for number, name in enumerate(guard_scripts.UNLIKE)])
 def test_ranks_that_read_the_same_data_are_left_in_peace(standing_crew, name, workers):
     # Where a sample is on the disk of a machine is no difference.
     for _, message in standing_crew(3, guard_scripts.read_data, name, False, shards=4, workers=workers):

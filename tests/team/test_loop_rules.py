@@ -5,8 +5,6 @@ from fractions import Fraction
 import pytest
 import team_scripts
 
-from lockstep.base.errors import LaunchError
-
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 
 
@@ -162,13 +160,6 @@ def test_what_belongs_outside_of_the_shards_is_refused_inside_and_changes_nothin
         assert after == (pytest.approx(1 - 0.15 - 0.055 - 0.0095), 3, 3, 3)
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-@pytest.mark.parametrize("every", [1, 100])
-def test_a_schedule_that_is_stepped_in_the_shards_is_refused_whether_or_not_it_changes_the_rate(crew, nproc, every):
-    with pytest.raises(LaunchError, match=r"UsageError: .*step\(\).*inside batch\.shards|inside batch\.shards.*step\(\)"):
-        crew(nproc, team_scripts.schedule_in_the_shards, every, shards=4, timeout_s=20.0)
-
-
 @pytest.mark.parametrize(("nproc", "shards"), [(1, 2), (2, 2)])
 @pytest.mark.parametrize("then", team_scripts.LEFT_EARLY)
 def test_shards_that_are_left_early_are_an_error_at_the_next_thing_the_script_does(standing_crew, nproc, shards, then):
@@ -177,26 +168,6 @@ def test_shards_that_are_left_early_are_an_error_at_the_next_thing_the_script_do
         assert message.startswith("UsageError: "), message
         assert "left before its end" in message, message
         assert "step 1" in message, message
-
-
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ("unpacked", r"for .* in batch\.shards"),
-        ("in the head of the loop", r"for .* in batch\.shards"),
-        ("given to the model", r"for .* in batch\.shards"),
-        ("indexed", r"for .* in batch\.shards"),
-        ("moved", r"for .* in batch\.shards"),
-        ("a value that was not added", r"batch\.add\(loss="),
-        ("a value in the shards", "batch.shards"),
-        ("added behind the shards", r"batch\.add\(loss.*\) outside of batch\.shards"),
-        ("a batch behind the loop", "batch.shards"),
-        ("shards in shards", "batch.shards"),
-    ],
-)
-def test_a_batch_that_is_taken_for_something_else_is_refused_with_the_line_to_write(crew, how, words):
-    with pytest.raises(LaunchError, match=rf"UsageError: .*{words}"):
-        crew(2, team_scripts.misused, how, shards=2, timeout_s=20.0)
 
 
 def test_a_state_of_each_shard_begins_as_a_copy_and_is_its_own_on_every_process(standing_crew):

@@ -1,11 +1,6 @@
 """What the team does besides training: printing, logging, taking turns, beginning and ending."""
 
-import json
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -14,7 +9,6 @@ import team_scripts
 from lockstep.base.errors import LaunchError
 
 pytestmark = pytest.mark.timeout(60)
-HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("nproc", [1, 3])
@@ -74,44 +68,6 @@ def test_after_close_no_group_is_left_and_the_process_can_join_again(crew, nproc
         assert all("the run is over" in lost for *_, lost, _, _ in found), rank
         assert [num_sockets for *_, num_sockets, _ in found] == [0] * 3
         assert len({directory for *_, directory in found}) == 3
-
-
-SCRIPT = f"""
-import sys; sys.path.insert(0, {str(HERE)!r})
-import json, team_scripts
-state, norms = team_scripts.train_to_the_end(shards=SHARDS)
-if team_scripts.os.environ.get("RANK", "0") == "0":
-    open("state.json", "w").write(json.dumps(state))
-"""
-
-
-@pytest.mark.long
-def test_plain_python_torchrun_and_lockstep_run_give_the_same_answer(run_here, tmp_path):
-    source = SCRIPT.replace("SHARDS", "2")
-    (tmp_path / "script.py").write_text(source)
-    environ = {**os.environ, "LOCKSTEP_SETTINGS": json.dumps({"threads": 1, "progress": "off"})}
-    states = {}
-    commands = {
-        "python": [sys.executable, "script.py"],
-        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"],
-    }
-    for name, command in commands.items():
-        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100)
-        assert done.returncode == 0, done.stderr
-        where = {"python": "1 process, 1 thread each, gloo on lo", "torchrun": "2 processes, 1 thread each, gloo on lo"}
-        assert f"global batches of 2 shards on {where[name]}, run runs/script-" in done.stdout
-        states[name] = json.loads((tmp_path / "state.json").read_text())
-    done = run_here(source, "--nproc-per-node", "2", "--threads", "1")
-    assert done.returncode == 0, done.stderr
-    states["lockstep"] = json.loads((tmp_path / "state.json").read_text())
-    assert states["lockstep"] == states["torchrun"]
-    for name, values in states["python"].items():
-        for ours, theirs in zip(_flat(values), _flat(states["lockstep"][name]), strict=True):
-            assert ours == pytest.approx(theirs, abs=2e-5), name
-
-
-def _flat(values):
-    return [one for value in values for one in _flat(value)] if isinstance(values, list) else [values]
 
 
 @pytest.mark.long

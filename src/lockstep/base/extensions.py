@@ -105,15 +105,26 @@ def load_for_runs(kind: str, name: str) -> Any:
 
 
 def _others(kind: str) -> dict[str, EntryPoint]:
-    return {point.name: point for point in _installed(tuple(sys.path)).select(group=PREFIX + kind)}
+    packages: dict[str, list[EntryPoint]] = {}
+    for place in sys.path:
+        for package, points in _packages(place).items():
+            packages.setdefault(package, points)  # of two versions, that which is imported
+    return {point.name: point for points in packages.values() for point in points if point.group == PREFIX + kind}
 
 
-@functools.lru_cache(maxsize=1)
-def _installed(path: tuple[str, ...]) -> Any:
-    """Those on ``sys.path``, which is another in a worker than in the server that it is forked from."""
-    from importlib.metadata import entry_points  # slow to import, and to run
+@functools.cache
+def _packages(place: str) -> dict[str, list[EntryPoint]]:
+    """What packages in a directory of ``sys.path`` register, by their names.
 
-    return entry_points()
+    That is slow: a worker knows it from the server that it is forked from, but for the directory of its script.
+    """
+    from importlib.metadata import distributions  # slow to import, too
+
+    found = {}
+    for distribution in distributions(path=[place]):
+        if points := [point for point in distribution.entry_points if point.group.startswith(PREFIX)]:
+            found[distribution.name] = points
+    return found
 
 
 @functools.cache
