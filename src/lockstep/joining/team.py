@@ -24,7 +24,6 @@ from lockstep.prepare.guarded_methods import idle_when
 from lockstep.prepare.model import unwrap
 from lockstep.prepare.per_shard import PerShard
 from lockstep.state.script_state import SavedValue, ScriptState
-from lockstep.sync.norms import clip_grad_norm_
 from lockstep.world.comm.collectives import Collectives
 from lockstep.world.comm.dtensors import full_tensor
 from lockstep.world.comm.group import default_group
@@ -275,15 +274,14 @@ class Team(Collectives):
         self._phases.backward(loss, weight, reduction, options)
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """``torch.nn.utils.clip_grad_norm_``, with the same bits for parameters that ``fsdp`` has sharded. Every rank must call
-        it.
+        """``torch.nn.utils.clip_grad_norm_``. Every rank must call it: with ``fsdp`` it communicates.
 
         Returns:
             The total norm before clipping, a scalar tensor that is the same on every rank.
         """
         self._phases.check_outside("team.clip_grad_norm_()")
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        return clip_grad_norm_(parameters, max_norm, norm_type)
+        return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The autocast context of the run's precision, for computation outside of a prepared model's forward pass."""

@@ -30,6 +30,7 @@ from lockstep.plan.tree import Node, push, roots
 from lockstep.sync.buffers import ShardBuffers, add_changes
 from lockstep.sync.exchange import Exchange
 from lockstep.sync.gradients import came_in_parts, has_gradient, on_gradient, refuse_create_graph, take_gradient
+from lockstep.sync.norms import WholeNorms
 from lockstep.sync.ordered import OrderedExchange
 from lockstep.sync.protocol import Outcome, Sync
 from lockstep.sync.slice_sum import SliceSum
@@ -118,6 +119,7 @@ class FSDPSync(Sync):
         self._micro: MicroStep | None = None
         self._listening = False
         self._call, self._factor, self._keeps_graph = 0, 1.0, False
+        self._norms = WholeNorms()
         self._forget_phase()
 
     def _forget_phase(self) -> None:
@@ -299,6 +301,7 @@ class FSDPSync(Sync):
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._mesh = [], None
+        self._norms.close()
 
     # The backward pass
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad
 
 from lockstep.world.comm.dtensors import is_dtensor, to_local
 
@@ -20,25 +22,28 @@ _MOST_BYTES = 64 << 20
 """What a rank gathers at once, unless a single gradient is larger."""
 
 
-def clip_grad_norm_(parameters: Sequence[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
-    """``torch.nn.utils.clip_grad_norm_``, also for sharded parameters, with the same bits. Every rank must call it.
+class WholeNorms:
+    """Has ``torch.nn.utils.clip_grad_norm_`` take the norms of sharded gradients as wholes, while it is open.
 
-    Returns:
-        The total norm before clipping, a scalar tensor that is the same on every rank.
+    Every script has its own name for that function, so what is replaced is what it calls inside. (PyTorch has no public name
+    for it.)
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not any(map(is_dtensor, gradients)):
-        return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
-    # PyTorch puts the norms together, and takes the norm of a single number to be its magnitude.
-    total = nn.utils.get_total_norm(_norms(gradients, norm_type), norm_type)
-    parts = []
-    for gradient in gradients:
-        local = to_local(gradient)
-        part = local.detach()
-        part.grad = local
-        parts.append(part)
-    nn.utils.clip_grads_with_norm_(parts, max_norm, total)
-    return total
+
+    def __init__(self) -> None:
+        self._original: Callable[..., Tensor] = clip_grad._get_total_norm
+        clip_grad._get_total_norm = self._total_norm
+        nn.utils.get_total_norm = self._total_norm
+
+    def _total_norm(self, tensors: Tensor | Iterable[Tensor], norm_type: float = 2.0, *args: Any, **options: Any) -> Tensor:
+        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        if any(map(is_dtensor, tensors)):
+            tensors = _norms(tensors, float(norm_type))  # PyTorch takes the norm of a single number to be its magnitude
+        return self._original(tensors, norm_type, *args, **options)
+
+    def close(self) -> None:
+        """Restore PyTorch's own."""
+        clip_grad._get_total_norm = self._original
+        nn.utils.get_total_norm = self._original
 
 
 @torch.no_grad()
