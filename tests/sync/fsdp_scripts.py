@@ -1,4 +1,4 @@
-"""Trainings for ``test_fsdp``: the same under every strategy, in float64, so that rounding is far below any mistake."""
+"""Trainings for ``test_fsdp``: the same under every strategy."""
 
 import os
 import time
@@ -33,11 +33,13 @@ class Model(nn.Module):
         self.tail[3].weight = self.blocks[0].inner.weight
         self.frozen = nn.Linear(7, 7).requires_grad_(False)
         self.last = nn.Linear(7, 2)
+        self.skipped = None
+        """The number of a block that is left out."""
 
     def forward(self, x):
         x = self.first(x)
-        for block in self.blocks:
-            x = block(x)
+        for number, block in enumerate(self.blocks, 1):
+            x = block(x) if number != self.skipped else x
         return self.last(self.frozen(self.tail(x)))
 
 
@@ -183,12 +185,12 @@ class Seen:
         self.seen += values.tolist()
 
 
-def train_narrow():
+def train_narrow(kind=torch.optim.SGD):
     """The loss over all data before, between and after 24 steps, in the run's precision."""
     with lockstep.join(checkpoint_every="off") as team:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        optimizer = kind(model.parameters(), lr=0.02)
         x, y = data().tensors
         numbers = TensorDataset(x.float(), y.float())
         model, optimizer, loader = team.prepare(model, optimizer, DataLoader(numbers, 16, drop_last=True))
@@ -215,6 +217,12 @@ def try_to(what):
         if what == "used optimizer":
             model(torch.ones(2, 5, dtype=torch.float64)).sum().backward()
             optimizer.step()
+        if what == "fused":
+            optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        if what == "whole tensors":
+            optimizer = torch.optim.Muon([model.first.weight])
+        if what == "other blocks":
+            model.skipped = 2 + team.rank
         if what == "scalar":
             model.scale = nn.Parameter(torch.ones(()))
         if what == "average":
@@ -225,9 +233,6 @@ def try_to(what):
         for batch in loader:
             for x, y in batch.shards:
                 loss = nn.functional.mse_loss(model(x), y)
-                if what == "absent shard":
-                    team.backward(loss * float("nan"), weight=0.0)
-                else:
-                    team.backward(loss)
+                team.backward(loss, **({"create_graph": True} if what == "a graph of gradients" else {}))
             optimizer.step()
             optimizer.zero_grad()

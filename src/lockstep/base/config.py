@@ -66,8 +66,8 @@ class RunConfig:
     """How gradients are synchronized: ``single`` (one process), ``dp`` (one process with several GPUs: ``nn.DataParallel``),
     ``ddp`` (PyTorch's all-reduce), ``fsdp`` (PyTorch's ``fully_shard``: each process holds a part of the parameters and of the
     optimizer state), ``horovod`` (Horovod's all-reduce, if installed), ``exact`` (one fixed tree: bit-identical at every world
-    size), or ``auto``: ``exact``, or ``single`` where V is 1 (see ``shards``). A run of another strategy than ``exact``
-    is resumed by ``auto`` without the promise: ``single`` on one process, ``ddp`` on several."""
+    size, and to ``fsdp``), or ``auto``: ``exact``, or ``single`` where V is 1 (see ``shards``). A run of another strategy than
+    these two is resumed by ``auto`` without the promise: ``single`` on one process, ``ddp`` on several."""
     precision: str = option(
         "32-true",
         group=TRAINING,

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from lockstep.base.errors import UsageError
 from lockstep.prepare.state_adapters import parameters_of
+from lockstep.sync.gradients import is_narrow
 from lockstep.world.comm.dtensors import is_dtensor
 
 
@@ -67,7 +68,14 @@ def _check_elementwise(optimizer: Optimizer, replaced: Mapping[Parameter, Parame
             "itself (AdamW, SGD, ...), or another strategy."
         )
     for group in optimizer.param_groups:
-        if group.get("fused") and any(parameter.is_cpu for parameter in group["params"]):
+        on_cpu = [parameter for parameter in group["params"] if parameter.is_cpu]
+        if not isinstance(optimizer, optim.AdamW) and any(map(is_narrow, on_cpu)):
+            raise UsageError(
+                f"{kind} of 16-bit parameters with strategy='fsdp' on the CPU: PyTorch rounds add(g, alpha=...) differently in "
+                "short tensors, and how long a process's parts are depends on the number of processes. Use AdamW, or "
+                "16-mixed or bf16-mixed, which have float32 weights."
+            )
+        if group.get("fused") and on_cpu:
             raise UsageError(
                 f"{kind}(fused=True) with strategy='fsdp' on the CPU: its kernel computes the last elements of a tensor with "
                 "other instructions, and where a process's part ends depends on the number of processes. Leave out fused=True."
