@@ -64,6 +64,7 @@ class FSDPSync(Sync):
         world_size: number of processes.
         num_shards: V of the run.
         devices: those of this process; the first is used.
+        ranks_per_host: number of consecutive ranks on each host; 1 if they have different numbers.
         between_hosts: whether any messages go over a network.
 
     Raises:
@@ -75,7 +76,14 @@ class FSDPSync(Sync):
     waited_s = waited_in_forward_s = 0.0
 
     def __init__(
-        self, rank: int, world_size: int, num_shards: int, devices: Sequence[torch.device], *, between_hosts: bool = False
+        self,
+        rank: int,
+        world_size: int,
+        num_shards: int,
+        devices: Sequence[torch.device],
+        *,
+        ranks_per_host: int = 1,
+        between_hosts: bool = False,
     ) -> None:
         if num_shards % world_size:
             raise ConfigError(
@@ -95,7 +103,7 @@ class FSDPSync(Sync):
         self._mesh: DeviceMesh | None = None
         self._exchange: Exchange | OrderedExchange
         if self._device.type == "cpu":
-            self._exchange, self._stream = Exchange(rank, between_hosts=between_hosts), None
+            self._exchange, self._stream = Exchange(rank, ranks_per_host=ranks_per_host, between_hosts=between_hosts), None
         else:
             self._exchange, self._stream = OrderedExchange(self._device), torch.Stream(self._device)
         self._sending: tuple[Tensor, torch.Event] | None = None
@@ -451,5 +459,11 @@ def make(config: RunConfig, num_shards: int, transport: Transport, devices: tupl
             "precision='16-master' with strategy='fsdp': the float16 copies would be made of each process's part of the "
             "weights. Use 16-mixed or bf16-mixed, which have float32 weights too."
         )
-    between_hosts = transport.interface != "lo"
-    return FSDPSync(dist.get_rank(), dist.get_world_size(), num_shards, devices, between_hosts=between_hosts)
+    return FSDPSync(
+        dist.get_rank(),
+        dist.get_world_size(),
+        num_shards,
+        devices,
+        ranks_per_host=transport.ranks_per_host,
+        between_hosts=transport.interface != "lo",
+    )
