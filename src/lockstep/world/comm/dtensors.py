@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, TypeGuard
 
+import torch
 from torch import Tensor
 
 _HOME = "torch.distributed.tensor"
@@ -14,6 +16,11 @@ def is_dtensor(tensor: object) -> TypeGuard[Any]:
     """Whether ``tensor`` is a DTensor. (Importing their module takes a second or two; if it is not imported, there is none.)"""
     module = sys.modules.get(_HOME)
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def is_cut(tensor: object) -> TypeGuard[Any]:
+    """Whether ``tensor`` is a DTensor that is cut along its first dimension, in the order of the ranks, as by ``fully_shard``."""
+    return is_dtensor(tensor) and tensor.placements == (sys.modules[_HOME].Shard(0),)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
@@ -35,3 +42,19 @@ def distribute_like(value: Tensor, like: Tensor) -> Tensor:
     distribute = sys.modules[_HOME].distribute_tensor
     distributed: Tensor = distribute(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
     return distributed
+
+
+def cut_like(rows: Callable[[int, int], Tensor], like: Tensor) -> Tensor:
+    """A DTensor cut like another one (see ``is_cut``), of which only this rank's rows are made. Local.
+
+    Args:
+        rows: returns the rows from the first number up to the second.
+        like: the other.
+    """
+    home: Any = sys.modules[_HOME]
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    mine = home.distribute_tensor(torch.arange(len(like)), mesh, placements, src_data_rank=None).to_local()
+    first = int(mine[0]) if len(mine) else len(like)
+    local = rows(first, first + len(mine)).to(like.device)
+    made: Tensor = home.DTensor.from_local(local, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
+    return made
