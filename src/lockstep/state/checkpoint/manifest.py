@@ -41,7 +41,7 @@ from lockstep.state.checkpoint.files import checksum, write_json
 from lockstep.state.checkpoint.parts import weights_files
 
 FORMAT = 3
-_READ = (2, 3)
+_OLDEST = 2
 FILE_NAME = "manifest.json"
 
 
@@ -128,8 +128,8 @@ class Manifest:
                 f"{path} has format {version}, and this lockstep knows formats up to {FORMAT}: it was written by a newer "
                 "lockstep. Use that version."
             )
-        if version not in _READ:
-            raise CheckpointError(f"{path} has format {version!r}, and this lockstep knows format {FORMAT}")
+        if not isinstance(version, int) or version < _OLDEST:
+            raise CheckpointError(f"{path} has format {version!r}, and this lockstep knows formats {_OLDEST} to {FORMAT}")
         try:
             return _checked(Manifest(**content))
         except (TypeError, ValueError) as error:

@@ -19,7 +19,7 @@ def is_dtensor(tensor: object) -> TypeGuard[Any]:
 
 
 def is_cut(tensor: object) -> TypeGuard[Any]:
-    """Whether ``tensor`` is a DTensor that is cut along its first dimension, in the order of the ranks, as by ``fully_shard``."""
+    """Whether ``tensor`` is a DTensor cut along its first dimension, in the order of the ranks, as by ``fully_shard``."""
     return is_dtensor(tensor) and tensor.placements == (sys.modules[_HOME].Shard(0),)
 
 
