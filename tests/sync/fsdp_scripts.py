@@ -5,6 +5,7 @@ import time
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
@@ -58,10 +59,12 @@ def data():
     return TensorDataset(x, torch.stack([x.sum(1), x.prod(1)], 1))
 
 
-def numbers(model, optimizer):
-    """All values of a model and its optimizer, whole."""
+def numbers(model, optimizer, average):
+    """All values of a model, its optimizer and its average, whole."""
     found = {
-        name: full_tensor(value.detach()).tolist() for name, value in [*model.named_parameters(), *model.named_buffers()]
+        f"{kind}{name}": full_tensor(value.detach()).tolist()
+        for kind, each in (("", model), ("average: ", average))
+        for name, value in [*each.named_parameters(), *each.named_buffers()]
     }
     for index, slots in optimizer.state_dict()["state"].items():
         found.update({f"{index}.{name}": full_tensor(value).tolist() for name, value in slots.items()})
@@ -72,8 +75,9 @@ def train(die_after=None, weight=None):
     """Two epochs with clipping and an evaluation. Returns what came of it."""
     with lockstep.join(checkpoint_every=die_after or "1h") as team:
         model, optimizer, schedule = made()
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.7), use_buffers=True)
         loader = DataLoader(data(), 16, shuffle=True, drop_last=True)
-        model, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, loader)
+        model, optimizer, schedule, average, loader = team.prepare(model, optimizer, schedule, average, loader)
         norms = []
         for _ in team.epochs(2):
             for batch in loader:
@@ -86,16 +90,19 @@ def train(die_after=None, weight=None):
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-            with team.evaluate(model, DataLoader(data(), 10)) as evaluation:
+                average.update_parameters(model)
+            with team.evaluate([model, average], DataLoader(data(), 10)) as evaluation:
                 for batch in evaluation:
                     for x, y in batch.shards:
                         batch.add(loss=nn.functional.mse_loss(model(x), y))
+                        batch.add(average=nn.functional.mse_loss(average(x), y))
         parts = sum(to_local(p).numel() for p in model.parameters()) / sum(p.numel() for p in model.parameters())
-        spread = [name for name, p in model.named_parameters() if not is_dtensor(p)]
+        named = [*model.named_parameters(), *average.named_parameters()]
+        spread = [name for name, p in named if not is_dtensor(p)]
         return {
-            "numbers": numbers(model, optimizer),
+            "numbers": numbers(model, optimizer, average),
             "norms": norms,
-            "evaluated": evaluation["loss"],
+            "evaluated": evaluation["loss"] + evaluation["average"],
             "part": parts,
             "not spread": spread,
             "rates": [group["lr"] for group in optimizer.param_groups],
@@ -225,8 +232,6 @@ def try_to(what):
             model.skipped = 2 + team.rank
         if what == "scalar":
             model.scale = nn.Parameter(torch.ones(()))
-        if what == "average":
-            team.prepare(torch.optim.swa_utils.AveragedModel(model))
         if what == "sharded before":
             torch.distributed.fsdp.fully_shard(model)
         model, optimizer, loader = team.prepare(model, optimizer, loader)

@@ -101,7 +101,6 @@ def test_it_trains_in_other_precisions_with_the_answer_of_exact(crew, precision)
     [
         ("used optimizer", r"AdamW has taken steps before prepare\(\): it has state for \d+ of its \d+ parameters"),
         ("scalar", r"parameter 'scale' is a scalar, which cannot be sharded"),
-        ("average", r"an AveragedModel with strategy='fsdp'"),
         ("sharded before", r"parameter 'first.weight' of FSDPModel is sharded over processes already"),
         ("few samples", r"step 5: a global batch of 4 samples leaves some of the 6 shards empty.*drop_last=True"),
         ("fused", r"AdamW\(fused=True\) with strategy='fsdp' on the CPU"),
@@ -119,7 +118,6 @@ def test_what_cannot_work_is_refused_with_the_reason_and_a_remedy(crew, what, me
     ("settings", "message"),
     [
         ({"shards": 3}, r"strategy='fsdp' with 3 shards on 2 processes: every process must have equally\s+many"),
-        ({"trace": "steps"}, r"trace='steps' with strategy='fsdp'"),
         ({"precision": "16-master"}, r"precision='16-master' with strategy='fsdp'.*Use 16-mixed"),
     ],
 )

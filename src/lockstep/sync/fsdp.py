@@ -160,13 +160,7 @@ class FSDPSync(Sync):
         _check(model)
         take_from_rank_0(model)
         before = dict(model.named_parameters())
-        if self._mesh is None:
-            self._mesh = DeviceMesh.from_group(default_group(), self._device.type)
-        for part in (*find_units(model), model) if before else ():
-            if not isinstance(part, FSDPModule):
-                fully_shard(part, mesh=self._mesh)
-        model.to(self._device)  # its buffers
-        model.register_forward_hook(_reshard)
+        self.shard(model)
         self.replaced.update({old: model.get_parameter(name) for name, old in before.items()})
         names = {parameter: name for name, parameter in model.named_parameters()}
         for parameter in names:
@@ -177,6 +171,16 @@ class FSDPSync(Sync):
                 self._add_unit(part, names)
         self.buffers.attach(model)
         return model
+
+    @override
+    def shard(self, model: nn.Module) -> None:
+        if self._mesh is None:
+            self._mesh = DeviceMesh.from_group(default_group(), self._device.type)
+        for part in (*find_units(model), model) if any(True for _ in model.parameters()) else ():
+            if not isinstance(part, FSDPModule):
+                fully_shard(part, mesh=self._mesh)
+        model.to(self._device)  # its buffers
+        model.register_forward_hook(_reshard)
 
     def _add_unit(self, module: FSDPModule, names: dict[Parameter, str]) -> None:
         if self.times_forward:
