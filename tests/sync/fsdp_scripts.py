@@ -119,8 +119,9 @@ def _die_with_a_checkpoint(team, step):
 
 
 def keep_best():
-    """The weights, as they are, and as they are read from the run's directory and from a file of the script's own."""
-    with lockstep.join(checkpoint_every="off") as team:
+    """The weights, as they are, and as they are read from the best ones, a checkpoint, and a file of the script's own; and the
+    run's directory."""
+    with lockstep.join(checkpoint_every="1h") as team:
         model, optimizer, _ = made()
         model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data(), 16, drop_last=True))
         for batch in loader:
@@ -132,8 +133,8 @@ def keep_best():
         team.save(model.state_dict(), team.run_dir / "weights.pt")
         weights = {name: full_tensor(value.detach()).tolist() for name, value in model.state_dict().items()}
         run_dir = team.run_dir
-    read = (lockstep.load_weights(run_dir / "best"), torch.load(run_dir / "weights.pt"))
-    return weights, [{name: value.tolist() for name, value in each.items()} for each in read]
+    read = (lockstep.load_weights(run_dir / "best"), lockstep.load_weights(run_dir), torch.load(run_dir / "weights.pt"))
+    return weights, [{name: value.tolist() for name, value in each.items()} for each in read], str(run_dir.absolute())
 
 
 def evaluate_few(num_batches):

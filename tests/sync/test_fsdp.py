@@ -1,12 +1,19 @@
 """``fsdp``: each rank keeps a part of the model, and the answer is that of ``exact``, bit for bit."""
 
 from functools import partial
+from pathlib import Path
 
 import fsdp_scripts as scripts
 import pytest
 import torch
 
 from lockstep.base.errors import LaunchError
+from lockstep.cli.main import main
+from lockstep.state.checkpoint.manifest import Manifest
+from lockstep.state.checkpoint.parts import state_files, weights_files
+from lockstep.state.checkpoint.store import Store
+from lockstep.tools.replay.digests import DIRECTORY
+from lockstep.tools.verify.trace.lines import read_ranks
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -58,9 +65,34 @@ def test_a_checkpoint_is_gone_on_with_by_any_strategy_on_any_number_of_processes
         assert len(result["norms"]) == scripts.NUM_STEPS - 5, "it did not go on, but began anew"
 
 
-def test_saved_weights_are_whole_and_bear_plain_names(crew):
-    for weights, read in crew(2, scripts.keep_best, strategy="fsdp"):
-        assert read == [weights, weights]
+def test_each_rank_saves_its_part_and_all_together_are_what_exact_saves_with_the_same_digests(crew, tmp_path):
+    settings = {"shards": 4, "journal_every": 1}
+    [(expected, _, exact_dir)] = crew(1, scripts.keep_best, strategy="exact", **settings)
+    results = crew(2, scripts.keep_best, strategy="fsdp", **settings)
+    for weights, read, _ in results:
+        assert read == [weights, weights, weights]
+        assert weights == expected
+    run_dir = Path(results[0][2])
+    checkpoint = Store(run_dir).newest()
+    files = Manifest.read(checkpoint).files
+    assert weights_files("model", files) == ["model.rank-0.safetensors", "model.rank-1.safetensors"]
+    for names in (weights_files("model", files), state_files(files)):
+        sizes = [files[name]["bytes"] for name in names]
+        assert len(sizes) == 2
+        assert max(sizes) < 0.65 * sum(sizes)
+    with pytest.raises(SystemExit) as ended:
+        main(["checkpoint", "export", str(checkpoint), str(tmp_path / "whole.safetensors")])
+    assert not ended.value.code
+    for whole in (run_dir / "best", Store(Path(exact_dir)).newest()):
+        assert (tmp_path / "whole.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert digests_in(run_dir) == digests_in(Path(exact_dir))
+
+
+def digests_in(run_dir):
+    """Those of gradients and of the state after each step, as the run's digest journal has them."""
+    lines = [line for line in read_ranks(run_dir, DIRECTORY)[0] if "state" in line]
+    assert len(lines) == 4
+    return [(line["last"], [digest for digest, _ in line["gradients"]], line["state"]) for line in lines]
 
 
 @pytest.mark.parametrize("num_batches", [1, 3, 4])

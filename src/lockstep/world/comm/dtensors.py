@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 _HOME = "torch.distributed.tensor"
@@ -51,10 +52,27 @@ def cut_like(rows: Callable[[int, int], Tensor], like: Tensor) -> Tensor:
         rows: returns the rows from the first number up to the second.
         like: the other.
     """
-    home: Any = sys.modules[_HOME]
     mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
-    mine = home.distribute_tensor(torch.arange(len(like)), mesh, placements, src_data_rank=None).to_local()
-    first = int(mine[0]) if len(mine) else len(like)
-    local = rows(first, first + len(mine)).to(like.device)
-    made: Tensor = home.DTensor.from_local(local, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
+    first, end = rows_of(like)
+    made: Tensor = sys.modules[_HOME].DTensor.from_local(
+        rows(first, end).to(like.device), mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
     return made
+
+
+def rows_of(tensor: Tensor) -> tuple[int, int]:
+    """The rows of a cut DTensor that this rank has: from the first number up to the second. Local."""
+    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
+    numbers = torch.arange(len(tensor), device=tensor.device)
+    mine = sys.modules[_HOME].distribute_tensor(numbers, mesh, placements, src_data_rank=None).to_local()
+    first = int(mine[0]) if len(mine) else len(tensor)
+    return first, first + len(mine)
+
+
+def sum_over_ranks(numbers: Tensor, like: Tensor) -> Tensor:
+    """The sums of numbers over the ranks that have a part of the DTensor ``like``: a collective among them."""
+    mesh = like.device_mesh  # type: ignore[attr-defined]
+    sums = numbers.to(like.device)
+    if mesh.size() > 1:
+        dist.all_reduce(sums, group=mesh.get_group())
+    return sums
