@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.state.checkpoint.parts import deal_out, state_files, state_part_name, weights_files, weights_part_name
+from lockstep.state.checkpoint.parts import deal_out, part_name, state_files, state_part_name, weights_files
 
 pytestmark = pytest.mark.timeout(60)
 names = st.text("ab.", min_size=1, max_size=4)
@@ -48,11 +48,11 @@ def test_what_a_rank_has_to_write_already_counts(sizes, held):
 
 def test_the_parts_of_each_model_and_of_the_state_are_found_in_the_order_of_the_ranks():
     ranks = range(12)
-    models = {name: [weights_part_name(name, rank) for rank in ranks] for name in ("model", "model-2")}
+    models = {file: [part_name(file, rank) for rank in ranks] for file in ("model.safetensors", "model-2.safetensors")}
     state = [state_part_name(rank) for rank in ranks]
-    files = sorted(["average.safetensors", "state.json", *state, *models["model"], *models["model-2"]])
-    for name, parts in models.items():
-        assert weights_files(name, files) == parts
-    assert weights_files("average", files) == ["average.safetensors"]
-    assert weights_files("model-3", files) == []
+    files = sorted(["average.safetensors", "state.json", *state, *(part for parts in models.values() for part in parts)])
+    for file, parts in models.items():
+        assert weights_files(file, files) == parts
+    assert weights_files("average.safetensors", files) == ["average.safetensors"]
+    assert weights_files("model-3.safetensors", files) == []
     assert state_files(files) == state

@@ -75,8 +75,8 @@ def test_each_rank_saves_its_part_and_all_together_are_what_exact_saves_with_the
     run_dir = Path(results[0][2])
     checkpoint = Store(run_dir).newest()
     files = Manifest.read(checkpoint).files
-    assert weights_files("model", files) == ["model.rank-0.safetensors", "model.rank-1.safetensors"]
-    for names in (weights_files("model", files), state_files(files)):
+    assert weights_files("model.safetensors", files) == ["model.rank-0.safetensors", "model.rank-1.safetensors"]
+    for names in (weights_files("model.safetensors", files), state_files(files)):
         sizes = [files[name]["bytes"] for name in names]
         assert len(sizes) == 2
         assert max(sizes) < 0.65 * sum(sizes)

@@ -14,8 +14,8 @@
 ``world_size``     number of processes that wrote it
 ``versions``       of lockstep, torch and Python
 ``objects``        the prepared objects in order: ``kind``, ``name``, ``lines`` (which must be the same on resume),
-                   ``options`` (of optimizers and schedules) and ``file`` (a model's weights, unless they are in
-                   parts: see ``parts``)
+                   ``options`` (of optimizers and schedules) and ``file`` (a model's weights, or what
+                   the names of their parts derive from: see ``parts``)
 ``registered``     names given to ``team.register``
 ``loaders``        for each prepared loader, a list of lines that must be the same on resume
 ``metric``         for ``weights``: the metric for which they were saved
@@ -139,7 +139,7 @@ class Manifest:
 def _checked(manifest: Manifest) -> Manifest:
     check(manifest)
     for record in manifest.objects:
-        if "file" in record and not weights_files(record["name"], manifest.files):
+        if "file" in record and not weights_files(record["file"], manifest.files):
             raise ValueError(f"it does not list {record['file']!r}, the file of {record['name']!r}")
     return manifest
 

@@ -34,9 +34,9 @@ def weights_name(name: str) -> str:
     return name + _SUFFIX
 
 
-def weights_part_name(name: str, rank: int) -> str:
-    """The file for a rank's part of the weights of a model of this name."""
-    return f"{name}.rank-{rank}{_SUFFIX}"
+def part_name(file: str, rank: int) -> str:
+    """The file for a rank's part of weights that would be in ``file`` if they were not cut."""
+    return f"{file.removesuffix(_SUFFIX)}.rank-{rank}{_SUFFIX}"
 
 
 def state_part_name(rank: int) -> str:
@@ -44,11 +44,11 @@ def state_part_name(rank: int) -> str:
     return f"state-{rank}{_SUFFIX}"
 
 
-def weights_files(name: str, files: Iterable[str]) -> list[str]:
-    """Those of a checkpoint's files that hold the weights of a model of this name, in the order of the ranks; empty: there is
-    no such model."""
-    pattern = rf"{re.escape(name)}(\.rank-\d+)?{re.escape(_SUFFIX)}"
-    return sorted((file for file in files if re.fullmatch(pattern, file)), key=_rank_of)
+def weights_files(file: str, files: Iterable[str]) -> list[str]:
+    """Those of a checkpoint's files that hold the weights that are in ``file`` if they are not cut: itself, or its parts in the
+    order of the ranks; empty: there are none."""
+    pattern = rf"{re.escape(file.removesuffix(_SUFFIX))}\.rank-\d+{re.escape(_SUFFIX)}"
+    return sorted((name for name in files if name == file or re.fullmatch(pattern, name)), key=_rank_of)
 
 
 def state_files(files: Iterable[str]) -> list[str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lockstep.base.errors import CheckpointError
 from lockstep.state.checkpoint.manifest import verify
-from lockstep.state.checkpoint.parts import weights_files
+from lockstep.state.checkpoint.parts import weights_files, weights_name
 from lockstep.state.checkpoint.store import find_checkpoint
 from lockstep.world.comm.dtensors import cut_like, is_cut
 
@@ -43,7 +43,7 @@ def load_weights(path: str | Path, model: str = "model", device: str | torch.dev
             return load_file(path, device=str(device))
         directory = find_checkpoint(path)
         manifest = verify(directory)
-        files = weights_files(model, manifest.files)
+        files = weights_files(weights_name(model), manifest.files)
         if not files:
             names = [record["name"] for record in manifest.objects if "file" in record]
             raise CheckpointError(f"{directory} has no weights of {model!r}: there is {', '.join(names) or 'no model'}")

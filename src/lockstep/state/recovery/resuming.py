@@ -211,7 +211,7 @@ class Restorer:
         """A model's weights; None: it is not a model."""
         if "file" not in record:
             return None
-        files = weights_files(record["name"], self.checkpoint.manifest.files)
+        files = weights_files(record["file"], self.checkpoint.manifest.files)
         return Tensors([self.checkpoint.path / name for name in files]).formed(form)
 
     def _read_state(self) -> _State:

@@ -11,7 +11,7 @@ from lockstep.data.loader import PreparedLoader
 from lockstep.prepare.registry import adapter_of, registered_adapter
 from lockstep.prepare.state_adapters import StateAdapter, Weights
 from lockstep.state.checkpoint.manifest import Object
-from lockstep.state.checkpoint.parts import deal_out, state_part_name, weights_name, weights_part_name
+from lockstep.state.checkpoint.parts import deal_out, part_name, state_part_name, weights_name
 from lockstep.state.checkpoint.tree import take_apart
 from lockstep.world.comm.dtensors import full_tensor, is_cut, to_local
 
@@ -72,7 +72,7 @@ class RunState:
 
         def apart(tree: Any, name: str) -> Any:
             value, parts = take_apart(tree, name)
-            tensors.update({name: part if is_cut(part) else full_tensor(part) for name, part in parts.items()})
+            tensors.update(_cut_or_whole(parts))
             return value
 
         state = {
@@ -84,9 +84,9 @@ class RunState:
         }
         files: dict[str, Weights] = {}
         held = [0] * world_size
-        for name, weights in self._models():
-            is_in_parts = any(map(is_cut, weights.values()))
-            files[weights_part_name(name, rank) if is_in_parts else weights_name(name)] = {
+        for name, current in self._models():
+            file, weights = weights_name(name), _cut_or_whole(current)
+            files[part_name(file, rank) if any(map(is_cut, weights.values())) else file] = {
                 name: to_local(tensor) for name, tensor in weights.items() if is_cut(tensor) or rank == 0
             }
             held[0] += sum(tensor.nbytes for tensor in weights.values() if not is_cut(tensor))
@@ -104,6 +104,11 @@ class RunState:
             yield from ((adapter.name, part, value) for part, value in adapter.compared())
         for name, adapter in self.registered.items():
             yield from ((f"the registered {name!r}", part, value) for part, value in adapter.compared())
+
+
+def _cut_or_whole(tensors: Weights) -> Weights:
+    """What is cut in another way than along the first dimension is gathered. Every rank must call it."""
+    return {name: tensor if is_cut(tensor) else full_tensor(tensor) for name, tensor in tensors.items()}
 
 
 def _record(adapter: StateAdapter) -> Object:

@@ -189,7 +189,7 @@ def _damage(directory: Path, manifest: Manifest, *, sizes_only: bool = False) ->
 
 
 def _files_of(manifest: Manifest, directory: Path, model: str) -> list[str]:
-    files = {r["name"]: weights_files(r["name"], manifest.files) for r in manifest.objects if "file" in r}
+    files = {r["name"]: weights_files(r["file"], manifest.files) for r in manifest.objects if "file" in r}
     if not files:
         raise CheckpointError(f"{directory} holds no model: the script gave none to team.prepare()")
     if model not in files:

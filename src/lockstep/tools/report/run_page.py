@@ -238,7 +238,7 @@ def _ms(seconds: Sequence[float]) -> str:
 
 
 def _digest(manifest: Manifest) -> str:
-    files = weights_files("model", manifest.files) or [*manifest.files][:1]
+    files = weights_files("model.safetensors", manifest.files) or [*manifest.files][:1]
     return manifest.files[files[0]]["sha256"][:_DIGITS] if len(files) == 1 else NOTHING  # those of parts depend on the cut
 
 
