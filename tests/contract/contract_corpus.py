@@ -135,7 +135,10 @@ CORPUS = {
 SHARDED = {
     **{
         name: CORPUS[name]
-        for name in ("stream by tokens", "samples by zeros", "16-mixed", "two losses by weights", "frozen", "compiled")
+        for name in (
+            *("stream by tokens", "samples by zeros", "16-mixed", "two losses by weights", "frozen", "compiled"),
+            "averages",
+        )
     },
     "unused parameters": trained(model="SometimesUnused", batch_size=8, length=40, epochs=3, num_steps=15),
     "accumulation with weights": trained(
