@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.base.digest import bit_sums, digest, squared_norm
+from lockstep.base.digest import bit_sum_of_part, bit_sums, digest, squared_norm
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -55,6 +55,12 @@ def test_the_sum_of_bits_depends_on_the_elements_alone_wherever_they_are_in_memo
         elsewhere = [torch.zeros(9 + size, dtype=dtype)[offset : offset + size].copy_(values) for offset in range(9)]
         strided = torch.zeros(size, 3, dtype=dtype)[:, 1].copy_(values)
         assert set(bit_sums([values, strided, *elsewhere])) == {expected}, size
+        for cut in range(size + 1):  # whoever has which part of it
+            begin = cut * values.itemsize
+            parts = [bit_sum_of_part(values[:cut], 0, values.nbytes), bit_sum_of_part(values[cut:], begin, values.nbytes)]
+            assert int(sum(parts)) == expected, (size, cut)
+            middle = [bit_sum_of_part(values[n : n + 1], n * values.itemsize, values.nbytes) for n in range(size)]
+            assert int(sum(middle)) == expected, size
 
 
 def test_an_object_that_holds_itself_has_a_digest():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.state.checkpoint.parts import deal_out
+from lockstep.state.checkpoint.parts import deal_out, part_name, state_files, state_part_name, weights_files
 
 pytestmark = pytest.mark.timeout(60)
 names = st.text("ab.", min_size=1, max_size=4)
@@ -44,3 +44,15 @@ def test_what_a_rank_has_to_write_already_counts(sizes, held):
     for load, part in zip(loads, parts, strict=True):
         if part:  # its last tensor, the smallest, was its own because nobody had less
             assert load - min(sizes[int(name)] for name in part) <= min(loads)
+
+
+def test_the_parts_of_each_model_and_of_the_state_are_found_in_the_order_of_the_ranks():
+    ranks = range(12)
+    models = {file: [part_name(file, rank) for rank in ranks] for file in ("model.safetensors", "model-2.safetensors")}
+    state = [state_part_name(rank) for rank in ranks]
+    files = sorted(["average.safetensors", "state.json", *state, *(part for parts in models.values() for part in parts)])
+    for file, parts in models.items():
+        assert weights_files(file, files) == parts
+    assert weights_files("average.safetensors", files) == ["average.safetensors"]
+    assert weights_files("model-3.safetensors", files) == []
+    assert state_files(files) == state

@@ -301,10 +301,10 @@ def test_a_damaged_one_is_kept_beside_and_does_not_come_in_the_way_of_what_follo
 
 def test_a_checkpoint_of_a_newer_version_is_not_passed_over(tmp_path, monkeypatch):
     store = prepare(tmp_path, [10])
-    monkeypatch.setattr("lockstep.state.checkpoint.manifest.FORMAT", 3)
+    monkeypatch.setattr("lockstep.state.checkpoint.manifest.FORMAT", 4)
     commit(store, 20)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match=r"format 3.*newer lockstep"):
+    with pytest.raises(CheckpointError, match=r"format 4.*newer lockstep"):
         newest(store)
 
 

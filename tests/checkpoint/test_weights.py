@@ -115,13 +115,15 @@ def test_a_file_of_pickles_is_not_run(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
-def test_tensors_of_several_files_are_one_mapping(tmp_path):
-    save_file({"a": torch.ones(2), "b": torch.zeros(1)}, tmp_path / "1")
-    save_file({"c": torch.tensor(3)}, tmp_path / "2")
-    tensors = Tensors([tmp_path / "1", tmp_path / "2"])
-    assert {name: tensor.tolist() for name, tensor in tensors.items()} == {"a": [1.0, 1.0], "b": [0.0], "c": 3}
-    assert (len(tensors), "d" in tensors) == (3, False)
+def test_tensors_of_several_files_are_one_mapping_and_what_is_in_several_are_all_its_rows(tmp_path):
+    save_file({"a": torch.ones(2), "b": torch.zeros(1), "rows": torch.tensor([[1, 2], [3, 4]])}, tmp_path / "1")
+    save_file({"c": torch.tensor(3), "rows": torch.tensor([[5, 6]])}, tmp_path / "2")
+    save_file({"rows": torch.zeros(0, 2, dtype=torch.int64)}, tmp_path / "3")
+    tensors = Tensors([tmp_path / "1", tmp_path / "2", tmp_path / "3"])
+    whole = {"a": [1.0, 1.0], "b": [0.0], "c": 3, "rows": [[1, 2], [3, 4], [5, 6]]}
+    assert {name: tensor.tolist() for name, tensor in tensors.items()} == whole
+    assert (len(tensors), "d" in tensors) == (4, False)
     with pytest.raises(KeyError):
         tensors["d"]
     with pytest.raises(CheckpointError, match="cannot be read as safetensors"):
-        Tensors([tmp_path / "3"])
+        Tensors([tmp_path / "4"])

@@ -51,6 +51,9 @@ def test_a_script_that_keeps_the_contract_passes_with_the_digest_of_its_weights(
     assert (found["verdict"], found["shards"], found["reference"], found["diagnosis"]) == ("pass", 2, 1, None)
     assert {setting["summary"]["weights"] for setting in found["settings"]} == {digest[1]}
     assert {setting["summary"]["strategy"] for setting in found["settings"]} == {"exact"}
+    sharded = verify("--strategy", "fsdp", "--world-sizes", "1,2", "--shards", "2", *BRIEFLY, "train.py")
+    assert sharded.exit_code == 0, sharded.output
+    assert f"PASS  2 settings, 2 steps, 16 samples: weights {digest[1]} " in sharded.output
 
 
 @pytest.mark.long

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 
 import torch
 
+from lockstep.world.comm.dtensors import full_tensor
+
 
 def bits(value):
     """A value as bytes: -0.0 differs from 0.0, and a NaN is equal to itself."""
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
+        value = full_tensor(value.detach()).cpu()
         data = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
         return f"{value.dtype} {tuple(value.shape)} ".encode() + hashlib.sha256(data).digest()
     return value.hex() if isinstance(value, float) else repr(value)

@@ -122,3 +122,20 @@ CORPUS = {
     "scaled and accumulated, not clipped": special(features.train_scaled, "run", "SGD, foreach", 2, False, resumes=False),
     "left loops": special(features.leave_the_loop, "16-mixed", num_steps=4),
 }
+
+# What ``fsdp`` trains as well: without empty shards, on numbers of processes that divide those of shards.
+SHARDED = {
+    **{
+        name: CORPUS[name]
+        for name in (
+            *("stream by tokens", "samples by zeros", "16-mixed", "two losses by weights", "frozen", "compiled"),
+            "averages",
+        )
+    },
+    "unused parameters": trained(model="SometimesUnused", batch_size=8, length=40, epochs=3, num_steps=15),
+    "accumulation with weights": trained(
+        model="not reentrant", weight="tokens", length=64, batch_size=16, accumulate=2, num_steps=4
+    ),
+    "scaled by the script": CORPUS["scaled by the script"],
+    "six shards": trained(model="Deep", length=48, shards=6),
+}

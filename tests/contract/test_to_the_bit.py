@@ -15,7 +15,7 @@ import pytest
 import torch
 import whole_steps
 from bits import Seen, assert_same_bits, differences
-from contract_corpus import CORPUS, short, trained
+from contract_corpus import CORPUS, SHARDED, short, trained
 
 from lockstep.base.errors import LaunchError
 from lockstep.base.stopping import REQUEUE_STATUS
@@ -99,6 +99,13 @@ def test_a_training_gives_the_same_bits_on_any_number_of_processes_and_in_two_pi
     for seen in then:
         assert set(first[0][1]["by_step"]).isdisjoint(seen["by_step"])
         assert differences(whole["state"], seen["state"]) == []
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_sharded_model_has_the_bits_of_a_whole_one(standing_crew, alone, name):
+    training = SHARDED[name]
+    settings = {"shards": 4, "checkpoint_every": "off", **training.settings}
+    assert_same_bits(alone(training), standing_crew(2, training.task, **settings, strategy="fsdp"))
 
 
 def values_of(result, name):

@@ -84,10 +84,17 @@ def test_a_run_is_killed_where_steps_are_left_in_its_first_and_its_last_epoch(le
 
 
 @pytest.mark.parametrize(
-    ("num_cores", "num_gpus", "expected"), [(1, 0, (1, 2)), (2, 0, (1, 2, 3)), (8, 1, (1, 2, 3)), (8, 2, (1, 2))]
+    ("num_cores", "num_gpus", "strategy", "expected"),
+    [
+        (1, 0, None, (1, 2)),
+        (2, 0, None, (1, 2, 3)),
+        (8, 1, None, (1, 2, 3)),
+        (8, 2, None, (1, 2)),
+        (2, 0, "fsdp", (1, 2, 4)),  # each divides V
+    ],
 )
-def test_the_world_sizes_left_out_fit_the_machine(num_cores, num_gpus, expected):
-    assert settings.default_world_sizes(num_cores=num_cores, num_gpus=num_gpus) == expected
+def test_the_world_sizes_left_out_fit_the_machine(num_cores, num_gpus, strategy, expected):
+    assert settings.default_world_sizes(num_cores=num_cores, num_gpus=num_gpus, strategy=strategy) == expected
 
 
 @pytest.mark.parametrize(

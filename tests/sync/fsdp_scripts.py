@@ -1,10 +1,11 @@
-"""Trainings for ``test_fsdp``: the same under every strategy, in float64, so that rounding is far below any mistake."""
+"""Trainings for ``test_fsdp``: the same under every strategy."""
 
 import os
 import time
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
@@ -33,11 +34,13 @@ class Model(nn.Module):
         self.tail[3].weight = self.blocks[0].inner.weight
         self.frozen = nn.Linear(7, 7).requires_grad_(False)
         self.last = nn.Linear(7, 2)
+        self.skipped = None
+        """The number of a block that is left out."""
 
     def forward(self, x):
         x = self.first(x)
-        for block in self.blocks:
-            x = block(x)
+        for number, block in enumerate(self.blocks, 1):
+            x = block(x) if number != self.skipped else x
         return self.last(self.frozen(self.tail(x)))
 
 
@@ -56,10 +59,12 @@ def data():
     return TensorDataset(x, torch.stack([x.sum(1), x.prod(1)], 1))
 
 
-def numbers(model, optimizer):
-    """All values of a model and its optimizer, whole."""
+def numbers(model, optimizer, average):
+    """All values of a model, its optimizer and its average, whole."""
     found = {
-        name: full_tensor(value.detach()).tolist() for name, value in [*model.named_parameters(), *model.named_buffers()]
+        f"{kind}{name}": full_tensor(value.detach()).tolist()
+        for kind, each in (("", model), ("average: ", average))
+        for name, value in [*each.named_parameters(), *each.named_buffers()]
     }
     for index, slots in optimizer.state_dict()["state"].items():
         found.update({f"{index}.{name}": full_tensor(value).tolist() for name, value in slots.items()})
@@ -70,8 +75,9 @@ def train(die_after=None, weight=None):
     """Two epochs with clipping and an evaluation. Returns what came of it."""
     with lockstep.join(checkpoint_every=die_after or "1h") as team:
         model, optimizer, schedule = made()
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.7), use_buffers=True)
         loader = DataLoader(data(), 16, shuffle=True, drop_last=True)
-        model, optimizer, schedule, loader = team.prepare(model, optimizer, schedule, loader)
+        model, optimizer, schedule, average, loader = team.prepare(model, optimizer, schedule, average, loader)
         norms = []
         for _ in team.epochs(2):
             for batch in loader:
@@ -84,16 +90,19 @@ def train(die_after=None, weight=None):
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-            with team.evaluate(model, DataLoader(data(), 10)) as evaluation:
+                average.update_parameters(model)
+            with team.evaluate([model, average], DataLoader(data(), 10)) as evaluation:
                 for batch in evaluation:
                     for x, y in batch.shards:
                         batch.add(loss=nn.functional.mse_loss(model(x), y))
+                        batch.add(average=nn.functional.mse_loss(average(x), y))
         parts = sum(to_local(p).numel() for p in model.parameters()) / sum(p.numel() for p in model.parameters())
-        spread = [name for name, p in model.named_parameters() if not is_dtensor(p)]
+        named = [*model.named_parameters(), *average.named_parameters()]
+        spread = [name for name, p in named if not is_dtensor(p)]
         return {
-            "numbers": numbers(model, optimizer),
+            "numbers": numbers(model, optimizer, average),
             "norms": norms,
-            "evaluated": evaluation["loss"],
+            "evaluated": evaluation["loss"] + evaluation["average"],
             "part": parts,
             "not spread": spread,
             "rates": [group["lr"] for group in optimizer.param_groups],
@@ -110,8 +119,9 @@ def _die_with_a_checkpoint(team, step):
 
 
 def keep_best():
-    """The weights, as they are, and as they are read from the run's directory and from a file of the script's own."""
-    with lockstep.join(checkpoint_every="off") as team:
+    """The weights, as they are, and as they are read from the best ones, a checkpoint, and a file of the script's own; and the
+    run's directory."""
+    with lockstep.join(checkpoint_every="1h") as team:
         model, optimizer, _ = made()
         model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data(), 16, drop_last=True))
         for batch in loader:
@@ -123,8 +133,8 @@ def keep_best():
         team.save(model.state_dict(), team.run_dir / "weights.pt")
         weights = {name: full_tensor(value.detach()).tolist() for name, value in model.state_dict().items()}
         run_dir = team.run_dir
-    read = (lockstep.load_weights(run_dir / "best"), torch.load(run_dir / "weights.pt"))
-    return weights, [{name: value.tolist() for name, value in each.items()} for each in read]
+    read = (lockstep.load_weights(run_dir / "best"), lockstep.load_weights(run_dir), torch.load(run_dir / "weights.pt"))
+    return weights, [{name: value.tolist() for name, value in each.items()} for each in read], str(run_dir.absolute())
 
 
 def evaluate_few(num_batches):
@@ -183,12 +193,12 @@ class Seen:
         self.seen += values.tolist()
 
 
-def train_narrow():
+def train_narrow(kind=torch.optim.SGD):
     """The loss over all data before, between and after 24 steps, in the run's precision."""
     with lockstep.join(checkpoint_every="off") as team:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        optimizer = kind(model.parameters(), lr=0.02)
         x, y = data().tensors
         numbers = TensorDataset(x.float(), y.float())
         model, optimizer, loader = team.prepare(model, optimizer, DataLoader(numbers, 16, drop_last=True))
@@ -215,19 +225,20 @@ def try_to(what):
         if what == "used optimizer":
             model(torch.ones(2, 5, dtype=torch.float64)).sum().backward()
             optimizer.step()
+        if what == "fused":
+            optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        if what == "whole tensors":
+            optimizer = torch.optim.Muon([model.first.weight])
+        if what == "other blocks":
+            model.skipped = 2 + team.rank
         if what == "scalar":
             model.scale = nn.Parameter(torch.ones(()))
-        if what == "average":
-            team.prepare(torch.optim.swa_utils.AveragedModel(model))
         if what == "sharded before":
             torch.distributed.fsdp.fully_shard(model)
         model, optimizer, loader = team.prepare(model, optimizer, loader)
         for batch in loader:
             for x, y in batch.shards:
                 loss = nn.functional.mse_loss(model(x), y)
-                if what == "absent shard":
-                    team.backward(loss * float("nan"), weight=0.0)
-                else:
-                    team.backward(loss)
+                team.backward(loss, **({"create_graph": True} if what == "a graph of gradients" else {}))
             optimizer.step()
             optimizer.zero_grad()

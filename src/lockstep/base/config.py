@@ -62,9 +62,9 @@ class RunConfig:
 
     ``single`` (one process), ``dp`` (one process with several GPUs: ``nn.DataParallel``), ``ddp`` (PyTorch's all-reduce),
     ``fsdp`` (PyTorch's ``fully_shard``: each process holds a part of the parameters and of the optimizer state), ``horovod``
-    (Horovod's all-reduce, if installed), ``exact`` (one fixed tree: bit-identical at every world size), or ``auto``:
-    ``exact``, or ``single`` where V is 1 (see ``shards``). A run of another strategy than ``exact`` is resumed by ``auto``
-    without the promise: ``single`` on one process, ``ddp`` on several."""
+    (Horovod's all-reduce, if installed), ``exact`` (one fixed tree: bit-identical at every world size, and to ``fsdp``),
+    or ``auto``: ``exact``, or ``single`` where V is 1 (see ``shards``). A run of another strategy than these two is resumed by
+    ``auto`` without the promise: ``single`` on one process, ``ddp`` on several."""
     precision: str = option("32-true", group=TRAINING, choices=PRECISIONS)
     """Floating-point formats of weights and computation; see docs/precision.md.  [default: 32-true]
 

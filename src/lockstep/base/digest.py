@@ -61,6 +61,27 @@ def bit_sum(tensor: Tensor) -> Tensor:
     return wide.sum() + data[whole:].sum(dtype=torch.int64)
 
 
+def bit_sum_of_part(part: Tensor, begin: int, whole_bytes: int) -> Tensor:
+    """What a part of a tensor adds to its ``bit_sum``: those of all parts add up to it, whatever the cut.
+
+    Args:
+        part: consecutive elements of the tensor.
+        begin: the number of bytes before them.
+        whole_bytes: of the tensor.
+    """
+    data = _flat(part.detach()).view(torch.uint8)
+    end = begin + len(data)
+    first, last = -(-begin // 8) * 8, end // 8 * 8
+    if first >= last:  # no whole word
+        first = last = end
+    words = data[first - begin : last - begin].clone().view(torch.int64)
+    loose = torch.cat([data[: first - begin], data[last - begin :]]).to(torch.int64)
+    places = torch.tensor([*range(begin, first), *range(last, end)], dtype=torch.int64)
+    # Bytes behind the last whole word are added as they are.
+    shifts = torch.where(places < whole_bytes // 8 * 8, places % 8 * 8, torch.zeros_like(places)).to(data.device)
+    return words.sum() + torch.bitwise_left_shift(loose, shifts).sum()
+
+
 def read_sums(sums: Sequence[Tensor]) -> list[int]:
     """The results of ``bit_sum`` as integers, with one transfer per device."""
     totals = [0] * len(sums)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from lockstep.base.errors import CheckpointError, ConfigError
 from lockstep.base.regular import own_directory
 from lockstep.journal.history import read_launches
 from lockstep.plan.shards import block
-from lockstep.state.checkpoint.manifest import Manifest
+from lockstep.state.checkpoint.manifest import Manifest, verify
 from lockstep.state.checkpoint.store import Store
 from lockstep.state.recovery.resuming import Checkpoint
 from lockstep.state.rundir.birth import Birth, Command, birth_of, is_born_with, read_birth, reconcile, write_birth
@@ -52,6 +52,8 @@ class LaunchRequest:
     """The birth of a new run with the settings of this launch."""
     command: Command
     world: World
+    verify: Callable[[Path], Manifest] = verify
+    """Verifies the checksums of a checkpoint."""
 
     def begins_anew(self, path: Path) -> bool:
         """Whether the run in a directory must not be resumed. (A restart resumes what this launch has begun.)"""
@@ -267,7 +269,7 @@ def _is_finished(checkpoint: Path) -> bool:
 def _resume(path: Path, launch: LaunchRequest, lock: RunLock, notices: list[str]) -> OpenRun | None:
     """The run in a directory; None: there is none. Its settings are those of its newest checkpoint, which has a checksum; until
     there is one, those of ``birth.json``."""
-    store = Store(path)
+    store = Store(path, launch.verify)
     store.clean()
     sound = store.newest_sound(notices.append)
     if sound is None:

@@ -201,6 +201,7 @@ class Parts:
         """The engine's own, within a stage in the order in which they are notified."""
         config, world, context, clock = self.config, self.world, self.context, self.clock
         warns = self.is_main and config.interval != "off"
+        gathers = self.sync.forward_is_collective  # whose own collectives cannot be told from the script's
         self.at_exit = AtExit()
         self._display = choose_display(
             config.progress, lambda: self.passes.progress, is_main=self.is_main, on_terminal=context.on_terminal
@@ -212,7 +213,7 @@ class Parts:
             self.divergence if world.world_size > 1 else None,
             Unprepared(self.state, self.trained.trains, scales_loss=self.precision.scales_loss, speaks=warns),
             Unrepeatable(self.loop.resumption, speaks=warns),
-            RawCollectives(self.collectives) if promises_bits(config.strategy) else None,
+            RawCollectives(self.collectives) if promises_bits(config.strategy) and not gathers else None,
             NanWatch(config.on_nan, world.rank, config.log_every, self.phases.position),
             self.log,
             self.trackers,

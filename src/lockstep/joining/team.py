@@ -274,14 +274,14 @@ class Team(Collectives):
         self._phases.backward(loss, weight, reduction, options)
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """``torch.nn.utils.clip_grad_norm_``, also for parameters that ``fsdp`` has sharded. Every rank must call it.
+        """``torch.nn.utils.clip_grad_norm_``. Every rank must call it: with ``fsdp`` it communicates.
 
         Returns:
             The total norm before clipping, a scalar tensor that is the same on every rank.
         """
         self._phases.check_outside("team.clip_grad_norm_()")
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        return full_tensor(nn.utils.clip_grad_norm_(parameters, max_norm, norm_type))
+        return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The autocast context of the run's precision, for computation outside of a prepared model's forward pass."""

@@ -20,7 +20,7 @@ from lockstep.listener import Listener
 from lockstep.loop.loop import Loop
 from lockstep.plan.loading import Loading
 from lockstep.prepare.checks import check_model, check_optimizers, check_placed, describe, is_loader, preparing_order
-from lockstep.prepare.guarded_methods import idle_when, keep_dtypes, refuse_inside
+from lockstep.prepare.guarded_methods import average_parts, idle_when, keep_dtypes, refuse_inside
 from lockstep.prepare.guards import ShardGuards
 from lockstep.prepare.model import wrap_model
 from lockstep.prepare.model_precision import ModelPrecision, check_scaler, fit_optimizer
@@ -158,15 +158,14 @@ class Preparation:
         return wrap_model(model, forward, model_precision, self._loop.phases.check_zero_grad)
 
     def _prepare_average(self, average: AveragedModel) -> None:
-        if self._sync.forward_is_collective:
-            raise UsageError(
-                "an AveragedModel with strategy='fsdp': its weights are whole, while those of the model are sharded over the "
-                "processes. Leave it out, or use another strategy."
-            )
-        self._move(average)
+        if not self._sync.forward_is_collective:
+            self._move(average)
         for tensor in (*average.parameters(), *average.buffers()):
             tensor.data.copy_(self._collectives.broadcast(tensor))
         keep_dtypes(average)
+        if self._sync.forward_is_collective:
+            self._sync.shard(average.module)
+            average_parts(average)
         refuse_inside(average, ("update_parameters",), self._loop.phases.check_outside)
         idle_when(average, "update_parameters", lambda: self._loop.resumption.is_catching_up)
 

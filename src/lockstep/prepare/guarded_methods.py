@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import amp, nn
+from torch import Tensor, amp, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
+
+from lockstep.world.comm.dtensors import to_local
 
 
 def refuse_inside(target: Any, names: tuple[str, ...], guard: Callable[[str], None]) -> None:
@@ -64,11 +66,36 @@ def _cast_like(average: nn.Module, model: nn.Module) -> nn.Module:
     averages, values = ([*module.parameters(), *module.buffers()] for module in (average, model))
     if all(a.dtype == value.dtype for a, value in zip(averages, values, strict=False)):
         return model
-    cast = nn.Module()
-    for number, (a, value) in enumerate(zip(averages, values, strict=True)):
-        tensor = value.detach().to(a.dtype)
-        if isinstance(a, nn.Parameter):
-            cast.register_parameter(str(number), nn.Parameter(tensor, requires_grad=False))
+    dtypes = [a.dtype for a in averages]
+    return _module_of(model, lambda number, value: value.to(dtypes[number]))
+
+
+def average_parts(average: AveragedModel) -> None:
+    """Let an AveragedModel average this rank's parts of a sharded model, plain tensors: an average takes each number alone."""
+    act = average.update_parameters
+
+    def update_parameters(model: nn.Module) -> None:
+        whole = average.module
+        average.module = _module_of(whole, _local)
+        try:
+            act(_module_of(model, _local))
+        finally:
+            average.module = whole
+
+    average.update_parameters = update_parameters  # type: ignore[method-assign]
+
+
+def _local(_: int, tensor: Tensor) -> Tensor:
+    return to_local(tensor)
+
+
+def _module_of(model: nn.Module, convert: Callable[[int, Tensor], Tensor]) -> nn.Module:
+    """A module with a model's parameters and buffers, each converted, given its number."""
+    converted = nn.Module()
+    for number, tensor in enumerate([*model.parameters(), *model.buffers()]):
+        value = convert(number, tensor.detach())
+        if isinstance(tensor, nn.Parameter):
+            converted.register_parameter(str(number), nn.Parameter(value, requires_grad=False))
         else:
-            cast.register_buffer(str(number), tensor)
-    return cast
+            converted.register_buffer(str(number), value)
+    return converted

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import nn, optim
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lockstep.base.errors import UsageError
 from lockstep.prepare.state_adapters import parameters_of
+from lockstep.sync.gradients import is_narrow
+from lockstep.world.comm.dtensors import is_dtensor
 
 
 def move(model: nn.Module, device: torch.device) -> dict[Parameter, Parameter]:
@@ -34,7 +36,8 @@ def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None
     """Replace parameters in an optimizer's groups. Its options stay.
 
     Raises:
-        UsageError: the optimizer has taken steps, so it has state for the parameters that were replaced.
+        UsageError: the optimizer has taken steps, so it has state for the parameters that were replaced; or it would not
+            compute the same on parts of them.
     """
     affected = replaced.keys() & parameters_of(optimizer)
     used = sum(bool(optimizer.state.get(parameter)) for parameter in affected)
@@ -44,5 +47,36 @@ def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None
             "parameters, which prepare() has replaced by others (strategy='fsdp' shards them over the processes). Create a new "
             "optimizer, or resume from a checkpoint of the run (with any strategy), which has that state."
         )
+    if affected:
+        _check_elementwise(optimizer, replaced)
     for group in optimizer.param_groups:
         group["params"][:] = [replaced.get(parameter, parameter) for parameter in group["params"]]
+
+
+_OF_WHOLE_TENSORS = (optim.LBFGS, optim.Adafactor, optim.Muon)
+
+
+def _check_elementwise(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None:
+    """Check that an optimizer computes each element by itself, with the same bits wherever it is in a tensor."""
+    if not any(is_dtensor(replaced.get(parameter)) for parameter in parameters_of(optimizer)):
+        return
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, _OF_WHOLE_TENSORS):
+        raise UsageError(
+            f"{kind} with strategy='fsdp': it computes with whole tensors (norms, products), of which every process has a part "
+            "only, so the answer would depend on the number of processes. Use an optimizer that computes each element by "
+            "itself (AdamW, SGD, ...), or another strategy."
+        )
+    for group in optimizer.param_groups:
+        on_cpu = [parameter for parameter in group["params"] if parameter.is_cpu]
+        if not isinstance(optimizer, optim.AdamW) and any(map(is_narrow, on_cpu)):
+            raise UsageError(
+                f"{kind} of 16-bit parameters with strategy='fsdp' on the CPU: PyTorch rounds add(g, alpha=...) differently in "
+                "short tensors, and how long a process's parts are depends on the number of processes. Use AdamW, or "
+                "16-mixed or bf16-mixed, which have float32 weights."
+            )
+        if group.get("fused") and on_cpu:
+            raise UsageError(
+                f"{kind}(fused=True) with strategy='fsdp' on the CPU: its kernel computes the last elements of a tensor with "
+                "other instructions, and where a process's part ends depends on the number of processes. Leave out fused=True."
+            )

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from lockstep.base.errors import UsageError
 from lockstep.prepare.state_adapters import parameters_of
+from lockstep.world.comm.dtensors import full_tensor
 
 
 class LossScaling:
@@ -48,7 +49,9 @@ class LossScaling:
             if id(self) in overflowed:
                 overflowed.discard(id(self))
                 gradients = [p.grad for p in parameters_of(self) if p.grad is not None]
-                if not all(bool(gradient.isfinite().all()) for gradient in gradients):  # else they have been cleared
+                if not all(
+                    bool(full_tensor(gradient.isfinite().all())) for gradient in gradients
+                ):  # else they have been cleared
                     return None
             return act()
 

@@ -6,7 +6,8 @@ anywhere. The rest is what a run needs to resume as if it had not been interrupt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -43,6 +44,11 @@ class StateAdapter:
     def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
         """Restore a state of an object of the same kind."""
         self.target.load_state_dict(state)
+
+    def forms(self) -> Callable[[str], Tensor | None]:
+        """Returns the tensor whose form a stored one of this name will have: of the weights by their own names, of the rest of
+        the state by the path there (``state.0.exp_avg``). None: it is not known, or none."""
+        return lambda _: None
 
     def describe(self) -> list[str]:
         """Lines that must be the same when the run is resumed."""
@@ -107,6 +113,12 @@ class ModelAdapter(StateAdapter):
             module.training = name not in evaluating
 
     @override
+    def forms(self) -> Callable[[str], Tensor | None]:
+        current = {**_tensors_of(self.target), **_tensors_of(innermost(self.target))}
+        state = {f"{part}.{name}": tensor for part in ("hidden", "gradients") for name, tensor in current.items()}
+        return {**state, **innermost(self.target).state_dict(), **current}.get
+
+    @override
     def describe(self) -> list[str]:
         """Parameters only: buffers may be created later, and loading checks them."""
         return [
@@ -137,6 +149,16 @@ class OptimizerAdapter(StateAdapter):
         state = _distribute(self.target, state)
         self.target.load_state_dict(state)
         _restore_dtypes(self.target, state)
+
+    @override
+    def forms(self) -> Callable[[str], Tensor | None]:
+        parameters = dict(enumerate(parameters_of(self.target)))
+
+        def form(name: str) -> Tensor | None:
+            found = re.fullmatch(r"state\.(\d+)\.[^.]+", name)
+            return None if found is None else parameters.get(int(found[1]))
+
+        return form
 
     @override
     def describe(self) -> list[str]:

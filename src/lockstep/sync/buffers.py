@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from lockstep.base.errors import ModelError
 from lockstep.base.stopping import say
+from lockstep.plan.tree import Node
 from lockstep.sync.buffer_looks import Look, judge, look_at
 from lockstep.sync.changes import as_bits, changed, from_bits, pack, pack_absent, packed_size
 
@@ -261,6 +262,26 @@ class ShardBuffers:
         for number in sorted(numbers):
             groups.setdefault(self._owners[number].slots[0].start.device, []).append(number)
         return list(groups.values())
+
+    def start_sums(
+        self, numbers: Iterable[int], nodes: Sequence[Node[dict[int, Tensor]]], start: Callable[[list[Tensor]], None]
+    ) -> dict[int, Tensor]:
+        """Start summing the changes of these modules over all ranks.
+
+        Args:
+            numbers: of the modules, the same on every rank.
+            nodes: the sums of this rank's shards' changes, in tree order.
+            start: starts summing tensors over all ranks, one for each of this rank's nodes; the first becomes the sum.
+
+        Returns:
+            The sums by module, which are valid when what ``start`` has started has finished.
+        """
+        sums: dict[int, Tensor] = {}
+        for owners in self.by_device(numbers):
+            tensors = [torch.cat([node.value[n] if n in node.value else self.absent(n) for n in owners]) for node in nodes]
+            start(tensors)
+            sums.update(zip(owners, torch.split(tensors[0], list(map(self.packed_size, owners))), strict=True))
+        return sums
 
     @torch.no_grad()
     def apply(self, changes: Mapping[int, Tensor]) -> None:

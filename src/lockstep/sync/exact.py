@@ -19,14 +19,13 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from lockstep.base.config import RunConfig
-from lockstep.base.errors import ModelError, UsageError
 from lockstep.plan.shards import MicroStep, StepPlan, block, num_filled
 from lockstep.plan.tree import Node, push, roots
 from lockstep.sync.bucket_sum import BucketSum
 from lockstep.sync.buckets import Bucket, keep_freed_memory, make_buckets
 from lockstep.sync.buffers import ShardBuffers, add_changes
 from lockstep.sync.exchange import Exchange
-from lockstep.sync.gradients import came_in_parts, has_gradient, on_gradient
+from lockstep.sync.gradients import came_in_parts, has_gradient, on_gradient, refuse_create_graph, take_gradient
 from lockstep.sync.ordered import OrderedExchange
 from lockstep.sync.protocol import Outcome, Sync
 from lockstep.sync.start import take_from_rank_0
@@ -159,11 +158,7 @@ class ExactSync(Sync):
     def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
         micro = self._micro
         assert micro is not None
-        if options.get("create_graph"):
-            raise UsageError(
-                "backward(create_graph=True) with strategy 'exact': synchronized gradients have no graph and cannot be "
-                "differentiated. For a penalty on gradients use torch.autograd.grad(..., create_graph=True) in the loss."
-            )
+        refuse_create_graph(options, "exact")
         for index, bucket in enumerate(self._layout.buckets):
             self._missing[index] = set(range(len(bucket.parameters)))
         self._call, self._factor = call, factor
@@ -243,7 +238,7 @@ class ExactSync(Sync):
         for call, index, *_ in (key for key in more if len(key) == 3):
             self._history.slots[self._layout, call, index] = None
         self._history.owners.update(owner for owner in outcome.unforeseen if isinstance(owner, int))
-        changes = self._start_buffers()
+        changes = self.buffers.start_sums(self._history.owners, self._changes, self._send)
         self._exchange.finish()
         for exchange in self._on_gpus.values():
             exchange.finish()
@@ -314,17 +309,7 @@ class ExactSync(Sync):
                 self._take(*location, parameter)
 
     def _take(self, index: int, slot: int, parameter: Parameter) -> None:
-        gradient, parameter.grad = parameter.grad, None
-        if gradient is None:
-            raise ModelError(
-                f"a hook of the script removed the gradient of {self._names[parameter]!r} in the backward pass, before it was "
-                "combined with those of the other shards: use the whole gradient after the loop over batch.shards instead"
-            )
-        if gradient.is_sparse:
-            raise ModelError(
-                f"parameter {self._names[parameter]!r} has a sparse gradient, which has no place in the fixed tree: use a "
-                "dense one (Embedding(sparse=False)), or strategy='ddp', whose answer is the same up to rounding"
-            )
+        gradient = take_gradient(parameter, self._names[parameter])
         if (self._call, index) in self._sent:
             raise came_in_parts(self._names[parameter])
         if self._factor != 0:  # a shard of weight 0 is left out: its gradient may be NaN, from a mean over nothing
@@ -385,21 +370,6 @@ class ExactSync(Sync):
         if not counts.is_cpu:
             self._history.slots.setdefault(key, (own, used))
         return used
-
-    # Buffers
-
-    def _start_buffers(self) -> dict[int, Tensor]:
-        """Start summing the changes of modules' buffers. The results are valid when all exchanges have finished."""
-        sums: dict[int, Tensor] = {}
-        for owners in self.buffers.by_device(self._history.owners):
-            nodes = [
-                torch.cat([node.value[n] if n in node.value else self.buffers.absent(n) for n in owners])
-                for node in self._changes
-            ]
-            self._send(nodes)
-            parts = torch.split(nodes[0], list(map(self.buffers.packed_size, owners)))
-            sums.update(zip(owners, parts, strict=True))
-        return sums
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
-from lockstep.base.errors import ModelError
+from lockstep.base.errors import ModelError, UsageError
 
 Gradients = dict[Parameter, Tensor]
 
@@ -70,6 +71,37 @@ def on_gradient(parameter: Parameter, notify: Callable[[Parameter], None]) -> Re
     hook: RemovableHandle = parameter.register_post_accumulate_grad_hook(notify)  # type: ignore[no-untyped-call]
     parameter.requires_grad_(learns)
     return hook
+
+
+def take_gradient(parameter: Tensor, name: str) -> Tensor:
+    """Remove and return a gradient that autograd has just put into ``.grad``.
+
+    Raises:
+        ModelError: it is gone already, or sparse.
+    """
+    gradient, parameter.grad = parameter.grad, None
+    if gradient is None:
+        raise ModelError(
+            f"a hook of the script removed the gradient of {name!r} in the backward pass, before it was combined with those of "
+            "the other shards: use the whole gradient after the loop over batch.shards instead"
+        )
+    if gradient.is_sparse:
+        raise ModelError(
+            f"parameter {name!r} has a sparse gradient, which has no place in the fixed tree: use a dense one "
+            "(Embedding(sparse=False)), or strategy='ddp', whose answer is the same up to rounding"
+        )
+    return gradient
+
+
+def refuse_create_graph(options: dict[str, Any], strategy: str) -> None:
+    """Raises:
+    UsageError: the options of a backward pass ask for a graph of gradients.
+    """
+    if options.get("create_graph"):
+        raise UsageError(
+            f"backward(create_graph=True) with strategy {strategy!r}: synchronized gradients have no graph and cannot be "
+            "differentiated. For a penalty on gradients use torch.autograd.grad(..., create_graph=True) in the loss."
+        )
 
 
 def came_in_parts(name: str) -> ModelError:

@@ -75,6 +75,11 @@ class Sync(ShardSync, Protocol):
             The callable for forward passes with gradients.
         """
 
+    def shard(self, model: nn.Module) -> None:
+        """Shard a model that is not trained, an average, as ``attach`` does one that is. It must be the same on all ranks, and
+        every rank must call it. Only where ``forward_is_collective``."""
+        return
+
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
         """Begin a phase of a step. Every parameter's ``.grad`` must be None. Local."""
 

@@ -130,13 +130,13 @@ class ShardedSync(Sync):
         pass
 
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:
-        """Copy the model from rank 0 to every rank, and return the callable for its forward pass. Here the model is there
-        already: on the only process, or sharded over all."""
+        """Copy the model from rank 0 to every rank, and return the callable for its forward pass. Here it is there
+        already: on the only process."""
         return model
 
     def _reduce(self, call: int) -> Gradients:
         """The weighted sums of a backward call over all shards of all ranks, not yet in the parameters' dtype. Here they are
-        those of this process: there is no other, or the backward pass has summed over the ranks.
+        those of this process: there is no other.
 
         Called on every rank for every call that any rank made.
         """

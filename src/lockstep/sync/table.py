@@ -16,7 +16,7 @@ from lockstep.world.comm.horovod import find_horovod
 
 def promises_bits(strategy: str) -> bool:
     """Whether a run with this strategy (which may be ``auto``) promises bit-identical answers at every world size."""
-    return strategy in ("exact", "auto")
+    return strategy in ("exact", "fsdp", "auto")
 
 
 def resolve_strategy(name: str, world_size: int, num_shards: int, *, is_exact: bool, on_gpus: bool) -> str:

@@ -13,9 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# The names since torch 2.13, and before.
-_GATHER: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_REDUCE: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from lockstep.world.comm.collectives import all_gather_flat
 
 
 class Waited:
@@ -38,7 +36,9 @@ class Waited:
             self.seconds += time.perf_counter() - began_s
 
 
-class _Comm:
+class TimedAllGather:
+    """For ``FSDPModule.set_custom_all_gather``."""
+
     def __init__(self, waited: Waited) -> None:
         self._waited = waited
 
@@ -46,26 +46,11 @@ class _Comm:
         """A buffer, as PyTorch's own would be."""
         return torch.empty(*size, dtype=dtype, device=device)
 
-
-class TimedAllGather(_Comm):
-    """For ``FSDPModule.set_custom_all_gather``."""
-
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
         """Gather the parts of parameters. Every rank must call it."""
-        work: dist.Work | None = self._waited.call(_GATHER, output_tensor, input_tensor, group=group, async_op=async_op)
-        return work
-
-
-class TimedReduceScatter(_Comm):
-    """For ``FSDPModule.set_custom_reduce_scatter``."""
-
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
-    ) -> dist.Work | None:
-        """Sum gradients, and give each rank its part. Every rank must call it."""
         work: dist.Work | None = self._waited.call(
-            _REDUCE, output_tensor, input_tensor, op=op, group=group, async_op=async_op
+            all_gather_flat, output_tensor, input_tensor, group=group, async_op=async_op
         )
         return work

@@ -1,7 +1,7 @@
 """The description of a checkpoint, ``manifest.json``.
 
 =================  =====================================================================================================
-``format``         version of this format
+``format``         version of this format; that of 2 had no weights in parts
 ``kind``           ``checkpoint`` (all that a run needs to resume) or ``weights`` (the best weights)
 ``step``           steps taken so far in the run
 ``epoch``          the current epoch, from 0
@@ -14,7 +14,8 @@
 ``world_size``     number of processes that wrote it
 ``versions``       of lockstep, torch and Python
 ``objects``        the prepared objects in order: ``kind``, ``name``, ``lines`` (which must be the same on resume),
-                   ``options`` (of optimizers and schedules) and ``file`` (a model's weights)
+                   ``options`` (of optimizers and schedules) and ``file`` (a model's weights, or what
+                   the names of their parts derive from: see ``parts``)
 ``registered``     names given to ``team.register``
 ``loaders``        for each prepared loader, a list of lines that must be the same on resume
 ``metric``         for ``weights``: the metric for which they were saved
@@ -37,8 +38,10 @@ from lockstep.base.errors import CheckpointError
 from lockstep.base.regular import check_regular, read_bytes
 from lockstep.base.shapes import Count, Ranks, Seconds, check, parse
 from lockstep.state.checkpoint.files import checksum, write_json
+from lockstep.state.checkpoint.parts import weights_files
 
-FORMAT = 2
+FORMAT = 3
+_OLDEST = 2
 FILE_NAME = "manifest.json"
 
 
@@ -125,8 +128,8 @@ class Manifest:
                 f"{path} has format {version}, and this lockstep knows formats up to {FORMAT}: it was written by a newer "
                 "lockstep. Use that version."
             )
-        if version != FORMAT:
-            raise CheckpointError(f"{path} has format {version!r}, and this lockstep knows format {FORMAT}")
+        if not isinstance(version, int) or version < _OLDEST:
+            raise CheckpointError(f"{path} has format {version!r}, and this lockstep knows formats {_OLDEST} to {FORMAT}")
         try:
             return _checked(Manifest(**content))
         except (TypeError, ValueError) as error:
@@ -136,7 +139,7 @@ class Manifest:
 def _checked(manifest: Manifest) -> Manifest:
     check(manifest)
     for record in manifest.objects:
-        if "file" in record and record["file"] not in manifest.files:
+        if "file" in record and not weights_files(record["file"], manifest.files):
             raise ValueError(f"it does not list {record['file']!r}, the file of {record['name']!r}")
     return manifest
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from lockstep.base.digest import bit_sums
 from lockstep.state.recovery.run_state import RunState
+from lockstep.world.comm.bit_sums import whole_bit_sums
 from lockstep.world.comm.dtensors import is_dtensor
 
 Sums = dict[str, dict[str, Any]]
@@ -42,21 +43,25 @@ class Fingerprint:
         return False
 
     def after(self, step: int) -> Sums:
-        """The digests after a step, computed once for all listeners that ask at its end."""
+        """The digests after a step, computed once for all listeners that ask at its end: of whole tensors, also where each rank
+        has a part. Every rank must call it."""
         if self._known is None or self._known[0] != step:
-            self._known = (step, self.now())
+            self._known = (step, self._sums(list(self._state.compared())))
         return self._known[1]
 
     def now(self) -> Sums:
-        """The digests as the state is at the moment."""
+        """The digests as the state is at the moment, without the tensors of which each rank has a part. Local."""
+        return self._sums([item for item in self._state.compared() if not is_dtensor(item[2])])
+
+    def _sums(self, compared: Sequence[tuple[str, str, Any]]) -> Sums:
         sums: Sums = {}
         tensors: list[tuple[str, str, Tensor]] = []
-        for owner, name, value in self._state.compared():
-            if not isinstance(value, Tensor):
-                sums.setdefault(owner, {})[name] = _text(value)
-            elif not is_dtensor(value):
+        for owner, name, value in compared:
+            if isinstance(value, Tensor):
                 tensors.append((owner, name, value))
-        for (owner, name, _), bits in zip(tensors, bit_sums([value for _, _, value in tensors]), strict=True):
+            else:
+                sums.setdefault(owner, {})[name] = _text(value)
+        for (owner, name, _), bits in zip(tensors, whole_bit_sums([value for _, _, value in tensors]), strict=True):
             sums.setdefault(owner, {})[name] = bits
         return sums
 

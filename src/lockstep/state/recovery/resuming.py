@@ -17,9 +17,10 @@ from lockstep.base.regular import read_bytes
 from lockstep.base.shapes import fits
 from lockstep.prepare.model_precision import fit_state
 from lockstep.prepare.precision import find_precision
-from lockstep.state.checkpoint.manifest import FILE_NAME, Manifest
+from lockstep.state.checkpoint.manifest import FILE_NAME, Manifest, Object
+from lockstep.state.checkpoint.parts import state_files, weights_files
 from lockstep.state.checkpoint.tree import put_together
-from lockstep.state.checkpoint.weights import Tensors
+from lockstep.state.checkpoint.weights import Form, Tensors
 from lockstep.state.checkpoint.writer import STATE
 from lockstep.state.recovery.position import ScriptPosition
 from lockstep.state.recovery.run_state import RunState
@@ -183,14 +184,15 @@ class Restorer:
             self.is_done = True
             self._check_all_there()
             self._check_numerics()
-        tensors = Tensors([directory / name for name in manifest.files if name.startswith("state-")])
+        tensors = Tensors([directory / name for name in state_files(manifest.files)])
         state = self._read_state()
         records = zip(self._aligned(manifest.objects), self._aligned(state["objects"]), strict=True)
         for number, (adapter, (record, object_state)) in enumerate(zip(self.state.objects, records, strict=False)):
             if record is None:
                 continue
-            weights: Mapping[str, Tensor] | None = Tensors([directory / record["file"]]) if "file" in record else None
-            object_state = put_together(object_state, tensors)
+            form = adapter.forms()
+            weights = self._weights(record, form)
+            object_state = put_together(object_state, tensors.formed(form, f"{record['name']}."))
             if self._other_precision:
                 weights, object_state = fit_state(adapter.target, weights, object_state)
             adapter.load_state_dict(object_state, weights)
@@ -202,6 +204,13 @@ class Restorer:
             if name in registered:
                 adapter.load_state_dict(registered[name])
         self.state.best, self.state.best_epoch = put_together(state["best"], {}), state.get("best_epoch", -1)
+
+    def _weights(self, record: Object, form: Form) -> Mapping[str, Tensor] | None:
+        """A model's weights; None: it is not a model."""
+        if "file" not in record:
+            return None
+        files = weights_files(record["file"], self.checkpoint.manifest.files)
+        return Tensors([self.checkpoint.path / name for name in files]).formed(form)
 
     def _read_state(self) -> _State:
         file = self.checkpoint.path / STATE

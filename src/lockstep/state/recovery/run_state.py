@@ -11,9 +11,9 @@ from lockstep.data.loader import PreparedLoader
 from lockstep.prepare.registry import adapter_of, registered_adapter
 from lockstep.prepare.state_adapters import StateAdapter, Weights
 from lockstep.state.checkpoint.manifest import Object
-from lockstep.state.checkpoint.parts import deal_out
+from lockstep.state.checkpoint.parts import deal_out, part_name, state_part_name, weights_name
 from lockstep.state.checkpoint.tree import take_apart
-from lockstep.state.checkpoint.weights import weights_name
+from lockstep.world.comm.dtensors import full_tensor, is_cut, to_local
 
 
 class RunState:
@@ -56,21 +56,25 @@ class RunState:
 
     def weights(self) -> dict[str, Weights]:
         """The weights of all models, by the name of their file."""
-        named = ((adapter.name, adapter.weights()) for adapter in self.objects)
-        return {weights_name(name): weights for name, weights in named if weights is not None}
+        return {weights_name(name): weights for name, weights in self._models()}
 
-    def divide(self, world_size: int) -> tuple[list[dict[str, Weights]], dict[str, Any]]:
-        """For each rank the files that it writes of a checkpoint, with their tensors, and the JSON value of ``state.json``; the
-        same on every rank. Rank 0 writes the weights, and the rest goes to the ranks with least to write. Every rank must call
-        it."""
+    def _models(self) -> Iterator[tuple[str, Weights]]:
+        named = ((adapter.name, adapter.weights()) for adapter in self.objects)
+        return ((name, weights) for name, weights in named if weights is not None)
+
+    def part(self, rank: int, world_size: int) -> tuple[dict[str, Weights], dict[str, Any]]:
+        """The files that a rank writes of a checkpoint, with their tensors, and the JSON value of ``state.json``, which is the
+        same on every rank. Every rank must call it.
+
+        Each rank writes its own rows of what is cut over the ranks. Of what is whole, rank 0 writes the weights, and the rest
+        goes to the ranks with least to write."""
         tensors: dict[str, Tensor] = {}
 
         def apart(tree: Any, name: str) -> Any:
             value, parts = take_apart(tree, name)
-            tensors.update(parts)
+            tensors.update(_cut_or_whole(parts))
             return value
 
-        weights = self.weights()
         state = {
             "objects": [apart(adapter.state_dict(), adapter.name) for adapter in self.objects],
             "loaders": [apart(loader.state(), f"loader-{number}") for number, loader in enumerate(self.loaders, 1)],
@@ -78,12 +82,20 @@ class RunState:
             "best": apart(self.best, "best"),
             "best_epoch": self.best_epoch,
         }
-        held = [sum(tensor.nbytes for file in weights.values() for tensor in file.values())] + [0] * (world_size - 1)
-        parts: list[dict[str, Weights]] = [weights, *({} for _ in held[1:])]
-        for rank, names in enumerate(deal_out({name: tensor.nbytes for name, tensor in tensors.items()}, held)):
-            if names:
-                parts[rank][f"state-{rank}.safetensors"] = {name: tensors[name] for name in names}
-        return parts, state
+        files: dict[str, Weights] = {}
+        held = [0] * world_size
+        for name, current in self._models():
+            file, weights = weights_name(name), _cut_or_whole(current)
+            files[part_name(file, rank) if any(map(is_cut, weights.values())) else file] = {
+                name: to_local(tensor) for name, tensor in weights.items() if is_cut(tensor) or rank == 0
+            }
+            held[0] += sum(tensor.nbytes for tensor in weights.values() if not is_cut(tensor))
+        sizes = {name: tensor.nbytes for name, tensor in tensors.items() if not is_cut(tensor)}
+        mine = {*deal_out(sizes, held)[rank]}
+        files[state_part_name(rank)] = {
+            name: to_local(tensor) for name, tensor in tensors.items() if is_cut(tensor) or name in mine
+        }
+        return {name: part for name, part in files.items() if part}, state
 
     def compared(self) -> Iterator[tuple[str, str, Tensor | Any]]:
         """The object, the part of its state, and the value, for all that must be the same on all ranks: a tensor, or a tree of
@@ -92,6 +104,11 @@ class RunState:
             yield from ((adapter.name, part, value) for part, value in adapter.compared())
         for name, adapter in self.registered.items():
             yield from ((f"the registered {name!r}", part, value) for part, value in adapter.compared())
+
+
+def _cut_or_whole(tensors: Weights) -> Weights:
+    """What is cut in another way than along the first dimension is gathered. Every rank must call it."""
+    return {name: tensor if is_cut(tensor) else full_tensor(tensor) for name, tensor in tensors.items()}
 
 
 def _record(adapter: StateAdapter) -> Object:

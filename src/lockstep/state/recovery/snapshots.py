@@ -22,7 +22,6 @@ from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.software import numerics, version
 from lockstep.state.rundir.birth import Birth
 from lockstep.world.comm.collectives import Collectives
-from lockstep.world.comm.dtensors import is_dtensor
 
 
 class Snapshots:
@@ -48,13 +47,12 @@ class Snapshots:
     def rehearse(self) -> None:
         """After the first step, when all state exists: check that it can be saved, and allocate memory for its copy."""
         self.is_rehearsed = True
-        parts, _ = self._state.divide(self._collectives.size)
-        mine = parts[self._collectives.rank]
+        mine, _ = self._state.part(self._collectives.rank, self._collectives.size)
         tensors = {f"{file}/{name}": tensor for file, part in mine.items() for name, tensor in part.items()}
         shapes = {
             name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
             for name, tensor in tensors.items()
-            if is_dtensor(tensor) or tensor.is_cpu
+            if tensor.is_cpu
         }
         self._touching = threading.Thread(target=self._staging.prepare, args=(shapes,), name="lockstep-staging", daemon=True)
         self._touching.start()
@@ -63,8 +61,7 @@ class Snapshots:
         """A copy of the whole state. Every rank must call it, when nothing is being written."""
         if self._touching is not None:
             self._touching.join()
-        parts, state = self._state.divide(self._collectives.size)
-        mine = gather_full(parts, self._collectives.rank)
+        mine, state = self._state.part(self._collectives.rank, self._collectives.size)
         manifest = Manifest(
             step=step,
             epoch=epoch,

@@ -18,6 +18,7 @@ from lockstep.cli.echo import Styled, echo, echo_json
 from lockstep.cli.options import CONTEXT
 from lockstep.state.checkpoint.files import checksum
 from lockstep.state.checkpoint.manifest import Manifest, verify_file
+from lockstep.state.checkpoint.parts import weights_files
 from lockstep.state.checkpoint.store import BEST, Store, find_checkpoint
 from lockstep.world.machine.sizes import counted, size
 
@@ -126,13 +127,12 @@ def export_command(path: Path, out: Path, model: str, force: bool) -> None:
     if out.exists() and not force:
         raise ConfigError(f"{out} exists: give another name, or --force to overwrite it")
 
-    def export(directory: Path, manifest: Manifest) -> tuple[Manifest, str]:
-        file = _file_of(manifest, directory, model)
-        _copy(directory, manifest, file, out)
-        return manifest, file
+    def export(directory: Path, manifest: Manifest) -> Manifest:
+        _write(directory, manifest, _files_of(manifest, directory, model), out)
+        return manifest
 
-    manifest, file = _read(path, export)
-    echo(f"{out}: {model} of step {manifest.step}, {size(manifest.files[file]['bytes'])}")
+    manifest = _read(path, export)
+    echo(f"{out}: {model} of step {manifest.step}, {size(out.stat().st_size)}")
     echo("To load it without lockstep:")
     echo("  from safetensors.torch import load_file")
     echo(f"  model.load_state_dict(load_file({str(out)!r}))")
@@ -190,8 +190,8 @@ def _damage(directory: Path, manifest: Manifest, *, sizes_only: bool = False) ->
     return damage
 
 
-def _file_of(manifest: Manifest, directory: Path, model: str) -> str:
-    files = {record["name"]: str(record["file"]) for record in manifest.objects if "file" in record}
+def _files_of(manifest: Manifest, directory: Path, model: str) -> list[str]:
+    files = {r["name"]: weights_files(r["file"], manifest.files) for r in manifest.objects if "file" in r}
     if not files:
         raise CheckpointError(f"{directory} holds no model: the script gave none to team.prepare()")
     if model not in files:
@@ -199,21 +199,38 @@ def _file_of(manifest: Manifest, directory: Path, model: str) -> str:
     return files[model]
 
 
-def _copy(directory: Path, manifest: Manifest, file: str, out: Path) -> None:
-    verify_file(directory, manifest, file, sizes_only=True)
+def _write(directory: Path, manifest: Manifest, files: list[str], out: Path) -> None:
     unfinished = out.with_name(f".{out.name}.{os.getpid()}.new")
     try:
-        with open_to_read(directory / file) as reader, unfinished.open("xb") as writer:
-            shutil.copyfileobj(reader, writer)
-        flush(unfinished)
-        if checksum(unfinished) != manifest.files[file]["sha256"]:
-            raise CheckpointError(
-                f"{directory / file} is damaged: its content is not what was written (SHA-256). {out} was not written; use "
-                "another checkpoint (lockstep checkpoint verify RUN --all lists those that are intact)"
-            )
+        if len(files) == 1:
+            _copy(directory, manifest, files[0], unfinished, out)
+        else:
+            _join(directory, manifest, files, unfinished)
         os.replace(unfinished, out)  # noqa: PTH105
         flush(out.absolute().parent)
     except OSError as error:
-        raise CheckpointError(f"{out} could not be written from {directory / file}: {error}") from error
+        raise CheckpointError(f"{out} could not be written from {directory / files[0]}: {error}") from error
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _copy(directory: Path, manifest: Manifest, file: str, unfinished: Path, out: Path) -> None:
+    verify_file(directory, manifest, file, sizes_only=True)
+    with open_to_read(directory / file) as reader, unfinished.open("xb") as writer:
+        shutil.copyfileobj(reader, writer)
+    flush(unfinished)
+    if checksum(unfinished) != manifest.files[file]["sha256"]:
+        raise CheckpointError(
+            f"{directory / file} is damaged: its content is not what was written (SHA-256). {out} was not written; use "
+            "another checkpoint (lockstep checkpoint verify RUN --all lists those that are intact)"
+        )
+
+
+def _join(directory: Path, manifest: Manifest, files: list[str], unfinished: Path) -> None:
+    """Write one file of the parts of several ranks, a tensor at a time."""
+    from lockstep.state.checkpoint.tensorfile import write_tensors  # imports torch
+    from lockstep.state.checkpoint.weights import Tensors
+
+    for file in files:
+        verify_file(directory, manifest, file)
+    write_tensors(unfinished, Tensors([directory / file for file in files]))

@@ -1,7 +1,8 @@
 """Writes a process's part of the digest journal during training: see ``replay.digests`` for its format.
 
 In most steps it only records the samples' identities and the losses, which are formatted every so many steps. It draws no
-random numbers, changes no tensors and does not communicate. The state's digests are those that the ranks compare.
+random numbers and changes no tensors. The state's digests are those that the ranks compare. With ``fsdp`` they are those of
+whole tensors: each rank adds the bits of its part.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.base.digest import bit_sums, digest
+from lockstep.base.digest import digest
 from lockstep.listener import Listener, Stage
 from lockstep.plan.shards import MicroStep
 from lockstep.state.recovery.fingerprint import Fingerprint, short_digest
@@ -25,7 +26,8 @@ from lockstep.sync.gradients import widen
 from lockstep.tools.replay.digests import NOTHING, is_due
 from lockstep.tools.verify.trace.lines import TraceWriter, exact
 from lockstep.tools.verify.trace.subjects import Subjects
-from lockstep.world.comm.dtensors import is_dtensor
+from lockstep.world.comm.bit_sums import whole_bit_sums
+from lockstep.world.comm.dtensors import is_cut, sum_over_ranks, to_local
 
 _FIELDS = 7
 """Of a micro-step: its step, phase, shard and part, the digests of its samples' identities and of their content, and its losses
@@ -122,9 +124,9 @@ class DigestJournal(Listener):
     @override
     def end_phase(self, phase: int) -> None:
         self._phase = phase + 1
-        if self._is_due and self._is_main:
-            gradients = {name: grad for name, grad in self._subjects.gradients().items() if not is_dtensor(grad)}
-            sums = bit_sums(list(gradients.values()))
+        gradients = self._subjects.gradients() if self._is_due else {}
+        if self._is_due and (self._is_main or any(map(is_cut, gradients.values()))):
+            sums = whole_bit_sums(list(gradients.values()))
             digest_of_all = short_digest(dict(zip(gradients, sums, strict=True)))
             self._gradients.append((digest_of_all, exact(norm_of(gradients.values()))))
 
@@ -140,8 +142,8 @@ class DigestJournal(Listener):
             return
         self._is_due = False
         more: dict[str, Any] = {}
+        sums = self._fingerprint.after(step)
         if self._is_main:
-            sums = self._fingerprint.after(step)
             more = {
                 "gradients": self._gradients,
                 "state": {owner: short_digest(parts) for owner, parts in sums.items()},
@@ -191,7 +193,12 @@ def _read(losses: Sequence[Any]) -> list[float]:
 
 def norm_of(gradients: Iterable[Tensor]) -> float:
     """The norm of all gradients together. For display: its last bits are not reproducible."""
-    norms = [torch.linalg.vector_norm(widen(g.coalesce().values() if g.is_sparse else g)) for g in gradients]
+    gradients = list(gradients)
+    norms = [torch.linalg.vector_norm(widen(g.coalesce().values() if g.is_sparse else to_local(g))) for g in gradients]
     if not norms:
         return 0.0
-    return math.sqrt(sum(norm**2 for norm in torch.stack([norm.to(norms[0].device).double() for norm in norms]).tolist()))
+    all_norms = torch.stack([norm.to(norms[0].device).double() for norm in norms])
+    cut = [number for number, gradient in enumerate(gradients) if is_cut(gradient)]
+    if cut:  # each rank has a part
+        all_norms[cut] = sum_over_ranks(all_norms[cut].square(), gradients[cut[0]]).sqrt()
+    return math.sqrt(sum(norm**2 for norm in all_norms.tolist()))

@@ -10,6 +10,7 @@ from typing import Any
 from lockstep.journal.events import number_in
 from lockstep.journal.history import history as history_of
 from lockstep.state.checkpoint.manifest import Manifest
+from lockstep.state.checkpoint.parts import weights_files
 from lockstep.tools.compare.figures import pace_of
 from lockstep.tools.compare.table import count
 from lockstep.tools.report import launches, training
@@ -237,8 +238,8 @@ def _ms(seconds: Sequence[float]) -> str:
 
 
 def _digest(manifest: Manifest) -> str:
-    entry: Mapping[str, Any] = manifest.files.get("model.safetensors") or next(iter(manifest.files.values()), {})
-    return str(entry.get("sha256") or NOTHING)[:_DIGITS]
+    files = weights_files("model.safetensors", manifest.files) or [*manifest.files][:1]
+    return manifest.files[files[0]]["sha256"][:_DIGITS] if len(files) == 1 else NOTHING  # those of parts depend on the cut
 
 
 def _surroundings(record: RunRecord, begin: Mapping[str, Any]) -> Section:

@@ -36,6 +36,8 @@ class Task:
     """None, here and below: chosen by the study."""
     threads: int | None = None
     seed: int | None = None
+    strategy: str | None = None
+    """None: the script's, or as a study's methods have it."""
     timeout_s: float | None = None
     """Of each trial."""
 
@@ -90,8 +92,9 @@ class Study(abc.ABC):
         run_dir = str((self.directory / name).resolve())
         instead = instead or {}
         defaults = {"shards": self.shards} if task.shards is None else {}
-        common = {"shards": task.shards, "threads": self.threads, "seed": task.seed, "run_dir": run_dir}
-        asked = {name: value for name, value in {**common, **settings}.items() if value is not None and name not in instead}
+        common = {"shards": task.shards, "threads": self.threads, "seed": task.seed, "strategy": task.strategy}
+        given = {**common, "run_dir": run_dir, **settings}
+        asked = {name: value for name, value in given.items() if value is not None and name not in instead}
         return Trial(
             directory=self.directory,
             name=name,

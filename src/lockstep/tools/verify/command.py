@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from lockstep.base.config import STRATEGIES
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console
@@ -31,6 +32,8 @@ Examples:
       each of four numbers of processes, with and without loader workers
   lockstep verify --nproc 2 --workers 0,4 --no-resume --no-one-device train.py
       only the number of loader workers
+  lockstep verify --strategy fsdp --nproc 1,2,4 train.py
+      with parameters sharded over the processes; the digest is that of whole tensors
   lockstep verify --shards 8 -m package.train
       a module that leaves shards= out, with 8 shards
 
@@ -66,6 +69,11 @@ Exit status: 0 after PASS, 1 after FAIL, 2 if the arguments or the script are in
     metavar="NAMES",
     callback=names("launcher", settings.LAUNCHERS),
     help="Launchers: local (lockstep run), torchrun, python (one process).  [default: local, and each of the others once]",
+)
+@click.option(
+    "--strategy",
+    type=click.Choice([name for name in STRATEGIES if name != "auto"]),
+    help="Strategy of all settings.  [default: that of the script, or else exact]",
 )
 @click.option(
     "--resume/--no-resume",
@@ -110,7 +118,9 @@ def command(
     SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it. The directory of --out
     receives every run's output and trace, results.json, and report.html.
     """
-    sizes = world_sizes or settings.default_world_sizes(num_cores=here.num_cores, num_gpus=here.num_gpus)
+    sizes = world_sizes or settings.default_world_sizes(
+        num_cores=here.num_cores, num_gpus=here.num_gpus, strategy=task.strategy
+    )
     path = find_script(str(task.script), is_module=task.is_module)
     planned = verify.plan(
         task,

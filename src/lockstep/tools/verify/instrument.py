@@ -44,20 +44,10 @@ class Trace(Instrument):
 
     @override
     def settings(self, config: RunConfig) -> RunConfig:
-        """A traced run saves no checkpoints.
-
-        Raises:
-            ConfigError: a run with this strategy cannot be traced.
-        """
+        """A traced run saves no checkpoints."""
         self._interval = config.interval
         if self.options.trace == "off":
             return config
-        if config.strategy == "fsdp":
-            raise ConfigError(
-                f"trace={self.options.trace!r} with strategy='fsdp': a trace compares whole tensors, and here every process "
-                "has only a part of each. Trace the run with strategy='ddp' or 'exact', which has the same answer up to "
-                "rounding."
-            )
         return dataclasses.replace(config, checkpoint_every="off")
 
     @override

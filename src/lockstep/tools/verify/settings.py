@@ -11,13 +11,13 @@ from lockstep.tools.verify.trace.traced_run import TracedRun
 
 LAUNCHERS = ("local", "torchrun", "python")
 """``local`` is ``lockstep run``; ``python`` is the plain interpreter, which starts one process."""
-DEFAULT_WORLD_SIZES = (1, 2, 3)
 
 
-def default_world_sizes(*, num_cores: int, num_gpus: int) -> tuple[int, ...]:
-    """1, 2 and 3; no more than twice the cores, and than the GPUs where there are several."""
+def default_world_sizes(*, num_cores: int, num_gpus: int, strategy: str | None = None) -> tuple[int, ...]:
+    """1, 2 and 3, or with ``fsdp``, where each must divide V, 1, 2 and 4; no more than twice the cores, and than the GPUs where
+    there are several."""
     largest = num_gpus if num_gpus > 1 else 2 * num_cores
-    return tuple(size for size in DEFAULT_WORLD_SIZES if size <= largest)
+    return tuple(size for size in ((1, 2, 4) if strategy == "fsdp" else (1, 2, 3)) if size <= largest)
 
 
 def default_shards(world_sizes: Sequence[int]) -> int:

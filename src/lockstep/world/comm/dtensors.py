@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, TypeGuard
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 _HOME = "torch.distributed.tensor"
@@ -14,6 +17,11 @@ def is_dtensor(tensor: object) -> TypeGuard[Any]:
     """Whether ``tensor`` is a DTensor. (Importing their module takes a second or two; if it is not imported, there is none.)"""
     module = sys.modules.get(_HOME)
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def is_cut(tensor: object) -> TypeGuard[Any]:
+    """Whether ``tensor`` is a DTensor cut along its first dimension, in the order of the ranks, as by ``fully_shard``."""
+    return is_dtensor(tensor) and tensor.placements == (sys.modules[_HOME].Shard(0),)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
@@ -35,3 +43,36 @@ def distribute_like(value: Tensor, like: Tensor) -> Tensor:
     distribute = sys.modules[_HOME].distribute_tensor
     distributed: Tensor = distribute(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
     return distributed
+
+
+def cut_like(rows: Callable[[int, int], Tensor], like: Tensor) -> Tensor:
+    """A DTensor cut like another one (see ``is_cut``), of which only this rank's rows are made. Local.
+
+    Args:
+        rows: returns the rows from the first number up to the second.
+        like: the other.
+    """
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    first, end = rows_of(like)
+    made: Tensor = sys.modules[_HOME].DTensor.from_local(
+        rows(first, end).to(like.device), mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+    return made
+
+
+def rows_of(tensor: Tensor) -> tuple[int, int]:
+    """The rows of a cut DTensor that this rank has: from the first number up to the second. Local."""
+    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
+    numbers = torch.arange(len(tensor), device=tensor.device)
+    mine = sys.modules[_HOME].distribute_tensor(numbers, mesh, placements, src_data_rank=None).to_local()
+    first = int(mine[0]) if len(mine) else len(tensor)
+    return first, first + len(mine)
+
+
+def sum_over_ranks(numbers: Tensor, like: Tensor) -> Tensor:
+    """The sums of numbers over the ranks that have a part of the DTensor ``like``: a collective among them."""
+    mesh = like.device_mesh  # type: ignore[attr-defined]
+    sums = numbers.to(like.device)
+    if mesh.size() > 1:
+        dist.all_reduce(sums, group=mesh.get_group())
+    return sums

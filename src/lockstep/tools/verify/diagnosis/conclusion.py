@@ -78,7 +78,7 @@ def _cause(findings: Findings, lines: Sequence[Line]) -> tuple[str, list[Line]]:
         name = next(name for name in CAUSES if name in causes)
         chosen = [line for line in nearest if _BY_KIND[line["kind"]] == name]
         return "data by rank" if name == "rank" and findings.origin.where in _DATA else name, chosen
-    if findings.origin.where == "exchange" and findings.strategy != "exact":
+    if findings.origin.where == "exchange" and findings.strategy not in ("exact", "fsdp"):
         return "rounding", []
     if findings.repeats is False:
         return "timing", []

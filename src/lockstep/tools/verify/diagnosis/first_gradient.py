@@ -25,6 +25,7 @@ from lockstep.tools.verify.diagnosis.generators import state_of_streams
 from lockstep.tools.verify.diagnosis.locations import file_of
 from lockstep.tools.verify.trace.lines import TraceWriter
 from lockstep.tools.verify.trace.subjects import Subjects
+from lockstep.world.comm.dtensors import full_tensor
 
 _MOST_NUMBERS = 65_536
 """Evenly spaced numbers of the whole gradient, which suffice for a comparison."""
@@ -91,7 +92,7 @@ class FirstGradient(Listener):
         if self._writer is not None:
             gradients = self._subjects.gradients()
             every = 1 + sum(gradient.numel() for gradient in gradients.values()) // _MOST_NUMBERS
-            values = {name: _numbers(gradient)[::every].tolist() for name, gradient in gradients.items()}
+            values = {name: _numbers(full_tensor(gradient))[::every].tolist() for name, gradient in gradients.items()}
             self._writer.write(event="gradient", values=values, rows=sorted(self._rows), draws=self._draws)
         self._writer = None
 

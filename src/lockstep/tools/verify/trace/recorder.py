@@ -1,8 +1,8 @@
 """Writes a process's trace during training: see ``trace.lines`` for its format.
 
-The recorder draws no random numbers, changes no tensors and does not communicate, so a traced run computes the same as an
-untraced one (except at level ``gradient``, see ``diagnosis.first_gradient``). It is slow, since it reads every weight in every
-step.
+The recorder draws no random numbers and changes no tensors, so a traced run computes the same as an untraced one (except at
+level ``gradient``, see ``diagnosis.first_gradient``). It is slow, since it reads every weight in every step; with ``fsdp`` it
+gathers each, since a digest is that of the whole tensor, whatever the cut.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from lockstep.plan.length import length_of
 from lockstep.plan.shards import MicroStep
 from lockstep.tools.verify.trace.lines import TraceWriter, exact
 from lockstep.tools.verify.trace.subjects import Subjects
+from lockstep.world.comm.dtensors import full_tensor
 
 
 class Recorder(Listener):
@@ -129,11 +130,15 @@ class Recorder(Listener):
 
     @override
     def end_phase(self, phase: int) -> None:
-        gradients = self._subjects.gradients()
-        order = [name for name in self._order if name in gradients]  # in the order of the backward pass
-        order += [name for name in gradients if name not in self._order]
-        self._line["gradients"].append({name: digest(gradients[name]) for name in order})
-        self._line["norms"].append(exact(math.sqrt(math.fsum(squared_norm(gradient) for gradient in gradients.values()))))
+        digests, squares = dict[str, str](), list[float]()
+        for name, gradient in self._subjects.gradients().items():
+            whole = full_tensor(gradient)
+            digests[name] = digest(whole)
+            squares.append(squared_norm(whole))
+        order = [name for name in self._order if name in digests]  # in the order of the backward pass
+        order += [name for name in digests if name not in self._order]
+        self._line["gradients"].append({name: digests[name] for name in order})
+        self._line["norms"].append(exact(math.sqrt(math.fsum(squares))))
 
     @override
     def drop(self) -> None:

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from lockstep.base.digest import digest
 from lockstep.listener import Listener, Stage
+from lockstep.world.comm.dtensors import full_tensor
 
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -85,22 +86,23 @@ class Subjects(Listener):
                 parameter.register_hook(functools.partial(note, name))  # type: ignore[no-untyped-call]
 
     def gradients(self) -> dict[str, Tensor]:
-        """``.grad`` of the parameters that have one."""
+        """``.grad`` of the parameters that have one; with ``fsdp`` this rank's part of each, a DTensor."""
         return {name: parameter.grad for parameter, name in self.parameters.items() if parameter.grad is not None}
 
     def digests(self) -> dict[str, dict[str, str]]:
-        """``weights``, ``buffers`` and ``state``: digests by name, for a line of the trace."""
+        """``weights``, ``buffers`` and ``state``: digests by name, for a line of the trace. Every rank must call it: with
+        ``fsdp`` tensors are gathered, one at a time, so that the digests are those of whole ones."""
         weights: dict[str, str] = {}
         buffers: dict[str, str] = {}
         state: dict[str, str] = {}
         for prefix, model in self._models:
-            weights.update((prefix + name, digest(tensor)) for name, tensor in model.named_parameters())
-            buffers.update((prefix + name, digest(tensor)) for name, tensor in model.named_buffers())
+            weights.update((prefix + name, _value(tensor)) for name, tensor in model.named_parameters())
+            buffers.update((prefix + name, _value(tensor)) for name, tensor in model.named_buffers())
         for prefix, optimizer in self._optimizers:
             state.update((prefix + name, _value(value)) for name, value in self._optimizer_state(optimizer))
         for prefix, average in self._averages:
             tensors = [*average.named_parameters(), *average.named_buffers()]
-            state.update((prefix + name, digest(tensor)) for name, tensor in tensors)
+            state.update((prefix + name, _value(tensor)) for name, tensor in tensors)
         for prefix, item in self._others:
             state.update((prefix + name, _value(value)) for name, value in item.state_dict().items())
         for name, content in self._registered.items():
@@ -119,5 +121,7 @@ class Subjects(Listener):
 
 
 def _value(value: Any) -> str:
-    """A number, in readable form after an equals sign; the digest of anything else."""
-    return f"={value!r}" if value is None or isinstance(value, (bool, int, float)) else digest(value)
+    """A number, in readable form after an equals sign; the digest of anything else, of tensors as a whole."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return f"={value!r}"
+    return digest(full_tensor(value) if isinstance(value, Tensor) else value)

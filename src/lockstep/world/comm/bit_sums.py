@@ -1,0 +1,29 @@
+"""The sums of the bits of whole tensors, of which each rank may have a part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lockstep.base.digest import bit_sum, bit_sum_of_part, read_sums
+from lockstep.world.comm.dtensors import is_cut, rows_of, sum_over_ranks, to_local
+
+
+def whole_bit_sums(tensors: Sequence[Tensor]) -> list[int]:
+    """``bit_sums`` of whole tensors, also of those that are cut over the ranks (see ``is_cut``), with one message for all of
+    these. Then every rank must call it, with the same tensors; otherwise it is local."""
+    sums = [_of_part(tensor) if is_cut(tensor) else bit_sum(to_local(tensor)) for tensor in tensors]
+    cut = [number for number, tensor in enumerate(tensors) if is_cut(tensor)]
+    if cut:
+        totals = sum_over_ranks(torch.stack([sums[number] for number in cut]), tensors[cut[0]])
+        for number, total in zip(cut, totals, strict=True):
+            sums[number] = total
+    return read_sums(sums)
+
+
+def _of_part(tensor: Tensor) -> Tensor:
+    row_bytes = math.prod(tensor.shape[1:]) * tensor.itemsize
+    return bit_sum_of_part(to_local(tensor), rows_of(tensor)[0] * row_bytes, len(tensor) * row_bytes)
