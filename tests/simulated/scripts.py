@@ -37,12 +37,12 @@ def network():
     return nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), *above)
 
 
-def train(epochs=2):
+def train(epochs=2, num_workers=0, pinned=True):
     """A CNN with BatchNorm, dropout and momentum. A digest of all its state, and what the simulation reports."""
     with lockstep.join() as team:
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        loader = DataLoader(data(), 8, shuffle=True, pin_memory=True)
+        loader = DataLoader(data(), 8, shuffle=True, num_workers=num_workers, pin_memory=pinned)
         model, optimizer, loader = team.prepare(model, optimizer, loader)
         losses = []
         for _ in team.epochs(epochs):

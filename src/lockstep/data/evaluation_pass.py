@@ -17,9 +17,10 @@ from typing_extensions import override
 
 from lockstep.base.errors import ConfigError, DataError, UsageError
 from lockstep.data.batch import GlobalBatch
-from lockstep.data.batches import count_samples, to_device
+from lockstep.data.batches import count_samples
 from lockstep.data.evaluation_source import Dealt, EvaluationKey, EvaluationSource
 from lockstep.data.metric_updates import MetricUpdates
+from lockstep.data.uploads import Uploads
 from lockstep.data.values import SUM, Part, check_weight, combine, on_cpu, part_of, take
 from lockstep.world.comm.collectives import Collectives
 
@@ -71,6 +72,7 @@ class EvaluationPass:
         self._key = key
         self._collectives = collectives
         self._device = device
+        self._uploads = None if device.type == "cpu" else Uploads(device)
         self._guard = guard
         self._num_at_once = collectives.size if together else 1
         self._is_open = self._has_begun = False
@@ -151,7 +153,8 @@ class EvaluationPass:
     def _run(self, batch: EvaluationBatch, turn: int) -> Iterator[Any]:
         evaluated = self._guard.evaluated
         for samples in self._take(turn):
-            samples = to_device(samples, self._device)
+            if self._uploads is not None:
+                samples = self._uploads.move(samples)
             if self._place is not None:
                 self._source.reseed(self._key, *self._place)
             evaluated.append(batch)
