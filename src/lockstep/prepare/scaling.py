@@ -47,8 +47,8 @@ class LossScaling:
                 )
             if id(self) in overflowed:
                 overflowed.discard(id(self))
-                gradients = [p.grad for p in parameters_of(self) if p.grad is not None]
-                if not all(bool(gradient.isfinite().all()) for gradient in gradients):  # else they have been cleared
+                finite = [p.grad.isfinite().all() for p in parameters_of(self) if p.grad is not None]
+                if finite and not torch.stack([each.to(finite[0].device) for each in finite]).all():  # else they were cleared
                     return None
             return act()
 
