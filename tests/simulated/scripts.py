@@ -105,8 +105,11 @@ def count_plain(num_shards, num_blocks, steps=4):
     return account()
 
 
-def count(num_blocks=8, steps=6):
-    """The account of a step  of lockstep's loop, from its beginning to that of the next, and that of a plain loop."""
+def count(num_blocks=8, steps=6, reads=True, clips=False):
+    """The account of a step of lockstep's loop, from its beginning to that of the next, and that of a plain loop.
+
+    ``reads``: values are added to the batch, besides being logged. ``clips``: gradients are clipped.
+    """
     with lockstep.join() as team:
         model = deep(num_blocks)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -120,8 +123,11 @@ def count(num_blocks=8, steps=6):
             for images, labels in batch.shards:
                 loss = nn.functional.cross_entropy(model(images), labels)
                 team.backward(loss)
-                batch.add(loss=loss)
+                if reads:
+                    batch.add(loss=loss)
                 team.log(loss=loss)
+            if clips:
+                team.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
         num_shards = 2 // team.world_size  # V is 2
