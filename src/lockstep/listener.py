@@ -68,7 +68,7 @@ class Listener:
         """The script is about to receive these samples, which are still where they were fetched: on the device it gets copies.
         Called once per loader where two are run side by side."""
 
-    def before_backward(self, loss: Tensor, weight: float | None) -> None:
+    def before_backward(self, loss: Tensor, weight: float | Tensor | None) -> None:
         """A backward pass is about to run; ``weight`` is what the script gave."""
 
     def after_backward(self) -> None:

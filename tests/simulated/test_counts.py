@@ -31,6 +31,16 @@ def test_a_step_waits_once_for_the_values_added_to_its_batch_and_never_without(c
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
+def test_weights_that_the_device_counts_are_read_with_the_values_and_give_the_bits_of_the_cpu(crew, nproc):
+    ((on_cpu, _, _),) = crew(1, scripts.train_weighted, shards=2, device="cpu")
+    for found, waits, reports in crew(nproc, scripts.train_weighted, shards=2, checkpoint_every="off"):
+        assert found == on_cpu
+        copies = {place: number for place, number in waits.items() if not place.startswith("synchronize an event")}
+        assert by_file({"waits": copies}) == {"data/values.py": 1}  # logging waits for the event of a step before
+        assert reports == []
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
 def test_a_scaled_loss_costs_one_wait_more_and_two_after_an_overflow(crew, nproc):
     for one in crew(nproc, scripts.count, 8, 6, True, True, shards=2, checkpoint_every="off", precision="16-mixed"):
         waits = by_file(one["step"])

@@ -41,6 +41,10 @@ def test_in_any_precision_two_processes_have_the_digest_of_one(crew, precision):
     assert len({one["digest"] for one in ranks}) == 1
 
 
+def test_a_gradient_that_comes_in_two_parts_is_their_sum(crew):
+    assert crew(1, scripts.train_in_parts, shards=2) == crew(1, scripts.train_in_parts, shards=2, device="cpu")
+
+
 @pytest.mark.parametrize(("shards", "before", "after"), [(2, 1, 2), (6, 3, 2)])
 def test_a_run_goes_on_from_its_checkpoint_on_another_number_of_processes(crew, on_cpu, shards, before, after):
     settings = {"shards": shards, "run_dir": "run", "checkpoint_every": 1}

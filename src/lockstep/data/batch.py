@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from torch import Tensor
 from typing_extensions import override
 
 from lockstep.base.errors import UsageError
@@ -63,7 +64,7 @@ class PhaseDriver(Protocol):
     def end_phase(self) -> None:
         """End the phase: this process's shards have run, and are combined with those of the other ranks. Collective."""
 
-    def add(self, weight: float | None, values: dict[str, Any], reduction: str | None = None) -> None:
+    def add(self, weight: float | Tensor | None, values: dict[str, Any], reduction: str | None = None) -> None:
         """Record values of the running shard."""
 
     def check_outside(self, call: str) -> None:
@@ -148,7 +149,7 @@ class Batch(GlobalBatch):
         self._driver.open(shards)
         return shards
 
-    def add(self, *, weight: float | None = None, reduction: str | None = None, **values: Any) -> None:
+    def add(self, *, weight: float | Tensor | None = None, reduction: str | None = None, **values: Any) -> None:
         """Record values of the current shard, to be combined over the global batch: ``batch[name]`` after the phase. Local.
 
         ::
@@ -157,7 +158,8 @@ class Batch(GlobalBatch):
             batch.add(counts=labels.bincount(minlength=10), reduction="sum")
 
         Args:
-            weight: the shard's weight in a mean; None: that given to ``team.backward``, or else its number of samples.
+            weight: the shard's weight in a mean: a number, or a scalar tensor, which is read at the end of the phase. None:
+                that given to ``team.backward``, or else its number of samples.
             reduction: what the values are. ``mean``: means over the shard's samples, averaged by weight. ``sum``: sums over
                 them, added up. A tensor of any shape, the same in all shards, is then combined elementwise. None: ``mean``, of
                 numbers only: each value is a number, or a tensor of shape ``(num_samples,)`` with one value per sample, which

@@ -48,7 +48,9 @@ class LossScaling:
             if id(self) in overflowed:
                 overflowed.discard(id(self))
                 finite = [p.grad.isfinite().all() for p in parameters_of(self) if p.grad is not None]
-                if finite and not torch.stack([each.to(finite[0].device) for each in finite]).all():  # else they were cleared
+                if (
+                    finite and not torch.stack([each.to(finite[0].device) for each in finite]).all()
+                ):  # else they were cleared
                     return None
             return act()
 

@@ -89,7 +89,7 @@ class FSDPSync(ShardedSync):
         self._waited.take()  # an evaluation may have come before
 
     @override
-    def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
+    def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
         self.waited_in_forward_s = self._waited.take()
         # The backward pass sums over the ranks, so the weight must already be in the loss.
         if factor == 0 and not math.isfinite(loss.item()):
