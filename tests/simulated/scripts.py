@@ -65,6 +65,8 @@ def train(epochs=2, num_workers=0, pinned=True):
             "digest": digest(state),
             "device": str(team.device),
             "backend": team._transport.backend,
+            "is pinned": images.is_pinned(),
+            "opens a context": getattr(torch, "sim", None) is not None and torch.sim.is_initialized(),
             **account(),
         }
 

@@ -41,6 +41,12 @@ def test_in_any_precision_two_processes_have_the_digest_of_one(crew, precision):
     assert len({one["digest"] for one in ranks}) == 1
 
 
+def test_a_run_on_the_cpu_opens_no_context_although_its_loader_pins(crew):
+    (found,) = crew(1, scripts.train, device="cpu", shards=2)
+    assert not found["is pinned"]
+    assert not found["opens a context"]
+
+
 def test_a_gradient_that_comes_in_two_parts_is_their_sum(crew):
     assert crew(1, scripts.train_in_parts, shards=2) == crew(1, scripts.train_in_parts, shards=2, device="cpu")
 
