@@ -101,7 +101,7 @@ gpu: $(if $(GPU_PYTHON),,$(STAMP)) ## every check that needs a CUDA GPU; fails i
 	PYTHONPATH=src $(or $(GPU_PYTHON),$(VENV)/bin/python) -m pytest -m cuda --require-cuda $(ARGS)
 
 simulated: $(STAMP) ## the paths of a GPU, on an accelerator that is simulated: built once with g++ (a minute), kept in ~/.cache
-	SIM_DEVICES=4 PYTHONPATH=$(CURDIR)/tests/simulated/autoload:$(CURDIR)/tests/cuda $(PYTEST) -q tests/simulated $(ARGS)
+	SIM_DEVICES=4 PYTHONPATH=$(CURDIR)/tests/simulated/autoload:$(CURDIR)/tests/cuda $(PYTEST) -q tests/simulated tests/cuda $(ARGS)
 
 wheel: $(STAMP) ## build dist/*.whl and dist/*.tar.gz
 	@rm -rf dist

@@ -167,8 +167,9 @@ def require():
 
 @functools.cache
 def _has_gpu() -> bool:
-    # In a process of its own: to ask initialises the driver, and tests fork.
-    return subprocess.run([sys.executable, "-c", "import torch; exit(not torch.cuda.is_available())"]).returncode == 0
+    # In a process of its own: to ask initialises the driver, and tests fork. The simulated device counts (make simulated).
+    ask = "import torch; exit(not (torch.cuda.is_available() or hasattr(torch, 'sim')))"
+    return subprocess.run([sys.executable, "-c", ask]).returncode == 0
 
 
 def pytest_addoption(parser):

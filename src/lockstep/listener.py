@@ -65,9 +65,10 @@ class Listener:
         """A micro-step of this process begins."""
 
     def received(self, micro: MicroStep, data: Any) -> None:
-        """The script is about to receive these samples. Called once per loader where two are run side by side."""
+        """The script is about to receive these samples, which are still where they were fetched: on the device it gets copies.
+        Called once per loader where two are run side by side."""
 
-    def before_backward(self, loss: Tensor, weight: float | None) -> None:
+    def before_backward(self, loss: Tensor, weight: float | Tensor | None) -> None:
         """A backward pass is about to run; ``weight`` is what the script gave."""
 
     def after_backward(self) -> None:

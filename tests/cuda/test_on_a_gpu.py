@@ -1,4 +1,4 @@
-"""What needs a CUDA GPU. (Written on a machine without one, and not run there: run it with ``make gpu``.)
+"""What needs a CUDA GPU: ``make gpu`` runs it there, and ``make simulated`` on the simulated device.
 
 One GPU is enough: where two processes are needed they share it, over Gloo.
 """
@@ -10,11 +10,12 @@ from pathlib import Path
 import cuda_scripts
 import pytest
 import torch
+from places import BACKEND, DEVICE, IS_SIMULATED, KIND, OVER_DEVICES, SHARED, only_on_cuda
 
 from lockstep.base.errors import LaunchError
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(180)]
-SHARED = {"device": "cuda", "backend": "gloo", "timeout_s": 60.0}
+SHARED_BACKEND = SHARED.get("backend", BACKEND)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.py"
 
 
@@ -25,31 +26,32 @@ def assert_close(one, other, tolerance=2e-4):
 
 
 def test_one_process_trains_on_the_gpu_near_the_answer_of_the_cpu(crew):
-    (on_gpu,) = crew(1, cuda_scripts.train, 40, 16, 2, True, device="cuda", shards=2)
-    assert (on_gpu["device"], on_gpu["devices"]) == ("cuda:0", ["cuda:0"])
+    (on_gpu,) = crew(1, cuda_scripts.train, 40, 16, 2, True, shards=2, **DEVICE)
+    assert (on_gpu["device"], on_gpu["devices"]) == (f"{KIND}:0", [f"{KIND}:0"])
     (on_cpu,) = crew(1, cuda_scripts.train, device="cpu", shards=2)
     assert [w for _, w, _ in on_gpu["losses"]] == [w for _, w, _ in on_cpu["losses"]]
     assert on_gpu["losses"][0][2] == pytest.approx(on_cpu["losses"][0][2], rel=0.3)  # dropout draws on the GPU
 
 
 def test_ddp_over_nccl_with_one_process_gives_the_answer_of_single(crew):
-    (ddp,) = crew(1, cuda_scripts.train, device="cuda", backend="nccl", strategy="ddp", shards=2)
-    (single,) = crew(1, cuda_scripts.train, device="cuda", backend="nccl", strategy="single", shards=2)
-    assert ddp["backend"] == single["backend"] == "nccl"
+    (ddp,) = crew(1, cuda_scripts.train, strategy="ddp", shards=2, **OVER_DEVICES)
+    (single,) = crew(1, cuda_scripts.train, strategy="single", shards=2, **OVER_DEVICES)
+    assert ddp["backend"] == single["backend"] == BACKEND
     assert ddp["sum"] == ddp["sum on the CPU"] == [1.0, 1.0]
     assert_close(ddp["state"], single["state"])
 
 
+@only_on_cuda("the simulation has no watchdog")
 def test_nccls_watchdog_comes_after_the_error_that_names_a_missing_rank(crew):
-    ((of_nccl, of_gloo),) = crew(1, cuda_scripts.timeout_of_the_device, device="cuda", backend="nccl")
+    ((of_nccl, of_gloo),) = crew(1, cuda_scripts.timeout_of_the_device, **OVER_DEVICES)
     assert of_nccl > of_gloo
 
 
 @pytest.mark.parametrize("shards", [2, 4])
 def test_two_processes_that_share_a_gpu_give_the_answer_of_one(crew, shards):
-    (alone,) = crew(1, cuda_scripts.train, device="cuda", strategy="single", shards=shards)
+    (alone,) = crew(1, cuda_scripts.train, strategy="single", shards=shards, **DEVICE)
     two = crew(2, cuda_scripts.train, shards=shards, strategy="ddp", **SHARED)
-    assert [one["backend"] for one in two] == ["gloo", "gloo"]
+    assert [one["backend"] for one in two] == [SHARED_BACKEND] * 2
     assert [one["sum"] for one in two] == [[2.0, 2.0]] * 2
     for one in two:
         assert_close(one["state"], alone["state"])
@@ -67,12 +69,12 @@ def whole():
 @pytest.mark.parametrize("parts", [[6], [1, 5]], ids=["undisturbed", "begun anew after step 1"])
 @pytest.mark.parametrize(
     ("nproc", "settings"),
-    [(1, {"device": "cuda", "backend": "nccl"}), (2, SHARED), (3, SHARED)],
-    ids=["one process, nccl", "two share the GPU", "three share the GPU"],
+    [(1, OVER_DEVICES), (2, SHARED), (3, SHARED)],
+    ids=["one process", "two share the GPU", "three share the GPU"],
 )
 def test_the_fixed_tree_gives_the_same_bits_on_the_gpu(crew, whole, shards, nproc, settings, parts):
     if shards not in whole:
-        (whole[shards],) = crew(1, cuda_scripts.train_clipped, [6], device="cuda", shards=shards)
+        (whole[shards],) = crew(1, cuda_scripts.train_clipped, [6], shards=shards, **DEVICE)
     for one in crew(nproc, cuda_scripts.train_clipped, parts, shards=shards, **settings):
         assert (one["norms"], one["means"]) == (whole[shards]["norms"], whole[shards]["means"])
         assert one["state"].keys() == whole[shards]["state"].keys()
@@ -80,7 +82,7 @@ def test_the_fixed_tree_gives_the_same_bits_on_the_gpu(crew, whole, shards, npro
 
 
 def test_random_streams_on_the_gpu_belong_to_shards(crew):
-    (alone,) = crew(1, cuda_scripts.train, device="cuda", shards=2)
+    (alone,) = crew(1, cuda_scripts.train, shards=2, **DEVICE)
     two = crew(2, cuda_scripts.train, shards=2, **SHARED)
     by_shard = [alone["drawn"][0::2], alone["drawn"][1::2]]
     for rank in (0, 1):
@@ -92,8 +94,8 @@ def test_random_streams_on_the_gpu_belong_to_shards(crew):
 
 
 def test_bf16_mixed_keeps_float32_weights_and_outputs(crew):
-    (plain,) = crew(1, cuda_scripts.train, device="cuda", shards=2)
-    for nproc, settings in ((1, {"device": "cuda"}), (2, SHARED)):
+    (plain,) = crew(1, cuda_scripts.train, shards=2, **DEVICE)
+    for nproc, settings in ((1, DEVICE), (2, SHARED)):
         for one in crew(nproc, cuda_scripts.train, precision="bf16-mixed", shards=2, **settings):
             assert one["output"] == "torch.float32"
             assert {t.dtype for n, t in one["state"].items() if "num" not in n} == {torch.float32}
@@ -103,11 +105,11 @@ def test_bf16_mixed_keeps_float32_weights_and_outputs(crew):
 
 def test_a_nan_loss_on_the_gpu_is_found_and_its_step_and_shard_named(crew):
     with pytest.raises(LaunchError, match="the loss is NaN in step 2, shard 0, on rank 0"):
-        crew(1, cuda_scripts.train, 40, 16, 2, False, 2, device="cuda")
+        crew(1, cuda_scripts.train, 40, 16, 2, False, 2, **DEVICE)
 
 
-def test_logged_values_are_right_and_the_loop_does_not_wait_for_the_gpu(crew):
-    for nproc, settings in ((1, {"device": "cuda"}), (2, SHARED)):
+def test_logged_values_are_those_of_the_global_batch(crew):
+    for nproc, settings in ((1, DEVICE), (2, SHARED)):
         by_rank = crew(nproc, cuda_scripts.train, shards=2, log_every=2, **settings)
         logged = {e["step"]: e["values"]["loss"] for e in by_rank[0]["events"] if e["event"] == "step"}
         assert sorted(logged) == [1, 2, 3, 4, 5, 6]
@@ -115,17 +117,22 @@ def test_logged_values_are_right_and_the_loop_does_not_wait_for_the_gpu(crew):
             parts = [(weight, loss) for one in by_rank for number, weight, loss in one["losses"] if number == step]
             assert value == pytest.approx(sum(w * v for w, v in parts) / sum(w for w, _ in parts), rel=1e-5)
             assert all(dict(one["means"])[step] == pytest.approx(value, rel=1e-5) for one in by_rank)
-    assert crew(1, cuda_scripts.count_waits, 24, device="cuda") == [24]
 
 
+def test_the_loop_never_waits_for_the_gpu_where_nothing_is_read(crew):
+    assert crew(1, cuda_scripts.log_without_waiting, 24, **DEVICE) == [24]
+
+
+@only_on_cuda("the simulation knows no times")
 def test_a_step_is_split_by_the_clock_of_the_gpu_and_the_parts_add_up(crew):
-    (split,), wall_s = crew(1, cuda_scripts.train_with_long_kernels, 30, device="cuda")[0]
+    (split,), wall_s = crew(1, cuda_scripts.train_with_long_kernels, 30, **DEVICE)[0]
     assert split["forward"] > 0.5 * wall_s  # the script has gone on meanwhile
     assert sum(split.values()) == pytest.approx(wall_s, rel=0.02)
 
 
 def test_the_example_learns_on_the_gpu(tmp_path):
-    command = [sys.executable, "-m", "lockstep.cli.main", "run", "--nproc-per-node", "1", "--device", "cuda"]
+    device = [] if IS_SIMULATED else ["--device", "cuda"]
+    command = [sys.executable, "-m", "lockstep.cli.main", "run", "--nproc-per-node", "1", *device]
     done = subprocess.run(
         [*command, str(EXAMPLE), "--epochs", "3"], cwd=tmp_path, capture_output=True, text=True, timeout=150
     )

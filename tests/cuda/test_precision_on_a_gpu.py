@@ -1,11 +1,11 @@
-"""Every precision on a CUDA GPU. (Written on a machine without one, and not run there: run it with ``make gpu``.)"""
+"""Every precision on a CUDA GPU (``make gpu``), and on the simulated device (``make simulated``)."""
 
 import precision_scripts
 import pytest
 import torch
+from places import DEVICE, OVER_DEVICES, SHARED
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(180)]
-SHARED = {"device": "cuda", "backend": "gloo", "timeout_s": 60.0}
 
 # Parameters (gradients and momentum are alike), and in passes: the weights of convolutions, those of BatchNorm, inputs.
 EXPECTED = {
@@ -27,8 +27,8 @@ def plain():
 @pytest.mark.parametrize("precision", EXPECTED)
 def test_a_precision_learns_on_the_gpu_what_float32_learns_in_its_own_formats(crew, plain, precision):
     if not plain:
-        plain += crew(1, precision_scripts.train, device="cuda", shards=2)
-    [found] = crew(1, precision_scripts.train, device="cuda", shards=2, precision=precision)
+        plain += crew(1, precision_scripts.train, shards=2, **DEVICE)
+    [found] = crew(1, precision_scripts.train, shards=2, precision=precision, **DEVICE)
     kept, conv, norm, inputs = (f"torch.{name}" for name in EXPECTED[precision])
     assert (found["parameters"], found["gradients"], found["momentum"]) == ([kept], [kept], [kept])
     assert found["seen"] == {"conv": conv, "norm": norm, "inputs": inputs}
@@ -44,7 +44,7 @@ def test_a_precision_learns_on_the_gpu_what_float32_learns_in_its_own_formats(cr
 @pytest.mark.parametrize("precision", EXPECTED)
 def test_two_processes_that_share_the_gpu_give_the_answer_of_one(crew, precision, strategy):
     alone_by = "exact" if strategy == "exact" else "single"
-    [alone] = crew(1, precision_scripts.train, device="cuda", shards=4, precision=precision, strategy=alone_by)
+    [alone] = crew(1, precision_scripts.train, shards=4, precision=precision, strategy=alone_by, **DEVICE)
     tolerance = 0.05 if precision.endswith("true") and precision != "32-true" else 5e-3
     for one in crew(2, precision_scripts.train, shards=4, precision=precision, strategy=strategy, **SHARED):
         for name, value in alone["state"].items():
@@ -54,8 +54,8 @@ def test_two_processes_that_share_the_gpu_give_the_answer_of_one(crew, precision
 
 
 def test_ddp_over_nccl_reduces_gradients_of_float16_passes_in_float32(crew):
-    settings = {"device": "cuda", "shards": 2, "precision": "16-master"}
-    [ddp] = crew(1, precision_scripts.train, strategy="ddp", backend="nccl", **settings)
-    [single] = crew(1, precision_scripts.train, strategy="single", backend="nccl", **settings)
+    settings = {"shards": 2, "precision": "16-master", **OVER_DEVICES}
+    [ddp] = crew(1, precision_scripts.train, strategy="ddp", **settings)
+    [single] = crew(1, precision_scripts.train, strategy="single", **settings)
     for name, value in single["state"].items():
         torch.testing.assert_close(ddp["state"][name], value, rtol=5e-3, atol=5e-3)

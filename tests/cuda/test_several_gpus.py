@@ -1,4 +1,4 @@
-"""Several devices of one process: nn.DataParallel, and models in parts. (Not run yet where there are two GPUs.)
+"""Several devices of one process: nn.DataParallel, and models in parts. (``make simulated`` has four devices.)
 
 What needs only one GPU has it stand for two: with ``backend="gloo"`` processes, and the devices of one, share GPUs.
 """
@@ -6,12 +6,13 @@ What needs only one GPU has it stand for two: with ``backend="gloo"`` processes,
 import device_scripts
 import pytest
 import torch
-
-from lockstep.launch.gpus import num_gpus_here
+from places import BACKENDS, DEVICE, KIND, needs_devices, only_on_cuda
+from places import SHARED as ON_ONE
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(180)]
-two_gpus = pytest.mark.skipif(num_gpus_here() < 2, reason="one GPU, or none, is visible on this machine")
-SHARED = {"device": "cuda", "backend": "gloo", "devices_per_process": 2, "timeout_s": 60.0}
+two_gpus = needs_devices(2)
+data_parallel = only_on_cuda("nn.DataParallel knows no other devices")
+SHARED = {**ON_ONE, "devices_per_process": 2}
 
 
 def assert_close(one, other, tolerance=2e-4):
@@ -28,26 +29,29 @@ def assert_equal(one, other):
 # nn.DataParallel
 
 
+@data_parallel
 @pytest.mark.parametrize("shards", [1, 2])
 def test_dp_on_one_gpu_gives_the_answer_of_single(crew, shards):
-    settings = {"device": "cuda", "shards": shards}
+    settings = {**DEVICE, "shards": shards}
     (single,) = crew(1, device_scripts.train_whole, strategy="single", **settings)
     (dp,) = crew(1, device_scripts.train_whole, strategy="dp", devices_per_process=1, **settings)
     assert_close(dp["state"], single["state"])
     assert list(dp["state"]) == ["first.weight", "first.bias", "last.weight", "last.bias"]
 
 
+@data_parallel
 def test_dp_under_autocast_keeps_its_format(crew):
-    (dp,) = crew(1, device_scripts.train_whole, strategy="dp", precision="bf16-mixed", device="cuda")
+    (dp,) = crew(1, device_scripts.train_whole, strategy="dp", precision="bf16-mixed", **DEVICE)
     assert {dtype for dtype, _, _ in dp["ran"]} == {"torch.bfloat16"}
     assert dp["output"] == ("torch.float32", "cuda:0")
     assert {tensor.dtype for tensor in dp["state"].values()} == {torch.float32}
 
 
+@data_parallel
 @two_gpus
 @pytest.mark.parametrize("shards", [1, 2])
 def test_dp_on_two_gpus_cuts_each_shard_and_gives_the_answer_of_single(crew, shards):
-    settings = {"device": "cuda", "shards": shards}
+    settings = {**DEVICE, "shards": shards}
     (single,) = crew(1, device_scripts.train_whole, strategy="single", **settings)
     (dp,) = crew(1, device_scripts.train_whole, strategy="dp", devices_per_process=2, **settings)
     assert_close(dp["state"], single["state"])
@@ -94,13 +98,13 @@ def test_a_run_over_parts_goes_on_from_its_checkpoint(crew, alone):
 
 
 @two_gpus
-@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("strategy", ["single", "ddp", "exact"])
 def test_parts_stay_on_the_two_gpus_where_the_script_has_put_them(crew, strategy, backend):
-    settings = {"device": "cuda", "backend": backend, "devices_per_process": 2, "strategy": strategy, "shards": 2}
+    settings = {**DEVICE, "backend": backend, "devices_per_process": 2, "strategy": strategy, "shards": 2}
     (first,) = crew(1, device_scripts.train_parts, **settings)
-    assert first["team"] == ["cuda:0", "cuda:1"]
-    assert first["devices"] == ["cuda:0"] * 3 + ["cuda:1"] * 2
+    assert first["team"] == [f"{KIND}:0", f"{KIND}:1"]
+    assert first["devices"] == [f"{KIND}:0"] * 3 + [f"{KIND}:1"] * 2
     (again,) = crew(1, device_scripts.train_parts, **settings)  # dropout on the second GPU too has its streams
     assert_equal(first["state"], again["state"])
     assert first["losses"] == again["losses"]
@@ -108,19 +112,19 @@ def test_parts_stay_on_the_two_gpus_where_the_script_has_put_them(crew, strategy
 
 @two_gpus
 def test_a_run_over_two_gpus_goes_on_from_its_checkpoint(crew):
-    settings = {"device": "cuda", "devices_per_process": 2, "shards": 2}
+    settings = {**DEVICE, "devices_per_process": 2, "shards": 2}
     (whole,) = crew(1, device_scripts.train_parts, **settings)
     crew(1, device_scripts.train_parts, 1, run_dir="run", checkpoint_every=1, **settings)
     (gone_on,) = crew(1, device_scripts.train_parts, run_dir="run", **settings)
     assert_equal(gone_on["state"], whole["state"])
 
 
-@pytest.mark.skipif(num_gpus_here() < 4, reason="fewer than four GPUs are visible on this machine")
+@needs_devices(4)
 @pytest.mark.parametrize("strategy", ["ddp", "exact"])
 def test_two_processes_with_two_gpus_each_talk_over_nccl(crew, strategy):
-    settings = {"device": "cuda", "devices_per_process": 2, "strategy": strategy, "shards": 2}
+    settings = {**DEVICE, "devices_per_process": 2, "strategy": strategy, "shards": 2}
     (alone,) = crew(1, device_scripts.train_parts, **{**settings, "strategy": "exact"})
     two = crew(2, device_scripts.train_parts, **settings)
-    assert [one["team"] for one in two] == [["cuda:0", "cuda:1"], ["cuda:2", "cuda:3"]]
+    assert [one["team"] for one in two] == [[f"{KIND}:0", f"{KIND}:1"], [f"{KIND}:2", f"{KIND}:3"]]
     for one in two:
         (assert_equal if strategy == "exact" else assert_close)(one["state"], alone["state"])

@@ -1,10 +1,12 @@
 """Small trainings for the simulated device. Each function is one rank's script."""
 
 import hashlib
+import json
 import os
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
@@ -37,12 +39,12 @@ def network():
     return nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), *above)
 
 
-def train(epochs=2):
+def train(epochs=2, num_workers=0, pinned=True):
     """A CNN with BatchNorm, dropout and momentum. A digest of all its state, and what the simulation reports."""
     with lockstep.join() as team:
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        loader = DataLoader(data(), 8, shuffle=True, pin_memory=True)
+        loader = DataLoader(data(), 8, shuffle=True, num_workers=num_workers, pin_memory=pinned)
         model, optimizer, loader = team.prepare(model, optimizer, loader)
         losses = []
         for _ in team.epochs(epochs):
@@ -63,6 +65,8 @@ def train(epochs=2):
             "digest": digest(state),
             "device": str(team.device),
             "backend": team._transport.backend,
+            "is pinned": images.is_pinned(),
+            "opens a context": getattr(torch, "sim", None) is not None and torch.sim.is_initialized(),
             **account(),
         }
 
@@ -105,8 +109,11 @@ def count_plain(num_shards, num_blocks, steps=4):
     return account()
 
 
-def count(num_blocks=8, steps=6):
-    """The account of a step  of lockstep's loop, from its beginning to that of the next, and that of a plain loop."""
+def count(num_blocks=8, steps=6, reads=True, clips=False):
+    """The account of a step of lockstep's loop, from its beginning to that of the next, and that of a plain loop.
+
+    ``reads``: values are added to the batch, besides being logged. ``clips``: gradients are clipped.
+    """
     with lockstep.join() as team:
         model = deep(num_blocks)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -120,12 +127,69 @@ def count(num_blocks=8, steps=6):
             for images, labels in batch.shards:
                 loss = nn.functional.cross_entropy(model(images), labels)
                 team.backward(loss)
-                batch.add(loss=loss)
+                if reads:
+                    batch.add(loss=loss)
                 team.log(loss=loss)
+            if clips:
+                team.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
         num_shards = 2 // team.world_size  # V is 2
     return {"step": found, "plain": count_plain(num_shards, num_blocks)}
+
+
+def train_weighted(steps=4):
+    """Losses that are means over the tokens of a shard, of which one has none: its loss is NaN, and its weight 0."""
+    with lockstep.join(log_every=1, journal_every=0) as team:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        mask = torch.arange(4 * steps * 3).view(-1, 3).remainder(5).sign().float()
+        mask[4:6] = 0.0
+        tokens = torch.randn(4 * steps, 3, 4)
+        model, optimizer, loader = team.prepare(
+            model, optimizer, DataLoader(TensorDataset(tokens, mask), 4, pin_memory=True)
+        )
+        means, waits = [], {}
+        for batch in loader:
+            if team.step == steps - 1 and team.device.type != "cpu":
+                begin_to_count()
+            if team.step == steps:
+                waits = account()["waits"]
+            for inputs, counted in batch.shards:
+                weight = counted.sum()
+                loss = (model(inputs).square().mean(-1) * counted).sum() / weight
+                team.backward(loss, weight=weight)
+                batch.add(loss=loss, tokens=weight)
+                team.log(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            means.append((batch["loss"], batch["tokens"]))
+        run_dir = team.run_dir
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    logged = [event["values"] for event in events if event["event"] == "step"]
+    momentum = {f"momentum {n}": slots["momentum_buffer"] for n, slots in optimizer.state_dict()["state"].items()}
+    found = digest({**model.state_dict(), **momentum})
+    return {"digest": found, "means": means, "logged": logged}, waits, account()["reports"]
+
+
+def train_in_parts(steps=1):
+    """A layer in two blocks that are run again in the backward pass: its gradient comes in two parts."""
+    with lockstep.join() as team:
+        torch.manual_seed(0)
+        shared, last = nn.Linear(4, 4), nn.Linear(4, 1)
+        model = nn.ModuleList([shared, last])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = team.prepare(model, optimizer, [torch.randn(4, 4) for _ in range(steps)])
+        for batch in loader:
+            for inputs in batch.shards:
+                hidden = inputs.requires_grad_()
+                for _ in range(2):
+                    hidden = checkpoint(shared, hidden, use_reentrant=True).tanh()
+                team.backward(last(hidden).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        return digest(model.state_dict())
 
 
 class Choice(nn.Module):

@@ -1,5 +1,7 @@
 """What a step launches and waits for, beside the passes of its model."""
 
+from collections import Counter
+
 import pytest
 import scripts
 
@@ -12,24 +14,52 @@ def total(counts):
     return sum(counts.values())
 
 
+def by_file(step):
+    """Waits by the file of lockstep that waits."""
+    files = Counter()
+    for place, number in step["waits"].items():
+        files[place.partition(" @ ")[2].partition(":")[0]] += number
+    return files
+
+
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_a_step_waits_once_for_the_values_added_to_its_batch(crew, nproc):
-    for one in crew(nproc, scripts.count, shards=2, checkpoint_every="off"):
-        (place,) = one["step"]["waits"]
-        assert "values.py" in place
-        assert total(one["step"]["waits"]) == 1
+@pytest.mark.parametrize(("reads", "expected"), [(False, {}), (True, {"data/values.py": 1})])
+def test_a_step_waits_once_for_the_values_added_to_its_batch_and_never_without(crew, nproc, reads, expected):
+    for one in crew(nproc, scripts.count, 8, 6, reads, True, shards=2, checkpoint_every="off"):
+        assert by_file(one["step"]) == expected
         assert one["step"]["reports"] == []
 
 
-def test_a_scaled_loss_costs_one_wait_more(crew):
-    (one,) = crew(1, scripts.count, shards=2, checkpoint_every="off", precision="16-mixed")
-    assert total(one["step"]["waits"]) == 2
-    assert sum(count for place, count in one["step"]["waits"].items() if "scaling.py" in place) == 1
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_weights_that_the_device_counts_are_read_with_the_values_and_give_the_bits_of_the_cpu(crew, nproc):
+    ((on_cpu, _, _),) = crew(1, scripts.train_weighted, shards=2, device="cpu")
+    for found, waits, reports in crew(nproc, scripts.train_weighted, shards=2, checkpoint_every="off"):
+        assert found == on_cpu
+        copies = {place: number for place, number in waits.items() if not place.startswith("synchronize an event")}
+        assert by_file({"waits": copies}) == {"data/values.py": 1}  # logging waits for the event of a step before
+        assert reports == []
 
 
-def test_a_step_launches_little_more_than_the_passes_of_its_model(crew):
-    (small,) = crew(1, scripts.count, 8, shards=2, checkpoint_every="off")
-    (large,) = crew(1, scripts.count, 24, shards=2, checkpoint_every="off")
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_scaled_loss_costs_one_wait_more_and_two_after_an_overflow(crew, nproc):
+    for one in crew(nproc, scripts.count, 8, 6, True, True, shards=2, checkpoint_every="off", precision="16-mixed"):
+        waits = by_file(one["step"])
+        assert waits.pop("prepare/scaling.py") in (1, 2)
+        assert waits == {"data/values.py": 1}
+        assert one["step"]["reports"] == []
+
+
+def test_samples_are_hashed_where_they_were_fetched(crew):
+    (one,) = crew(1, scripts.count, shards=2, checkpoint_every="off", journal_every=1)
+    of_digests = [place for place in one["step"]["waits"] if "base/digest.py" in place]
+    assert len(of_digests) == 1
+    assert "read_sums" in of_digests[0]  # of the state
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_step_launches_little_more_than_the_passes_of_its_model(crew, nproc):
+    small, *_ = crew(nproc, scripts.count, 8, 6, True, True, shards=2, checkpoint_every="off")
+    large, *_ = crew(nproc, scripts.count, 24, 6, True, True, shards=2, checkpoint_every="off")
     passes = total(large["plain"]["launches"]) - total(small["plain"]["launches"])
     assert passes > 0
     assert total(large["step"]["launches"]) - total(small["step"]["launches"]) <= 1.2 * passes

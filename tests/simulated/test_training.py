@@ -8,22 +8,30 @@ from lockstep.base.errors import LaunchError
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture(scope="module")
-def on_cpu():
-    """The digest on the CPU, by number of shards."""
-    return {}
+KNOWN = {}
+"""Digests on the CPU, by number of shards."""
 
 
-@pytest.mark.parametrize(("shards", "nproc"), [(2, 1), (2, 2), (3, 1), (3, 2)])
+@pytest.fixture
+def on_cpu(crew):
+    """``on_cpu(shards)``: the digest of an undisturbed run on the CPU."""
+
+    def digest(shards):
+        if shards not in KNOWN:
+            (found,) = crew(1, scripts.train, device="cpu", shards=shards)
+            KNOWN[shards] = found["digest"]
+        return KNOWN[shards]
+
+    return digest
+
+
+@pytest.mark.parametrize(("shards", "nproc"), [(2, 1), (2, 2), (3, 1), (3, 2), (3, 3), (6, 1), (6, 2), (6, 3)])
 def test_a_run_has_the_digest_of_the_cpu_on_any_number_of_processes(crew, on_cpu, shards, nproc):
-    if shards not in on_cpu:
-        (found,) = crew(1, scripts.train, device="cpu", shards=shards)
-        on_cpu[shards] = found["digest"]
     ranks = crew(nproc, scripts.train, shards=shards)
     assert [one["device"] for one in ranks] == [f"sim:{rank}" for rank in range(nproc)]
     assert {one["backend"] for one in ranks} == {"simccl"}
     assert [one["reports"] for one in ranks] == [[]] * nproc
-    assert {one["digest"] for one in ranks} == {on_cpu[shards]}
+    assert {one["digest"] for one in ranks} == {on_cpu(shards)}
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "16-true"])
@@ -33,12 +41,23 @@ def test_in_any_precision_two_processes_have_the_digest_of_one(crew, precision):
     assert len({one["digest"] for one in ranks}) == 1
 
 
-def test_a_run_goes_on_from_its_checkpoint_on_the_device_and_on_more_processes(crew):
-    (whole,) = crew(1, scripts.train, shards=2)
-    crew(1, scripts.train, 1, shards=2, run_dir="run", checkpoint_every=1)
-    for one in crew(2, scripts.train, shards=2, run_dir="run", checkpoint_every=1):
+def test_a_run_on_the_cpu_opens_no_context_although_its_loader_pins(crew):
+    (found,) = crew(1, scripts.train, device="cpu", shards=2)
+    assert not found["is pinned"]
+    assert not found["opens a context"]
+
+
+def test_a_gradient_that_comes_in_two_parts_is_their_sum(crew):
+    assert crew(1, scripts.train_in_parts, shards=2) == crew(1, scripts.train_in_parts, shards=2, device="cpu")
+
+
+@pytest.mark.parametrize(("shards", "before", "after"), [(2, 1, 2), (6, 3, 2)])
+def test_a_run_goes_on_from_its_checkpoint_on_another_number_of_processes(crew, on_cpu, shards, before, after):
+    settings = {"shards": shards, "run_dir": "run", "checkpoint_every": 1}
+    crew(before, scripts.train, 1, **settings)
+    for one in crew(after, scripts.train, **settings):
         assert one["reports"] == []
-        assert one["digest"] == whole["digest"]
+        assert one["digest"] == on_cpu(shards)
 
 
 @pytest.mark.parametrize("settings", [{"strategy": "ddp"}, {"audit": 2}, {"log_every": 1}], ids=str)

@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-import torch
+from torch import Tensor
 from typing_extensions import override
 
 from lockstep.base.errors import UsageError
-from lockstep.data.batches import to_device
+from lockstep.data.uploads import Upload, Uploads
 from lockstep.data.values import MEAN, Total
 from lockstep.plan.shards import MicroStep, StepPlan
 
@@ -52,7 +52,8 @@ class PhaseDriver(Protocol):
         shards of two batches side by side."""
 
     def begin_shard(self, micro: MicroStep, data: Any) -> None:
-        """Begin a micro-step, of which the script is about to receive the samples."""
+        """Begin a micro-step, of which the script is about to receive the samples; ``data`` are these before they are moved to
+        the device."""
 
     def received(self, micro: MicroStep, data: Any) -> None:
         """The script is about to receive samples of the current micro-step from a loader beside the one that leads."""
@@ -63,7 +64,7 @@ class PhaseDriver(Protocol):
     def end_phase(self) -> None:
         """End the phase: this process's shards have run, and are combined with those of the other ranks. Collective."""
 
-    def add(self, weight: float | None, values: dict[str, Any], reduction: str | None = None) -> None:
+    def add(self, weight: float | Tensor | None, values: dict[str, Any], reduction: str | None = None) -> None:
         """Record values of the running shard."""
 
     def check_outside(self, call: str) -> None:
@@ -118,10 +119,10 @@ class Batch(GlobalBatch):
         plan: this process's part of the step.
         data: the samples of each micro-step, before they are moved to the device.
         driver: runs the phases.
-        device: where samples are moved to; None: they stay where they are.
+        uploads: moves samples to the device; None: they stay where they are.
     """
 
-    def __init__(self, plan: StepPlan, data: list[Any], driver: PhaseDriver, device: torch.device | None) -> None:
+    def __init__(self, plan: StepPlan, data: list[Any], driver: PhaseDriver, uploads: Uploads | None) -> None:
         self.plan = plan
         self.values: dict[str, Any] = {}
         """The results of ``batch[name]``."""
@@ -130,7 +131,7 @@ class Batch(GlobalBatch):
         batch has led."""
         self.data = data
         self._driver = driver
-        self._device = device
+        self._upload = None if uploads is None else uploads.of(data)
 
     @property
     def num_samples(self) -> int:
@@ -144,11 +145,11 @@ class Batch(GlobalBatch):
         Each loop over them is a phase, with a random stream and a gradient of its own. The end of the loop synchronizes
         gradients over all ranks, so every rank must reach it; leaving the loop early is an error.
         """
-        shards = Shards(self, self._driver, self._device)
+        shards = Shards(self, self._driver, self._upload)
         self._driver.open(shards)
         return shards
 
-    def add(self, *, weight: float | None = None, reduction: str | None = None, **values: Any) -> None:
+    def add(self, *, weight: float | Tensor | None = None, reduction: str | None = None, **values: Any) -> None:
         """Record values of the current shard, to be combined over the global batch: ``batch[name]`` after the phase. Local.
 
         ::
@@ -157,7 +158,8 @@ class Batch(GlobalBatch):
             batch.add(counts=labels.bincount(minlength=10), reduction="sum")
 
         Args:
-            weight: the shard's weight in a mean; None: that given to ``team.backward``, or else its number of samples.
+            weight: the shard's weight in a mean: a number, or a scalar tensor, which is read at the end of the phase. None:
+                that given to ``team.backward``, or else its number of samples.
             reduction: what the values are. ``mean``: means over the shard's samples, averaged by weight. ``sum``: sums over
                 them, added up. A tensor of any shape, the same in all shards, is then combined elementwise. None: ``mean``, of
                 numbers only: each value is a number, or a tensor of shape ``(num_samples,)`` with one value per sample, which
@@ -209,10 +211,10 @@ class Batch(GlobalBatch):
 class Shards:
     """One loop over the shards of a batch. (Not a generator, since leaving it early must not close anything.)"""
 
-    def __init__(self, batch: Batch, driver: PhaseDriver, device: torch.device | None) -> None:
+    def __init__(self, batch: Batch, driver: PhaseDriver, upload: Upload | None) -> None:
         self.batch = batch
         self._driver = driver
-        self._device = device
+        self._upload = upload
         self._runs: Iterator[ShardRun] = iter(())
         self._leader: Batch | None = None
         self._is_over = False
@@ -239,18 +241,17 @@ class Shards:
                 driver.end_phase()
             raise StopIteration
         micro, data = run
-        if self._device is not None:
-            data = to_device(data, self._device)
+        given = data if self._upload is None else self._upload.take(micro.index, data)
         if leads:
             driver.begin_shard(micro, data)
-            return data
+            return given
         if driver.micro is None or (driver.micro.shard, driver.micro.part) != (micro.shard, micro.part):
             raise UsageError(
                 f"the shards of two batches must be run side by side, as in zip(a.shards, b.shards): the second batch is at "
                 f"{_name(micro)}, and the first at {_name(driver.micro)}."
             )
         driver.received(micro, data)
-        return data
+        return given
 
     def drop(self) -> None:
         """The phase was left: undo a shard that runs aside."""

@@ -51,11 +51,14 @@ def _like_mapping(original: Any, items: dict[Any, Any]) -> Any:
         return items
 
 
-def map_tensors(function: Callable[[Tensor], Any], batch: Any, method_name: str = "", *arguments: Any) -> Any:
+def map_tensors(
+    function: Callable[[Tensor], Any], batch: Any, method_name: str = "", *arguments: Any, skip: str = ""
+) -> Any:
     """The same batch with ``function`` applied to every tensor in it; values of other kinds stay as they are.
 
     On objects that are not mappings and have a method named ``method_name``, that method is called instead, with
-    ``arguments``: they may be containers with rules of their own, such as ``PackedSequence``.
+    ``arguments``: they may be containers with rules of their own, such as ``PackedSequence``. Those with a method named
+    ``skip`` stay as they are.
     """
 
     def convert(_: str, value: Any) -> Any:
@@ -63,6 +66,8 @@ def map_tensors(function: Callable[[Tensor], Any], batch: Any, method_name: str 
             return function(value)
         if method_name and not isinstance(value, Mapping) and callable(method := getattr(value, method_name, None)):
             return method(*arguments)
+        if skip and not isinstance(value, Mapping) and callable(getattr(value, skip, None)):
+            return value
         rebuilt = _rebuild(value, convert, "")
         return value if rebuilt is None else rebuilt
 

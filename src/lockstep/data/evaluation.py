@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lockstep.base.errors import UsageError
 from lockstep.data.evaluation_pass import EvaluationBatch, EvaluationPass
@@ -80,7 +80,7 @@ class Evaluation:
         """
         return itertools.chain.from_iterable(batch.shards for batch in self)
 
-    def add(self, *, weight: float | None = None, reduction: str | None = None, **values: Any) -> None:
+    def add(self, *, weight: float | Tensor | None = None, reduction: str | None = None, **values: Any) -> None:
         """``EvaluationBatch.add``, for the batch that is running."""
         self._pass.add(self._pass.current, weight, values, reduction)
 

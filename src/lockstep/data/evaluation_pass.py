@@ -13,14 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from lockstep.base.errors import ConfigError, DataError, UsageError
 from lockstep.data.batch import GlobalBatch
-from lockstep.data.batches import count_samples, to_device
+from lockstep.data.batches import count_samples
 from lockstep.data.evaluation_source import Dealt, EvaluationKey, EvaluationSource
 from lockstep.data.metric_updates import MetricUpdates
-from lockstep.data.values import SUM, Part, check_weight, combine, on_cpu, part_of, take
+from lockstep.data.uploads import Uploads
+from lockstep.data.values import SUM, Part, Weight, check_weight, checked, combine, on_cpu, part_of, take
 from lockstep.world.comm.collectives import Collectives
 
 LINES = (
@@ -71,6 +73,7 @@ class EvaluationPass:
         self._key = key
         self._collectives = collectives
         self._device = device
+        self._uploads = None if device.type == "cpu" else Uploads(device)
         self._guard = guard
         self._num_at_once = collectives.size if together else 1
         self._is_open = self._has_begun = False
@@ -83,7 +86,7 @@ class EvaluationPass:
         """The passes over shards that the script has requested. The same on every rank."""
         self._place: Place | None = None
         """The pass whose samples the script has received last; None: its results do not count."""
-        self._added: list[tuple[Place, str, str, Any, float]] = []
+        self._added: list[tuple[Place, str, str, Any, Weight]] = []
         self._updates = MetricUpdates(metrics)
 
     # The block and the outer loop
@@ -151,7 +154,8 @@ class EvaluationPass:
     def _run(self, batch: EvaluationBatch, turn: int) -> Iterator[Any]:
         evaluated = self._guard.evaluated
         for samples in self._take(turn):
-            samples = to_device(samples, self._device)
+            if self._uploads is not None:
+                samples = self._uploads.move(samples)
             if self._place is not None:
                 self._source.reseed(self._key, *self._place)
             evaluated.append(batch)
@@ -180,7 +184,11 @@ class EvaluationPass:
         return now.samples
 
     def add(
-        self, batch: EvaluationBatch | None, weight: float | None, values: dict[str, Any], reduction: str | None = None
+        self,
+        batch: EvaluationBatch | None,
+        weight: float | Tensor | None,
+        values: dict[str, Any],
+        reduction: str | None = None,
     ) -> None:
         """Note the values of the batch that this process is in."""
         if batch not in self._guard.evaluated:
@@ -193,7 +201,7 @@ class EvaluationPass:
             raise ConfigError("the number of samples in this batch is unknown: give add(..., weight=number of samples)")
         for name, value in values.items():
             kind, taken = take(name, value, reduction, (num_samples, given), "batch.add")
-            self._added.append((self._place, name, kind, taken, float(weight)))
+            self._added.append((self._place, name, kind, taken, weight))
 
     def update(self, batch: EvaluationBatch | None, metric: Any, args: tuple[Any, ...]) -> None:
         """Update a metric with the batch that this process is in."""
@@ -206,7 +214,7 @@ class EvaluationPass:
         """The means and sums over all ranks, by name; every rank must call it. Only here are values on a GPU waited for."""
         self._guard.check_outside("the end of the block")
         mine: list[tuple[Place, str, Part]] = [
-            (place, name, part_of(kind, on_cpu(value), weight))
+            (place, name, part_of(kind, on_cpu(value), checked(float(weight), "batch.add")))
             for place, name, kind, value, weight in self._added
             if place in self._requested
         ]
@@ -252,7 +260,7 @@ class EvaluationBatch(GlobalBatch):
         self._num_passes += 1
         return self._pass.run(self, self._num_passes - 1)
 
-    def add(self, *, weight: float | None = None, reduction: str | None = None, **values: Any) -> None:
+    def add(self, *, weight: float | Tensor | None = None, reduction: str | None = None, **values: Any) -> None:
         """Record results of the batch, inside ``batch.shards``, for their average over all batches: ``evaluation[name]`` after
         the block. Local.
 

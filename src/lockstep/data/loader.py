@@ -13,6 +13,7 @@ from lockstep.base.errors import UsageError
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.batch import Batch, PhaseDriver
 from lockstep.data.sources import Deal, Source, choose_source
+from lockstep.data.uploads import Uploads, fetches_ahead
 from lockstep.plan.shards import StepPlan
 
 
@@ -88,7 +89,7 @@ class PreparedLoader:
         self._source = choose_source(batches, assignment)
         self._lines = self._source.describe()  # now: lengths may change with the epoch
         self._driver = driver
-        self._device = None if device.type == "cpu" else device
+        self._uploads = None if device.type == "cpu" else Uploads(device)
         self._epoch = 0
         """Number of the next pass."""
         self._is_compared = assignment.world_size == 1
@@ -178,7 +179,7 @@ class PreparedLoader:
         try:
             for plan, data in self._deal(this_pass):
                 driver.begin_step(plan)
-                batch = Batch(plan, data, driver.phases, self._device)
+                batch = Batch(plan, data, driver.phases, self._uploads)
                 yield batch
                 if this_pass is not self._pass:
                     self._refuse_older()
@@ -211,7 +212,7 @@ class PreparedLoader:
                 this_pass.done += 1
                 self._num_beside += 1
                 driver.begin_step_beside(self)
-                self._newest = batch = Batch(plan, data, driver.phases, self._device)
+                self._newest = batch = Batch(plan, data, driver.phases, self._uploads)
                 yield batch
                 if this_pass is not self._pass:
                     self._refuse_older()
@@ -238,9 +239,10 @@ class PreparedLoader:
 
     def _deal(self, begun: _Pass) -> Iterator[Deal]:
         """The steps of a pass that are still to be taken."""
-        if self._is_compared:
-            return self._source.deal(begun.first, begun.number, begun.done)
-        return self._compare(self._source.deal(begun.first, begun.number, begun.done, compared=True))
+        deals = self._source.deal(begun.first, begun.number, begun.done, compared=not self._is_compared)
+        if not self._is_compared:
+            deals = self._compare(deals)
+        return self._uploads.one_ahead(deals) if self._uploads is not None and fetches_ahead(self.wrapped) else deals
 
     def _compare(self, deals: Iterator[Deal]) -> Iterator[Deal]:
         """The same steps, after checking that all ranks have read the same first samples: otherwise ranks could wait for

@@ -23,8 +23,12 @@ Part = tuple[str, Any, float]
 """What one shard adds to a result: the kind; the sum of its values, means multiplied by their weights; the sum of weights."""
 
 
-def check_weight(weight: float | Tensor | None, reduction: str | None, call: str) -> float | None:
-    """The weight given to ``call``, as a float.
+Weight = float | Tensor
+"""A weight; if a tensor, one without dimensions on a device, which is not waited for: float64, and yet to be checked."""
+
+
+def check_weight(weight: float | Tensor | None, reduction: str | None, call: str) -> Weight | None:
+    """The weight given to ``call``.
 
     Raises:
         ConfigError: the weight is negative or infinite, the reduction is unknown, or a sum was given a weight.
@@ -35,12 +39,23 @@ def check_weight(weight: float | Tensor | None, reduction: str | None, call: str
         return None
     if reduction == SUM:
         raise ConfigError(f"{call}(weight=..., reduction='sum'): a sum is not weighted. Leave one of them out.")
-    if not 0 <= float(weight) < math.inf:
+    if isinstance(weight, Tensor) and not weight.is_cpu:
+        return weight.detach().reshape(()).to(torch.float64, copy=True)
+    return checked(float(weight), call)
+
+
+def checked(weight: float, call: str) -> float:
+    """The weight given to ``call``, if it is one.
+
+    Raises:
+        ConfigError: it is negative or infinite.
+    """
+    if not 0 <= weight < math.inf:
         raise ConfigError(f"{call}(weight={weight}): a weight is a count, 0 or more: of tokens, say")
-    return float(weight)
+    return weight
 
 
-def take(name: str, value: Any, reduction: str | None, lengths: Sequence[float | None], call: str) -> tuple[str, Any]:
+def take(name: str, value: Any, reduction: str | None, lengths: Sequence[Weight | None], call: str) -> tuple[str, Any]:
     """The kind of a value, and the value itself: a Python number, or a copy as a float64 or int64 tensor on its device.
     (Tensors without dimensions stand for numbers, so that nothing waits for a GPU.)
 
@@ -63,7 +78,7 @@ def take(name: str, value: Any, reduction: str | None, lengths: Sequence[float |
             return (COUNT, int(value)) if hasattr(value, "__index__") else (SUM, float(value))
         return MEAN, float(value)
     value = value.detach()
-    if reduction is None and value.numel() != 1 and tuple(value.shape) not in {(length,) for length in lengths}:
+    if reduction is None and value.numel() != 1 and not _has_length(value, lengths):
         line = f"{call}({name}=..., reduction="
         raise ConfigError(
             f"{call}({name}=...): a tensor of shape {tuple(value.shape)}, with {lengths[0]} samples, is neither a number "
@@ -74,6 +89,15 @@ def take(name: str, value: Any, reduction: str | None, lengths: Sequence[float |
         is_count = not value.is_floating_point()
         return (COUNT, value.to(torch.int64, copy=True)) if is_count else (SUM, value.to(torch.float64, copy=True))
     return MEAN, (value.double().mean() if reduction is None else value.to(torch.float64, copy=True))
+
+
+def _has_length(value: Tensor, lengths: Sequence[Weight | None]) -> bool:
+    return value.ndim == 1 and any(length is not None and len(value) == float(length) for length in lengths)
+
+
+def is_on_device(value: Any) -> bool:
+    """Whether a value or weight is one that only a device knows."""
+    return isinstance(value, Tensor) and not value.is_cpu
 
 
 def on_cpu(value: Any) -> Any:

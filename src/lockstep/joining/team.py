@@ -17,6 +17,7 @@ from lockstep.data.batches import map_tensors
 from lockstep.data.evaluation import Evaluation
 from lockstep.data.evaluation_pass import EvaluationPass
 from lockstep.data.loader import PreparedLoader
+from lockstep.data.values import check_weight
 from lockstep.joining.parts import Parts
 from lockstep.journal.failure import FailureRecord
 from lockstep.loop.preparing import A, B, C, D, Kept
@@ -287,7 +288,7 @@ class Team(Collectives):
         """The autocast context of the run's precision, for computation outside of a prepared model's forward pass."""
         return self._parts.precision.autocast(self.device)
 
-    def log(self, *, weight: float | None = None, **values: Any) -> None:
+    def log(self, *, weight: float | Tensor | None = None, **values: Any) -> None:
         """Write values to the run's journal and the progress display. Never waits for a GPU or another rank.
 
         Inside ``batch.shards`` they are averaged over all shards, by weight. Outside they must be the same on every rank, as
@@ -304,7 +305,7 @@ class Team(Collectives):
             self._phases.check_outside("team.log()")
         if shard_weight is None and weight is not None:
             raise UsageError("team.log(weight=...) outside of batch.shards: there is nothing to average there")
-        weight = shard_weight if weight is None else weight
+        weight = shard_weight if weight is None else check_weight(weight, None, "log")
         self._parts.log.add(self.epoch, self.step, weight, values)
 
     # Evaluating

@@ -1,4 +1,7 @@
-"""The number of CUDA GPUs that workers could use, without importing torch or initializing CUDA."""
+"""The number of CUDA GPUs that workers could use, without importing torch or initializing CUDA.
+
+ROCm's GPUs are CUDA's to PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+_OF_ROCM, _OF_PYTORCH = "ROCR_VISIBLE_DEVICES", ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+"""Variables that hide AMD's GPUs: one from all of ROCm; of what that leaves, the first of the others that is set."""
+
 
 def num_gpus_here() -> int:
     """The number of GPUs that processes started by this one would see."""
@@ -18,23 +24,35 @@ def num_gpus_here() -> int:
 
 
 def num_gpus(environ: Mapping[str, str]) -> int:
-    """The number of GPUs that CUDA_VISIBLE_DEVICES leaves visible; 0 if the installed torch was built without CUDA."""
-    if not torch_has_cuda():
-        return 0
-    return num_visible(num_present(), environ.get("CUDA_VISIBLE_DEVICES"))
+    """The number of GPUs that CUDA_VISIBLE_DEVICES (with ROCm also ROCR_ and HIP_VISIBLE_DEVICES) leaves visible; 0 if the
+    installed torch was built without CUDA and ROCm."""
+    kind = _torch_is_built_for()
+    if kind == "hip":
+        return num_visible_to_rocm(num_present_to_rocm(), environ)
+    return num_visible(num_present(), environ.get("CUDA_VISIBLE_DEVICES")) if kind else 0
 
 
 def torch_has_cuda() -> bool:
-    """Whether the installed torch was built with CUDA, according to its version file."""
+    """Whether the installed torch was built with CUDA or ROCm, according to its version file."""
+    return _torch_is_built_for() is not None
+
+
+def _torch_is_built_for() -> str | None:
+    """``cuda``, or ``hip`` for ROCm; None: neither."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        return False
+        return None
     version = Path(spec.origin).with_name("version.py")
     try:
-        text = version.read_text(encoding="utf-8")
+        return built_for(version.read_text(encoding="utf-8"))
     except OSError:
-        return False
-    return re.search(r"^cuda\b[^=]*= *['\"]", text, re.MULTILINE) is not None
+        return None
+
+
+def built_for(version: str) -> str | None:
+    """What a torch with this text in its version file was built for: ``cuda``, or ``hip`` for ROCm; None: neither."""
+    match = re.search(r"^(cuda|hip)\b[^=]*= *['\"]", version, re.MULTILINE)
+    return None if match is None else match[1]
 
 
 def num_present(dev: Path = Path("/dev")) -> int:
@@ -50,6 +68,24 @@ def num_present(dev: Path = Path("/dev")) -> int:
     except (OSError, subprocess.TimeoutExpired):
         return 0
     return sum(line.startswith("GPU ") for line in listing.splitlines())
+
+
+def num_present_to_rocm(nodes: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> int:
+    """The number of AMD's GPUs of this machine (or container), hidden or not."""
+    return sum(map(_is_gpu, nodes.glob("*")))
+
+
+def _is_gpu(node: Path) -> bool:
+    try:
+        return (node / "gpu_id").read_text().strip() not in ("", "0")  # a processor's is 0
+    except OSError:  # a GPU that a container does not have
+        return False
+
+
+def num_visible_to_rocm(present: int, environ: Mapping[str, str]) -> int:
+    """How many of AMD's GPUs the variables leave visible."""
+    left = num_visible(present, environ.get(_OF_ROCM))
+    return num_visible(left, next((environ[name] for name in _OF_PYTORCH if name in environ), None))
 
 
 def num_visible(present: int, visible: str | None) -> int:

@@ -108,7 +108,7 @@ class _Dropped(ShardSync):
         pass
 
     @override
-    def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
+    def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
         with self._sync.buffers.held():
             loss.backward(**options)  # type: ignore[no-untyped-call]
         if not self._sync.is_plain:  # else the script may use ``.grad`` inside ``batch.shards``

@@ -18,7 +18,21 @@ import torch
 from torch import Tensor
 
 from lockstep.base.errors import DataError, LossError, PeerError, UsageError
-from lockstep.data.values import COUNT, Part, Total, all_on_cpu, check_weight, combine, is_float, on_cpu, part_of, take
+from lockstep.data.values import (
+    COUNT,
+    Part,
+    Total,
+    Weight,
+    all_on_cpu,
+    check_weight,
+    checked,
+    combine,
+    is_float,
+    is_on_device,
+    on_cpu,
+    part_of,
+    take,
+)
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.sync.protocol import Outcome
 from lockstep.world.comm.agreement import compare_ranks
@@ -100,7 +114,7 @@ class Ledger:
     """
 
     def __init__(self, collectives: Collectives, most_micro_steps: int, clock: Clock) -> None:
-        self._weight: float | None = None
+        self._weight: Weight | None = None
         """The weight that the micro-step's last backward call was given."""
         self.num_calls = 0
         """Backward calls of the micro-step so far."""
@@ -111,9 +125,12 @@ class Ledger:
         self._foreseen: defaultdict[int, _Foreseen] = defaultdict(_Foreseen)
         """By phase."""
         self._page = _Page()
-        self._added: list[tuple[str, str, Any, float | None]] = []
+        self._added: list[tuple[str, str, Any, Weight | None]] = []
         """Names, kinds, values and weights of the current micro-step."""
-        self._on_device: list[tuple[str, int, str, Tensor, float]] = []
+        self._on_device: list[tuple[str, int, str, Any, Weight]] = []
+        """Names, micro-steps, kinds, values and weights, of which one or the other is yet to be read."""
+        self._given: dict[tuple[int, int], Tensor] = {}
+        """Weights on a device that the script has given, like those of the page."""
 
     def blank(self) -> Ledger:
         """A ledger for micro-steps of the current phase that do not count: nothing of it is ever exchanged."""
@@ -132,14 +149,14 @@ class Ledger:
 
     def drop(self) -> None:
         """The phase was left."""
-        self._page, self._added, self._on_device = _Page(), [], []
+        self._page, self._added, self._on_device, self._given = _Page(), [], [], {}
         self.num_calls, self._weight = 0, None
 
-    def weight_of(self, micro: MicroStep) -> float:
+    def weight_of(self, micro: MicroStep) -> Weight:
         """The current micro-step's weight so far: that given to its last backward call, or else its number of samples."""
         return float(micro.num_samples) if self._weight is None else self._weight
 
-    def call(self, weight: float | None, reduction: str | None, micro: MicroStep) -> float:
+    def call(self, weight: Weight | None, reduction: str | None, micro: MicroStep) -> Weight:
         """Record a backward call and return the factor for its gradients.
 
         Raises:
@@ -154,30 +171,49 @@ class Ledger:
         self.num_calls += 1
         if weight is not None:
             self._weight = weight
-            self._page.weights[call, micro.index] = weight
+            if isinstance(weight, Tensor):
+                self._given[call, micro.index] = weight
+            else:
+                self._page.weights[call, micro.index] = weight
             return weight
         return micro.fraction if kind == "samples" else 1.0
 
-    def add(self, weight: float | None, values: dict[str, Any], micro: MicroStep, reduction: str | None = None) -> None:
+    def add(
+        self, weight: float | Tensor | None, values: dict[str, Any], micro: MicroStep, reduction: str | None = None
+    ) -> None:
         """Record values of the current micro-step.
 
         Raises:
             ConfigError: a value is neither a number nor a tensor of one value per sample, and no ``reduction`` says what it is.
         """
-        weight = check_weight(weight, reduction, "batch.add")
-        lengths = (micro.num_samples, self.weight_of(micro), weight)
+        of_values = check_weight(weight, reduction, "batch.add")
+        lengths = (micro.num_samples, self.weight_of(micro), of_values)  # in this order: a weight may be one to wait for
         for name, value in values.items():
-            self._added.append((name, *take(name, value, reduction, lengths, "batch.add"), weight))
+            self._added.append((name, *take(name, value, reduction, lengths, "batch.add"), of_values))
 
     def end_shard(self, micro: MicroStep) -> None:
         """End the micro-step. Only now is its weight known: ``backward`` may have been called after ``add``."""
         for name, kind, value, given in self._added:
             weight = self.weight_of(micro) if given is None else given
-            if isinstance(value, Tensor) and value.device.type != "cpu":
+            if is_on_device(value) or is_on_device(weight):
                 self._on_device.append((name, micro.index, kind, value, weight))
             else:
-                self._note(name, micro.index, part_of(kind, on_cpu(value), weight))
+                self._note(name, micro.index, part_of(kind, on_cpu(value), float(weight)))
         self._added, self.num_calls, self._weight = [], 0, None
+
+    def _wait_for_devices(self) -> None:
+        """Note what is on devices: the only place that waits for them, once for all values and weights."""
+        entries: list[Any] = [
+            item for *_, value, weight in self._on_device for item in (value, weight) if is_on_device(item)
+        ]
+        numbers = iter(all_on_cpu([*self._given.values(), *entries]))
+        self._page.weights.update({key: checked(next(numbers), "backward") for key in self._given})
+        for name, slot, kind, value, weight in self._on_device:
+            number = next(numbers) if is_on_device(value) else on_cpu(value)
+            of_value = checked(next(numbers), "batch.add") if is_on_device(weight) else float(weight)
+            self._note(name, slot, part_of(kind, number, of_value))
+        self._on_device, self._given = [], {}
+        self._clock.device_finished()
 
     def _note(self, name: str, slot: int, part: Part) -> None:
         kind, value, weight = part
@@ -212,14 +248,12 @@ class Ledger:
             PeerError: a rank did not arrive within the timeout.
             UsageError: the ranks' backward calls are of different kinds, or the shards' values of different kinds or shapes.
             LossError: the weights of all shards sum to zero.
+            ConfigError: a weight that was on a device is negative or infinite.
         """
-        if self._on_device:  # the only place that waits for values on a GPU
-            read = all_on_cpu([value for _, _, _, value, _ in self._on_device])
-            for (name, slot, kind, _, weight), value in zip(self._on_device, read, strict=True):
-                self._note(name, slot, part_of(kind, value, weight))
-            self._clock.device_finished()
+        if self._on_device or self._given:
+            self._wait_for_devices()
         page, form = self._page, self._foreseen[phase]
-        self._page, self._on_device = _Page(), []
+        self._page = _Page()
         page.unforeseen = tuple(unforeseen)
         is_foreseen = page.kinds == form.kinds[: len(page.kinds)] and not page.unforeseen and not page.others
         is_foreseen = is_foreseen and (not page.values or page.names <= form.names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
@@ -16,6 +15,7 @@ from lockstep.base.errors import ConfigError, LossError, UsageError, unknown_nam
 from lockstep.data.batch import Batch, Shards, own_runs
 from lockstep.data.evaluation_pass import EvaluationBatch
 from lockstep.data.streams import Purpose, reseed
+from lockstep.data.values import Weight, check_weight
 from lockstep.journal.measure.step_clock import BEGINNING, ENDING, IN_BACKWARD, IN_FORWARD, IN_SCRIPT, Mark
 from lockstep.listener import Listeners
 from lockstep.loop import refusals
@@ -360,9 +360,7 @@ class Phases:
         if reduction == "sum" and weight is not None:
             raise ConfigError("backward(weight=..., reduction='sum'): a sum is not weighted. Leave one of them out.")
         if weight is not None:
-            weight = float(weight)
-            if not 0 <= weight < math.inf:
-                raise ConfigError(f"backward(weight={weight}): a weight is a count, 0 or more: of tokens, say")
+            weight = check_weight(weight, None, "backward")
         micro = self.micro
         if micro is None:
             raise refusals.backward_outside()
@@ -396,7 +394,7 @@ class Phases:
         for notify in methods["after_backward"]:
             notify()
 
-    def add(self, weight: float | None, values: dict[str, Any], reduction: str | None = None) -> None:
+    def add(self, weight: float | Tensor | None, values: dict[str, Any], reduction: str | None = None) -> None:
         """See PhaseDriver."""
         micro = self.micro
         if micro is None:
@@ -406,7 +404,7 @@ class Phases:
             )
         self.effects.ledger.add(weight, values, micro, reduction)
 
-    def shard_weight(self) -> float | None:
+    def shard_weight(self) -> Weight | None:
         """The running shard's weight in means; None: outside of ``batch.shards``."""
         return None if self.micro is None else self.effects.ledger.weight_of(self.micro)
 

@@ -48,10 +48,9 @@ class LossScaling:
                 )
             if id(self) in overflowed:
                 overflowed.discard(id(self))
-                gradients = [p.grad for p in parameters_of(self) if p.grad is not None]
-                if not all(
-                    bool(full_tensor(gradient.isfinite().all())) for gradient in gradients
-                ):  # else they have been cleared
+                finite = [full_tensor(p.grad.isfinite().all()) for p in parameters_of(self) if p.grad is not None]
+                are_finite = not finite or torch.stack([each.to(finite[0].device) for each in finite]).all()
+                if not are_finite:  # else they were cleared
                     return None
             return act()
 

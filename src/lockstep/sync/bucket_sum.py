@@ -27,17 +27,20 @@ class BucketSum:
         """The leaf of the current shard: with ``accumulate``, the sum over its parts so far."""
         self._filled_slots: set[int] = set()
         """The slots of ``_leaf`` that have a gradient."""
-        self._arrived: list[tuple[int, Tensor]] = []
-        """Slots and gradients on a device, which are yet to be multiplied by ``_factor`` and added to the leaf."""
-        self._factor = 1.0
+        self._arrived: dict[int, Tensor] = {}
+        """By slot, gradients on a device, which are yet to be multiplied by ``_factor`` and added to the leaf."""
+        self._factor: float | Tensor = 1.0
         self.stack: list[Node[Flat]] = []
         self.used: set[int] = set()
         """The slots for which any of this process's shards has a gradient."""
 
-    def take(self, slot: int, gradient: Tensor, factor: float) -> None:
-        """Multiply a gradient by ``factor`` and add it to the leaf: on a device at the next ``flush``."""
+    def take(self, slot: int, gradient: Tensor, factor: float | Tensor) -> None:
+        """Multiply a gradient by ``factor`` and add it to the leaf: on a device at the next ``flush``. A factor that only the
+        device knows is a scalar tensor there; with it, gradients of weight 0 are ABSENT, but count as gradients."""
         if not gradient.is_cpu:
-            self._arrived.append((slot, gradient))
+            if slot in self._arrived:  # a second part, of a weight in several blocks that are run again (checkpoint)
+                self.flush()
+            self._arrived[slot] = gradient
             self._factor = factor
             return
         if self._leaf is None:
@@ -53,20 +56,35 @@ class BucketSum:
 
     def flush(self) -> None:
         """Add what has arrived on a device to the leaf, by a kernel for many parameters rather than one for each."""
-        arrived, self._arrived = self._arrived, []
-        if not arrived:
+        gradients, self._arrived = self._arrived, {}
+        if not gradients:
             return
+        factor, scratch = self._factor, None
+        if isinstance(factor, Tensor):
+            scratch, factor = self._weighted(gradients, factor), 1.0
+            gradients = {slot: scratch.views[slot] for slot in gradients}
+        arrived = list(gradients.items())
         leaf = self._leaf = self._leaf or self._bucket.take()
         new = [(leaf.views[slot], gradient) for slot, gradient in arrived if slot not in self._filled_slots]
         more = [(leaf.views[slot], gradient) for slot, gradient in arrived if slot in self._filled_slots]
         if new:
             views = [view for view, _ in new]
             torch._foreach_copy_(views, [gradient for _, gradient in new])
-            torch._foreach_mul_(views, self._factor)
+            torch._foreach_mul_(views, factor)
         if more:
-            products = torch._foreach_mul([gradient.to(view.dtype) for view, gradient in more], self._factor)
+            products = torch._foreach_mul([gradient.to(view.dtype) for view, gradient in more], factor)
             torch._foreach_add_([view for view, _ in more], products)
-        self._filled_slots.update(slot for slot, _ in arrived)
+        self._filled_slots.update(gradients)
+        if scratch is not None:
+            self._bucket.give_back(scratch)
+
+    def _weighted(self, gradients: dict[int, Tensor], factor: Tensor) -> Flat:
+        """Gradients by slot, times a factor that the device knows."""
+        flat = self._bucket.take()
+        torch._foreach_copy_([flat.views[slot] for slot in gradients], list(gradients.values()))
+        factor = factor.to(flat.data.device, flat.data.dtype)
+        flat.data.mul_(factor).masked_fill_(factor == 0, ABSENT)  # and not 0 x NaN
+        return flat
 
     def end_shard(self, shard: int) -> None:
         """Add the complete leaf to the tree."""
@@ -105,4 +123,4 @@ class BucketSum:
         for flat in flats:
             self._bucket.give_back(flat)
         self._leaf, self._filled_slots, self._empty, self.stack = None, set(), [], []
-        self._arrived = []
+        self._arrived = {}

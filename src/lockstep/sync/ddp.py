@@ -148,8 +148,8 @@ class DDPSync(ShardedSync):
             engine.overlaps = micro.is_last and engine.may_overlap
 
     @override
-    def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
-        self.waited_s = 0.0
+    def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
+        factor, self.waited_s = float(factor), 0.0
         if not any(engine.overlaps for engine in self._engines):
             super().backward(loss, call, factor, options)
             return

@@ -109,7 +109,8 @@ class ExactSync(Sync):
         self._listening = False
         self._hook_lock = threading.Lock()
         """Autograd has a thread per GPU, and the parts of a model may be on several."""
-        self._call, self._factor = 0, 1.0
+        self._call = 0
+        self._factor: float | Tensor = 1.0
         keep_freed_memory()
         self._forget_phase()
 
@@ -155,12 +156,14 @@ class ExactSync(Sync):
         self._shard_samples = micro.num_samples + (0 if micro.begins_shard else self._shard_samples)
 
     @override
-    def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
+    def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
         micro = self._micro
         assert micro is not None
         refuse_create_graph(options, "exact")
         for index, bucket in enumerate(self._layout.buckets):
             self._missing[index] = set(range(len(bucket.parameters)))
+        if isinstance(factor, Tensor) and any(bucket.device.type == "cpu" for bucket in self._layout.buckets):
+            factor = float(factor)
         self._call, self._factor = call, factor
         self._at_once = self._foreseen(call) if micro.is_last else []
         self._listening = True
@@ -312,9 +315,10 @@ class ExactSync(Sync):
         gradient = take_gradient(parameter, self._names[parameter])
         if (self._call, index) in self._sent:
             raise came_in_parts(self._names[parameter])
-        if self._factor != 0:  # a shard of weight 0 is left out: its gradient may be NaN, from a mean over nothing
+        factor = self._factor
+        if isinstance(factor, Tensor) or factor != 0:  # one of weight 0 is left out: it may be NaN, from a mean over nothing
             bucket_sum = self._sums.get((self._call, index)) or self._sum(self._call, index)
-            bucket_sum.take(slot, gradient, self._factor)
+            bucket_sum.take(slot, gradient, factor)
         missing = self._missing[index]
         missing.discard(slot)
         if not missing:

@@ -226,7 +226,7 @@ class FSDPSync(Sync):
         self._waited.take()  # an evaluation may have come before
 
     @override
-    def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
+    def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
         self.waited_in_forward_s = self._waited.take()
         refuse_create_graph(options, "fsdp")
         if is_dtensor(loss):
@@ -235,7 +235,7 @@ class FSDPSync(Sync):
                 "has sharded (a penalty on the weights?): compute that in the model's forward pass, or use weight_decay"
             )
         self._forget_backward()
-        self._call, self._factor, self._keeps_graph = call, factor, bool(options.get("retain_graph"))
+        self._call, self._factor, self._keeps_graph = call, float(factor), bool(options.get("retain_graph"))
         self._runs.append(tuple(self._ran))
         self._used.setdefault(call, set())
         self._listening = True

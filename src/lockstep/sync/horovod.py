@@ -84,8 +84,9 @@ class HorovodSync(ShardedSync):
         self._sent = {}
 
     @override
-    def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
+    def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
         assert self._micro is not None
+        factor = float(factor)
         if not self._micro.is_last or self._world_size == 1:
             super().backward(loss, call, factor, options)
             return

@@ -14,6 +14,7 @@ from torch import Tensor
 from lockstep.plan.rounds import Roots
 from lockstep.plan.tree import sum_subtrees
 from lockstep.world.comm.collectives import all_gather_flat
+from lockstep.world.devices import new_stream
 
 
 class OrderedExchange:
@@ -24,7 +25,7 @@ class OrderedExchange:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.Stream(device) if device.type != "cpu" else None
+        self._stream = new_stream(device)
         self._roots: Roots = [[]]
         self._held: list[list[Tensor]] = []
         """What the stream may still read. (The allocator gives freed memory to the stream that it was allocated on.)"""

@@ -28,13 +28,13 @@ class ShardSync(Protocol):
     def begin_shard(self, micro: MicroStep) -> None:
         """Begin a micro-step. Local."""
 
-    def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
+    def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
         """Run a backward pass. Afterwards ``.grad`` of every parameter is None or incomplete. May communicate.
 
         Args:
             loss: a scalar.
             call: number of the backward call within the micro-step, from 0.
-            factor: factor for its gradients.
+            factor: factor for its gradients; a tensor on a device should not be waited for.
             options: for ``Tensor.backward``.
         """
 

@@ -62,10 +62,10 @@ class ShardedSync(Sync):
         self._shard_samples = micro.num_samples + (0 if micro.begins_shard else self._shard_samples)
 
     @override
-    def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
+    def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
         with self.buffers.held():
             loss.backward(**options)  # type: ignore[no-untyped-call]
-        add_weighted(self._parameters, self._sums.setdefault(call, {}), factor)
+        add_weighted(self._parameters, self._sums.setdefault(call, {}), float(factor))
 
     @override
     def end_shard(self) -> None:

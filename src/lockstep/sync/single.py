@@ -32,7 +32,7 @@ class SingleSync(ShardedSync):
         return model if self.is_plain else super().attach(model)
 
     @override
-    def backward(self, loss: Tensor, call: int, factor: float, options: dict[str, Any]) -> None:
+    def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
         if self.is_plain:
             loss.backward(**options)  # type: ignore[no-untyped-call]
         else:

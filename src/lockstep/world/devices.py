@@ -72,3 +72,8 @@ def is_capturing(device: torch.device) -> bool:
     """Whether the current stream records a graph, rather than running what it is given."""
     ask = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
     return ask is not None and bool(ask())
+
+
+def new_stream(device: torch.device) -> torch.Stream | None:
+    """A stream beside that of the script; None where all work of a device is in one, or it does none."""
+    return None if device.type in ("cpu", "meta", "mps") else torch.Stream(device)

@@ -79,12 +79,21 @@ class SimulatedDevice:
     """What ``torch.get_device_module("sim")`` returns: what other devices' modules have, as far as somebody asks for it."""
 
     Stream, Event, device = Stream, Event, torch.accelerator.device_index
-    is_available = is_initialized = staticmethod(lambda: True)
+    is_available = staticmethod(lambda: True)
     _is_in_bad_fork = is_current_stream_capturing = staticmethod(lambda: False)
 
     def __init__(self, library):
         self.library = library
+        self.is_open = False
         self.default_generators = [library.default_generator(index) for index in range(library.device_count())]
+
+    def _lazy_init(self):
+        """Called by torch before it uses a device, as it calls that of CUDA."""
+        self.is_open = True
+
+    def is_initialized(self):
+        """Whether this process has opened a context."""
+        return self.is_open
 
     def device_count(self):
         return self.library.device_count()

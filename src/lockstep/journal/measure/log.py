@@ -38,7 +38,7 @@ class _Step:
     epoch: int
     step: int
     sums: dict[str, Value] = field(default_factory=dict)
-    weights: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, Any] = field(default_factory=dict)
     common: dict[str, Value] = field(default_factory=dict)
     """Values logged outside of ``batch.shards``, which are the same on every rank."""
 
@@ -68,17 +68,18 @@ class MetricLog(Listener):
         """Whether values of past steps have not been written yet."""
         return bool(self._closed or self._windows)
 
-    def add(self, epoch: int, step: int, weight: float | None, values: dict[str, Any]) -> None:
+    def add(self, epoch: int, step: int, weight: float | Tensor | None, values: dict[str, Any]) -> None:
         """Record values. Local; a value on a GPU stays there.
 
         Args:
-            weight: of the running shard; None: no shard is running, and the values are the same on every rank.
+            weight: of the running shard, maybe a scalar tensor on a GPU; None: no shard is running, and the values are the
+                same on every rank.
             values: by name. Those that are None are ignored.
 
         Raises:
             ConfigError: a value is neither a number nor a tensor with one element, or the weight is not a count.
         """
-        if weight is not None and not 0 <= weight < math.inf:
+        if not isinstance(weight, Tensor) and weight is not None and not 0 <= weight < math.inf:
             raise ConfigError(f"log(weight={weight}): a weight is a count, 0 or more: of tokens, say")
         if self._current is None or self._current.step != step:
             self._close_step()
@@ -91,14 +92,17 @@ class MetricLog(Listener):
             if weight is None:
                 current.common[name] = number
                 continue
-            if weight == 0:  # a mean over no samples may be NaN, and 0 x NaN is NaN
+            if isinstance(weight, Tensor):
+                number = _weighted(number, weight)
+            elif weight == 0:  # a mean over no samples may be NaN, and 0 x NaN is NaN
                 continue
-            number = number * weight
+            else:
+                number = number * weight
             if name not in self._names:
                 self._names = sorted([*self._names, name])
             if name in current.sums:
                 current.sums[name] = current.sums[name] + number
-                current.weights[name] += weight
+                current.weights[name] = current.weights[name] + weight  # not in place: a tensor may be the ledger's, too
             else:
                 current.sums[name], current.weights[name] = number, weight
 
@@ -141,7 +145,7 @@ class MetricLog(Listener):
     def _write_alone(self) -> None:
         steps, self._closed = self._closed, []
         for done in steps:
-            values = {name: float(total) / done.weights[name] for name, total in done.sums.items()}
+            values = {name: float(total) / float(done.weights[name]) for name, total in done.sums.items()}
             self._write((done.epoch, done.step, {**values, **_floats(done.common)}))
 
     def _on_cpu(self) -> bool:
@@ -242,20 +246,26 @@ def _number(name: str, value: Any) -> Value:
     raise ConfigError(f"log({name}={value!r}): a value must be a number, or a tensor with one element")
 
 
+def _weighted(number: float | Tensor, weight: Tensor) -> Tensor:
+    """The product on a GPU. A mean over no samples may be NaN, and counts for nothing."""
+    scale = weight.to(number.device) if isinstance(number, Tensor) else weight
+    return (number * scale).masked_fill(scale == 0, 0.0)
+
+
 def _tabulate(steps: list[_Step], names: list[str]) -> tuple[Tensor, Any]:
     """Sums and weights as a table on the CPU, and the copy that completes it if some are on a GPU."""
     table = torch.zeros(len(steps), len(names), 2, dtype=torch.float64)
-    cells: list[tuple[int, int]] = []
+    cells: list[tuple[int, int, int]] = []
     on_gpu: list[Tensor] = []
     for row, step in enumerate(steps):
         for name, value in step.sums.items():
             column = names.index(name)
-            table[row, column, 1] = step.weights[name]
-            if isinstance(value, Tensor):
-                cells.append((row, column))
-                on_gpu.append(value)
-            else:
-                table[row, column, 0] = value
+            for part, number in enumerate((value, step.weights[name])):
+                if isinstance(number, Tensor):
+                    cells.append((row, column, part))
+                    on_gpu.append(number)
+                else:
+                    table[row, column, part] = number
     if not on_gpu:
         return table, None
     together = torch.stack([value.to(on_gpu[0].device) for value in on_gpu])  # a process may have several GPUs
@@ -265,7 +275,7 @@ def _tabulate(steps: list[_Step], names: list[str]) -> tuple[Tensor, Any]:
 class _Copy:
     """Copies numbers from a GPU into a table."""
 
-    def __init__(self, table: Tensor, cells: list[tuple[int, int]], values: Tensor) -> None:
+    def __init__(self, table: Tensor, cells: list[tuple[int, int, int]], values: Tensor) -> None:
         self._table = table
         self._cells = torch.tensor(cells)
         self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -274,4 +284,4 @@ class _Copy:
 
     def synchronize(self) -> None:
         self._event.synchronize()
-        self._table[self._cells[:, 0], self._cells[:, 1], 0] = self._values
+        self._table[tuple(self._cells.T)] = self._values

@@ -35,19 +35,23 @@ class NanWatch(Listener):
         self._copied: tuple[list[_Position], Tensor, Any] | None = None
 
     @override
-    def before_backward(self, loss: Tensor, weight: float | None) -> None:
+    def before_backward(self, loss: Tensor, weight: float | Tensor | None) -> None:
         """Raises:
         LossError: it is NaN, and the policy is ``stop``.
         """
-        if self._policy == "ignore" or weight == 0:  # the mean over no tokens is NaN, and has no weight
+        is_late = isinstance(weight, Tensor)
+        if self._policy == "ignore" or (not is_late and weight == 0):  # the mean over no tokens is NaN, and has no weight
             return
         if not loss.is_cpu:
             position = self._position()
             if self._waiting and position[0] >= self._waiting[0][0][0] + self._every:
                 self._read()
                 self._copy()
-            self._waiting.append((position, loss.detach().reshape(())))
-        elif (number := loss.item()) != number:
+            loss = loss.detach().reshape(())
+            if isinstance(weight, Tensor):
+                loss = loss.masked_fill(weight.to(loss.device) == 0, 0.0)
+            self._waiting.append((position, loss))
+        elif (number := loss.item()) != number and weight != 0:
             self._report(self._position())
 
     @override

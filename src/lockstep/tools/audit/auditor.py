@@ -277,7 +277,7 @@ class Auditor(Listener):
             self._own.begin_shard(micro)
 
     @override
-    def before_backward(self, loss: Tensor, weight: float | None) -> None:
+    def before_backward(self, loss: Tensor, weight: float | Tensor | None) -> None:
         if self._own is not None:
             self._own.before_backward(loss, weight)
 

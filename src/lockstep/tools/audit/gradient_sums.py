@@ -42,7 +42,7 @@ class GradientSums(Listener):
                 self._handles.append(parameter.register_hook(note))  # type: ignore[no-untyped-call]
 
     @override
-    def before_backward(self, loss: Tensor, weight: float | None) -> None:
+    def before_backward(self, loss: Tensor, weight: float | Tensor | None) -> None:
         self._call += 1
         self._note(LOSS, loss)
 

@@ -69,7 +69,7 @@ class SampleBySample(Listener):
         self._line.setdefault("sample", plain(micro.samples[0]))
 
     @override
-    def before_backward(self, loss: Tensor, weight: float | None) -> None:
+    def before_backward(self, loss: Tensor, weight: float | Tensor | None) -> None:
         """Note its loss: the last, if there are several."""
         self._line["loss"] = exact(loss.item())
 

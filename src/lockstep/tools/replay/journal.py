@@ -99,7 +99,7 @@ class DigestJournal(Listener):
             self._contents.append(digest(data))
 
     @override
-    def before_backward(self, loss: Tensor, weight: float | None) -> None:
+    def before_backward(self, loss: Tensor, weight: float | Tensor | None) -> None:
         if not loss.is_cpu:
             self._losses.append(loss.detach())  # read when the GPU has long computed it
             return

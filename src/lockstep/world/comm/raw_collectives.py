@@ -36,7 +36,7 @@ class RawCollectives(Listener):
         self._num_before = num_collectives(self._collectives.group)
 
     @override
-    def before_backward(self, loss: Tensor, weight: float | None) -> None:
+    def before_backward(self, loss: Tensor, weight: float | Tensor | None) -> None:
         self._check()  # now, since the backward pass may send gradients
 
     @override

@@ -112,12 +112,12 @@ class Recorder(Listener):
             self._order[name] = None
 
     @override
-    def before_backward(self, loss: Tensor, weight: float | None) -> None:
+    def before_backward(self, loss: Tensor, weight: float | Tensor | None) -> None:
         if not self._has_layers:
             self._has_layers = True
             self._writer.write(event="layers", **self._subjects.layers())
         self._shard["losses"].append(exact(loss.item()))
-        self._shard["weights"].append(None if weight is None else exact(weight))
+        self._shard["weights"].append(None if weight is None else exact(float(weight)))
         self._shard["threads"] = torch.get_num_threads()
 
     @override

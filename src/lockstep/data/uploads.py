@@ -1,0 +1,130 @@
+"""Samples on their way to a device, copied on a stream of its own: not behind the kernels of the step before.
+
+While a shard runs, the next is copied. Where loader workers fetch, so is the first of the next step, which is asked for before
+the current one runs. (Without workers the script's process fetches, whose code would run at another time.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lockstep.data.batches import map_tensors, to_device
+from lockstep.plan.shards import StepPlan
+from lockstep.world.devices import new_stream
+
+Deal = tuple[StepPlan, list[Any]]
+"""See ``data.sources``."""
+
+
+class _Copy(NamedTuple):
+    samples: Any
+    """As they are on the host, where they stay until they have arrived."""
+    copied: Any
+    arrived: torch.Event | None
+    """None: they move when they are taken."""
+
+
+class Upload:
+    """The samples of one step, which move to the device shard by shard."""
+
+    def __init__(self, uploads: Uploads, data: list[Any]) -> None:
+        self.data = data
+        self._uploads = uploads
+        self._under_way: dict[int, _Copy] = {}
+        """By position in ``data``."""
+
+    def begin(self, position: int) -> None:
+        """Begin to copy the samples at a position in ``data``, if there are any."""
+        if position < len(self.data) and position not in self._under_way:
+            self._under_way[position] = self._uploads.copy(self.data[position])
+
+    def take(self, position: int, samples: Any) -> Any:
+        """Samples on the device, for the current stream; those behind them begin to move. (An instrument may run others than
+        those at the position.)"""
+        known = self._under_way.pop(position, None)
+        if known is None or known.samples is not samples:
+            known = self._uploads.copy(samples)
+        self.begin(position + 1)
+        return self._uploads.arrive(known)
+
+
+class Uploads:
+    """Moves the samples of a loader to a device.
+
+    Args:
+        device: not the CPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = new_stream(device)
+        self._known: list[Upload] = []
+        """That of the current step and of the next, if this is known before it begins."""
+
+    def of(self, data: list[Any]) -> Upload:
+        """The upload of a step's samples, which may be under way."""
+        return next((upload for upload in self._known if upload.data is data), Upload(self, data))
+
+    def one_ahead(self, deals: Iterator[Deal]) -> Iterator[Deal]:
+        """The same steps, each asked for before the script gets the one before it, so that its first samples move meanwhile."""
+        coming = next(deals, None)
+        try:
+            while coming is not None:
+                current, coming, failure = coming, None, None
+                try:
+                    coming = next(deals, None)
+                except Exception as error:  # of the next step: this one is still to be taken
+                    failure = error
+                self._known = [self.of(current[1]), *([] if coming is None else [Upload(self, coming[1])])]
+                for upload in self._known:
+                    upload.begin(0)
+                yield current
+                if failure is not None:
+                    raise failure
+        finally:
+            self._known = []
+
+    def move(self, samples: Any) -> Any:
+        """Samples on the device, for the current stream."""
+        return self.arrive(self.copy(samples))
+
+    def copy(self, samples: Any) -> _Copy:
+        """Begin to copy samples: the tensors of which memory and stream are known. The rest moves when they are taken."""
+        if self._stream is None:
+            return _Copy(samples, samples, None)
+        with self._stream:
+            copied = map_tensors(self._copied, samples, skip="to")
+            return _Copy(samples, copied, self._stream.record_event())
+
+    def arrive(self, copy: _Copy) -> Any:
+        """The samples on the device, for the current stream, which waits for them."""
+        if copy.arrived is None:
+            return to_device(copy.copied, self._device)
+        stream = torch.accelerator.current_stream(self._device)
+        stream.wait_event(copy.arrived)
+
+        def arrived(tensor: Tensor) -> Tensor:
+            moved = tensor.to(self._device, non_blocking=True)
+            if _is_plain(moved):  # else its memory could be given to the next samples while the stream still reads it
+                moved.record_stream(stream)
+            return moved
+
+        return map_tensors(arrived, copy.copied, "to", self._device)
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        is_here = tensor.is_cpu and _is_plain(tensor)
+        return tensor.to(self._device, non_blocking=True) if is_here else tensor
+
+
+def fetches_ahead(batches: Any) -> bool:
+    """Whether the script cannot notice when its loader is asked for a batch, since workers have fetched it by then."""
+    return isinstance(batches, DataLoader) and batches.num_workers > 0
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_nested
