@@ -24,31 +24,31 @@ def assert_close(one, other, tolerance=2e-4):
         torch.testing.assert_close(one[name], other[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_one_process_trains_on_the_gpu_near_the_answer_of_the_cpu(crew):
-    (on_gpu,) = crew(1, cuda_scripts.train, 40, 16, 2, True, device="cuda", shards=2)
+def test_one_process_trains_on_the_gpu_near_the_answer_of_the_cpu(standing_crew):
+    (on_gpu,) = standing_crew(1, cuda_scripts.train, 40, 16, 2, True, device="cuda", shards=2)
     assert (on_gpu["device"], on_gpu["devices"]) == ("cuda:0", ["cuda:0"])
-    (on_cpu,) = crew(1, cuda_scripts.train, device="cpu", shards=2)
+    (on_cpu,) = standing_crew(1, cuda_scripts.train, device="cpu", shards=2)
     assert [w for _, w, _ in on_gpu["losses"]] == [w for _, w, _ in on_cpu["losses"]]
     assert on_gpu["losses"][0][2] == pytest.approx(on_cpu["losses"][0][2], rel=0.3)  # dropout draws on the GPU
 
 
-def test_ddp_over_nccl_with_one_process_gives_the_answer_of_single(crew):
-    (ddp,) = crew(1, cuda_scripts.train, device="cuda", backend="nccl", strategy="ddp", shards=2)
-    (single,) = crew(1, cuda_scripts.train, device="cuda", backend="nccl", strategy="single", shards=2)
+def test_ddp_over_nccl_with_one_process_gives_the_answer_of_single(standing_crew):
+    (ddp,) = standing_crew(1, cuda_scripts.train, device="cuda", backend="nccl", strategy="ddp", shards=2)
+    (single,) = standing_crew(1, cuda_scripts.train, device="cuda", backend="nccl", strategy="single", shards=2)
     assert ddp["backend"] == single["backend"] == "nccl"
     assert ddp["sum"] == ddp["sum on the CPU"] == [1.0, 1.0]
     assert_close(ddp["state"], single["state"])
 
 
-def test_nccls_watchdog_comes_after_the_error_that_names_a_missing_rank(crew):
-    ((of_nccl, of_gloo),) = crew(1, cuda_scripts.timeout_of_the_device, device="cuda", backend="nccl")
+def test_nccls_watchdog_comes_after_the_error_that_names_a_missing_rank(standing_crew):
+    ((of_nccl, of_gloo),) = standing_crew(1, cuda_scripts.timeout_of_the_device, device="cuda", backend="nccl")
     assert of_nccl > of_gloo
 
 
 @pytest.mark.parametrize("shards", [2, 4])
-def test_two_processes_that_share_a_gpu_give_the_answer_of_one(crew, shards):
-    (alone,) = crew(1, cuda_scripts.train, device="cuda", strategy="single", shards=shards)
-    two = crew(2, cuda_scripts.train, shards=shards, strategy="ddp", **SHARED)
+def test_two_processes_that_share_a_gpu_give_the_answer_of_one(standing_crew, shards):
+    (alone,) = standing_crew(1, cuda_scripts.train, device="cuda", strategy="single", shards=shards)
+    two = standing_crew(2, cuda_scripts.train, shards=shards, strategy="ddp", **SHARED)
     assert [one["backend"] for one in two] == ["gloo", "gloo"]
     assert [one["sum"] for one in two] == [[2.0, 2.0]] * 2
     for one in two:
@@ -70,18 +70,18 @@ def whole():
     [(1, {"device": "cuda", "backend": "nccl"}), (2, SHARED), (3, SHARED)],
     ids=["one process, nccl", "two share the GPU", "three share the GPU"],
 )
-def test_the_fixed_tree_gives_the_same_bits_on_the_gpu(crew, whole, shards, nproc, settings, parts):
+def test_the_fixed_tree_gives_the_same_bits_on_the_gpu(standing_crew, whole, shards, nproc, settings, parts):
     if shards not in whole:
-        (whole[shards],) = crew(1, cuda_scripts.train_clipped, [6], device="cuda", shards=shards)
-    for one in crew(nproc, cuda_scripts.train_clipped, parts, shards=shards, **settings):
+        (whole[shards],) = standing_crew(1, cuda_scripts.train_clipped, [6], device="cuda", shards=shards)
+    for one in standing_crew(nproc, cuda_scripts.train_clipped, parts, shards=shards, **settings):
         assert (one["norms"], one["means"]) == (whole[shards]["norms"], whole[shards]["means"])
         assert one["state"].keys() == whole[shards]["state"].keys()
         assert all(torch.equal(one["state"][name], whole[shards]["state"][name]) for name in one["state"])
 
 
-def test_random_streams_on_the_gpu_belong_to_shards(crew):
-    (alone,) = crew(1, cuda_scripts.train, device="cuda", shards=2)
-    two = crew(2, cuda_scripts.train, shards=2, **SHARED)
+def test_random_streams_on_the_gpu_belong_to_shards(standing_crew):
+    (alone,) = standing_crew(1, cuda_scripts.train, device="cuda", shards=2)
+    two = standing_crew(2, cuda_scripts.train, shards=2, **SHARED)
     by_shard = [alone["drawn"][0::2], alone["drawn"][1::2]]
     for rank in (0, 1):
         assert len(two[rank]["drawn"]) == len(by_shard[rank])
@@ -91,10 +91,10 @@ def test_random_streams_on_the_gpu_belong_to_shards(crew):
     assert not torch.equal(alone["drawn"][0], alone["drawn"][1])
 
 
-def test_bf16_mixed_keeps_float32_weights_and_outputs(crew):
-    (plain,) = crew(1, cuda_scripts.train, device="cuda", shards=2)
+def test_bf16_mixed_keeps_float32_weights_and_outputs(standing_crew):
+    (plain,) = standing_crew(1, cuda_scripts.train, device="cuda", shards=2)
     for nproc, settings in ((1, {"device": "cuda"}), (2, SHARED)):
-        for one in crew(nproc, cuda_scripts.train, precision="bf16-mixed", shards=2, **settings):
+        for one in standing_crew(nproc, cuda_scripts.train, precision="bf16-mixed", shards=2, **settings):
             assert one["output"] == "torch.float32"
             assert {t.dtype for n, t in one["state"].items() if "num" not in n} == {torch.float32}
             assert_close(one["state"], plain["state"], tolerance=0.1)
@@ -106,16 +106,16 @@ def test_a_nan_loss_on_the_gpu_is_found_and_its_step_and_shard_named(crew):
         crew(1, cuda_scripts.train, 40, 16, 2, False, 2, device="cuda")
 
 
-def test_logged_values_are_right_and_the_loop_does_not_wait_for_the_gpu(crew):
+def test_logged_values_are_right_and_the_loop_does_not_wait_for_the_gpu(standing_crew):
     for nproc, settings in ((1, {"device": "cuda"}), (2, SHARED)):
-        by_rank = crew(nproc, cuda_scripts.train, shards=2, log_every=2, **settings)
+        by_rank = standing_crew(nproc, cuda_scripts.train, shards=2, log_every=2, **settings)
         logged = {e["step"]: e["values"]["loss"] for e in by_rank[0]["events"] if e["event"] == "step"}
         assert sorted(logged) == [1, 2, 3, 4, 5, 6]
         for step, value in logged.items():
             parts = [(weight, loss) for one in by_rank for number, weight, loss in one["losses"] if number == step]
             assert value == pytest.approx(sum(w * v for w, v in parts) / sum(w for w, _ in parts), rel=1e-5)
             assert all(dict(one["means"])[step] == pytest.approx(value, rel=1e-5) for one in by_rank)
-    assert crew(1, cuda_scripts.count_waits, 24, device="cuda") == [24]
+    assert standing_crew(1, cuda_scripts.count_waits, 24, device="cuda") == [24]
 
 
 def test_a_step_is_split_by_the_clock_of_the_gpu_and_the_parts_add_up(crew):
@@ -125,6 +125,7 @@ def test_a_step_is_split_by_the_clock_of_the_gpu_and_the_parts_add_up(crew):
 
 
 def test_the_example_learns_on_the_gpu(tmp_path):
+    pytest.importorskip("sklearn", reason="the example's images come with scikit-learn")
     command = [sys.executable, "-m", "lockstep.cli.main", "run", "--nproc-per-node", "1", "--device", "cuda"]
     done = subprocess.run(
         [*command, str(EXAMPLE), "--epochs", "3"], cwd=tmp_path, capture_output=True, text=True, timeout=150
