@@ -54,6 +54,7 @@ class Series:
         out: The directory of the report, which is made.
         limit_s: For every stage, if not its own.
         say: Prints a line.
+        machine: The stage before all: what it finds tells which of them can run.
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class Series:
         out: Path,
         limit_s: float | None = None,
         say: Callable[[str], None] = print,
+        machine: Stage = MACHINE,
     ) -> None:
+        self._first = machine
         self._table = table
         self._device = device
         self._out = out
@@ -95,7 +98,7 @@ class Series:
         return self._outcomes
 
     def _find_machine(self) -> bool:
-        outcome = self._run(0, MACHINE)
+        outcome = self._run(0, self._first)
         self._machine = outcome.found
         if not outcome.has_failed:
             if problem := unusable(self._machine, self._device):
@@ -103,7 +106,7 @@ class Series:
             else:
                 count = 2 if self._device == "cpu" else self._machine["torch"]["num_devices"]
                 self._setting = Setting(device=self._device, num_devices=count, out=self._out)
-        self._tell(MACHINE, outcome)
+        self._tell(self._first, outcome)
         return not outcome.has_failed
 
     def _limit(self, stage: Stage) -> float:
@@ -120,9 +123,8 @@ class Series:
 
     def _run(self, number: int, stage: Stage) -> Outcome:
         log = self._out / "output.log"
-        with contextlib.suppress(FileNotFoundError):
-            log.with_suffix(".part").unlink()
         part = log.with_suffix(".part")
+        part.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory(prefix="lockstep-gpu-", ignore_cleanup_errors=True) as scratch:
             found = Path(scratch) / "found.json"
             command = stage.command(self._setting, found)
@@ -131,7 +133,9 @@ class Series:
             echo = Echo(part, limit_s, self._say)
             ended = run(command, cwd=Path(scratch), environ=environ, log=part, limit_s=limit_s, watch=echo.watch)
             echo.finish()
-            facts = json.loads(found.read_text(encoding="utf-8")) if found.exists() else {}
+            facts: dict[str, Any] = {}
+            with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):  # a stage may be ended while it writes
+                facts = json.loads(found.read_text(encoding="utf-8"))
         output = part.read_text(encoding="utf-8", errors="replace")
         with log.open("ab") as whole, part.open("rb") as of_stage:
             whole.write(f"== {number} {stage.name}: {' '.join(command)}\n".encode())

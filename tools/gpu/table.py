@@ -52,14 +52,12 @@ def tests(setting: Setting, found: Path) -> list[str]:
 
 
 def resnet50(setting: Setting, found: Path) -> list[str]:
-    size = ["--quick", "--device", "cpu"] if setting.is_rehearsal else ["--batch", "256", "--rounds", "5", "--steps", "10"]
-    nproc = str(min(2, setting.num_devices)) if setting.is_rehearsal else str(setting.num_devices)
-    command = [sys.executable, str(ROOT / "benchmarks" / "resnet50.py"), "--nproc", nproc, "--result", str(found), *size]
-    return (
-        command
-        if not setting.is_rehearsal
-        else [*command, "--rounds", "1", "--contenders", "by-hand,lockstep,parts,V=2,ddp,V=W"]
-    )
+    size = ["--batch", "256", "--rounds", "5", "--steps", "10"]
+    if setting.is_rehearsal:
+        contenders = "by-hand,lockstep,parts,V=2,ddp,V=W"
+        size = ["--quick", "--device", "cpu", "--rounds", "1", "--compiler", "none", "--contenders", contenders]
+    nproc = min(2, setting.num_devices) if setting.is_rehearsal else setting.num_devices
+    return [sys.executable, str(ROOT / "benchmarks" / "resnet50.py"), "--nproc", str(nproc), *size]
 
 
 STAGES = (
@@ -143,7 +141,7 @@ STAGES = (
         command=check("waits"),
         limit_s=120,
         causes=("a value is read on the host in every step: the lines are in the output",),
-        read=("src/lockstep/loop/values.py", "tests/simulated/test_counts.py"),
+        read=("src/lockstep/data/values.py", "tests/simulated/test_counts.py"),
         only_on_a_card="counting waits (the simulation does)",
     ),
     Stage(

@@ -14,7 +14,7 @@ import torch
 from gpu.checks import operations
 from gpu.checks.models import TASKS
 from gpu.checks.training import digest, state_of, train
-from gpu.checks.verdict import device_of, finish, make_parser
+from gpu.checks.verdict import begin, device_of, finish, make_parser
 
 
 def plain(task: str, num_steps: int, device: torch.device, *, tiny: bool) -> str:
@@ -33,7 +33,7 @@ def plain(task: str, num_steps: int, device: torch.device, *, tiny: bool) -> str
 
 
 def main() -> None:
-    args = make_parser(__doc__).parse_args()
+    args = begin(make_parser(__doc__))
     device, steps = device_of(args.device), 2 if args.tiny else 4
     settings = {"device": args.device, "shards": 2, "threads": 1, "progress": "off", "checkpoint_every": "off"}
     settings |= {"precision": "bf16-mixed", "seed": 1}  # else the seed is what this process has used last

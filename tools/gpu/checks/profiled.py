@@ -17,8 +17,8 @@ from torch.nn.functional import cross_entropy
 
 import lockstep
 from gpu.checks.events import LAUNCHES, WAITS, Profile
-from gpu.checks.models import Batch
-from gpu.checks.verdict import device_of, finish, make_parser, settle
+from gpu.checks.models import Batch, cnn
+from gpu.checks.verdict import begin, device_of, finish, make_parser, settle
 from gpu.stage import ROOT
 
 sys.path.insert(0, str(ROOT / "examples"))
@@ -57,12 +57,14 @@ class Watch:
 
 def make(tiny: bool, device: torch.device) -> tuple[torch.nn.Module, list[Batch]]:
     """ResNet-50, and batches that are on the device."""
-    arch, size, batch = ("resnet18", 32, 4) if tiny else ("resnet50", 128, 64)
+    if tiny:
+        small = cnn(1, tiny=True)
+        return small.model, small.batches * (PROFILED + 1)
     generator = torch.Generator().manual_seed(3)
-    images = torch.randn(batch, 3, size, size, generator=generator).to(device)
-    labels = torch.randint(0, 1000, (batch,), generator=generator).to(device)
+    images = torch.randn(64, 3, 128, 128, generator=generator).to(device)
+    labels = torch.randint(0, 1000, (64,), generator=generator).to(device)
     torch.manual_seed(0)
-    return make_resnet(arch, 1000), [(images, labels)] * (PROFILED + 1)
+    return make_resnet("resnet50", 1000), [(images, labels)] * (PROFILED + 1)
 
 
 def plain(device: torch.device, num_parts: int, *, tiny: bool, name: str) -> Watch:
@@ -72,7 +74,7 @@ def plain(device: torch.device, num_parts: int, *, tiny: bool, name: str) -> Wat
     watch = Watch(device)
     for images, labels in batches:
         watch.begin_step()
-        for part, wanted in zip(images.chunk(num_parts), labels.chunk(num_parts), strict=True):
+        for part, wanted in zip(images.to(device).chunk(num_parts), labels.to(device).chunk(num_parts), strict=True):
             torch.autograd.backward(cross_entropy(model(part), wanted) / num_parts)
         optimizer.step()
         optimizer.zero_grad()
@@ -101,7 +103,7 @@ LOOPS: dict[str, Callable[..., Watch]] = {"plain": plain, "lockstep": with_locks
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--traces", type=Path, metavar="DIR", help="for step-LOOP-V.json.gz: ui.perfetto.dev shows them")
-    args = parser.parse_args()
+    args = begin(parser)
     device = device_of(args.device)
     found: dict[str, Any] = {}
     for num_parts in (1, 2):

@@ -10,11 +10,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
 from gpu.checks.models import cnn
-from gpu.checks.verdict import finish, make_parser
+from gpu.checks.verdict import begin, finish, make_parser
 
 
 def main() -> None:
-    args = make_parser(__doc__).parse_args()
+    args = begin(make_parser(__doc__))
     steps = 4 if args.tiny else 8
     made = cnn(steps, tiny=True)  # every access is looked at: a large one shows no more
     data = TensorDataset(*(torch.cat(part) for part in zip(*made.batches, strict=True)))

@@ -11,14 +11,14 @@ from typing import Any
 
 import lockstep
 from gpu.checks.training import Trained, train
-from gpu.checks.verdict import finish, make_parser
+from gpu.checks.verdict import begin, finish, make_parser
 
 CLOSE = 0.02
 """Of the first loss, from the CPU's: some ten times what TF32 does to it."""
 
 
 def main() -> None:
-    args = make_parser(__doc__).parse_args()
+    args = begin(make_parser(__doc__))
     steps = 3 if args.tiny else 6
     found: dict[str, Any] = {}
     problems: list[str] = []

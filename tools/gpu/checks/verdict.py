@@ -20,6 +20,12 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def begin(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The arguments. On one thread of the CPU: a device needs no more, and all loops are alike."""
+    torch.set_num_threads(1)
+    return parser.parse_args()
+
+
 def device_of(name: str) -> torch.device:
     """What PyTorch calls the device that lockstep is given by this name."""
     if name != "auto":

@@ -20,11 +20,11 @@ import torch
 import lockstep
 from gpu.checks.events import WAITS, Profile
 from gpu.checks.models import cnn
-from gpu.checks.verdict import device_of, finish, make_parser
+from gpu.checks.verdict import begin, device_of, finish, make_parser
 
 SIZES = {False: (66, 20), True: (17, 6)}
-"""Steps before those that count, and of them; by whether the check is tiny. The journal of digests reads some steps (64 is one):
-none of these."""
+"""Steps before those that count, and of them; by whether the check is tiny. The journal of digests reads others
+(16, 32, 64, 100)."""
 MOST = {False: 0, True: 1}
 """Waits of a step, by whether it adds a value to its batch, and reads it."""
 
@@ -105,7 +105,7 @@ def run(args: Any, *, reads: bool, watch: Any, lines: bool) -> None:
 
 
 def main() -> None:
-    args = make_parser(__doc__).parse_args()
+    args = begin(make_parser(__doc__))
     device = device_of(args.device)
     found: dict[str, Any] = {}
     problems: list[str] = []

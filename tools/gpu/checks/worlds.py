@@ -15,7 +15,7 @@ import torch
 
 import lockstep
 from gpu.checks.training import train
-from gpu.checks.verdict import finish, make_parser
+from gpu.checks.verdict import begin, finish, make_parser
 from lockstep.base.errors import LaunchError
 
 SECONDS = 30.0
@@ -56,7 +56,7 @@ def seconds_after_an_error(nproc: int, settings: dict[str, Any]) -> tuple[float,
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--num-devices", type=int, required=True, metavar="N", help="of this machine, and processes at most")
-    args = parser.parse_args()
+    args = begin(parser)
     settings = {"device": args.device, "threads": 1, "progress": "off", "checkpoint_every": "off"}
     problems: list[str] = []
     seconds, error = seconds_after_an_error(args.num_devices, settings)
