@@ -85,7 +85,7 @@ def test_a_rehearsal_says_what_only_a_card_shows(series):
 def test_a_machine_that_cannot_run_anything_fails_with_the_remedy(series):
     nothing, torch = {**FOUND, "missing": ["click>=8.1"]}, {**FOUND["torch"], "kind": None, "built for CUDA": None}
     outcomes, said, report = series(stage("first", ""), found=nothing)
-    assert [one.verdict for one in outcomes] == ["failed"]
+    assert [one.verdict for one in outcomes] == ["unusable"]
     assert "pip install 'click>=8.1'" in said
     assert report["machine"] == nothing
     without_gpu = {**FOUND, "torch": torch}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Verdict = Literal["passed", "rehearsed", "failed", "hung", "not run"]
+Verdict = Literal["passed", "rehearsed", "failed", "hung", "unusable", "not run"]
+"""``unusable``: a machine on which no stage can run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,4 +31,4 @@ class Outcome:
 
     @property
     def has_failed(self) -> bool:
-        return self.verdict in ("failed", "hung")
+        return self.verdict in ("failed", "hung", "unusable")

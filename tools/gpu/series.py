@@ -102,7 +102,7 @@ class Series:
         self._machine = outcome.found
         if not outcome.has_failed:
             if problem := unusable(self._machine, self._device):
-                outcome = replace(outcome, verdict="failed", why=problem)
+                outcome = replace(outcome, verdict="unusable", why=problem)
             else:
                 count = 2 if self._device == "cpu" else self._machine["torch"]["num_devices"]
                 self._setting = Setting(device=self._device, num_devices=count, out=self._out)
@@ -164,14 +164,14 @@ class Series:
 
     def _tell(self, stage: Stage, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
-        if outcome.has_failed:
+        if outcome.has_failed and outcome.verdict != "unusable":  # what is wrong with such a machine has been said
             alone = "" if outcome.number == 0 else f"--stage {outcome.number}"
             self._remedies[stage.name] = where_to_look(stage, alone, self._device)
         report.write(self._out, self._began, self._device, self._machine, self._outcomes, self._remedies)
         self._say(f"  {outcome.verdict} after {outcome.seconds:.0f} s" + (f": {outcome.why}" if outcome.why else ""))
         for line in outcome.left_behind:
             self._say(f"  left behind, and killed: {line}")
-        if outcome.has_failed:
+        if stage.name in self._remedies:
             self._say(self._remedies[stage.name])
 
 
@@ -180,8 +180,8 @@ def unusable(found: dict[str, Any], device: str) -> str:
     if found["missing"]:
         needed = " ".join(f"'{name}'" for name in found["missing"])
         return (
-            f"lockstep needs {', '.join(found['missing'])}, which this Python lacks: {sys.executable} -m pip install {needed}; "
-            f"without a network: pip download -d wheels {needed} elsewhere, and here pip install --no-index -f wheels {needed}"
+            f"this Python lacks requirements of lockstep: {sys.executable} -m pip install {needed} "
+            "(without a network: pip download -d wheels, with these names, elsewhere; here add --no-index -f wheels)"
         )
     torch = found["torch"]
     if device == "cuda" and torch["kind"] != "cuda":
