@@ -1,7 +1,7 @@
 """A CNN and a GPT, each trained twice: with and without deterministic algorithms, by PyTorch's own loop and by lockstep's.
 
-Without them bits may differ, and the operations that do are named. With them they must not; what PyTorch has no deterministic
-kernel for is named, too: a script that sets them without warn_only would end there.
+Without them bits may differ, and the operations that do are named. With them they must not. What PyTorch has no deterministic
+kernel for is named, too: a script that does not set ``warn_only`` would end there.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from gpu.checks import operations
 from gpu.checks.models import TASKS
 from gpu.checks.training import digest, state_of, train
 from gpu.checks.verdict import begin, device_of, finish, make_parser
+
+LOOPS = ("PyTorch's loop", "lockstep's, V = 2")
 
 
 def plain(task: str, num_steps: int, device: torch.device, *, tiny: bool) -> str:
@@ -54,17 +56,12 @@ def main() -> None:
                     train(task, steps, tiny=args.tiny, deterministic=deterministic, **settings).digest for _ in range(2)
                 ]
             lacking = sorted({str(one.message).split("\n")[0] for one in warned if "deterministic" in str(one.message)})
-            found[name] = {"PyTorch's loop": by_torch, "lockstep's, V = 2": by_lockstep}
+            found[name] = dict(zip(LOOPS, (by_torch, by_lockstep), strict=True))
             found[name] |= {"operations that differ": differ, "without a deterministic kernel": lacking}
             print(name, found[name], flush=True)
             if deterministic:
-                problems += [f"{name}: two runs of {loop} differ" for loop, runs in loops(found[name]) if len(set(runs)) > 1]
-                problems += [f"{name}: {message}" for message in lacking]
+                problems += [f"{name}: two runs of {loop} differ" for loop in LOOPS if len(set(found[name][loop])) > 1]
     finish(args, found, problems)
-
-
-def loops(found: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    return [(name, found[name]) for name in ("PyTorch's loop", "lockstep's, V = 2")]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""A profile of a step: launches, seconds, and what takes longest, in a plain loop and in lockstep's at V = 1 and 2.
+"""A profile of two steps: what takes longest; and of the last of them the launches and the waits, in a plain loop and in
+lockstep's, at V = 1 and 2. Steps before them are timed without the profiler.
 
 The plain loop runs the same passes: one over the whole batch, and one over each of its halves.
 """
@@ -83,7 +84,7 @@ def plain(device: torch.device, num_parts: int, *, tiny: bool, name: str) -> Wat
 
 def with_lockstep(device: torch.device, num_parts: int, *, tiny: bool, name: str) -> Watch:
     watch = Watch(device)
-    with lockstep.join(device=name, shards=num_parts, progress="off", checkpoint_every="off", seed=1) as team:
+    with lockstep.join(device=name, shards=num_parts, progress="off", checkpoint_every="off", threads=1, seed=1) as team:
         model, batches = make(tiny, device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         model, optimizer, loader = team.prepare(model, optimizer, batches)
