@@ -37,18 +37,8 @@ def tests(setting: Setting, found: Path) -> list[str]:
     ]
     where = [str(ROOT / "tests" / name) for name in ("cuda", "data", "measure")]
     mode = ["--collect-only", "-q"] if setting.is_rehearsal else ["-v", "--require-cuda"]
-    return [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--rootdir",
-        str(ROOT),
-        "-c",
-        str(ROOT / "pyproject.toml"),
-        *options,
-        *mode,
-        *where,
-    ]
+    root = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
+    return [sys.executable, "-m", "pytest", *root, *options, *mode, *where]
 
 
 def resnet50(setting: Setting, found: Path) -> list[str]:
