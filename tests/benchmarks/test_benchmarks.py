@@ -180,8 +180,14 @@ def test_without_a_gpu_nothing_is_said_of_gpus(monkeypatch):
 def test_contenders_of_resnet50_learn_the_same(tmp_path):
     losses = []
     for contender in ("by-hand", "lockstep", "parts", "V=2"):
-        options = "--arch resnet18 --device cpu --compiler eager --batch 4 --size 32 --steps 2 --run-dir run --losses"
-        command = [sys.executable, str(BENCHMARKS / "workers" / "resnet_loop.py"), contender, *options.split()]
+        options = "--arch resnet18 --device cpu --compiler eager --batch 4 --size 32 --steps 2 --losses --run-dir"
+        command = [
+            sys.executable,
+            str(BENCHMARKS / "workers" / "resnet_loop.py"),
+            contender,
+            *options.split(),
+            f"run of {contender}",
+        ]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
         assert done.returncode == 0, done.stderr
         losses.append(done.stderr.splitlines()[-1])
