@@ -1,6 +1,7 @@
 # lockstep's commands. `make` lists them. Each sets up what it needs; nothing is installed outside this directory.
 
-PYTHON ?= python3#        any Python >= 3.11: the environments are made with it
+GIVEN_PYTHON := $(PYTHON)
+PYTHON ?= python3#        any Python >= 3.11: the environments are made with it (make gpu: its packages are used)
 ARGS ?=#                  more options for pytest: make test ARGS="-k loader -x"
 JOBS ?=#                  files of tests that run at a time (2 of make test, 4 of make test-all); 0: one, as pytest does it
 REPEATS ?= 1#            so many times the random draws of tests that kill at random: make test-all test-longest REPEATS=5
@@ -13,7 +14,6 @@ CLUSTER_ARGS ?=#          its other options: make cluster SLURM=1 CLUSTER_ARGS="
 BENCH ?=#                 one benchmark of make bench, by name: make bench BENCH=startup
 BENCH_ARGS ?=#            its options: make bench BENCH=startup BENCH_ARGS="--nproc 8"
 PYTHONS ?= 3.11 3.13#    versions of make python
-GPU_PYTHON ?=#            an interpreter that has torch and pytest, for make gpu where nothing can be installed
 
 VENV := .venv
 BENCH_VENV := .venv-bench
@@ -95,10 +95,9 @@ bench: $(BENCH_STAMP) ## every benchmark beside its peers; the JSON lines again 
 
 bench-install: $(BENCH_STAMP) ## make .venv-bench, with the peers
 
-gpu: $(if $(GPU_PYTHON),,$(STAMP)) ## every check that needs a CUDA GPU; fails if there is no GPU
-	@$(or $(GPU_PYTHON),$(VENV)/bin/python) -c 'import sys, torch; c = torch.cuda; \
-		sys.exit(f"no CUDA GPU is visible to torch {torch.__version__}: nothing was checked" if not c.is_available() else 0)'
-	PYTHONPATH=src $(or $(GPU_PYTHON),$(VENV)/bin/python) -m pytest -m cuda --require-cuda $(ARGS)
+# A Python that is given is used as it is: a machine with a GPU has a torch that fits it, and often no network.
+gpu: $(if $(GIVEN_PYTHON),,$(STAMP)) ## what to run first on a CUDA GPU, and a report to send (ARGS="--to 5": 10 minutes; PYTHON=... has torch)
+	@$(or $(GIVEN_PYTHON),$(VENV)/bin/python) tools/gpu $(ARGS)
 
 simulated: $(STAMP) ## the paths of a GPU, on an accelerator that is simulated: built once with g++ (a minute), kept in ~/.cache
 	SIM_DEVICES=4 PYTHONPATH=$(CURDIR)/tests/simulated/autoload:$(CURDIR)/tests/cuda $(PYTEST) -q tests/simulated tests/cuda $(ARGS)

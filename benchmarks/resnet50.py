@@ -1,33 +1,51 @@
-"""ResNet-50 on one GPU in images a second: the article's loops, lockstep at its best, and the best loop by hand.
+"""ResNet-50 in images a second: the article's loops, lockstep at its best, and the best loop by hand.
 
     python benchmarks/resnet50.py                            needs a CUDA GPU, with 80 GB for the batch of the article
     python benchmarks/resnet50.py --batch 128                a smaller GPU
+    python benchmarks/resnet50.py --nproc 4                  with four GPUs, the two rows for several, too
+    python benchmarks/resnet50.py --contenders by-hand,lockstep
     python benchmarks/resnet50.py --quick --device cpu       see that it runs, on tiny images
 
   article       its recipe in float32: batch 400, SGD. (With TF32, as its PyTorch 1.8 did it on its A100s.)
   article amp   float16 autocast and a loss scaler, as its second loop; without the emptying of the cache in every step
   by-hand       channels_last, bfloat16 autocast, fused SGD, compiled, bytes copied to the GPU while the last step runs
-  lockstep      the same loop with team.prepare
+  lockstep      the same loop with team.prepare, at V = 1
+  parts         by-hand, with each batch in two passes: what V = 2 computes
+  V=2           lockstep with two shards on one GPU: the sum in the fixed tree
+  ddp           by-hand on --nproc GPUs, with DistributedDataParallel
+  V=W           lockstep on --nproc GPUs, with the strategy exact and a shard for each; its batches come from the host
 
-Images are in pinned memory: what it takes to read and decode them is left out, for all alike.
+Images are in pinned memory: what it takes to read and decode them is left out, for all alike. --batch is a GPU's.
 
   ratio              lockstep / by-hand: HIGHER is better
   ratio_article      lockstep / article
   ratio_article_amp  lockstep / article amp
+  ratio_shards       V=2 / parts
+  ratio_exact        V=W / ddp
 """
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import _harness as harness
 from _crew import Crew, Crews
 
 GOAL, GOAL_ARTICLE = 0.98, 4.0
-ARTICLE, ARTICLE_AMP, BY_HAND, LOCKSTEP = CONTENDERS = ("article", "article amp", "by-hand", "lockstep")
+ON_ONE = ("article", "article amp", "by-hand", "lockstep", "parts", "V=2")
+ON_SEVERAL = ("ddp", "V=W")
+RATIOS = {
+    "ratio": ("lockstep", "by-hand"),
+    "ratio_article": ("lockstep", "article"),
+    "ratio_article_amp": ("lockstep", "article amp"),
+    "ratio_shards": ("V=2", "parts"),
+    "ratio_exact": ("V=W", "ddp"),
+}
 NO_GPU = 77
 """The exit status of what cannot run here: `make bench` goes on without it."""
 
@@ -39,59 +57,96 @@ def find_gpu() -> str | None:
     return done.stdout.strip() or None
 
 
-def measure(options: list[str], *, images: int, rounds: int, say: Callable[[str], None]) -> harness.Timings:
-    """Images a second of every contender in every round."""
+def measure(
+    names: Sequence[str], options: list[str], *, images: int, nproc: int, rounds: int, say: Callable[[str], None]
+) -> harness.Timings:
+    """Images a second of every contender in every round; ``images``: of one GPU in a turn."""
     with tempfile.TemporaryDirectory() as scratch, Crews(say) as crews:
 
         def start(name: str) -> Callable[[], float]:
-            crew = crews.start(Crew(name, "resnet_loop.py", [name, *options, "--run-dir", f"{scratch}/run"]))
+            num_gpus = nproc if name in ON_SEVERAL else 1
+            run_dir = f"{scratch}/{name.replace('=', '')}"
+            crew = crews.start(Crew(name, "resnet_loop.py", [name, *options, "--run-dir", run_dir], num_gpus))
             crew.wait_ready()  # one after the other: each needs most of the GPU while it warms up
             say(f"{name} is ready")
-            return lambda: images / crew.turn()[0].wall_s
+            return lambda: num_gpus * images / max(turn.wall_s for turn in crew.turn())
 
-        turns = {name: start(name) for name in CONTENDERS}
+        turns = {name: start(name) for name in names}
         return harness.interleave(turns, rounds, say)
+
+
+def chosen(text: str | None, nproc: int) -> list[str]:
+    """The contenders that were asked for, or all that so many GPUs are enough for."""
+    possible = [*ON_ONE, *(ON_SEVERAL if nproc > 1 else ())]
+    if text is None:
+        return possible
+    asked = text.split(",")
+    if unknown := [name for name in asked if name not in (*ON_ONE, *ON_SEVERAL)]:
+        raise SystemExit(f"--contenders {','.join(unknown)}: choose from {', '.join((*ON_ONE, *ON_SEVERAL))}")
+    if several := [name for name in asked if name not in possible]:
+        raise SystemExit(f"--contenders {','.join(several)}: these run on several GPUs; give --nproc, too")
+    return asked
+
+
+def compiler_here(device: str) -> str:
+    """The backend of torch.compile: Inductor's takes minutes on a CPU, and on a GPU needs Triton and a compiler of C."""
+    if device == "cpu":
+        return "aot_eager"
+    has_all = importlib.util.find_spec("triton") is not None and any(map(shutil.which, ("gcc", "cc", "clang")))
+    return "inductor" if has_all else "none"
 
 
 def main() -> None:
     parser = harness.make_parser(__doc__ or "", rounds=10)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: with --quick only")
-    parser.add_argument("--batch", type=int, metavar="N", help="images in a step (default: 400, as in the article)")
+    parser.add_argument("--batch", type=int, metavar="N", help="images of a GPU in a step (default: 400, as in the article)")
     parser.add_argument("--steps", type=int, metavar="N", help="steps of a turn (default: 20)")
+    parser.add_argument(
+        "--nproc", type=int, default=1, metavar="N", help="GPUs of the last two contenders (default: 1, without them)"
+    )
+    parser.add_argument("--contenders", metavar="NAME,...", help="only these (default: all)")
+    parser.add_argument("--compiler", help="backend of torch.compile; none: do not compile (default: inductor, if it can)")
     args = parser.parse_args()
     say, rounds = harness.speaker(args), harness.resolve_rounds(args)
     if args.device == "cpu" and not args.quick:
         raise SystemExit("--device cpu without --quick: a CPU's images a second tell nothing of a GPU's. Give both.")
+    names = chosen(args.contenders, args.nproc)
     gpu = find_gpu() if args.device == "cuda" else None
     if args.device == "cuda" and gpu is None:
         print("torch sees no CUDA GPU here, and this benchmark is about one: nothing was measured", file=sys.stderr)
         print("(--quick --device cpu runs its code on the CPU)", file=sys.stderr)
         raise SystemExit(NO_GPU)
-    batch, steps = args.batch or (2 if args.quick else 400), args.steps or (2 if args.quick else 20)
+    batch, steps = args.batch or (4 if args.quick else 400), args.steps or (2 if args.quick else 20)
     arch, size = ("resnet18", 32) if args.quick else ("resnet50", 224)
-    compiler = "aot_eager" if args.device == "cpu" else "inductor"  # inductor's own compiler takes minutes on a CPU
+    compiler = args.compiler or compiler_here(args.device)
     options = {"arch": arch, "device": args.device, "compiler": compiler, "batch": batch, "size": size, "steps": steps}
     machine = harness.machine()
     say(f"{arch}, batch {batch}, images of {size} x {size}, on {gpu or 'the CPU'}; {rounds} rounds of {steps} steps")
     command = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    rates = measure(command, images=batch * steps, rounds=rounds, say=say)
-    ratios = {name: harness.paired_ratio(rates[LOCKSTEP], rates[name]) for name in (BY_HAND, ARTICLE, ARTICLE_AMP)}
-    say(harness.spread_table(rates, "images/s", {LOCKSTEP: (BY_HAND, ratios[BY_HAND])}))
-    for name in (ARTICLE, ARTICLE_AMP):
-        say(f"- lockstep / {name}: {ratios[name].median:.3f} [{ratios[name].lower95:.3f}, {ratios[name].upper95:.3f}]")
+    rates = measure(names, command, images=batch * steps, nproc=args.nproc, rounds=rounds, say=say)
+    ratios = {
+        field: harness.paired_ratio(rates[ours], rates[theirs])
+        for field, (ours, theirs) in RATIOS.items()
+        if {ours, theirs} <= rates.keys()
+    }
+    shown = {RATIOS[field][0]: (RATIOS[field][1], ratio) for field, ratio in reversed(ratios.items())}
+    say(harness.spread_table(rates, "images/s", shown))
+    for field in ("ratio_article", "ratio_article_amp"):
+        if ratio := ratios.get(field):
+            say(f"- {' / '.join(RATIOS[field])}: {ratio.median:.3f} [{ratio.lower95:.3f}, {ratio.upper95:.3f}]")
+    goals = {"ratio": GOAL, "ratio_article": GOAL_ARTICLE}
     harness.finish(
         {
             "benchmark": "resnet50",
             "goal": GOAL,
             "goal_article": GOAL_ARTICLE,
             "better": "higher",
-            **harness.ratio_fields(ratios[BY_HAND]),
-            **harness.ratio_fields(ratios[ARTICLE], "ratio_article"),
-            **harness.ratio_fields(ratios[ARTICLE_AMP], "ratio_article_amp"),
-            "goal_met": ratios[BY_HAND].median >= GOAL and ratios[ARTICLE].median >= GOAL_ARTICLE,
+            **{key: value for field, ratio in ratios.items() for key, value in harness.ratio_fields(ratio, field).items()},
+            "goal_met": all(field in ratios and ratios[field].median >= goal for field, goal in goals.items()),
             "medians_images_per_s": harness.medians(rates, 1),
-            "coverage": round(ratios[BY_HAND].coverage, 4),
+            "coverage": round(min((ratio.coverage for ratio in ratios.values()), default=0.0), 4),
             **options,
+            "nproc": args.nproc,
             "gpu": gpu,
             "rounds": rounds,
             "quick": args.quick,

@@ -5,18 +5,22 @@
 ``article`` and ``article amp`` are the loops of the article: convolutions channel by channel, float32 images, PyTorch's
 default SGD, and with ``amp`` float16 autocast with a GradScaler. ``by-hand`` is the best loop that we could write:
 channels_last, bfloat16 autocast, fused SGD, compiled, and bytes that travel to the GPU while the step before still runs.
-``lockstep`` is the same with ``team.prepare``. A turn is ``steps`` steps.
+``lockstep`` is the same with ``team.prepare``, at V = 1. ``parts`` and ``V=2`` are these two with each batch in two halves, and
+two passes a step. ``ddp`` and ``V=W`` run on several GPUs: by hand with DistributedDataParallel, and lockstep's ``exact`` with
+a shard for each. A turn is ``steps`` steps; ``--batch`` is a GPU's.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from turns import take_turns
 
@@ -111,25 +115,34 @@ def as_in_the_article(args: argparse.Namespace, *, amp: bool) -> Train:
 
 def make_best_model(args: argparse.Namespace) -> nn.Module:
     model = FromBytes(make_resnet(args.arch, NUM_CLASSES)).to(args.device, memory_format=torch.channels_last)
+    if args.compiler == "none":
+        return model
     compiled: nn.Module = torch.compile(model, dynamic=False, backend=args.compiler)
     return compiled
 
 
-def by_hand(args: argparse.Namespace) -> Train:
+def by_hand(args: argparse.Namespace, *, num_parts: int = 1, ddp: bool = False) -> Train:
+    if ddp:
+        if args.device == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
     batches = make_batches(args, torch.uint8)
     model = make_best_model(args)
+    if ddp:
+        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
     optimizer, criterion = make_optimizer(model, fused=True), nn.CrossEntropyLoss()
 
     def train(num_steps: int) -> list[Tensor]:
         losses = []
         for images, labels in on_gpu(itertools.islice(itertools.cycle(batches), num_steps), args.device):
-            with torch.autocast(args.device, torch.bfloat16):
-                logits = model(images)
-            loss = criterion(logits.float(), labels)
-            loss.backward()
+            for part, wanted in zip(images.chunk(num_parts), labels.chunk(num_parts), strict=True):
+                with torch.autocast(args.device, torch.bfloat16):
+                    logits = model(part)
+                loss = criterion(logits.float(), wanted)
+                (loss / num_parts if num_parts > 1 else loss).backward()
+                losses.append(loss.detach())
             optimizer.step()
             optimizer.zero_grad()
-            losses.append(loss.detach())
         return losses
 
     return train
@@ -150,13 +163,32 @@ class Source:
         return on_gpu(itertools.islice(itertools.cycle(self._batches), self.num_steps), self._device)
 
 
-def with_lockstep(args: argparse.Namespace) -> Train:
+class HostSource:
+    """The batches of all GPUs, in memory: lockstep copies to each what is its own."""
+
+    def __init__(self, args: argparse.Namespace, world_size: int) -> None:
+        whole = argparse.Namespace(**{**vars(args), "batch": args.batch * world_size})
+        self._batches = make_batches(whole, torch.uint8)
+        self.num_steps = 1
+
+    def __len__(self) -> int:
+        return self.num_steps
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return itertools.islice(itertools.cycle(self._batches), self.num_steps)
+
+
+def with_lockstep(args: argparse.Namespace, *, num_shards: int | None = 1) -> Train:
+    """Args: num_shards: V; None: W, with the strategy ``exact``."""
     import lockstep
 
     settings = {"precision": "bf16-mixed", "device": args.device, "progress": "off", "checkpoint_every": "off"}
-    team = lockstep.join(threads=torch.get_num_threads(), run_dir=args.run_dir, **settings)
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    settings |= {"strategy": "exact"} if num_shards is None else {}
+    settings |= {"threads": torch.get_num_threads(), "run_dir": args.run_dir}
+    team = lockstep.join(shards=num_shards or world_size, **settings)
     torch.manual_seed(0)  # as for the others: join() has begun the run's own stream
-    source = Source(args)
+    source = Source(args) if num_shards else HostSource(args, world_size)
     model = make_best_model(args)
     optimizer, criterion = make_optimizer(model, fused=True), nn.CrossEntropyLoss()
     model, optimizer, loader = team.prepare(model, optimizer, source)
@@ -184,6 +216,10 @@ CONTENDERS: dict[str, Callable[[argparse.Namespace], Train]] = {
     "article amp": lambda args: as_in_the_article(args, amp=True),
     "by-hand": by_hand,
     "lockstep": with_lockstep,
+    "parts": lambda args: by_hand(args, num_parts=2),
+    "V=2": lambda args: with_lockstep(args, num_shards=2),
+    "ddp": lambda args: by_hand(args, ddp=True),
+    "V=W": lambda args: with_lockstep(args, num_shards=None),
 }
 
 
@@ -192,7 +228,7 @@ def main() -> None:
     parser.add_argument("contender", choices=CONTENDERS)
     parser.add_argument("--arch", required=True, help="of examples/resnet.py")
     parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
-    parser.add_argument("--compiler", default="inductor", help="backend of torch.compile")
+    parser.add_argument("--compiler", default="inductor", help="backend of torch.compile; none: not compiled")
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--size", type=int, required=True, help="pixels of an image, in each direction")
     parser.add_argument("--steps", type=int, required=True, help="of a turn")

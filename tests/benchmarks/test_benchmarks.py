@@ -33,7 +33,7 @@ def run(name, *options, timeout=500):
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-NAMES = ("startup", "loop_overhead", "scaling", "exact", "recovery", "checkpoint", "resnet50 --device cpu")
+NAMES = ("startup", "loop_overhead", "scaling", "exact", "recovery", "checkpoint", "resnet50 --device cpu --nproc 2")
 LONG = [pytest.param(name, marks=[pytest.mark.long, pytest.mark.longest]) for name in NAMES]
 
 
@@ -42,7 +42,6 @@ LONG = [pytest.param(name, marks=[pytest.mark.long, pytest.mark.longest]) for na
     [
         "measuring_cost",
         *LONG,
-        pytest.param("resnet50", marks=pytest.mark.cuda),
     ],
 )
 def test_a_benchmark_ends_in_one_json_object(name):
@@ -162,6 +161,8 @@ def test_a_benchmark_that_cannot_work_says_why():
     assert "leave --nproc at 2" in run("exact", "--nproc", "3", "--link", "100").stderr
     assert "choose from 0.5M" in run("exact", "--sizes", "1M").stderr
     assert "without --quick" in run("resnet50", "--device", "cpu").stderr
+    assert "choose from" in run("resnet50", "--contenders", "ours").stderr
+    assert "give --nproc" in run("resnet50", "--contenders", "V=W").stderr
     assert "at least 1 is needed" in run("two_hosts", "--link", "0").stderr
     assert "choose from power, processes" in run("host_loss", "--losses", "fire").stderr
 
@@ -178,14 +179,21 @@ def test_without_a_gpu_nothing_is_said_of_gpus(monkeypatch):
 @pytest.mark.longest
 def test_contenders_of_resnet50_learn_the_same(tmp_path):
     losses = []
-    for contender in ("by-hand", "lockstep"):
-        options = "--arch resnet18 --device cpu --compiler eager --batch 4 --size 32 --steps 2 --run-dir run --losses"
-        command = [sys.executable, str(BENCHMARKS / "workers" / "resnet_loop.py"), contender, *options.split()]
+    for contender in ("by-hand", "lockstep", "parts", "V=2"):
+        options = "--arch resnet18 --device cpu --compiler eager --batch 4 --size 32 --steps 2 --losses --run-dir"
+        command = [
+            sys.executable,
+            str(BENCHMARKS / "workers" / "resnet_loop.py"),
+            contender,
+            *options.split(),
+            f"run of {contender}",
+        ]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
         assert done.returncode == 0, done.stderr
         losses.append(done.stderr.splitlines()[-1])
     assert losses[0] == losses[1]
-    assert len(set(losses[0].split())) == 2
+    assert losses[2] == losses[3]
+    assert [len(set(line.split())) for line in losses] == [2, 2, 4, 4]  # of two steps; and of two passes in each
 
 
 def test_the_ratio_is_that_of_rounds_not_of_medians(harness):

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import itertools
 import json
-import os
 from pathlib import Path
 
 import torch
@@ -81,10 +80,19 @@ def train(length=40, batch_size=16, epochs=2, pin_memory=False, nan_in_step=None
     return found
 
 
+@contextlib.contextmanager
+def deterministic_kernels():
+    """Only in its block: the process may go on with another script. The launcher has set what such kernels need."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@deterministic_kernels()
 def train_clipped(parts):
     """A CNN with BatchNorm on ready batches, clipped; begun anew before each part, from the state that the last one left."""
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # what deterministic products on a GPU need
-    torch.use_deterministic_algorithms(True)
     generator = torch.Generator().manual_seed(3)
     batches = [(torch.randn(12, 1, 8, 8, generator=generator), torch.arange(12) % 3) for _ in range(sum(parts))]
     kept, norms, means = None, [], []

@@ -1,9 +1,7 @@
 """Trainings on several devices of one process. Each function is one rank's script."""
 
-import os
-
 import torch
-from cuda_scripts import Points
+from cuda_scripts import Points, deterministic_kernels
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -37,10 +35,9 @@ class Whole(nn.Module):
         return self.last(hidden)
 
 
+@deterministic_kernels()
 def train_parts(epochs=2, **settings):
     """The state at the end, on the CPU, where it was, and what ``log`` and the checkpoint made of it."""
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # what deterministic products on a GPU need
-    torch.use_deterministic_algorithms(True)
     with lockstep.join(**settings) as team:
         torch.manual_seed(0)
         model = Parts(team.devices[0], team.devices[-1])

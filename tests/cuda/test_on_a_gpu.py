@@ -25,32 +25,32 @@ def assert_close(one, other, tolerance=2e-4):
         torch.testing.assert_close(one[name], other[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_one_process_trains_on_the_gpu_near_the_answer_of_the_cpu(crew):
-    (on_gpu,) = crew(1, cuda_scripts.train, 40, 16, 2, True, shards=2, **DEVICE)
+def test_one_process_trains_on_the_gpu_near_the_answer_of_the_cpu(standing_crew):
+    (on_gpu,) = standing_crew(1, cuda_scripts.train, 40, 16, 2, True, shards=2, **DEVICE)
     assert (on_gpu["device"], on_gpu["devices"]) == (f"{KIND}:0", [f"{KIND}:0"])
-    (on_cpu,) = crew(1, cuda_scripts.train, device="cpu", shards=2)
+    (on_cpu,) = standing_crew(1, cuda_scripts.train, device="cpu", shards=2)
     assert [w for _, w, _ in on_gpu["losses"]] == [w for _, w, _ in on_cpu["losses"]]
     assert on_gpu["losses"][0][2] == pytest.approx(on_cpu["losses"][0][2], rel=0.3)  # dropout draws on the GPU
 
 
-def test_ddp_over_nccl_with_one_process_gives_the_answer_of_single(crew):
-    (ddp,) = crew(1, cuda_scripts.train, strategy="ddp", shards=2, **OVER_DEVICES)
-    (single,) = crew(1, cuda_scripts.train, strategy="single", shards=2, **OVER_DEVICES)
+def test_ddp_over_nccl_with_one_process_gives_the_answer_of_single(standing_crew):
+    (ddp,) = standing_crew(1, cuda_scripts.train, strategy="ddp", shards=2, **OVER_DEVICES)
+    (single,) = standing_crew(1, cuda_scripts.train, strategy="single", shards=2, **OVER_DEVICES)
     assert ddp["backend"] == single["backend"] == BACKEND
     assert ddp["sum"] == ddp["sum on the CPU"] == [1.0, 1.0]
     assert_close(ddp["state"], single["state"])
 
 
 @only_on_cuda("the simulation has no watchdog")
-def test_nccls_watchdog_comes_after_the_error_that_names_a_missing_rank(crew):
-    ((of_nccl, of_gloo),) = crew(1, cuda_scripts.timeout_of_the_device, **OVER_DEVICES)
+def test_nccls_watchdog_comes_after_the_error_that_names_a_missing_rank(standing_crew):
+    ((of_nccl, of_gloo),) = standing_crew(1, cuda_scripts.timeout_of_the_device, **OVER_DEVICES)
     assert of_nccl > of_gloo
 
 
 @pytest.mark.parametrize("shards", [2, 4])
-def test_two_processes_that_share_a_gpu_give_the_answer_of_one(crew, shards):
-    (alone,) = crew(1, cuda_scripts.train, strategy="single", shards=shards, **DEVICE)
-    two = crew(2, cuda_scripts.train, shards=shards, strategy="ddp", **SHARED)
+def test_two_processes_that_share_a_gpu_give_the_answer_of_one(standing_crew, shards):
+    (alone,) = standing_crew(1, cuda_scripts.train, strategy="single", shards=shards, **DEVICE)
+    two = standing_crew(2, cuda_scripts.train, shards=shards, strategy="ddp", **SHARED)
     assert [one["backend"] for one in two] == [SHARED_BACKEND] * 2
     assert [one["sum"] for one in two] == [[2.0, 2.0]] * 2
     for one in two:
@@ -72,18 +72,18 @@ def whole():
     [(1, OVER_DEVICES), (2, SHARED), (3, SHARED)],
     ids=["one process", "two share the GPU", "three share the GPU"],
 )
-def test_the_fixed_tree_gives_the_same_bits_on_the_gpu(crew, whole, shards, nproc, settings, parts):
+def test_the_fixed_tree_gives_the_same_bits_on_the_gpu(standing_crew, whole, shards, nproc, settings, parts):
     if shards not in whole:
-        (whole[shards],) = crew(1, cuda_scripts.train_clipped, [6], shards=shards, **DEVICE)
-    for one in crew(nproc, cuda_scripts.train_clipped, parts, shards=shards, **settings):
+        (whole[shards],) = standing_crew(1, cuda_scripts.train_clipped, [6], shards=shards, **DEVICE)
+    for one in standing_crew(nproc, cuda_scripts.train_clipped, parts, shards=shards, **settings):
         assert (one["norms"], one["means"]) == (whole[shards]["norms"], whole[shards]["means"])
         assert one["state"].keys() == whole[shards]["state"].keys()
         assert all(torch.equal(one["state"][name], whole[shards]["state"][name]) for name in one["state"])
 
 
-def test_random_streams_on_the_gpu_belong_to_shards(crew):
-    (alone,) = crew(1, cuda_scripts.train, shards=2, **DEVICE)
-    two = crew(2, cuda_scripts.train, shards=2, **SHARED)
+def test_random_streams_on_the_gpu_belong_to_shards(standing_crew):
+    (alone,) = standing_crew(1, cuda_scripts.train, shards=2, **DEVICE)
+    two = standing_crew(2, cuda_scripts.train, shards=2, **SHARED)
     by_shard = [alone["drawn"][0::2], alone["drawn"][1::2]]
     for rank in (0, 1):
         assert len(two[rank]["drawn"]) == len(by_shard[rank])
@@ -93,10 +93,10 @@ def test_random_streams_on_the_gpu_belong_to_shards(crew):
     assert not torch.equal(alone["drawn"][0], alone["drawn"][1])
 
 
-def test_bf16_mixed_keeps_float32_weights_and_outputs(crew):
-    (plain,) = crew(1, cuda_scripts.train, shards=2, **DEVICE)
+def test_bf16_mixed_keeps_float32_weights_and_outputs(standing_crew):
+    (plain,) = standing_crew(1, cuda_scripts.train, shards=2, **DEVICE)
     for nproc, settings in ((1, DEVICE), (2, SHARED)):
-        for one in crew(nproc, cuda_scripts.train, precision="bf16-mixed", shards=2, **settings):
+        for one in standing_crew(nproc, cuda_scripts.train, precision="bf16-mixed", shards=2, **settings):
             assert one["output"] == "torch.float32"
             assert {t.dtype for n, t in one["state"].items() if "num" not in n} == {torch.float32}
             assert_close(one["state"], plain["state"], tolerance=0.1)
@@ -108,9 +108,9 @@ def test_a_nan_loss_on_the_gpu_is_found_and_its_step_and_shard_named(crew):
         crew(1, cuda_scripts.train, 40, 16, 2, False, 2, **DEVICE)
 
 
-def test_logged_values_are_those_of_the_global_batch(crew):
+def test_logged_values_are_those_of_the_global_batch(standing_crew):
     for nproc, settings in ((1, DEVICE), (2, SHARED)):
-        by_rank = crew(nproc, cuda_scripts.train, shards=2, log_every=2, **settings)
+        by_rank = standing_crew(nproc, cuda_scripts.train, shards=2, log_every=2, **settings)
         logged = {e["step"]: e["values"]["loss"] for e in by_rank[0]["events"] if e["event"] == "step"}
         assert sorted(logged) == [1, 2, 3, 4, 5, 6]
         for step, value in logged.items():
@@ -131,6 +131,7 @@ def test_a_step_is_split_by_the_clock_of_the_gpu_and_the_parts_add_up(crew):
 
 
 def test_the_example_learns_on_the_gpu(tmp_path):
+    pytest.importorskip("sklearn", reason="the example's images come with scikit-learn")
     device = [] if IS_SIMULATED else ["--device", "cuda"]
     command = [sys.executable, "-m", "lockstep.cli.main", "run", "--nproc-per-node", "1", *device]
     done = subprocess.run(

@@ -25,10 +25,10 @@ def plain():
 
 
 @pytest.mark.parametrize("precision", EXPECTED)
-def test_a_precision_learns_on_the_gpu_what_float32_learns_in_its_own_formats(crew, plain, precision):
+def test_a_precision_learns_on_the_gpu_what_float32_learns_in_its_own_formats(standing_crew, plain, precision):
     if not plain:
-        plain += crew(1, precision_scripts.train, shards=2, **DEVICE)
-    [found] = crew(1, precision_scripts.train, shards=2, precision=precision, **DEVICE)
+        plain += standing_crew(1, precision_scripts.train, shards=2, **DEVICE)
+    [found] = standing_crew(1, precision_scripts.train, shards=2, precision=precision, **DEVICE)
     kept, conv, norm, inputs = (f"torch.{name}" for name in EXPECTED[precision])
     assert (found["parameters"], found["gradients"], found["momentum"]) == ([kept], [kept], [kept])
     assert found["seen"] == {"conv": conv, "norm": norm, "inputs": inputs}
@@ -42,20 +42,20 @@ def test_a_precision_learns_on_the_gpu_what_float32_learns_in_its_own_formats(cr
 
 @pytest.mark.parametrize("strategy", ["exact", "ddp"])
 @pytest.mark.parametrize("precision", EXPECTED)
-def test_two_processes_that_share_the_gpu_give_the_answer_of_one(crew, precision, strategy):
+def test_two_processes_that_share_the_gpu_give_the_answer_of_one(standing_crew, precision, strategy):
     alone_by = "exact" if strategy == "exact" else "single"
-    [alone] = crew(1, precision_scripts.train, shards=4, precision=precision, strategy=alone_by, **DEVICE)
+    [alone] = standing_crew(1, precision_scripts.train, shards=4, precision=precision, strategy=alone_by, **DEVICE)
     tolerance = 0.05 if precision.endswith("true") and precision != "32-true" else 5e-3
-    for one in crew(2, precision_scripts.train, shards=4, precision=precision, strategy=strategy, **SHARED):
+    for one in standing_crew(2, precision_scripts.train, shards=4, precision=precision, strategy=strategy, **SHARED):
         for name, value in alone["state"].items():
             torch.testing.assert_close(
                 one["state"][name], value, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
             )
 
 
-def test_ddp_over_nccl_reduces_gradients_of_float16_passes_in_float32(crew):
+def test_ddp_over_nccl_reduces_gradients_of_float16_passes_in_float32(standing_crew):
     settings = {"shards": 2, "precision": "16-master", **OVER_DEVICES}
-    [ddp] = crew(1, precision_scripts.train, strategy="ddp", **settings)
-    [single] = crew(1, precision_scripts.train, strategy="single", **settings)
+    [ddp] = standing_crew(1, precision_scripts.train, strategy="ddp", **settings)
+    [single] = standing_crew(1, precision_scripts.train, strategy="single", **settings)
     for name, value in single["state"].items():
         torch.testing.assert_close(ddp["state"][name], value, rtol=5e-3, atol=5e-3)

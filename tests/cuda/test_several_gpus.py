@@ -31,17 +31,17 @@ def assert_equal(one, other):
 
 @data_parallel
 @pytest.mark.parametrize("shards", [1, 2])
-def test_dp_on_one_gpu_gives_the_answer_of_single(crew, shards):
+def test_dp_on_one_gpu_gives_the_answer_of_single(standing_crew, shards):
     settings = {**DEVICE, "shards": shards}
-    (single,) = crew(1, device_scripts.train_whole, strategy="single", **settings)
-    (dp,) = crew(1, device_scripts.train_whole, strategy="dp", devices_per_process=1, **settings)
+    (single,) = standing_crew(1, device_scripts.train_whole, strategy="single", **settings)
+    (dp,) = standing_crew(1, device_scripts.train_whole, strategy="dp", devices_per_process=1, **settings)
     assert_close(dp["state"], single["state"])
     assert list(dp["state"]) == ["first.weight", "first.bias", "last.weight", "last.bias"]
 
 
 @data_parallel
-def test_dp_under_autocast_keeps_its_format(crew):
-    (dp,) = crew(1, device_scripts.train_whole, strategy="dp", precision="bf16-mixed", **DEVICE)
+def test_dp_under_autocast_keeps_its_format(standing_crew):
+    (dp,) = standing_crew(1, device_scripts.train_whole, strategy="dp", precision="bf16-mixed", **DEVICE)
     assert {dtype for dtype, _, _ in dp["ran"]} == {"torch.bfloat16"}
     assert dp["output"] == ("torch.float32", "cuda:0")
     assert {tensor.dtype for tensor in dp["state"].values()} == {torch.float32}
@@ -50,10 +50,10 @@ def test_dp_under_autocast_keeps_its_format(crew):
 @data_parallel
 @two_gpus
 @pytest.mark.parametrize("shards", [1, 2])
-def test_dp_on_two_gpus_cuts_each_shard_and_gives_the_answer_of_single(crew, shards):
+def test_dp_on_two_gpus_cuts_each_shard_and_gives_the_answer_of_single(standing_crew, shards):
     settings = {**DEVICE, "shards": shards}
-    (single,) = crew(1, device_scripts.train_whole, strategy="single", **settings)
-    (dp,) = crew(1, device_scripts.train_whole, strategy="dp", devices_per_process=2, **settings)
+    (single,) = standing_crew(1, device_scripts.train_whole, strategy="single", **settings)
+    (dp,) = standing_crew(1, device_scripts.train_whole, strategy="dp", devices_per_process=2, **settings)
     assert_close(dp["state"], single["state"])
     assert {gpu for _, gpu, _ in dp["ran"]} == {0, 1}
     assert {length for _, _, length in dp["ran"]} == {8 // shards, 4 // shards}  # of 16, and of the last 8 of 40
@@ -68,63 +68,63 @@ def alone():
     return {}
 
 
-def undisturbed(crew, alone):
+def undisturbed(standing_crew, alone):
     if not alone:
-        (found,) = crew(1, device_scripts.train_parts, shards=2, **SHARED)
+        (found,) = standing_crew(1, device_scripts.train_parts, shards=2, **SHARED)
         alone.update(found)
     return alone
 
 
-def test_two_processes_with_two_devices_each_give_the_answer_of_one_to_the_bit(crew, alone):
-    expected = undisturbed(crew, alone)
+def test_two_processes_with_two_devices_each_give_the_answer_of_one_to_the_bit(standing_crew, alone):
+    expected = undisturbed(standing_crew, alone)
     assert len(expected["team"]) == 2
-    for one in crew(2, device_scripts.train_parts, shards=2, **SHARED):
+    for one in standing_crew(2, device_scripts.train_parts, shards=2, **SHARED):
         assert_equal(one["state"], expected["state"])
         assert one["losses"] == expected["losses"]
 
 
-def test_ddp_over_parts_gives_the_answer_up_to_rounding(crew, alone):
-    expected = undisturbed(crew, alone)
-    two = crew(2, device_scripts.train_parts, shards=2, strategy="ddp", **SHARED)
+def test_ddp_over_parts_gives_the_answer_up_to_rounding(standing_crew, alone):
+    expected = undisturbed(standing_crew, alone)
+    two = standing_crew(2, device_scripts.train_parts, shards=2, strategy="ddp", **SHARED)
     assert_close(two[0]["state"], expected["state"])
     assert_equal(two[0]["state"], two[1]["state"])
 
 
-def test_a_run_over_parts_goes_on_from_its_checkpoint(crew, alone):
-    expected = undisturbed(crew, alone)
-    crew(1, device_scripts.train_parts, 1, shards=2, run_dir="run", checkpoint_every=1, **SHARED)
-    for one in crew(2, device_scripts.train_parts, shards=2, run_dir="run", **SHARED):
+def test_a_run_over_parts_goes_on_from_its_checkpoint(standing_crew, alone):
+    expected = undisturbed(standing_crew, alone)
+    standing_crew(1, device_scripts.train_parts, 1, shards=2, run_dir="run", checkpoint_every=1, **SHARED)
+    for one in standing_crew(2, device_scripts.train_parts, shards=2, run_dir="run", **SHARED):
         assert_equal(one["state"], expected["state"])
 
 
 @two_gpus
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("strategy", ["single", "ddp", "exact"])
-def test_parts_stay_on_the_two_gpus_where_the_script_has_put_them(crew, strategy, backend):
+def test_parts_stay_on_the_two_gpus_where_the_script_has_put_them(standing_crew, strategy, backend):
     settings = {**DEVICE, "backend": backend, "devices_per_process": 2, "strategy": strategy, "shards": 2}
-    (first,) = crew(1, device_scripts.train_parts, **settings)
+    (first,) = standing_crew(1, device_scripts.train_parts, **settings)
     assert first["team"] == [f"{KIND}:0", f"{KIND}:1"]
     assert first["devices"] == [f"{KIND}:0"] * 3 + [f"{KIND}:1"] * 2
-    (again,) = crew(1, device_scripts.train_parts, **settings)  # dropout on the second GPU too has its streams
+    (again,) = standing_crew(1, device_scripts.train_parts, **settings)  # dropout on the second GPU too has its streams
     assert_equal(first["state"], again["state"])
     assert first["losses"] == again["losses"]
 
 
 @two_gpus
-def test_a_run_over_two_gpus_goes_on_from_its_checkpoint(crew):
+def test_a_run_over_two_gpus_goes_on_from_its_checkpoint(standing_crew):
     settings = {**DEVICE, "devices_per_process": 2, "shards": 2}
-    (whole,) = crew(1, device_scripts.train_parts, **settings)
-    crew(1, device_scripts.train_parts, 1, run_dir="run", checkpoint_every=1, **settings)
-    (gone_on,) = crew(1, device_scripts.train_parts, run_dir="run", **settings)
+    (whole,) = standing_crew(1, device_scripts.train_parts, **settings)
+    standing_crew(1, device_scripts.train_parts, 1, run_dir="run", checkpoint_every=1, **settings)
+    (gone_on,) = standing_crew(1, device_scripts.train_parts, run_dir="run", **settings)
     assert_equal(gone_on["state"], whole["state"])
 
 
 @needs_devices(4)
 @pytest.mark.parametrize("strategy", ["ddp", "exact"])
-def test_two_processes_with_two_gpus_each_talk_over_nccl(crew, strategy):
+def test_two_processes_with_two_gpus_each_talk_over_nccl(standing_crew, strategy):
     settings = {**DEVICE, "devices_per_process": 2, "strategy": strategy, "shards": 2}
-    (alone,) = crew(1, device_scripts.train_parts, **{**settings, "strategy": "exact"})
-    two = crew(2, device_scripts.train_parts, **settings)
+    (alone,) = standing_crew(1, device_scripts.train_parts, **{**settings, "strategy": "exact"})
+    two = standing_crew(2, device_scripts.train_parts, **settings)
     assert [one["team"] for one in two] == [[f"{KIND}:0", f"{KIND}:1"], [f"{KIND}:2", f"{KIND}:3"]]
     for one in two:
         (assert_equal if strategy == "exact" else assert_close)(one["state"], alone["state"])

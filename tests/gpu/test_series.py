@@ -1,0 +1,165 @@
+"""The series that is run first on a GPU: its order, its report, and what it does about failures. Its stages here need no
+torch."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpu import processes
+from gpu.processes import run
+from gpu.series import Series, unusable
+from gpu.stage import Stage
+from gpu.table import STAGES
+
+ROOT = Path(__file__).parents[2]
+FOUND = {
+    "missing": [],
+    "driver": "",
+    "torch": {"version": "2.13.0", "built for CUDA": "13.0", "kind": "cuda", "num_devices": 1},
+}
+
+
+def stage(name, source, **more):
+    """A stage that runs a line of Python; ``found``: the path of what it finds."""
+    about = {"shows": name, "limit_s": 100.0, "causes": (f"{name} is broken",), "read": ("README.md",), **more}
+    return Stage(name=name, command=lambda _, found: [sys.executable, "-c", f"found = {str(found)!r}\n{source}"], **about)
+
+
+@pytest.fixture
+def series(tmp_path):
+    """``series(*stages, ...)``: what has come of them, what was said, and the report as programs read it."""
+
+    def run_all(*stages, numbers=None, found=FOUND, device="cuda", **options):
+        said = []
+        machine = stage("machine", f"open(found, 'w').write({json.dumps(found)!r})")
+        made = Series(stages, device=device, out=tmp_path / "report", say=said.append, machine=machine)
+        outcomes = made.run(numbers or range(1, len(stages) + 1), **options)
+        return outcomes, "\n".join(said), json.loads((tmp_path / "report" / "report.json").read_text())
+
+    return run_all
+
+
+def test_stages_run_up_to_the_first_that_fails_and_the_report_says_where_to_look(series, tmp_path):
+    first = stage("first", "import json; json.dump({'waits': 1}, open(found, 'w')); print('of the first')")
+    second = stage("second", "print('why it failed'); raise SystemExit(3)")
+    outcomes, said, report = series(first, second, stage("third", ""))
+    assert [(one.name, one.verdict) for one in outcomes] == [
+        ("machine", "passed"),
+        ("first", "passed"),
+        ("second", "failed"),
+    ]
+    assert [one["name"] for one in report["stages"]] == ["machine", "first", "second"]
+    assert (report["stages"][1]["found"], report["stages"][2]["status"]) == ({"waits": 1}, 3)
+    assert report["machine"] == FOUND
+    page = (tmp_path / "report" / "report.md").read_text()
+    for text in (said, page):
+        assert "second is broken" in text
+        assert "README.md" in text
+        assert "--stage 2" in text
+        assert "why it failed" in text
+    assert "of the first" in (tmp_path / "report" / "output.log").read_text()
+
+
+def test_the_others_run_too_if_that_is_asked_for_and_one_of_them_may_run_alone(series):
+    stages = [stage("broken", "raise SystemExit(1)"), stage("whole", "")]
+    assert [one.verdict for one in series(*stages, keep_going=True)[0]] == ["passed", "failed", "passed"]
+    assert [one.name for one in series(*stages, numbers=[2])[0]] == ["machine", "whole"]
+
+
+def test_a_stage_that_cannot_run_here_says_what_it_needs_and_does_not_count_as_a_failure(series):
+    absent = stage("absent", "", distributions=("no-such-distribution",))
+    outcomes, _, report = series(absent, stage("several", "", least_devices=2), stage("last", ""))
+    assert [one.verdict for one in outcomes] == ["passed", "not run", "not run", "passed"]
+    assert "pip install no-such-distribution" in report["stages"][1]["why"]
+    assert "2 devices" in report["stages"][2]["why"]
+
+
+def test_a_rehearsal_says_what_only_a_card_shows(series):
+    partly, fully = stage("partly", "", only_on_a_card="NCCL"), stage("fully", "")
+    outcomes, _, report = series(partly, fully, device="cpu")
+    assert [one.verdict for one in outcomes] == ["passed", "rehearsed", "passed"]
+    assert "NCCL" in report["stages"][1]["why"]
+
+
+def test_a_machine_that_cannot_run_anything_fails_with_the_remedy(series):
+    nothing, torch = {**FOUND, "missing": ["click>=8.1"]}, {**FOUND["torch"], "kind": None, "built for CUDA": None}
+    outcomes, said, report = series(stage("first", ""), found=nothing)
+    assert [one.verdict for one in outcomes] == ["unusable"]
+    assert "pip install 'click>=8.1'" in said
+    assert report["machine"] == nothing
+    without_gpu = {**FOUND, "torch": torch}
+    assert "without CUDA" in unusable(without_gpu, "cuda")
+    assert unusable(without_gpu, "cpu") == ""
+
+
+def test_a_stage_that_hangs_has_failed_when_its_limit_is_over(series):
+    outcomes, said, _ = series(stage("endless", "import time; time.sleep(10000)", limit_s=0.2), stage("last", ""))
+    assert [one.verdict for one in outcomes] == ["passed", "hung"]
+    assert "endless is broken" in said
+
+
+HANGS = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10000)"], start_new_session=True)
+open("child", "w").write(str(child.pid))
+def where_it_hangs():
+    time.sleep(10000)
+where_it_hangs()
+"""
+
+
+def test_of_what_hangs_no_process_stays_and_the_stacks_are_kept(tmp_path):
+    for limit_s in (1.0, 4.0, 16.0, 64.0):  # until the machine was quick enough for it to come so far
+        log = tmp_path / f"log {limit_s}"
+        ended = run(
+            [sys.executable, "-c", HANGS], cwd=tmp_path, environ=os.environ, log=log, limit_s=limit_s, watch=lambda _: None
+        )
+        assert ended.status is None
+        if (tmp_path / "child").exists() and "where_it_hangs" in log.read_text():
+            break
+    assert "where_it_hangs" in log.read_text()
+    stat = Path("/proc", (tmp_path / "child").read_text(), "stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"  # it waits for init
+
+
+def test_what_a_command_leaves_behind_is_named_and_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "GRACE_S", 0.5)
+    leaves = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(10000)'])"
+    ended = run(
+        [sys.executable, "-c", leaves],
+        cwd=tmp_path,
+        environ=os.environ,
+        log=tmp_path / "log",
+        limit_s=100,
+        watch=lambda _: None,
+    )
+    assert ended.status == 0
+    assert len(ended.left_behind) == 1
+    assert "time.sleep(10000)" in ended.left_behind[0]
+
+
+def test_every_stage_names_files_that_exist_and_a_cause():
+    assert [stage.name for stage in STAGES[:4]] == ["doctor", "epoch", "tree", "tests"]
+    for one in STAGES:
+        assert one.causes
+        assert [name for name in one.read if not (ROOT / name).exists()] == []
+
+
+def test_help_lists_the_stages_and_needs_nothing_but_python(run_command):
+    said = run_command("--help").stdout
+    assert [one.name for one in STAGES if one.name not in said] == []
+    assert run_command("--stage", "eleventh").returncode == 2
+
+
+@pytest.fixture
+def run_command():
+    """The command, by a Python that finds no packages."""
+
+    def run_it(*words):
+        command = [sys.executable, "-S", str(ROOT / "tools" / "gpu"), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+    return run_it

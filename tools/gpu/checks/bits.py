@@ -1,0 +1,68 @@
+"""A CNN and a GPT, each trained twice: with and without deterministic algorithms, by PyTorch's own loop and by lockstep's.
+
+Without them bits may differ, and the operations that do are named. With them they must not. What PyTorch has no deterministic
+kernel for is named, too: a script that does not set ``warn_only`` would end there.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from gpu.checks import operations
+from gpu.checks.models import TASKS
+from gpu.checks.training import digest, state_of, train
+from gpu.checks.verdict import begin, device_of, finish, make_parser
+
+LOOPS = ("PyTorch's loop", "lockstep's, V = 2")
+
+
+def plain(task: str, num_steps: int, device: torch.device, *, tiny: bool) -> str:
+    """PyTorch's own loop, in bfloat16 where a script would be: the digest of what was learned."""
+    made = TASKS[task](num_steps, tiny=tiny)
+    torch.manual_seed(1)
+    model = made.model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for inputs, targets in made.batches:
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = made.loss(model, (inputs.to(device), targets.to(device)))
+        torch.autograd.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    return digest(state_of(model, optimizer))
+
+
+def main() -> None:
+    args = begin(make_parser(__doc__))
+    device, steps = device_of(args.device), 2 if args.tiny else 4
+    settings = {"device": args.device, "shards": 2, "threads": 1, "progress": "off", "checkpoint_every": "off"}
+    settings |= {"precision": "bf16-mixed", "seed": 1}  # else the seed is what this process has used last
+    found: dict[str, Any] = {}
+    problems: list[str] = []
+    for task in TASKS:
+        for deterministic in (False, True):
+            name = f"{task}, {'deterministic' if deterministic else 'as it is'}"
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                torch.use_deterministic_algorithms(deterministic, warn_only=True)
+                try:
+                    by_torch = [plain(task, steps, device, tiny=args.tiny) for _ in range(2)]
+                    differ = operations.differing(lambda task=task: plain(task, 1, device, tiny=args.tiny))  # type: ignore[misc]
+                finally:
+                    torch.use_deterministic_algorithms(False)
+                by_lockstep = [
+                    train(task, steps, tiny=args.tiny, deterministic=deterministic, **settings).digest for _ in range(2)
+                ]
+            lacking = sorted({str(one.message).split("\n")[0] for one in warned if "deterministic" in str(one.message)})
+            found[name] = dict(zip(LOOPS, (by_torch, by_lockstep), strict=True))
+            found[name] |= {"operations that differ": differ, "without a deterministic kernel": lacking}
+            print(name, found[name], flush=True)
+            if deterministic:
+                problems += [f"{name}: two runs of {loop} differ" for loop in LOOPS if len(set(found[name][loop])) > 1]
+    finish(args, found, problems)
+
+
+if __name__ == "__main__":
+    main()

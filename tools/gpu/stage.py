@@ -1,0 +1,77 @@
+"""One stage of the series: a command, what it shows, and where to look if it fails."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+"""Of the repository."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What the stages of a series run on."""
+
+    device: str
+    """``cuda``; or, in a rehearsal, ``cpu`` or ``simulated``."""
+    num_devices: int
+    """Of that kind, that this machine has; in a rehearsal on the CPU, the processes that stand for them."""
+    out: Path
+    """The directory of the report, for what a stage leaves there."""
+
+    @property
+    def is_rehearsal(self) -> bool:
+        return self.device != "cuda"
+
+    @property
+    def device_of_runs(self) -> str:
+        """What ``lockstep run --device`` is given: PyTorch has one accelerator, and a simulated one is it."""
+        return "auto" if self.device == "simulated" else self.device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A command that passes if its status is 0."""
+
+    name: str
+    shows: str
+    """What is known when it has passed, in a line."""
+    command: Callable[[Setting, Path], list[str]]
+    """Made from the setting, and the file for what it finds (a JSON object)."""
+    limit_s: float
+    """After so long it has hung: all its processes are ended, and it has failed."""
+    causes: tuple[str, ...]
+    """What is likely if it fails, the likeliest first."""
+    read: tuple[str, ...]
+    """Files of the repository to read then."""
+    distributions: tuple[str, ...] = ()
+    """What must be installed beside lockstep's requirements."""
+    least_devices: int = 1
+    environ: tuple[tuple[str, str], ...] = ()
+    """Environment variables on a card."""
+    only_on_a_card: str = ""
+    """What a rehearsal leaves out."""
+
+
+def check(name: str, *options: str) -> Callable[[Setting, Path], list[str]]:
+    """The command of a check of this package."""
+
+    def command(setting: Setting, found: Path) -> list[str]:
+        size = ["--tiny"] if setting.is_rehearsal else []
+        given = [word.format(num_devices=setting.num_devices, out=setting.out) for word in options]
+        return [
+            sys.executable,
+            "-m",
+            f"gpu.checks.{name}",
+            "--device",
+            setting.device_of_runs,
+            "--found",
+            str(found),
+            *size,
+            *given,
+        ]
+
+    return command
