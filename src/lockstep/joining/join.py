@@ -24,7 +24,7 @@ from lockstep.joining.startup.consistency import check_run_dir_shared, check_sof
 from lockstep.joining.startup.spawned import check_not_imported
 from lockstep.joining.team import Team
 from lockstep.joining.unlaunched import show_uncaught
-from lockstep.plan.shards import block
+from lockstep.plan.blocks import block
 from lockstep.state.recovery.resuming import Checkpoint
 from lockstep.state.recovery.software import numerics
 from lockstep.state.rundir.birth import Birth, Command

@@ -183,6 +183,21 @@ def slow_ranks(events: Events) -> tuple[str, Table | None]:
     return f"The others had to wait for {listed}.{left_out}", table
 
 
+def moves(events: Events) -> Table | None:
+    """A table of when shards moved between ranks; None: they did not."""
+    rows = [
+        (str(event["step"]), _numbers(event["before"]), _numbers(event["shards"]), f"{event['gain']:.0%}")
+        for event in events
+        if event["event"] == "move"
+    ]
+    headings = ("from step", "shards of each rank before", "after", "predicted to save")
+    return Table(headings=headings, rows=rows[-_MOST_SLOW:], numbers=frozenset({0, 3})) if rows else None
+
+
+def _numbers(sizes: Sequence[int]) -> str:
+    return " ".join(map(str, sizes))
+
+
 def _slow(events: Events) -> Iterator[tuple[str, ...]]:
     for event in events:
         times, cost = number_in(event, "times"), number_in(event, "cost")
