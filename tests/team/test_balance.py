@@ -8,6 +8,7 @@ import pytest
 from balance_scripts import NUM_EPOCHS
 
 from lockstep.base.config import STRATEGIES, RunConfig
+from lockstep.cli.main import main
 from lockstep.loop.balance import may_balance
 
 pytestmark = pytest.mark.timeout(150)
@@ -22,7 +23,7 @@ def moves_of(run_dir):
     return [event for event in events if event["event"] == "move"]
 
 
-def test_a_slow_rank_gets_fewer_shards_of_the_same_training_which_is_resumed_with_even_ones(standing_crew, tmp_path):
+def test_a_slow_rank_gets_fewer_shards_of_the_same_training_which_is_resumed_with_even_ones(standing_crew, tmp_path, capsys):
     settings = {"shards": 8, "checkpoint_every": "1h", "run_dir": str(tmp_path / "run")}
     [alone] = standing_crew(1, balance_scripts.train, 0.0, NUM_EPOCHS, shards=8)
     fast, slow = standing_crew(2, balance_scripts.train, 0.08, NUM_EPOCHS, True, **settings)
@@ -32,6 +33,9 @@ def test_a_slow_rank_gets_fewer_shards_of_the_same_training_which_is_resumed_wit
     [move] = moves_of(tmp_path / "run")
     assert move["step"] == min(step for step, (_, number) in slow.items() if number != 4)
     assert (move["before"], move["shards"]) == ([4, 4], [fast[last][1], slow[last][1]])
+    with pytest.raises(SystemExit):
+        main(["runs", str(tmp_path / "run")])
+    assert f"rank 1: {slow[last][1]} instead of 4" in capsys.readouterr().out
     resumed = standing_crew(2, balance_scripts.train, 0.0, last // 2 + 2, **settings)
     assert [seen[last + 1][1] for seen in resumed] == [4, 4]
     for seen in resumed:

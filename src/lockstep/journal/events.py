@@ -177,12 +177,16 @@ def repeated_after(event: Event) -> int | None:
     return step if event["event"] == "resume" and isinstance(step, int) else None
 
 
-def words_on_move(move: Event) -> str:
-    """What a ``move`` changes, for the user."""
+def moved_shards(move: Event) -> str:
+    """The numbers of shards that a ``move`` changes, for the user."""
     sizes = enumerate(zip(move["before"], move["shards"], strict=False))
     changed = [f"rank {rank}: {after} instead of {before}" for rank, (before, after) in sizes if after != before]
-    listed = ", ".join(changed[:_MOST_RANKS]) + (f", and {len(changed) - _MOST_RANKS} more" if changed[_MOST_RANKS:] else "")
-    return f"shards moved at step {move['step']} ({listed}), to save {move['gain']:.0%} of the time"
+    return ", ".join(changed[:_MOST_RANKS]) + (f", and {len(changed) - _MOST_RANKS} more" if changed[_MOST_RANKS:] else "")
+
+
+def words_on_move(move: Event) -> str:
+    """A ``move`` in one line, for the user."""
+    return f"shards moved at step {move['step']} ({moved_shards(move)}), to save {move['gain']:.0%} of the time"
 
 
 def number_in(fields: Mapping[str, Any], name: str) -> float | None:

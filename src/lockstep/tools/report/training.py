@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lockstep.journal.events import number_in
+from lockstep.journal.events import moved_shards, number_in
 from lockstep.journal.measure.split import ACTIVITIES, PARTS, shares_of, verdict
 from lockstep.tools.compare.figures import pace_of
 from lockstep.tools.compare.splits import Split, splits_of
@@ -186,16 +186,10 @@ def slow_ranks(events: Events) -> tuple[str, Table | None]:
 def moves(events: Events) -> Table | None:
     """A table of when shards moved between ranks; None: they did not."""
     rows = [
-        (str(event["step"]), _numbers(event["before"]), _numbers(event["shards"]), f"{event['gain']:.0%}")
-        for event in events
-        if event["event"] == "move"
+        (str(event["step"]), moved_shards(event), f"{event['gain']:.0%}") for event in events if event["event"] == "move"
     ]
-    headings = ("from step", "shards of each rank before", "after", "predicted to save")
-    return Table(headings=headings, rows=rows[-_MOST_SLOW:], numbers=frozenset({0, 3})) if rows else None
-
-
-def _numbers(sizes: Sequence[int]) -> str:
-    return " ".join(map(str, sizes))
+    headings = ("from step", "shards moved", "predicted to save")
+    return Table(headings=headings, rows=rows[-_MOST_SLOW:], numbers=frozenset({0, 2})) if rows else None
 
 
 def _slow(events: Events) -> Iterator[tuple[str, ...]]:
