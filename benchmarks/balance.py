@@ -152,7 +152,7 @@ def measure(
             return turn
 
         timings = harness.interleave({name: start(name) for name in contenders}, rounds, say)
-        seen = [_digests(path) for path in Path(scratch).rglob("digests")]
+        seen = [_digests(path) for path in Path(scratch).rglob("weights.sha256")]
     a_shard = [1 / statistics.median(each[rank]) for rank in range(nproc)] if each[0] else [1.0] * nproc
     slowest = max(size * took for size, took in zip(fair_sizes(shards, a_shard, [0.0] * nproc), a_shard, strict=True))
     possible = shards / slowest / sum(1 / took for took in a_shard)

@@ -3,7 +3,7 @@
     python benchmarks/workers/balanced.py --shards V --steps N --balance on|off --dir DIR
 
 Alone it runs all shards; as one of several it has its part. A turn is ``steps`` steps, one epoch. After each, rank 0 adds a
-line to ``DIR/digests``: the number of steps, and the SHA-256 of the weights after them.
+line to ``DIR/weights.sha256``: the number of steps, and the SHA-256 of the weights after them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main() -> None:
     def note() -> None:
         if team.is_main:
             weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
-            with (directory / "digests").open("a", encoding="utf-8") as file:
+            with (directory / "weights.sha256").open("a", encoding="utf-8") as file:
                 file.write(f"{team.step} {hashlib.sha256(weights).hexdigest()}\n")
 
     take_turns(epoch, args.warm_up, after=note)

@@ -56,7 +56,8 @@ class Balance(Listener):
         self._journal = journal
         self._registered = registered
         self._num_loaders = 0
-        self._step = 0
+        self._step = self._ended = 0
+        """The step that has begun last, and the one that has ended."""
         self._since_s = 0.0
         """When this rank last reported, or its pass began."""
         self._rows: Sequence[Row] = ()
@@ -109,18 +110,19 @@ class Balance(Listener):
 
     @override
     def tick(self, step: int) -> None:
+        self._ended = step
         if self.moves.is_pending and step + 1 >= self.moves.first:
-            self._settle(step)
+            self._settle()
 
     @override
     def flush(self) -> None:
         if self.moves.is_pending:  # no pass is under way
-            self._settle(self._step)
+            self._settle()
 
-    def _settle(self, step: int) -> None:
+    def _settle(self) -> None:
         """The next step begins with other blocks: what shards carry from step to step goes to where they are then."""
         for adapter in self._registered():
             if isinstance(adapter.target, PerShard):
                 adapter.target.load_state_dict(adapter.target.state_dict())
-        self.moves.settle(step)
+        self.moves.settle(self._ended)
         self._balancer.restart(self.moves.in_force)
