@@ -20,7 +20,7 @@ LEAST_GAIN = 0.05
 """Shards move if a step is predicted to become shorter by this share: far more than measurements differ from each other."""
 _STEPS, _SECONDS = 8, 0.5
 """A window has at least so many steps, in which the busiest rank is busy for so long..."""
-_MOST_DOUBLINGS = 4
+_MOST_DOUBLINGS = 2
 """... and twice as many after each move, so that shards do not move forever; but at most this often doubled."""
 _HALVINGS = 60
 
