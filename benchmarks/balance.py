@@ -215,6 +215,7 @@ def main() -> None:
             **harness.ratio_fields(equal, "equal"),
             "one_digest": one_digest,
             "goal_met": found[worst]["of_ideal"] >= GOAL and equal.median >= GOAL_EQUAL and one_digest,
+            "medians_samples_per_s": found[worst]["medians"],
             "cases": found,
             "slow_by": args.slow_by,
             "rounds": rounds,
