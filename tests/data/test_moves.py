@@ -23,23 +23,27 @@ def moves_and_reader(request):
     return moves, reader
 
 
+def sizes_at(moves, *steps):
+    return [moves.at(step).sizes for step in steps]
+
+
 def test_a_move_counts_from_its_first_step_on(moves_and_reader):
     moves, reader = moves_and_reader
-    assert [reader.at(step) for step in (1, 2, 3)] == [even_blocks(2, 8)] * 3
+    assert sizes_at(reader, 1, 2, 3) == [(4, 4)] * 3
     moves.move(5, FIRST)
-    assert [reader.at(step) for step in (4, 5, 6)] == [even_blocks(2, 8), FIRST, FIRST]
+    assert sizes_at(reader, 4, 5, 6) == [(4, 4), (5, 3), (5, 3)]
     moves.settle(4)
     moves.move(9, SECOND)
-    assert [reader.at(step) for step in (8, 9, 100)] == [FIRST, SECOND, SECOND]
+    assert sizes_at(reader, 8, 9, 100) == [(5, 3), (6, 2), (6, 2)]
     moves.settle(8)
     moves.move(11, FIRST)
-    assert [reader.at(step) for step in (10, 11)] == [SECOND, FIRST]
+    assert sizes_at(reader, 10, 11) == [(6, 2), (5, 3)]
 
 
 def test_the_blocks_in_force_change_when_the_move_does():
     moves = Moves(even_blocks(2, 8))
     moves.move(5, FIRST)
-    assert moves.in_force is even_blocks(2, 8)
+    assert moves.in_force.sizes == (4, 4)
     moves.settle(4)
     assert moves.in_force is FIRST
 
@@ -48,7 +52,8 @@ def test_between_passes_a_move_need_not_wait_for_steps_that_nobody_takes(moves_a
     moves, reader = moves_and_reader
     moves.move(50, FIRST)
     moves.settle(6)
-    assert (moves.in_force, reader.at(7)) == (FIRST, FIRST)
+    assert moves.in_force is FIRST
+    assert sizes_at(reader, 7) == [(5, 3)]
 
 
 def test_a_worker_that_starts_later_knows_of_the_moves_before():
@@ -56,7 +61,7 @@ def test_a_worker_that_starts_later_knows_of_the_moves_before():
     moves.move(5, FIRST)
     moves.share(3)
     worker = copy.copy(moves)
-    assert [worker.at(step) for step in (4, 5)] == [even_blocks(2, 8), FIRST]
+    assert sizes_at(worker, 4, 5) == [(4, 4), (5, 3)]
 
 
 def test_what_may_be_planned_is_known_with_and_without_a_worker():

@@ -16,16 +16,15 @@ NUM_EPOCHS = 30
 STEPS_AFTER_A_MOVE = 3
 
 
-def train(sleep_s, num_epochs, stops=False, strategy="auto"):
+def train(slowness, num_epochs, stops=False):
     """The weights' digest after each step, and the shards of this rank in it.
 
     Args:
-        sleep_s: rank 1 takes so long for each shard.
+        slowness: rank 1 sleeps so many times as long as it has computed, after each shard: more on a busy machine.
         num_epochs: of two steps each.
         stops: whether the run is asked to stop some steps after shards have moved; else it goes on to the end.
-        strategy: of the run.
     """
-    team = lockstep.join(strategy=strategy)
+    team = lockstep.join()
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -38,12 +37,15 @@ def train(sleep_s, num_epochs, stops=False, strategy="auto"):
         for _ in team.epochs(num_epochs):
             for batch in loader:
                 sizes = []
+                began_s = time.perf_counter()
                 for inputs, targets in batch.shards:
                     team.backward(functional.cross_entropy(model(inputs), targets))
                     carried.value += 1
                     assert carried.value == team.step, "what a shard carries has not moved with it"
                     sizes.append(len(inputs))
-                    time.sleep(sleep_s if team.rank == 1 else 0)
+                    if slowness and team.rank == 1:
+                        time.sleep(0.03 + slowness * (time.perf_counter() - began_s))
+                    began_s = time.perf_counter()
                 optimizer.step()
                 optimizer.zero_grad()
                 weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values())

@@ -25,8 +25,8 @@ def moves_of(run_dir):
 
 def test_a_slow_rank_gets_fewer_shards_of_the_same_training_which_is_resumed_with_even_ones(standing_crew, tmp_path, capsys):
     settings = {"shards": 8, "checkpoint_every": "1h", "run_dir": str(tmp_path / "run")}
-    [alone] = standing_crew(1, balance_scripts.train, 0.0, NUM_EPOCHS, shards=8)
-    fast, slow = standing_crew(2, balance_scripts.train, 0.08, NUM_EPOCHS, True, **settings)
+    [alone] = standing_crew(1, balance_scripts.train, 0, NUM_EPOCHS, shards=8)
+    fast, slow = standing_crew(2, balance_scripts.train, 3, NUM_EPOCHS, True, **settings)
     last = max(slow)
     assert slow[1][1] == fast[1][1] == 4
     assert slow[last][1] < 4 < fast[last][1]
@@ -36,7 +36,7 @@ def test_a_slow_rank_gets_fewer_shards_of_the_same_training_which_is_resumed_wit
     with pytest.raises(SystemExit):
         main(["runs", str(tmp_path / "run")])
     assert f"rank 1: {slow[last][1]} instead of 4" in capsys.readouterr().out
-    resumed = standing_crew(2, balance_scripts.train, 0.0, last // 2 + 2, **settings)
+    resumed = standing_crew(2, balance_scripts.train, 0, last // 2 + 2, **settings)
     assert [seen[last + 1][1] for seen in resumed] == [4, 4]
     for seen in resumed:
         assert digests(alone).items() >= {**digests(fast), **digests(seen)}.items()

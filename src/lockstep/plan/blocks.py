@@ -87,7 +87,7 @@ class Blocks:
 
 @functools.lru_cache(maxsize=256)
 def blocks_of(sizes: tuple[int, ...]) -> Blocks:
-    """Blocks of these numbers of shards, by rank: always the same object."""
+    """Blocks of these numbers of shards, by rank: the same object, as long as it is remembered."""
     return Blocks(tuple(itertools.accumulate(sizes, initial=0)))
 
 
