@@ -5,18 +5,19 @@ import itertools
 import pytest
 
 from lockstep.base.errors import ConfigError
-from lockstep.plan.blocks import block, even_blocks
+from lockstep.plan.blocks import blocks_of, even_blocks
 from lockstep.tools.audit.choice import check_strategy, choose
 
 pytestmark = pytest.mark.timeout(30)
 
 
-@pytest.mark.parametrize(("world_size", "num_shards"), [(1, 1), (1, 4), (2, 2), (3, 8), (4, 4), (5, 7), (8, 8)])
-def test_the_shard_is_its_owners_and_has_samples_and_judges_are_both_and_a_third(world_size, num_shards):
+@pytest.mark.parametrize("sizes", [(1,), (4,), (1, 1), (2, 3, 3), (1, 6, 1), (1, 1, 1, 1), (1, 1, 2, 1, 2), (1,) * 8])
+def test_the_shard_is_its_owners_and_has_samples_and_judges_are_both_and_a_third(sizes):
+    blocks, world_size, num_shards = blocks_of(sizes), len(sizes), sum(sizes)
     for step, num_filled in itertools.product(range(10, 500, 10), {1, num_shards // 2 or 1, num_shards}):
-        found = choose(seed=3, step=step, every=10, num_filled=num_filled, blocks=even_blocks(world_size, num_shards))
+        found = choose(seed=3, step=step, every=10, num_filled=num_filled, blocks=blocks)
         assert found.shard < num_filled
-        assert found.shard in block(found.owner, world_size, num_shards)
+        assert found.shard in blocks.by_rank[found.owner]
         assert (found.owner != found.auditor) == (world_size > 1)
         both = {found.owner, found.auditor}
         assert both <= set(found.judges)
