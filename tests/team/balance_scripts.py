@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
 
-NUM_EPOCHS = 30
+NUM_EPOCHS = 20
 STEPS_AFTER_A_MOVE = 3
 
 
@@ -21,7 +21,7 @@ def train(slowness, num_epochs, stops=False):
 
     Args:
         slowness: rank 1 sleeps so many times as long as it has computed, after each shard: more on a busy machine.
-        num_epochs: of two steps each.
+        num_epochs: of four steps each.
         stops: whether the run is asked to stop some steps after shards have moved; else it goes on to the end.
     """
     team = lockstep.join()
@@ -29,7 +29,7 @@ def train(slowness, num_epochs, stops=False):
     model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     generator = torch.Generator().manual_seed(1)
-    data = TensorDataset(torch.randn(39, 6, generator=generator), torch.arange(39) % 3)
+    data = TensorDataset(torch.randn(79, 6, generator=generator), torch.arange(79) % 3)
     carried = team.per_shard("number of steps", 0)
     model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 20, shuffle=True))
     seen, since = {}, 0

@@ -60,6 +60,8 @@ class Balance(Listener):
         """The step that has begun last, and the one that has ended."""
         self._since_s = 0.0
         """When this rank last reported, or its pass began."""
+        self._begins_pass = False
+        """Whether the pass is in its first step, for which loader workers start: that does not count."""
         self._rows: Sequence[Row] = ()
         """Those of the step's last phase."""
 
@@ -78,8 +80,9 @@ class Balance(Listener):
     def receive(self, rows: Sequence[Row]) -> None:
         """See Clock."""
         self._clock.receive(rows)
-        self._balancer.add(rows)
         self._rows = rows
+        if not self._begins_pass:
+            self._balancer.add(rows)
 
     # Listener
 
@@ -89,7 +92,7 @@ class Balance(Listener):
 
     @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        self._since_s = perf_counter()
+        self._since_s, self._begins_pass = perf_counter(), True
 
     @override
     def begin_step(self, step: int) -> None:
@@ -97,8 +100,9 @@ class Balance(Listener):
 
     @override
     def end_step(self, step: int, num_samples: int) -> None:
+        begins_pass, self._begins_pass = self._begins_pass, False
         # Steps of two loaders side by side must have the same blocks, but are not planned together.
-        if not self._rows or self.moves.is_pending or self._num_loaders > 1:
+        if not self._rows or begins_pass or self.moves.is_pending or self._num_loaders > 1:
             return
         proposal = self._balancer.end_step()
         if proposal is None:
