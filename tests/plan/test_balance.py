@@ -110,7 +110,17 @@ class Cluster:
             elapsed = max(busy) + 2 * self.once_s
             self.balancer.add(
                 [
-                    [4.0 * size, 0.0, seconds / 2, seconds / 2, self.once_s, seconds + self.once_s, elapsed, float(step)]
+                    [
+                        4.0 * size,
+                        0.0,
+                        seconds / 2,
+                        seconds / 2,
+                        self.once_s,
+                        seconds + self.once_s,
+                        0.0,
+                        elapsed,
+                        float(step),
+                    ]
                     for size, seconds in zip(self.blocks.sizes, busy, strict=True)
                 ]
             )
@@ -160,5 +170,5 @@ def test_a_rank_that_is_slow_and_fast_by_turns_does_not_make_shards_move_forever
 def test_ranks_without_samples_are_no_evidence():
     balancer = Balancer(blocks_of((4, 4)))
     for _ in range(100):
-        balancer.add([[3.0, 0, 1, 1, 0, 2, 2, 1], [0.0, 0, 0, 0, 0, 0, 2, 1]])
+        balancer.add([[3.0, 0, 1, 1, 0, 2, 0, 2, 1], [0.0, 0, 0, 0, 0, 0, 0, 2, 1]])
         assert balancer.end_step() is None

@@ -16,9 +16,9 @@ from typing_extensions import override
 from lockstep.base.config import STRATEGIES, RunConfig
 from lockstep.data.moves import Moves
 from lockstep.journal.measure.journal import Journal
+from lockstep.journal.measure.step_clock import StepClock
 from lockstep.listener import Listener
-from lockstep.loop.ledger import Clock
-from lockstep.plan.balance import AHEAD, Balancer, Row, can_balance
+from lockstep.plan.balance import AHEAD, BACKWARD, FORWARD, SCRIPT, Balancer, Row, can_balance
 from lockstep.plan.blocks import even_blocks
 from lockstep.prepare.per_shard import PerShard
 from lockstep.prepare.state_adapters import StateAdapter
@@ -45,7 +45,7 @@ class Balance(Listener):
         self,
         world_size: int,
         num_shards: int,
-        clock: Clock,
+        clock: StepClock,
         journal: Journal,
         registered: Callable[[], Iterable[StateAdapter]],
     ) -> None:
@@ -60,6 +60,7 @@ class Balance(Listener):
         """The step that has begun last, and the one that has ended."""
         self._since_s = 0.0
         """When this rank last reported, or its pass began."""
+        self._phase_began_s = 0.0
         self._begins_pass = False
         """Whether the pass is in its first step, for which loader workers start: that does not count."""
         self._rows: Sequence[Row] = ()
@@ -73,9 +74,11 @@ class Balance(Listener):
 
     def report(self, num_samples: int) -> list[float]:
         """See ``plan.balance.Row``."""
+        row = self._clock.report(num_samples)
         began_s, self._since_s = self._since_s, perf_counter()
-        elapsed_s, ahead = self._since_s - began_s, self.moves.planned_until(self._step)
-        return [*self._clock.report(num_samples), elapsed_s, float(ahead)]
+        in_phase_s = self._since_s - self._phase_began_s - self._clock.exposed_s
+        inside_s = min(row[SCRIPT], max(0.0, in_phase_s - row[FORWARD] - row[BACKWARD]))
+        return [*row, inside_s, self._since_s - began_s, float(self.moves.planned_until(self._step))]
 
     def receive(self, rows: Sequence[Row]) -> None:
         """See Clock."""
@@ -97,6 +100,10 @@ class Balance(Listener):
     @override
     def begin_step(self, step: int) -> None:
         self._step, self._rows = step, ()
+
+    @override
+    def begin_phase(self, phase: int) -> None:
+        self._phase_began_s = perf_counter()
 
     @override
     def end_step(self, step: int, num_samples: int) -> None:

@@ -24,9 +24,10 @@ _MOST_DOUBLINGS = 2
 """... and twice as many after each move, so that shards do not move forever; but at most this often doubled."""
 _HALVINGS = 60
 
-SAMPLES, DATA, FORWARD, BACKWARD, ONCE, BUSY, ELAPSED, AHEAD = range(8)
-"""What each rank reports in each phase: its samples, the seconds for getting and computing them, the seconds for what it does
-once a step, all these seconds, those since the phase before, and the last step that its loaders may have planned."""
+SAMPLES, DATA, FORWARD, BACKWARD, SCRIPT, BUSY, INSIDE, ELAPSED, AHEAD = range(9)
+"""What each rank reports in each phase: its samples, the seconds for getting and computing them, those of the script's other
+code, all these together, those of the script's code that are inside of its shards, those since the phase before, and the last
+step that its loaders may have planned."""
 Row = Sequence[float]
 
 
@@ -180,10 +181,11 @@ class Balancer:
         if not all(samples):
             return None
         num_steps, a_shard = self._num_steps, sum(samples) / self._blocks.num_shards / self._num_steps
-        computing = map(sum, zip(self._column(DATA), self._column(FORWARD), self._column(BACKWARD), strict=True))
+        computing = map(sum, zip(*map(self._column, (DATA, FORWARD, BACKWARD, INSIDE)), strict=True))
+        outside = map(operator.sub, self._column(SCRIPT), self._column(INSIDE))
         return Pace(
             shard_s=[seconds / number * a_shard for seconds, number in zip(computing, samples, strict=True)],
-            once_s=[seconds / num_steps for seconds in self._column(ONCE)],
+            once_s=[seconds / num_steps for seconds in outside],
             exchange_s=max(0.0, self._sums[ELAPSED] - max(self._column(BUSY))) / num_steps,
             num_roots=self._blocks.most_roots,
         )
