@@ -111,6 +111,11 @@ class Crew:
             **elsewhere,
         }
 
+    @property
+    def pids(self) -> list[int]:
+        """Of its processes, by rank."""
+        return [process.pid for process in self._processes]
+
     def wait_ready(self) -> None:
         """Return when every process has warmed up."""
         self._answers()

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from lockstep.journal.writer import EventWriter
+from lockstep.plan.blocks import even_blocks
 from lockstep.plan.shards import plan_step
 from lockstep.state.recovery.fingerprint import Fingerprint
 from lockstep.state.recovery.run_state import RunState
@@ -36,7 +37,7 @@ def cost_s(width: int, batch_size: int, num_shards: int, every: int, steps: int)
         state.keep(item)
         subjects.prepared(item)
     data, loss = (torch.randn(batch_size // num_shards, 64),), torch.tensor(0.5)
-    plan = plan_step(1, (batch_size,), 0, 1, num_shards)
+    plan = plan_step(1, (batch_size,), 0, even_blocks(1, num_shards))
     for micro in plan.micro_steps:
         micro.samples = list(range(micro.rows.start, micro.rows.stop))
     with tempfile.TemporaryDirectory() as directory:

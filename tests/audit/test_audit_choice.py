@@ -5,18 +5,19 @@ import itertools
 import pytest
 
 from lockstep.base.errors import ConfigError
-from lockstep.plan.shards import block
+from lockstep.plan.blocks import blocks_of, even_blocks
 from lockstep.tools.audit.choice import check_strategy, choose
 
 pytestmark = pytest.mark.timeout(30)
 
 
-@pytest.mark.parametrize(("world_size", "num_shards"), [(1, 1), (1, 4), (2, 2), (3, 8), (4, 4), (5, 7), (8, 8)])
-def test_the_shard_is_its_owners_and_has_samples_and_judges_are_both_and_a_third(world_size, num_shards):
+@pytest.mark.parametrize("sizes", [(1,), (4,), (1, 1), (2, 3, 3), (1, 6, 1), (1, 1, 1, 1), (1, 1, 2, 1, 2), (1,) * 8])
+def test_the_shard_is_its_owners_and_has_samples_and_judges_are_both_and_a_third(sizes):
+    blocks, world_size, num_shards = blocks_of(sizes), len(sizes), sum(sizes)
     for step, num_filled in itertools.product(range(10, 500, 10), {1, num_shards // 2 or 1, num_shards}):
-        found = choose(seed=3, step=step, every=10, num_filled=num_filled, num_shards=num_shards, world_size=world_size)
+        found = choose(seed=3, step=step, every=10, num_filled=num_filled, blocks=blocks)
         assert found.shard < num_filled
-        assert found.shard in block(found.owner, world_size, num_shards)
+        assert found.shard in blocks.by_rank[found.owner]
         assert (found.owner != found.auditor) == (world_size > 1)
         both = {found.owner, found.auditor}
         assert both <= set(found.judges)
@@ -26,7 +27,7 @@ def test_the_shard_is_its_owners_and_has_samples_and_judges_are_both_and_a_third
 @pytest.mark.parametrize("world_size", [2, 3, 4, 7, 16])
 def test_every_rank_takes_part_within_half_as_many_audits(world_size):
     pairs = [
-        choose(seed=1, step=step, every=5, num_filled=16, num_shards=16, world_size=world_size) for step in range(5, 400, 5)
+        choose(seed=1, step=step, every=5, num_filled=16, blocks=even_blocks(world_size, 16)) for step in range(5, 400, 5)
     ]
     half = -(-world_size // 2)
     for first in range(len(pairs) - half):
@@ -35,7 +36,7 @@ def test_every_rank_takes_part_within_half_as_many_audits(world_size):
 
 
 def test_all_shards_come_to_be_audited():
-    found = {choose(seed=0, step=step, every=1, num_filled=8, num_shards=8, world_size=4).shard for step in range(1, 100)}
+    found = {choose(seed=0, step=step, every=1, num_filled=8, blocks=even_blocks(4, 8)).shard for step in range(1, 100)}
     assert found == set(range(8))
 
 

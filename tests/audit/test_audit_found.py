@@ -4,6 +4,7 @@ import pytest
 import trainings
 
 from lockstep.base.stopping import AUDIT_STATUS
+from lockstep.plan.blocks import even_blocks
 from lockstep.tools.audit.choice import choose
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.quick]
@@ -22,7 +23,7 @@ def found(standing_crew):
 
 
 def chosen(step, nproc, every=2):
-    return choose(seed=0, step=step, every=every, num_filled=4, num_shards=4, world_size=nproc)
+    return choose(seed=0, step=step, every=every, num_filled=4, blocks=even_blocks(nproc, 4))
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2])

@@ -5,6 +5,7 @@ import pickle
 import pytest
 import torch
 
+from lockstep.plan.blocks import even_blocks
 from lockstep.plan.shards import plan_step
 from lockstep.tools.audit.parcel import Parcel, pack, unpack
 
@@ -27,7 +28,7 @@ TENSORS = {
 
 
 def sent(value):
-    micro = plan_step(1, (8,), 0, 1, 1).micro_steps[0]
+    micro = plan_step(1, (8,), 0, even_blocks(1, 1)).micro_steps[0]
     data = pack(Parcel(runs=[(micro, value)]), [CPU])
     [(_, found)] = unpack(data, [CPU]).runs
     return found, len(data)

@@ -33,7 +33,16 @@ def run(name, *options, timeout=500):
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-NAMES = ("startup", "loop_overhead", "scaling", "exact", "recovery", "checkpoint", "resnet50 --device cpu --nproc 2")
+NAMES = (
+    "startup",
+    "loop_overhead",
+    "scaling",
+    "exact",
+    "recovery",
+    "checkpoint",
+    "resnet50 --device cpu --nproc 2",
+    "balance --nproc 2 --shards 8",
+)
 LONG = [pytest.param(name, marks=[pytest.mark.long, pytest.mark.longest]) for name in NAMES]
 
 
@@ -118,7 +127,7 @@ def check_result(name, done):
     result = json.loads(last)
     assert result["benchmark"] == name
     assert result["quick"] is True
-    assert result["better"] == ("higher" if name in ("scaling", "resnet50") else "lower")
+    assert result["better"] == ("higher" if name in ("scaling", "resnet50", "balance") else "lower")
     assert 0 < result["ratio_lower95"] <= result["ratio"] <= result["ratio_upper95"]
     assert result["machine"]["cores"] >= 1
     assert {"python", "torch"} <= set(result["versions"])
@@ -141,6 +150,7 @@ WITH_HELP = (
     "resnet50",
     "two_hosts",
     "host_loss",
+    "balance",
 )
 
 

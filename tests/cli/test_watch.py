@@ -149,6 +149,7 @@ def test_many_ranks_fit_and_those_that_need_a_look_come_first():
     reports += [report(rank, "gone") for rank in range(990, 992)]
     reports += [report(rank, activity=f"doing {rank}") for rank in range(992, 999)]
     events = [{"event": "evaluate", "time_s": 99.0, "step": n, "values": {"accuracy": n / 10}} for n in range(8)]
+    events[3] = {"event": "move", "time_s": 99.0, "step": 3, "before": [4, 4], "shards": [5, 3], "gain": 0.25}
     curve = [(step, 1 / step) for step in range(1, 300)]
     seen = Watched(Path("x" * 200))
     seen.state, seen.now_s, seen.reports, seen.events, seen.curves = "running", 101.0, reports, events, {"loss": curve}
@@ -158,6 +159,7 @@ def test_many_ranks_fit_and_those_that_need_a_look_come_first():
     assert lines[first] == "rank 999: has not reported yet"
     assert lines[first + 1].startswith("ranks 990 and 991 on a: dead")
     assert "ranks 0 to 989 on 124 hosts: in the forward pass, step 7" in text or "more groups of ranks" in text
+    assert "rank 0: 5 instead of 4, rank 1: 3 instead of 4" in text_of(seen, 100, 40)
     assert "accuracy 0.7" in lines[-1]
     for width, height in ((20, 10), (40, 5), (300, 60)):
         text_of(seen, width, height)

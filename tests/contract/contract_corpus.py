@@ -28,7 +28,7 @@ class Training:
     resumes: bool = True
 
 
-SETTINGS = ("accumulate", "precision", "shards", "threads")
+SETTINGS = ("accumulate", "precision", "shards", "threads", "workers")
 
 
 def trained(num_steps=6, **options):

@@ -8,6 +8,7 @@ that were added to the batch.
 import os
 import pickle
 import signal
+from collections import Counter
 from functools import partial
 
 import features
@@ -15,7 +16,8 @@ import pytest
 import torch
 import whole_steps
 from bits import Seen, assert_same_bits, differences
-from contract_corpus import CORPUS, SHARDED, short, trained
+from contract_corpus import CORPUS, SHARDED, short, special, trained
+from moving import while_shards_move
 
 from lockstep.base.errors import LaunchError
 from lockstep.base.stopping import REQUEUE_STATUS
@@ -82,10 +84,11 @@ def test_a_training_gives_the_same_bits_on_any_number_of_processes_and_in_two_pi
     if not training.resumes:
         same_bits_on((3,), training)
         return
-    # On two processes, which exchange gradients as one message, until it is stopped; then on three, which do so in buckets.
+    # On two processes, which exchange gradients as one message, and between which shards move, until it is stopped; then on
+    # three, which exchange them in buckets.
     whole, stop = alone(training), 1 + sorted(CORPUS).index(name) % min(4, training.num_steps - 1)
     settings = {"shards": 4, "checkpoint_every": "1h", "run_dir": "run", **training.settings}
-    first = standing_crew(2, partial(stopped_in, stop), training.task, **settings)
+    first = standing_crew(2, partial(stopped_in, stop), partial(while_shards_move, training.task), **settings)
     assert {status for status, _ in first} == {REQUEUE_STATUS}
     then = standing_crew(3, training.task, **settings)
     by_rank = [seen for _, seen in first] + then
@@ -131,6 +134,36 @@ def test_the_trainings_do_what_they_are_there_for(alone):
     assert len(set(values_of(alone(CORPUS["ReduceLROnPlateau on the loss"]), "step.rate"))) > 2
     assert alone(CORPUS["two loaders, accumulated"])["steps"] == 6
     assert alone(CORPUS["accumulation"])["steps"] == 2 * -(-8 // 3)
+
+
+# Where shards move between processes
+
+
+def shards_by_rank(results):
+    """How many shards each rank has run, step by step."""
+    by_rank = [Counter(step for step, *_ in seen["losses"]) for seen in results]
+    return {tuple(counts[step] for counts in by_rank) for step in by_rank[0]}
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+@pytest.mark.parametrize(
+    "training",
+    [
+        pytest.param(trained(shards=6, workers=2, epochs=4, length=77), id="workers"),
+        pytest.param(trained(shards=6, loader="stream", workers=2, epochs=1, length=400), id="stream, with a worker"),
+        pytest.param(
+            trained(model="Plain", loader="stream", weight="tokens", length=91, batch_size=6, accumulate=2, shards=6),
+            id="stream, accumulated",
+        ),
+        pytest.param(trained(model="Deep", loader="ready", length=80, batch_size=20, shards=6), id="ready"),
+        pytest.param(special(whole_steps.train_in_words, "ready", False, shards=6), id="states of shards"),
+        pytest.param(special(whole_steps.train_gan, shards=6), id="a GAN"),
+    ],
+)
+def test_shards_that_move_all_the_time_change_nothing(standing_crew, alone, nproc, training):
+    results = standing_crew(nproc, while_shards_move, training.task, **training.settings)
+    assert_same_bits(alone(training), results)
+    assert len(shards_by_rank(results)) > 2, "they have not moved"
 
 
 # Where the processes are more than the shards of a step, or than its samples

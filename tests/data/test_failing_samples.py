@@ -20,7 +20,8 @@ from lockstep.data.evaluation_source import EvaluationKey, EvaluationSource
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher
 from lockstep.data.sources import choose_source
 from lockstep.data.streams import Purpose, reseed
-from lockstep.plan.shards import block, shard_slice
+from lockstep.plan.blocks import block
+from lockstep.plan.shards import shard_slice
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 SEEDS = range(4)

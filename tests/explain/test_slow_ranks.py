@@ -54,6 +54,16 @@ def test_each_case_is_told_once_and_again_when_it_comes_back():
     assert [found.rank for found in both] == [1, 1]
 
 
+def test_a_slow_rank_that_was_given_fewer_samples_costs_only_what_the_others_still_wait():
+    fast, slow = (
+        (10.0, 0.0, 0.01, 0.02, 0.0),
+        (6.0, 0.0, 0.012, 0.024, 0.0),
+    )  # half as fast, and busy for 36 ms instead of 30
+    (found,) = told(phases(100, fast, slow))
+    assert (found.rank, found.cost) == (1, pytest.approx(1 / 6))
+    assert told(phases(100, fast, (5.0, 0.0, 0.01, 0.02, 0.0))) == []
+
+
 def test_a_rank_with_more_samples_is_not_slow():
     assert told(phases(200, EVEN, (16.0, 0.0, 0.02, 0.04, 0.0))) == []
 

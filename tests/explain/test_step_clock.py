@@ -13,6 +13,7 @@ from explain_scripts import train
 from lockstep.journal.measure.split import bound_of, shares_of
 from lockstep.journal.measure.step_clock import CHECKPOINT, LOADING, PartTimer, StepClock
 from lockstep.listener import Stage
+from lockstep.plan.blocks import even_blocks
 from lockstep.plan.shards import plan_step
 from lockstep.tools.audit.timer import AuditTimer
 from lockstep.tools.runs import command as runs
@@ -113,7 +114,7 @@ def test_waiting_for_the_samples_of_an_audited_shard_is_not_being_busy():
     clock.begin_step(1)
     clock.begin_phase(0)
     time.sleep(0.05)
-    AuditTimer(clock).begin_shard(plan_step(1, (8,), 0, 1, 1).micro_steps[0])
+    AuditTimer(clock).begin_shard(plan_step(1, (8,), 0, even_blocks(1, 1)).micro_steps[0])
     AuditTimer(clock).end_shard()
     seconds = clock.so_far
     assert seconds["waiting"] >= 0.05

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.plan.blocks import block
 from lockstep.plan.rounds import bases, equal_hosts, plan_rounds
-from lockstep.plan.shards import block
 from lockstep.plan.tree import Node, fold, push, roots, sum_siblings
 
 pytestmark = pytest.mark.timeout(60)

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.base.errors import ConfigError
-from lockstep.plan.shards import block, deal, num_active_ranks, plan_step, shard_slice
+from lockstep.plan.blocks import block, even_blocks
+from lockstep.plan.shards import deal, plan_step, shard_slice
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -17,7 +18,7 @@ quick = settings(deadline=None, max_examples=150)
 
 def plans(num_samples, world_size, num_shards, step=3):
     sizes = num_samples if isinstance(num_samples, tuple) else (num_samples,)
-    return [plan_step(step, sizes, rank, world_size, num_shards) for rank in range(world_size)]
+    return [plan_step(step, sizes, rank, even_blocks(world_size, num_shards)) for rank in range(world_size)]
 
 
 def micro_steps(*numbers):
@@ -88,7 +89,7 @@ def test_fractions_sum_to_one(num_samples, world):
 def test_the_ranks_with_samples_are_a_prefix_and_all_ranks_know_how_many(num_samples, world):
     world_size, num_shards = world
     by_rank = plans(num_samples, world_size, num_shards)
-    active = num_active_ranks(num_samples, world_size, num_shards)
+    active = even_blocks(world_size, num_shards).num_active(min(num_samples, num_shards))
     assert [bool(plan.micro_steps) for plan in by_rank] == [rank < active for rank in range(world_size)]
     assert {(plan.number, plan.num_samples, plan.num_active_ranks) for plan in by_rank} == {(3, num_samples, active)}
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.plan.shards import block
+from lockstep.plan.blocks import block
 from lockstep.plan.tree import Node, fold, push, roots
 
 pytestmark = pytest.mark.timeout(30)

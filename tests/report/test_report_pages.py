@@ -100,11 +100,14 @@ def test_many_names_ranks_launches_and_warnings_fit_on_a_page():
         events.append(
             {"event": "slow", "time_s": 100.0 * launch + 40, "step": 30 * launch, "rank": 1, "times": 2.0, "cost": 0.1}
         )
+        moved = {"event": "move", "time_s": 100.0 * launch + 41, "step": 30 * launch, "gain": 0.2}
+        events.append({**moved, "before": [4] * 1000, "shards": [5, 3] * 500})
         events.append(epoch(100.0 * launch + 50, launch, 30 * launch + 30, world_size=1 if launch < 299 else 1000))
     text = text_of(events, damaged_lines=range(1000))
     assert len(text.encode()) < MOST_BYTES
     assert all(f">name {n}<" in text for n in range(150))
-    assert text.count("<td>rank ") == 1000  # all of them in the table
+    assert len(re.findall(r"<td>rank \d+[ ,<]", text)) == 1000  # all of them in the table
+    assert "rank 1: 3 instead of 4" in text
     assert "Of 1000 ranks, the 16 that waited least" in text
 
 

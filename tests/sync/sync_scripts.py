@@ -8,7 +8,8 @@ from torch import nn
 import lockstep
 from lockstep.journal.measure.step_clock import StepClock
 from lockstep.loop.ledger import Ledger
-from lockstep.plan.shards import block, plan_step
+from lockstep.plan.blocks import block, even_blocks
+from lockstep.plan.shards import plan_step
 from lockstep.plan.tree import Node, push, roots
 from lockstep.sync import exact, together
 from lockstep.sync.ddp import DDPSync
@@ -80,13 +81,13 @@ def walk(kind, sizes, phases=PLAIN, drops=()):
         sync, model = make(kind, team), Model()
         ledger = Ledger(
             team,
-            len(block(team.world_size - 1, team.world_size, team.num_shards)),
+            1,
             StepClock(SimpleNamespace(held_s=0.0), torch.device("cpu")),
         )
         forward = sync.attach(model)
         seen = []
         for step, size in enumerate(sizes, 1):
-            plan = plan_step(step, (size,), team.rank, team.world_size, team.num_shards)
+            plan = plan_step(step, (size,), team.rank, even_blocks(team.world_size, team.num_shards))
             for phase, calls in enumerate(phases):
                 sync.begin_phase(plan, phase)
                 for micro in plan.micro_steps:

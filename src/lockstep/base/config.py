@@ -31,13 +31,15 @@ class Strategy:
     """What the machine must have: ``gpus``, ``horovod``."""
     audits: bool = False
     """Whether a shard can be computed aside, without a word to other processes."""
+    balances: bool = False
+    """Whether shards may move between processes during a run, without a change in the answer."""
 
 
 STRATEGIES = {
     "auto": Strategy(),
     "single": Strategy(sync="lockstep.sync.single", one_process=True, audits=True),
     "ddp": Strategy(sync="lockstep.sync.ddp"),
-    "exact": Strategy(sync="lockstep.sync.exact", audits=True),
+    "exact": Strategy(sync="lockstep.sync.exact", audits=True, balances=True),
     "fsdp": Strategy(sync="lockstep.sync.fsdp", devices="one"),
     "horovod": Strategy(sync="lockstep.sync.horovod", needs="horovod"),
     "dp": Strategy(sync="lockstep.sync.dp", one_process=True, devices="all", needs="gpus"),
@@ -80,6 +82,11 @@ class RunConfig:
     different, equally good answer."""
     accumulate: int = option(1, group=TRAINING, least=1, metavar="K")
     """Number of consecutive global batches per optimizer step.  [default: 1]"""
+    balance: str = option("on", group=TRAINING, choices=("on", "off"))
+    """Whether shards move from slow processes to faster ones: the answer stays the same. With strategy exact, and at least two
+    shards a process.  [default: on]
+
+    See docs/balance.md."""
     seed: int | None = option(None, group=TRAINING, least=0, most=2**63 - 1, metavar="N")
     """Seed of all random streams.  [default: that of the script's torch.manual_seed(), else 0]
 

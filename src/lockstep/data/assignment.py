@@ -7,13 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from lockstep.data.moves import Moves
 from lockstep.data.streams import Purpose, reseed
+from lockstep.plan.blocks import even_blocks
 from lockstep.plan.shards import StepPlan, plan_step
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class ShardAssignment:
     """Which shards of a loader's batches belong to this process, and the seeds of the random streams for them."""
 
@@ -25,10 +27,19 @@ class ShardAssignment:
     """Number of the loader among those prepared; each draws from streams of its own."""
     accumulate: int = 1
     """Global batches per step."""
+    moves: Moves | None = None
+    """Where the blocks of shards may change; None: they are even."""
+    is_beside: bool = False
+    """Whether the pass that begins runs beside that of another loader, which counts the steps. (Nothing moves while a run has
+    several loaders.)"""
 
     def plan(self, number: int, sizes: tuple[int, ...]) -> StepPlan:
         """This process's part of a step whose global batches have ``sizes`` samples."""
-        return plan_step(number, sizes, self.rank, self.world_size, self.num_shards)
+        if self.moves is None:
+            blocks = even_blocks(self.world_size, self.num_shards)
+        else:
+            blocks = self.moves.newest if self.is_beside else self.moves.at(number)
+        return plan_step(number, sizes, self.rank, blocks)
 
     def group(self, batches: Iterable[T]) -> Iterator[Sequence[T]]:
         """Group global batches into steps; the last step of a pass may have fewer than ``accumulate``."""

@@ -87,6 +87,7 @@ class PreparedLoader:
         self.wrapped = batches
         """The user's loader."""
         self._source = choose_source(batches, assignment)
+        self._assignment = assignment
         self._lines = self._source.describe()  # now: lengths may change with the epoch
         self._driver = driver
         self._uploads = None if device.type == "cpu" else Uploads(device)
@@ -175,7 +176,7 @@ class PreparedLoader:
             return
         driver, exhausted, failed = self._driver, False, False
         batch: Batch | None = None
-        this_pass = self._begin(driver.phases.step + 1)
+        this_pass = self._begin(driver.phases.step + 1, is_beside=False)
         try:
             for plan, data in self._deal(this_pass):
                 driver.begin_step(plan)
@@ -206,7 +207,7 @@ class PreparedLoader:
         """Iterate within a loop over another loader (``zip(a, b)``, or a nested loop), which counts the steps."""
         driver = self._driver
         batch: Batch | None = None
-        this_pass = self._begin(self._num_beside + 1)
+        this_pass = self._begin(self._num_beside + 1, is_beside=True)
         try:
             for plan, data in self._deal(this_pass):
                 this_pass.done += 1
@@ -228,8 +229,9 @@ class PreparedLoader:
         """Give up the current pass: it has yielded no batch during a whole pass of the leading loader."""
         self._pass, self._is_running = _Pass(0, 1, 0), False
 
-    def _begin(self, next_number: int) -> _Pass:
+    def _begin(self, next_number: int, *, is_beside: bool) -> _Pass:
         """Begin the next pass, or continue an interrupted one."""
+        self._assignment.is_beside = is_beside
         self._newest = None
         if not self._skip:
             self._totals = {}

@@ -26,7 +26,7 @@ from lockstep.joining.startup.spawned import check_not_imported
 from lockstep.joining.team import Team
 from lockstep.joining.unlaunched import show_uncaught
 from lockstep.joining.verifying import await_opening, verify_together
-from lockstep.plan.shards import block
+from lockstep.plan.blocks import block
 from lockstep.state.recovery.resuming import Checkpoint
 from lockstep.state.recovery.software import numerics
 from lockstep.state.rundir.birth import Birth, Command

@@ -14,7 +14,7 @@ from lockstep.base.config import RUNS, RunConfig
 from lockstep.base.errors import CheckpointError, ConfigError
 from lockstep.base.regular import own_directory
 from lockstep.journal.history import read_launches
-from lockstep.plan.shards import block
+from lockstep.plan.blocks import block
 from lockstep.state.checkpoint.manifest import Manifest, verify
 from lockstep.state.checkpoint.store import Store
 from lockstep.state.recovery.resuming import Checkpoint

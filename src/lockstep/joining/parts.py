@@ -37,10 +37,12 @@ from lockstep.journal.measure.trackers import Trackers, trackers_for
 from lockstep.journal.measure.wandb_like import RunInfo
 from lockstep.listener import Listener, Listeners, Stage
 from lockstep.loop.at_exit import AtExit
+from lockstep.loop.balance import Balance, may_balance
 from lockstep.loop.ledger import Ledger
 from lockstep.loop.loop import Loop
 from lockstep.loop.phases import Phases
 from lockstep.loop.preparing import Preparation
+from lockstep.plan.blocks import Blocks, even_blocks
 from lockstep.plan.rounds import equal_hosts
 from lockstep.prepare.guards import ShardGuards
 from lockstep.prepare.precision import find_precision
@@ -163,7 +165,10 @@ class Parts:
         scaling = LossScaling(self.devices[0].type) if self.precision.scales_loss else None
         self.sync = make_sync(config.strategy, config, config.shards, self.transport, self.devices)
         self.clock = StepClock(self.saver, self.devices[0])
-        most_micro_steps = config.accumulate * -(-config.shards // self.world.world_size)
+        self.balance = None
+        if may_balance(config, self.world.world_size):
+            registered = self.state.registered.values
+            self.balance = Balance(self.world.world_size, config.shards, self.clock, self.journal, registered)
         self.trained = TrainedObjects(scaling)
         self.guards = ShardGuards(self.trained, config.shards, is_plain=self.sync.is_plain)
         self.listeners = Listeners()
@@ -171,7 +176,7 @@ class Parts:
             config.seed,
             config.shards,
             self.sync,
-            Ledger(collectives, most_micro_steps, self.clock),
+            Ledger(collectives, config.accumulate, self.balance or self.clock),
             self.trained,
             self.guards,
             self.listeners,
@@ -210,6 +215,7 @@ class Parts:
         self.log = MetricLog(world.world_size, config.log_every, self._publish)
         candidates: list[Listener | None] = [
             LoaderTimer(clock),
+            self.balance,
             self.divergence if world.world_size > 1 else None,
             Unprepared(self.state, self.trained.trains, scales_loss=self.precision.scales_loss, speaks=warns),
             Unrepeatable(self.loop.resumption, speaks=warns),
@@ -325,7 +331,14 @@ class Parts:
             seed=self.phases.seed,
             loader=loader,
             accumulate=self.config.accumulate,
+            moves=None if self.balance is None else self.balance.moves,
         )
+
+    def blocks(self) -> Blocks:
+        """The shards of all ranks in the current step."""
+        if self.balance is not None:
+            return self.balance.moves.in_force
+        return even_blocks(self.world.world_size, self.phases.num_shards)
 
     def close(self, step: int, *, failed: bool) -> None:
         """Release all resources. Local."""

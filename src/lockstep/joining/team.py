@@ -188,7 +188,7 @@ class Team(Collectives):
             name: a unique name, the same when the run is resumed.
             start: the initial value, copied for each shard: a tensor, a plain value, or a list or dict of them.
         """
-        per_shard = PerShard(name, start, self._phases, self._parts.collectives)
+        per_shard = PerShard(name, start, self._phases, self._parts.collectives, self._parts.blocks)
         idle_when(per_shard, "reset", lambda: self._loop.resumption.is_catching_up)
         self.register(name, per_shard)
         return per_shard

@@ -23,6 +23,9 @@ Rank 0 writes ``<run directory>/events.jsonl``. Each line is one JSON object wit
 ``slow``               ``step``, ``rank``, ``host``, ``activity`` (``data``, ``forward``, ``backward`` or ``script``), ``times``
                        (how many times as long as the median of the others), ``cost`` (the share of all time): the others
                        wait for that rank
+``move``               ``step`` (the first of them), ``shards`` (a list, by rank: how many each has from that step on),
+                       ``before`` (the same until then), ``gain`` (the share of a step's time that this is predicted to
+                       save): shards move from ranks that are slower than the others. A launch begins with even numbers
 ``evaluate``           ``epoch``, ``step``, ``values``: the results of one evaluation
 ``checkpoint``         ``step``, ``kind`` (``checkpoint``, or ``weights``: the best ones), ``name``, ``held_s`` (how long
                        it held up training), ``wall_s`` (how long it took to write)
@@ -107,6 +110,13 @@ class _Slow(TypedDict):
     cost: float
 
 
+class _Move(TypedDict):
+    step: Count
+    shards: list[Count]
+    before: list[Count]
+    gain: float
+
+
 class _Checkpoint(_Any, total=False):
     kind: str
     name: str
@@ -121,6 +131,7 @@ KINDS: Mapping[str, Any] = {
     "evaluate": _Values,
     "epoch": _Epoch,
     "slow": _Slow,
+    "move": _Move,
     "checkpoint": _Checkpoint,
     "checkpoint_failed": _Any,
     "preempted": _Any,
@@ -129,6 +140,8 @@ KINDS: Mapping[str, Any] = {
 }
 REPEATED = ("step", "epoch", "evaluate", "end")
 """The kinds of events of a step that are written again where a launch resumes before it."""
+_MOST_RANKS = 4
+"""Ranks that a line names."""
 _KIND = re.compile(rb'\{"event": ?"(\w{1,40})"')
 
 
@@ -162,6 +175,18 @@ def repeated_after(event: Event) -> int | None:
     None: with this event, none does."""
     step = event.get("step")
     return step if event["event"] == "resume" and isinstance(step, int) else None
+
+
+def moved_shards(move: Event) -> str:
+    """The numbers of shards that a ``move`` changes, for the user."""
+    sizes = enumerate(zip(move["before"], move["shards"], strict=False))
+    changed = [f"rank {rank}: {after} instead of {before}" for rank, (before, after) in sizes if after != before]
+    return ", ".join(changed[:_MOST_RANKS]) + (f", and {len(changed) - _MOST_RANKS} more" if changed[_MOST_RANKS:] else "")
+
+
+def words_on_move(move: Event) -> str:
+    """A ``move`` in one line, for the user."""
+    return f"shards moved at step {move['step']} ({moved_shards(move)}), to save {move['gain']:.0%} of the time"
 
 
 def number_in(fields: Mapping[str, Any], name: str) -> float | None:

@@ -109,11 +109,11 @@ class Ledger:
 
     Args:
         collectives: over all ranks.
-        most_micro_steps: the largest number of micro-steps that a rank can have in a step.
+        accumulate: global batches per step.
         clock: its numbers are exchanged with those of the phase.
     """
 
-    def __init__(self, collectives: Collectives, most_micro_steps: int, clock: Clock) -> None:
+    def __init__(self, collectives: Collectives, accumulate: int, clock: Clock) -> None:
         self._weight: Weight | None = None
         """The weight that the micro-step's last backward call was given."""
         self.num_calls = 0
@@ -121,7 +121,7 @@ class Ledger:
         self._collectives = collectives
         self._is_alone = collectives.size == 1
         self._clock = clock
-        self._most = most_micro_steps
+        self._accumulate = accumulate
         self._foreseen: defaultdict[int, _Foreseen] = defaultdict(_Foreseen)
         """By phase."""
         self._page = _Page()
@@ -134,7 +134,7 @@ class Ledger:
 
     def blank(self) -> Ledger:
         """A ledger for micro-steps of the current phase that do not count: nothing of it is ever exchanged."""
-        return Ledger(self._collectives, self._most, self._clock)
+        return Ledger(self._collectives, self._accumulate, self._clock)
 
     def compare_data(self, description: str) -> None:
         """Compare descriptions of the first samples that each rank has read. Every rank must call it.
@@ -279,7 +279,7 @@ class Ledger:
     ) -> list[_Page]:
         """The pages of all ranks."""
         weighted = [call for call, kind in enumerate(form.kinds) if kind == "weight"]
-        slots = range(self._most)
+        slots = range(self._accumulate * plan.blocks.most)  # the most micro-steps that a rank has
         busy = self._clock.report(sum(micro.num_samples for micro in plan.micro_steps))
         line = [0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(plan.num_samples), *busy]
         line += [page.weights.get((call, slot), math.nan) for call in weighted for slot in slots]
@@ -304,18 +304,18 @@ class Ledger:
             )
         if any(row[0] for row in lines):
             return [_Page(**fields) for fields in self._collectives.all_gather_plain(asdict(page))]
-        return [self._read(row, first, form, weighted) for row in lines]
+        return [self._read(row, first, form, weighted, slots) for row in lines]
 
-    def _read(self, line: list[float], first: int, form: _Foreseen, weighted: list[int]) -> _Page:
+    def _read(self, line: list[float], first: int, form: _Foreseen, weighted: list[int], slots: range) -> _Page:
         page = _Page(kinds=form.kinds[: int(line[1])])
         numbers = iter(line[first:])
         for call in weighted:
-            for slot in range(self._most):
+            for slot in slots:
                 weight = next(numbers)
                 if not math.isnan(weight):
                     page.weights[call, slot] = weight
         for name in sorted(form.names):
-            for slot in range(self._most):
+            for slot in slots:
                 value, weight = next(numbers), next(numbers)
                 if weight >= 0:
                     page.values[name, slot] = (value, weight)

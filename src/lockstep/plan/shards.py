@@ -2,7 +2,7 @@
 
 A global batch of ``n`` samples is split into ``V`` shards as evenly as possible: their sizes differ by at most one, larger
 ones come first, and the last ones are empty only if ``n < V``. Neither the split nor a shard's weight depends on the number
-of processes. Process ``r`` of ``W`` owns the contiguous block of shards ``[r*V//W, (r+1)*V//W)``.
+of processes. Each process has a block of shards (``plan.blocks``).
 """
 
 from __future__ import annotations
@@ -12,22 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.base.errors import ConfigError
-
-
-def block(rank: int, world_size: int, num_shards: int) -> range:
-    """The shards that a process owns. Blocks are contiguous, in rank order, and at least one shard long.
-
-    Raises:
-        ConfigError: there are more processes than shards.
-    """
-    if world_size > num_shards:
-        raise ConfigError(
-            f"{world_size} processes for {num_shards} shard{'s' if num_shards > 1 else ''}: a process would have nothing to "
-            f"do. Start {'one process' if num_shards == 1 else f'at most {num_shards} processes'}, or a new run with "
-            f"shards={world_size} or more."
-        )
-    return range(rank * num_shards // world_size, (rank + 1) * num_shards // world_size)
+from lockstep.plan.blocks import Blocks
 
 
 def shard_slice(shard: int, num_samples: int, num_shards: int) -> slice:
@@ -40,12 +25,6 @@ def shard_slice(shard: int, num_samples: int, num_shards: int) -> slice:
 def num_filled(sizes: Sequence[int], num_shards: int) -> int:
     """Number of shards that have samples in a step whose global batches have ``sizes`` samples."""
     return min(max(sizes), num_shards)
-
-
-def num_active_ranks(num_samples: int, world_size: int, num_shards: int) -> int:
-    """Number of processes with samples of a global batch: those are the ranks below it, since shards are filled in order."""
-    # Rank r begins at shard r*V//W, which is below f where r*V < f*W.
-    return -(-num_filled((num_samples,), num_shards) * world_size // num_shards)
 
 
 @dataclass(slots=True)
@@ -97,26 +76,29 @@ class StepPlan:
     """Ranks below this number have samples."""
     num_samples: int
     """Number of samples in the step, over all ranks."""
+    blocks: Blocks
+    """The shards of all ranks in this step. The same on every rank."""
     digest: str = ""
     """Digest of the samples read, for steps in which the ranks compare them: the same on every rank."""
     was_passed_over: bool = False
     """Whether the step has ended without a phase."""
 
 
-def plan_step(number: int, sizes: tuple[int, ...], rank: int, world_size: int, num_shards: int) -> StepPlan:
+def plan_step(number: int, sizes: tuple[int, ...], rank: int, blocks: Blocks) -> StepPlan:
     """A process's part of a step whose global batches have ``sizes`` samples."""
-    rows, active = _plan(sizes, rank, world_size, num_shards)
-    return StepPlan(number, sizes, [MicroStep(number, *fields) for fields in rows], active, sum(sizes))
+    rows, active = _plan(sizes, rank, blocks)
+    return StepPlan(number, sizes, [MicroStep(number, *fields) for fields in rows], active, sum(sizes), blocks)
 
 
 @functools.lru_cache(maxsize=256)  # nearly all batches of a run have the same size
-def _plan(sizes: tuple[int, ...], rank: int, world_size: int, num_shards: int) -> tuple[tuple[tuple[Any, ...], ...], int]:
+def _plan(sizes: tuple[int, ...], rank: int, blocks: Blocks) -> tuple[tuple[tuple[Any, ...], ...], int]:
     """The fields of each MicroStep after ``step``, and the number of ranks with samples. A shard's parts are consecutive, so
     that they have a sum of their own."""
+    num_shards = blocks.num_shards
     filled = num_filled(sizes, num_shards)
     owned = [
         (shard, [part for part, size in enumerate(sizes) if shard < size])
-        for shard in block(rank, world_size, num_shards)
+        for shard in blocks.by_rank[rank]
         if shard < filled
     ]
     positions = [(shard, part, part == parts[0], part == parts[-1]) for shard, parts in owned for part in parts]
@@ -126,7 +108,7 @@ def _plan(sizes: tuple[int, ...], rank: int, world_size: int, num_shards: int) -
         number, is_last = rows.stop - rows.start, index == len(positions) - 1
         of_step = sum(sizes), number / sum(sizes)
         micro_steps.append((shard, part, number, sizes[part], *of_step, index, begins, ends, is_last, rows))
-    return tuple(micro_steps), num_active_ranks(max(sizes), world_size, num_shards)
+    return tuple(micro_steps), blocks.num_active(filled)
 
 
 def deal(num_items: int, rank: int, world_size: int) -> range:

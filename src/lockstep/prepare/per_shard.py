@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from lockstep.base.errors import UsageError
-from lockstep.plan.shards import MicroStep, block
+from lockstep.plan.blocks import Blocks
+from lockstep.plan.shards import MicroStep
 from lockstep.world.comm.collectives import Collectives
 
 
@@ -30,13 +32,17 @@ class PerShard:
         start: the initial value, copied for each shard.
         phases: provides the running shard.
         collectives: over all ranks.
+        blocks: tells the blocks in force.
     """
 
-    def __init__(self, name: str, start: Any, phases: Current, collectives: Collectives) -> None:
+    def __init__(
+        self, name: str, start: Any, phases: Current, collectives: Collectives, blocks: Callable[[], Blocks]
+    ) -> None:
         self._name = name
         self._start = copy.deepcopy(start)
         self._phases = phases
         self._collectives = collectives
+        self._blocks = blocks
         self._begin()
 
     def _begin(self) -> None:
@@ -77,8 +83,7 @@ class PerShard:
 
     def state_dict(self) -> dict[str, Any]:
         """The values of all shards. Every rank must call it."""
-        size, number = self._collectives.size, len(self._values)
-        shards = block(self._collectives.rank, size, number)
+        shards = self._blocks().by_rank[self._collectives.rank]
         parts = self._collectives.all_gather_object(self._values[shards.start : shards.stop])
         return {"values": [value for part in parts for value in part]}
 

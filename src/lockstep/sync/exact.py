@@ -19,8 +19,9 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from lockstep.base.config import RunConfig
-from lockstep.plan.shards import MicroStep, StepPlan, block, num_filled
-from lockstep.plan.tree import Node, push, roots
+from lockstep.plan.blocks import even_blocks
+from lockstep.plan.shards import MicroStep, StepPlan, num_filled
+from lockstep.plan.tree import Node, push
 from lockstep.sync.bucket_sum import BucketSum
 from lockstep.sync.buckets import Bucket, keep_freed_memory, make_buckets
 from lockstep.sync.buffers import ShardBuffers, add_changes
@@ -89,11 +90,13 @@ class ExactSync(Sync):
         gpus: Sequence[torch.device] = (),
     ) -> None:
         self.replaced: dict[Parameter, Parameter] = {}
-        self._block = block(rank, world_size, num_shards)
+        self._rank = rank
+        self._blocks = even_blocks(world_size, num_shards)
+        """Those of the current phase."""
+        self._block = self._blocks.by_rank[rank]
         self._num_shards = num_shards
         self._exchange = Exchange(rank, ranks_per_host=ranks_per_host, between_hosts=between_hosts)
         self._on_gpus = {gpu: OrderedExchange(gpu) for gpu in gpus}
-        self._roots = [roots(block(number, world_size, num_shards)) for number in range(world_size)]
         self._world_size = world_size
         self._num_phases = 0
         self._names: dict[Parameter, str] = {}
@@ -123,7 +126,7 @@ class ExactSync(Sync):
         """Backward calls of this process's last micro-step."""
         self._changes: list[Node[dict[int, Tensor]]] = []
         self._shard_samples = 0
-        self._next_shard = self._block.start
+        self._next_shard = 0
         """This process's first shard that has yet to run in this phase."""
 
     # Methods of Sync
@@ -146,9 +149,12 @@ class ExactSync(Sync):
         self._lay_out()
         self._history = self._histories.setdefault(phase, _History())
         self._num_phases += 1
-        self._exchange.begin_phase(self._num_phases, self._roots, holds=self._goes_together())
+        self._blocks = blocks = plan.blocks
+        self._block = blocks.by_rank[self._rank]
+        self._next_shard = self._block.start
+        self._exchange.begin_phase(self._num_phases, blocks.roots, holds=self._goes_together())
         for exchange in self._on_gpus.values():
-            exchange.begin_phase(self._roots)
+            exchange.begin_phase(blocks.roots)
 
     @override
     def begin_shard(self, micro: MicroStep) -> None:
@@ -229,7 +235,7 @@ class ExactSync(Sync):
         if self._world_size == 1 or any(bucket.device.type != "cpu" for bucket in self._layout.buckets):
             return False
         size = sum(bucket.length * bucket.dtype.itemsize for bucket in self._layout.buckets)
-        return size * max(map(len, self._roots)) * (self._world_size - 1) <= MOST_TOGETHER
+        return size * self._blocks.most_roots * (self._world_size - 1) <= MOST_TOGETHER
 
     @torch.no_grad()
     @override

@@ -25,7 +25,8 @@ from typing_extensions import override
 
 from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError, DataError, LossError, ModelError
-from lockstep.plan.shards import MicroStep, StepPlan, block, num_filled
+from lockstep.plan.blocks import block
+from lockstep.plan.shards import MicroStep, StepPlan, num_filled
 from lockstep.plan.tree import Node, push, roots
 from lockstep.sync.buffers import ShardBuffers, add_changes
 from lockstep.sync.exchange import Exchange

@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel
 from typing_extensions import override
 
 from lockstep.listener import Listener, Stage
-from lockstep.plan.shards import num_active_ranks
+from lockstep.plan.blocks import even_blocks
 from lockstep.sync.buffers import BATCH_NORMS
 from lockstep.world.machine.sizes import counted
 
@@ -83,7 +83,7 @@ class SplitRemarks(Listener):
 
     def _words_on_small_batches(self, batch_size: int) -> str:
         empty = self._num_shards - batch_size
-        idle = self._world_size - num_active_ranks(batch_size, self._world_size, self._num_shards)
+        idle = self._world_size - even_blocks(self._world_size, self._num_shards).num_active(batch_size)
         and_idle = (
             f", so {idle} of {self._world_size} processes {'has' if idle == 1 else 'have'} nothing to do" if idle else ""
         )

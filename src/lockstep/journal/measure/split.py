@@ -30,14 +30,15 @@ ACTIVITIES = {
 """What a rank does by itself, and so may be slow in. (Copying counts as ``forward``, the optimizer as ``script``.)"""
 
 Row = Sequence[float]
-"""What a rank was busy with in a phase: its number of samples, the seconds of each of ``ACTIVITIES``, and their sum."""
+"""What a rank was busy with in a phase: its number of samples, the seconds of each of ``ACTIVITIES``, and their sum. (What may
+follow is for ``plan.balance``.)"""
 
 SAMPLED = {**ACTIVITIES, "saving": "writing files"}
 """What samples of a rank's stack tell apart. (``StepClock`` counts writing as ``script``.)"""
 
 LOADING = "getting a batch from the loader"
 """What a rank does between two steps of a pass, in a record."""
-_BUSY = itemgetter(-1)
+_BUSY = itemgetter(1 + len(ACTIVITIES))
 _COMPUTE = ("forward", "backward", "optimizer")
 _REMEDIES = {
     "data": "more loader workers (lockstep tune finds how many) or cheaper transforms help",

@@ -97,8 +97,8 @@ class StepClock(Listener):
         self._device = DeviceClock(device, len(PARTS)) if device.type != "cpu" else None
         self._at_exchange = list(self._seconds)
         """The value of ``_seconds`` at the ranks' last exchange."""
-        self._exposed_s = 0.0
-        """Time that this rank has waited for others in the backward passes of the current phase."""
+        self.exposed_s = 0.0
+        """Seconds that this rank has waited for others in the passes of the current phase."""
         self._rows: Sequence[Row] = ()
         self._busy_s = 0.0
         self._marks = [(IN_SCRIPT, perf_counter())]
@@ -193,7 +193,7 @@ class StepClock(Listener):
         self.mark((then, now_s))
         if rows:
             busy = busy_of(rows)
-            exchange_s = self._exposed_s + now_s - began_s
+            exchange_s = self.exposed_s + now_s - began_s
             self._transfer(COMMUNICATION, WAITING, min(exchange_s, max(0.0, max(busy) - self._busy_s)))
             self.tell(rows, busy)
             self._begin_phase()
@@ -202,7 +202,7 @@ class StepClock(Listener):
         """This rank has waited for others for so long in the newest backward pass, and in the forward pass before it."""
         self._transfer(BACKWARD, COMMUNICATION, in_backward_s)
         self._transfer(FORWARD, COMMUNICATION, in_forward_s)
-        self._exposed_s += in_backward_s + in_forward_s
+        self.exposed_s += in_backward_s + in_forward_s
 
     @override
     def before_optimizer(self, *_: Any) -> None:
@@ -258,7 +258,7 @@ class StepClock(Listener):
     def _begin_phase(self) -> None:
         _count(self._marks, self._seconds)
         self._at_exchange = list(self._seconds)
-        self._exposed_s, self._rows = 0.0, ()
+        self.exposed_s, self._rows = 0.0, ()
 
 
 def _count(marks: list[tuple[str, float]], seconds: list[float]) -> None:

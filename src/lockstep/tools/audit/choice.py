@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lockstep.base.config import STRATEGIES
 from lockstep.base.errors import ConfigError
 from lockstep.data.streams import derive
-from lockstep.plan.shards import block
+from lockstep.plan.blocks import Blocks
 
 _SALT = 0xA0D17
 
@@ -40,7 +40,7 @@ class Choice:
     """The ranks that compute it once more if the two differ: both of them, and a third if there is one."""
 
 
-def choose(*, seed: int, step: int, every: int, num_filled: int, num_shards: int, world_size: int) -> Choice:
+def choose(*, seed: int, step: int, every: int, num_filled: int, blocks: Blocks) -> Choice:
     """The shard of an audited step.
 
     Ranks take turns in pairs, in an order given by the seed: any W / 2 consecutive audits (rounded up) cover all W ranks.
@@ -50,21 +50,21 @@ def choose(*, seed: int, step: int, every: int, num_filled: int, num_shards: int
         step: the audited step, a multiple of ``every``.
         every: steps between audits.
         num_filled: how many shards have samples in this step; they are the first ones.
-        num_shards: V.
-        world_size: number of processes.
+        blocks: the shards of all ranks in this step.
     """
+    world_size = blocks.world_size
     turn, draw = step // every % -(-world_size // 2), derive(seed, _SALT, step)
     ranks = sorted(range(world_size), key=lambda rank: derive(seed, _SALT, rank, rank))
     first, second = ranks[2 * turn], ranks[(2 * turn + 1) % world_size]
     if draw >> 32 & 1:
         first, second = second, first
-    filled = {rank: [s for s in block(rank, world_size, num_shards) if s < num_filled] for rank in (first, second)}
+    filled = {rank: [s for s in blocks.by_rank[rank] if s < num_filled] for rank in (first, second)}
     owner, auditor = (first, second) if filled[first] else (second, first)
     if filled[owner]:
         shard = filled[owner][draw % len(filled[owner])]
     else:  # a step with few samples: neither rank has any
         shard = draw % num_filled
-        owner = next(rank for rank in range(world_size) if shard in block(rank, world_size, num_shards))
+        owner = blocks.owner(shard)
     uninvolved = [rank for rank in ranks if rank not in (owner, auditor)]
     third = {uninvolved[draw % len(uninvolved)]} if uninvolved else set()
     return Choice(shard=shard, owner=owner, auditor=auditor, judges=tuple(sorted({owner, auditor} | third)))

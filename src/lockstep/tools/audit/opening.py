@@ -22,8 +22,6 @@ def open_audit(run: Run, every: int) -> Auditor:
     """
     config, rank, device = run.config, run.world.rank, run.devices[0]
     check_strategy(config.strategy)
-    num_shards = config.shards
-    assert num_shards is not None
     if device.type != "cpu" and rank == 0 and not torch.are_deterministic_algorithms_enabled():
         say(
             "WARNING: audit: without torch.use_deterministic_algorithms(True) before lockstep.join(), GPU kernels may give "
@@ -37,9 +35,8 @@ def open_audit(run: Run, every: int) -> Auditor:
             seed=run.phases.seed,
             step=step,
             every=every,
-            num_filled=min(max(plan.sizes), num_shards),
-            num_shards=num_shards,
-            world_size=run.world.world_size,
+            num_filled=min(max(plan.sizes), plan.blocks.num_shards),
+            blocks=plan.blocks,
         )
 
     def report(verdict: Verdict) -> None:

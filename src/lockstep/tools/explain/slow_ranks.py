@@ -134,7 +134,9 @@ def judge(window: Sequence[Phase]) -> SlowRank | None:
         rank = rates.index(highest)
         longest = max(busy)
         if highest > SLOW * typical and busy[rank] == longest:
-            slowest.append((rank, (highest - typical) * rows[rank][0] / longest))
+            # A rank with more samples is not to blame for them; one with fewer, since it is slow, costs the others less.
+            others = statistics.median(seconds for peer, seconds in enumerate(busy) if peer != rank)
+            slowest.append((rank, min((highest - typical) * rows[rank][0], longest - others) / longest))
     if not slowest:
         return None
     rank = statistics.mode(each for each, _ in slowest)

@@ -161,12 +161,13 @@ def _curves(history: training.Events) -> Section:
 def _time(history: training.Events, hosts: Sequence[str]) -> Section:
     picture = training.where_the_time_went(history, hosts)
     slow, table = training.slow_ranks(history)
+    moves = training.moves(history)
     quiet = "" if picture is None else "No rank was so slow that the others had to wait for it."
     return Section(
         title="Where the time went",
         text=slow or quiet,
         pictures=[picture] if picture else [],
-        tables=[table] if table else [],
+        tables=[shown for shown in (table, moves) if shown],
     )
 
 

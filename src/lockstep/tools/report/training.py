@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lockstep.journal.events import number_in
+from lockstep.journal.events import moved_shards, number_in
 from lockstep.journal.measure.split import ACTIVITIES, PARTS, shares_of, verdict
 from lockstep.tools.compare.figures import pace_of
 from lockstep.tools.compare.splits import Split, splits_of
@@ -181,6 +181,15 @@ def slow_ranks(events: Events) -> tuple[str, Table | None]:
     table = Table(headings=headings, rows=rows[-_MOST_SLOW:], numbers=frozenset({0, 1, 4, 5}))
     left_out = f" The table has the last {_MOST_SLOW} of {len(rows)}." if len(rows) > _MOST_SLOW else ""
     return f"The others had to wait for {listed}.{left_out}", table
+
+
+def moves(events: Events) -> Table | None:
+    """A table of when shards moved between ranks; None: they did not."""
+    rows = [
+        (str(event["step"]), moved_shards(event), f"{event['gain']:.0%}") for event in events if event["event"] == "move"
+    ]
+    headings = ("from step", "shards moved", "predicted to save")
+    return Table(headings=headings, rows=rows[-_MOST_SLOW:], numbers=frozenset({0, 2})) if rows else None
 
 
 def _slow(events: Events) -> Iterator[tuple[str, ...]]:

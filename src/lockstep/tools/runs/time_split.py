@@ -11,6 +11,7 @@ from rich.console import Console
 
 from lockstep.cli import tables
 from lockstep.cli.tables import Page, say
+from lockstep.journal.events import words_on_move
 from lockstep.journal.history import read_history
 from lockstep.journal.measure.split import ACTIVITIES, PARTS, shares_of, verdict
 
@@ -43,6 +44,8 @@ def show_split(run_dir: Path, console: Console) -> None:
                 f"which waited for it for {event['cost']:.0%} of the time",
                 "yellow",
             )
+        if event["event"] == "move":
+            say(console, words_on_move(event))
 
 
 def _rows(event: Mapping[str, Any]) -> list[tuple[str, ...]]:

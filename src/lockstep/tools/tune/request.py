@@ -28,6 +28,7 @@ class TuningRequest:
         return dataclasses.replace(
             config,
             run_dir=str(Path(self.directory) / "run"),
+            balance="off",  # what is measured one after another must have the same shards
             progress="off",
             fresh=False,
             checkpoint_every="off",

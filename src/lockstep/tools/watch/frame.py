@@ -9,6 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from lockstep.base.visible import visible
+from lockstep.journal.events import words_on_move
 from lockstep.journal.measure.pass_progress import bar_line, time_left
 from lockstep.journal.measure.split import name_bound
 from lockstep.tools.explain.loader_workers import waits_for_loader
@@ -173,6 +174,8 @@ def _words(event: Mapping[str, Any]) -> tuple[str, str]:
         )
     if kind == "slow":
         return f"rank {event.get('rank')} on {event.get('host')} was slow up to step {step}", "yellow"
+    if kind == "move":
+        return words_on_move(event), ""
     if kind == "checkpoint_failed":
         return f"the checkpoint of step {step} failed: {event.get('error')}", "red"
     if kind == "preempted":

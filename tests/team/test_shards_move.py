@@ -1,0 +1,55 @@
+"""Shards move away from a rank that is slow, and nobody can tell from the weights."""
+
+import json
+from pathlib import Path
+
+import balance_scripts
+import pytest
+from balance_scripts import NUM_EPOCHS
+
+from lockstep.base.config import STRATEGIES, RunConfig
+from lockstep.cli.main import main
+from lockstep.loop.balance import may_balance
+
+pytestmark = pytest.mark.timeout(150)
+
+
+def digests(seen):
+    return {step: digest for step, (digest, _) in seen.items()}
+
+
+def moves_of(run_dir):
+    events = [json.loads(line) for line in (Path(run_dir) / "events.jsonl").read_text().splitlines()]
+    return [event for event in events if event["event"] == "move"]
+
+
+def test_a_slow_rank_gets_fewer_shards_of_the_same_training_which_is_resumed_with_even_ones(standing_crew, tmp_path, capsys):
+    settings = {"shards": 8, "checkpoint_every": "1h", "run_dir": str(tmp_path / "run")}
+    [alone] = standing_crew(1, balance_scripts.train, 0, NUM_EPOCHS, shards=8)
+    fast, slow = standing_crew(2, balance_scripts.train, 3, NUM_EPOCHS, True, **settings)
+    last = max(slow)
+    assert slow[1][1] == fast[1][1] == 4
+    assert slow[last][1] < 4 < fast[last][1]
+    [move] = moves_of(tmp_path / "run")
+    assert move["step"] == min(step for step, (_, number) in slow.items() if number != 4)
+    assert (move["before"], move["shards"]) == ([4, 4], [fast[last][1], slow[last][1]])
+    with pytest.raises(SystemExit):
+        main(["runs", str(tmp_path / "run")])
+    assert f"rank 1: {slow[last][1]} instead of 4" in capsys.readouterr().out
+    resumed = standing_crew(2, balance_scripts.train, 0, last // 4 + 2, **settings)
+    assert [seen[last + 1][1] for seen in resumed] == [4, 4]
+    for seen in resumed:
+        assert digests(alone).items() >= {**digests(fast), **digests(seen)}.items()
+    assert digests(fast) == digests(slow)
+
+
+@pytest.mark.parametrize("strategy", [name for name, strategy in STRATEGIES.items() if not strategy.balances])
+def test_shards_stay_where_the_strategy_needs_it(strategy):
+    assert not may_balance(RunConfig(strategy=strategy, shards=8), 2)
+
+
+def test_shards_stay_if_the_user_says_so_or_if_they_are_few():
+    assert may_balance(RunConfig(strategy="exact", shards=8), 2)
+    assert not may_balance(RunConfig(strategy="exact", shards=8, balance="off"), 2)
+    assert not may_balance(RunConfig(strategy="exact", shards=8), 1)
+    assert not may_balance(RunConfig(strategy="exact", shards=8), 5)
