@@ -4,8 +4,7 @@
 
 Everything that is measured in every step is done as a run does it, for one process of 1, 2, 8 and 256 with a shard each, and
 nothing else: microseconds of processor time a step. Nothing is sent for it (the numbers go along with those of the phase), so
-this is all that it costs. A script that does not call lockstep.join() is timed by PyTorch's hooks instead: what they call.
-The goal is for up to 8 processes.
+this is all that it costs. The goal is for up to 8 processes.
 
   ratio   microseconds a step of the dearest case / 10: lower is better
 """
@@ -35,7 +34,6 @@ from lockstep.journal.measure.step_clock import (
     StepClock,
 )
 from lockstep.listener import Listeners, Stage
-from lockstep.tools.explain.script_clock import ScriptClock
 from lockstep.tools.explain.slow_ranks import SlowRanks
 
 GOAL = 1.0
@@ -74,23 +72,6 @@ def turn(world_size: int, num_steps: int) -> float:
     return spent / num_steps * 1e6
 
 
-def turn_of_script(num_steps: int) -> float:
-    """The same for a script that does not call ``lockstep.join``."""
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer, clock = torch.optim.SGD([parameter]), ScriptClock()
-    for _ in range(3):
-        parameter.sum().backward()
-        optimizer.step()
-    began = time.thread_time()
-    for _ in range(num_steps):
-        clock.note_gradient(parameter)
-        clock.before_optimizer(optimizer)
-        clock.after_optimizer()
-    spent = time.thread_time() - began
-    clock.close()
-    return spent / num_steps * 1e6
-
-
 def main() -> None:
     parser = harness.make_parser(__doc__ or "", rounds=9)
     args = parser.parse_args()
@@ -98,7 +79,6 @@ def main() -> None:
     num_steps = 2_000 if args.quick else 20_000
     sizes = {f"{size} processes": size for size in (*WORLD_SIZES, MANY)}
     turns = {name: lambda size=size: turn(size, num_steps) for name, size in sizes.items()}
-    turns["a script"] = lambda: turn_of_script(num_steps)
     timings = harness.interleave(turns, rounds, say)
     say(harness.spread_table(timings, "µs/step", {}, digits=2))
     judged = [times for name, times in timings.items() if sizes.get(name) != MANY]

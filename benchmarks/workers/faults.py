@@ -205,16 +205,7 @@ def leave_child() -> None:
 AT_THE_END = {function.__name__: function for function in (leave_thread, leave_exit_handler, leave_child)}
 
 
-# In each step, or in every tenth
-
-
-def load_index() -> None:
-    """Once, before the loop: not what makes the steps slow."""
-    time.sleep(4)
-
-
-def draw_picture() -> None:
-    time.sleep(0.05)
+# In every tenth step
 
 
 def store_on_slow_disk() -> None:
@@ -525,8 +516,6 @@ def before_loop(name: str, fault: str | None) -> None:
     """Called on all ranks, before the loop."""
     if name in TOGETHER:
         GROUPS.extend(dist.new_group() for _ in range(2))
-    if fault == "draw_picture":
-        load_index()
 
 
 def in_forward(fault: str | None, step: int) -> None:
@@ -551,8 +540,6 @@ def after_step(name: str, fault: str | None, step: int, model: nn.Module) -> boo
         BETWEEN_STEPS[fault]()
     if fault == "write_images":
         write_images()
-    if fault == "draw_picture":
-        draw_picture()
     if fault in SAVES and step % 10 == 0:
         SAVES[fault]()
     if name in TOGETHER and step == AT_STEP:

@@ -8,11 +8,8 @@ from lockstep.tools.explain import sampler
 from lockstep.tools.explain.black_box import BlackBox, read_box
 from lockstep.tools.explain.frames import MOST_FRAMES
 from lockstep.tools.explain.sampler import Sampler, fail_current, shortened
-from lockstep.tools.explain.script_clock import ScriptClock
 
 TRACEBACK = "line of a traceback\n" * 300
-WINDOWS = tuple([12345 + n, 0.0123, 0.0125, 0.0128, 0.00123, {"forward": 8, "backward": 4}, []] for n in range(64))
-STEPS = {"num_steps": 640, "newest": [[0.012345, 0.001234]] * 10, "windows": WINDOWS, "places": [], "on_gpu": False}
 
 
 def frames(length):
@@ -26,20 +23,12 @@ def call_deep(path, depth, act):
     return names["call"](depth)
 
 
-@pytest.fixture
-def clock():
-    clock = ScriptClock()
-    clock._windows = WINDOWS
-    yield clock
-    clock.close()
-
-
-def test_a_rank_that_fails_deep_in_a_library_keeps_its_traceback_and_the_innermost_frames(tmp_path, clock):
+def test_a_rank_that_fails_deep_in_a_library_keeps_its_traceback_and_the_innermost_frames(tmp_path):
     path, library = tmp_path / "boxes" / "rank-0.box", f"/{'library/' * 25}module.py"
     assert sampler._current is None
 
     def fail():
-        Sampler(path, {"rank": 0}, lambda: {"activity": "in the script"}, clock=clock)
+        Sampler(path, {"rank": 0}, lambda: {"activity": "in the script"})
         deadline = time.monotonic() + 30
         while read_box(path) is None and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -49,7 +38,6 @@ def test_a_rank_that_fails_deep_in_a_library_keeps_its_traceback_and_the_innermo
     record = read_box(path)
     assert record["ended"] == "failed"
     assert record["error"] == TRACEBACK[-6000:]
-    assert "steps" not in record
     assert "fail" in [name for _, _, name in record["stack"]]
     assert [file for file, _, _ in record["stack"]].count(library) >= 10
 
@@ -60,7 +48,6 @@ def test_of_a_record_that_is_too_long_what_is_worth_most_is_kept(tmp_path):
     record = {
         "stack": frames(1500),
         "recent": [[number, "allreduce"] for number in range(16)],
-        "steps": STEPS,
         "error": "ä" * 6000 + ": the end",
         "ending": {"since_s": 0.0, "holders": held},
     }

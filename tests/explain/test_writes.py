@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from lockstep.tools.explain.places import where
+from lockstep.tools.explain.activity import doing_in
 from lockstep.tools.explain.saving import Saving
 from lockstep.tools.explain.slow_saving import SlowSaving, describe
 from lockstep.tools.explain.writes import write_in as look  # a name that is none of writing
@@ -21,10 +21,10 @@ class Seen(io.RawIOBase):
 
     def __init__(self):
         super().__init__()
-        self.place = self.write_seen = None
+        self.doing = self.write_seen = None
 
     def write(self, data):
-        self.write_seen, self.place = look(sys._getframe()), where(sys._getframe())
+        self.write_seen, self.doing = look(sys._getframe()), doing_in(sys._getframe())
         return len(bytes(data))
 
     def writable(self):
@@ -70,7 +70,7 @@ def test_a_write_is_named_with_the_line_of_the_script_that_calls_it(monkeypatch,
     first = save.__code__.co_firstlineno
     assert (file.write_seen.file, file.write_seen.function, file.write_seen.call) == (__file__, save.__name__, call)
     assert first < file.write_seen.line <= first + 3
-    assert file.place == ("saving", f"{__file__}:{file.write_seen.line} in {save.__name__} ({call})")
+    assert file.doing == "writing a file"
 
 
 def test_what_only_has_such_a_name_is_no_write():

@@ -33,9 +33,6 @@ Row = Sequence[float]
 """What a rank was busy with in a phase: its number of samples, the seconds of each of ``ACTIVITIES``, and their sum. (What may
 follow is for ``plan.balance``.)"""
 
-SAMPLED = {**ACTIVITIES, "saving": "writing files"}
-"""What samples of a rank's stack tell apart. (``StepClock`` counts writing as ``script``.)"""
-
 LOADING = "getting a batch from the loader"
 """What a rank does between two steps of a pass, in a record."""
 _BUSY = itemgetter(1 + len(ACTIVITIES))

@@ -117,7 +117,7 @@ def _as_json(report: RankReport) -> dict[str, object]:
         "still_s": report.still_s,
         **{
             key: record[key]
-            for key in ("doing", "ending", "status", "collective", "handled", "stack", "time_s", "begun", "recent", "steps")
+            for key in ("doing", "ending", "status", "collective", "handled", "stack", "time_s", "begun", "recent")
             if key in record
         },
     }

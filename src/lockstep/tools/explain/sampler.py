@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import _thread
 import os
-import random
 import sys
 import threading
 import time
@@ -33,15 +32,12 @@ from lockstep.tools.explain.loader_workers import batches_received, is_loading
 from lockstep.tools.explain.other_threads import other_threads
 from lockstep.tools.explain.process import io_bytes, own_memory
 from lockstep.tools.explain.saving import Lost, Saving
-from lockstep.tools.explain.script_clock import ScriptClock
 from lockstep.tools.explain.stack_request import StackResponder, can_answer
 from lockstep.tools.explain.work import WorkMeter
 from lockstep.tools.explain.writes import write_in
 from lockstep.world.machine.identity import shared_by
 
 EVERY_S = 0.5
-_GLANCES = 10
-"""Samples of a script clock per interval, at random times: regular ones would fall on the same part of every step."""
 _WAITS_AFTER_S = 1.0
 """A thread that has not moved for this long may be waiting in a collective."""
 _SUSPENDED_S = 5.0
@@ -99,7 +95,7 @@ class Sampler:
             next two.
         waits: called twice a second with the seconds for which the thread has waited for other ranks or loader workers, 0 if it
             does not; None: that is not watched here, and nothing is ever printed.
-        clock: of a script that does not use lockstep.
+        replaced: called when another black box takes over.
         loses: called with the time that the thread loses in saving, twice a second; None: as above.
     """
 
@@ -109,7 +105,7 @@ class Sampler:
         about: Mapping[str, Any],
         doing: Callable[[], Mapping[str, Any]],
         waits: Callable[[float], None] | None = None,
-        clock: ScriptClock | None = None,
+        replaced: Callable[[], None] | None = None,
         loses: Callable[[Lost], None] | None = None,
     ) -> None:
         global _current
@@ -118,7 +114,7 @@ class Sampler:
         if _current is not None:
             _current.hand_over(path)
         self._waits, self._loses = waits, loses
-        self._clock = clock
+        self._replaced = replaced
         self._doing = doing
         self._box = BlackBox(path, is_shared=about.get("num_nodes", 1) > 1)
         self._responder = StackResponder(path.with_suffix(".stacks"))
@@ -147,8 +143,6 @@ class Sampler:
         self._last: dict[str, Any] = {}
         self._error = ""
         self._has_failed = waits is None
-        self._draw = random.Random()
-        """Not the script's."""
         self._halted = threading.Event()
         self._running = threading.Lock()
         """Held by the sampler's thread."""
@@ -159,8 +153,8 @@ class Sampler:
         """Stop, since the process has another black box from now on."""
         self._about["joined"] = str(path.absolute())
         self.close("joined")
-        if self._clock is not None:
-            self._clock.close()
+        if self._replaced is not None:
+            self._replaced()
 
     def take_back(self) -> None:
         """Go on, since the process has no other black box any more."""
@@ -179,7 +173,6 @@ class Sampler:
             if how == "failed" and self._last:
                 recent = read_recording().recent or self._recent
                 record = {**self._last, "begun": counts().begun or self._begun, "recent": recent, "ended": how}
-                record.pop("steps", None)  # no longer needed, and the traceback needs the room
                 self._try(lambda: self._write({**record, "error": self._error}))
             else:
                 if self._waits is not None:
@@ -221,21 +214,13 @@ class Sampler:
                 began_s = time.time()
                 self._try(self._look)
                 self._try(self._watch)
-                self._pause()
+                if not self._halted.wait(EVERY_S):
+                    self._try(self._glance)
                 if time.time() - began_s > _SUSPENDED_S:
                     self._same_since_s = time.time()
 
-    def _pause(self) -> None:
-        glances = 1 if self._clock is None else _GLANCES
-        for _ in range(glances):
-            if self._halted.wait(EVERY_S / glances * (1 if glances == 1 else self._draw.uniform(0.2, 1.8))):
-                return
-            self._try(self._glance)
-
     def _glance(self) -> None:
         frame, now = self._frame(), time.time()
-        if self._clock is not None:
-            self._clock.glance(frame)
         if (write := write_in(frame)) is not None:
             at = self._doing()
             self._saving.note(write, now, now - self._glanced_s, (at.get("step"), at.get("num_done")))
@@ -262,8 +247,6 @@ class Sampler:
 
     def _look(self, ended: str | None = None) -> None:
         now, frame = time.time(), self._frame()
-        if self._clock is not None:
-            self._clock.see(frame)
         stack, at, batches = stack_of(frame), self._doing(), batches_received(frame)
         del frame  # and what it holds
         if (stack, at, batches) != (self._stack, self._at, self._batches):
@@ -301,7 +284,6 @@ class Sampler:
             "begun": self._begun,
             "recent": self._recent,
             **({} if (lost := self._saving.lost()) is None else {"saving": asdict(lost)}),
-            **({} if self._clock is None else {"steps": self._clock.history()}),
             **({} if _end is None else {"ending": {**_end, "holders": holders_of(self._thread_id)}}),
             "ended": ended,
         }
@@ -315,9 +297,8 @@ class Sampler:
 
 
 def shortened(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What is worth most of a record that did not fit into its box: without steps and outer frames. Pure."""
-    short = {name: value for name, value in record.items() if name != "steps"}
-    short["stack"] = record["stack"][:_FEWEST_FRAMES]
+    """What is worth most of a record that did not fit into its box: without outer frames. Pure."""
+    short = {**record, "stack": record["stack"][:_FEWEST_FRAMES]}
     if "error" in record:
         short["error"] = record["error"][-_LEAST_OF_ERROR:]
     if ending := record.get("ending"):

@@ -28,7 +28,6 @@ _REMEDIES = {
     "data": "Look at the disk and the loader workers of that machine",
     "forward": "Look at what else runs on that machine, and at its clock rate and temperature",
     "backward": "Look at what else runs on that machine, and at its clock rate and temperature",
-    "saving": "Look at the disk that it writes to, and at how much and how often it writes",
     "script": "Look at what that rank alone does in the loop (logging, saving), and at what else runs on that machine",
 }
 _LARGER = "Other ranks of that machine are faster, so look at its samples first: are they larger (longer sequences)? Then at"

@@ -1,23 +1,25 @@
 """The black box of each worker of ``lockstep run``, and the log of its collectives, in the launch's private directory.
 
 It serves scripts that never call ``lockstep.join``, and others until they do. Their progress is known from the optimizer steps
-that PyTorch's hooks report (``script_clock``), and from the collectives that they have finished.
+that PyTorch's hook reports, and from the collectives that they have finished.
 """
 
 from __future__ import annotations
 
 import socket
+import sys
+import threading
 import time
 from collections import deque
 from pathlib import Path
 from typing import Any
 
+from lockstep.tools.explain.activity import doing_in
 from lockstep.tools.explain.black_box import box_path
 from lockstep.tools.explain.call_log import CallLog, log_path
 from lockstep.tools.explain.flight_recorder import counts
 from lockstep.tools.explain.recorded_calls import record_calls
 from lockstep.tools.explain.sampler import Sampler, about_process
-from lockstep.tools.explain.script_clock import ScriptClock
 
 _REMEMBERED = 20
 
@@ -43,6 +45,24 @@ class Pace:
         return sorted(self._gaps)[len(self._gaps) // 2] if self._gaps else 0.0
 
 
+class Steps:
+    """Counts the optimizer steps of this process, until it is closed. Must be created by the main thread."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        optimizers = sys.modules.get("torch.optim.optimizer")  # never imported for this
+        self._hook = None if optimizers is None else optimizers.register_optimizer_step_post_hook(self._end)
+
+    def close(self) -> None:
+        """Remove the hook."""
+        if self._hook is not None:
+            self._hook.remove()
+
+    def _end(self, *_: Any) -> None:
+        if not sys.modules["torch"].compiler.is_compiling():  # it must not be compiled into the script's graph
+            self.count += 1
+
+
 class WorkerBox:
     """Starts the black box of this process. Must be created by the main thread.
 
@@ -55,22 +75,22 @@ class WorkerBox:
 
     def __init__(self, private_dir: str, rank: int, world_size: int, program: str) -> None:
         self._pace = Pace()
-        self._clock = ScriptClock()
+        self._steps, self._thread_id = Steps(), threading.get_ident()
         about = about_process(rank, world_size, socket.gethostname(), Path(private_dir).name, program=program)
         try:
-            Sampler(box_path(Path(private_dir), rank), about, self._doing, clock=self._clock)
+            Sampler(box_path(Path(private_dir), rank), about, self._doing, replaced=self._steps.close)
             if world_size > 1:
                 record_calls(CallLog(log_path(Path(private_dir), rank)))
         except OSError:  # the script runs without a black box, or a log
-            self._clock.close()
+            self._steps.close()
 
     def _doing(self) -> dict[str, Any]:
         """Called from another thread."""
         done = counts().num_done
         self._pace.note(done, time.time())
         return {
-            "activity": self._clock.activity,
+            "activity": doing_in(sys._current_frames().get(self._thread_id)),
             "num_done": done,
             "usual_s": self._pace.usual_s,
-            "step": self._clock.num_steps,
+            "step": self._steps.count,
         }

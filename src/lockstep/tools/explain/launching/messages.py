@@ -25,8 +25,8 @@ class Message:
     """Who waits for whom, once that was reported to the user."""
     reports: Sequence[Mapping[str, Any]] = ()
     """Of its ranks, on request: see ``RankReport.as_json``."""
-    steps: Sequence[Mapping[str, Any]] = ()
-    """Of its ranks: see ``slow_script_ranks.newest_steps``, and the time that they lose in saving."""
+    saving: Sequence[Mapping[str, Any]] = ()
+    """Of its ranks that lose time in saving: ``rank``, ``host``, and the time."""
 
 
 class Peers:
