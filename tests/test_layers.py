@@ -120,7 +120,7 @@ WITHOUT_TORCH = (
     "tools.verify.trace.differences",
     "tools.verify.trace.origin",
     "tools.verify.diagnosis.experiments",
-    "tools.verify.diagnosis.conclusion",
+    "tools.verify.diagnosis.causes",
     "tools.replay.digests",
     "tools.replay.request",
     "tools.audit.instrument",

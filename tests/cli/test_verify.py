@@ -204,21 +204,19 @@ def test_what_changes_after_the_last_step_is_compared(verify, tmp_path):
     done = verify("--world-sizes", "1,2", *BRIEFLY, "train.py")
     assert done.exit_code == 1, done.output
     assert "first difference: after step 9, the last: the weight 0.bias" in done.output
-    assert done.results["diagnosis"]["cause"] == "rank"
+    assert done.results["diagnosis"]["arose"].startswith("after the last step")
 
 
 # (More causes are planted in diagnosis/test_planted_causes.py, with the same experiments in warm processes.)
 @pytest.mark.long
-def test_a_difference_is_told_with_its_place_cause_line_and_remedy(verify, tmp_path):
+def test_a_difference_is_told_with_its_place_cause_and_remedy(verify, tmp_path):
     done = verify("--world-sizes", "1,2", *BRIEFLY, "train.py", "set")
     assert done.exit_code == 1, done.output
-    line = 1 + next(i for i, text in enumerate(PLANTED.read_text().splitlines()) if "for name in {" in text)
     for text in (
         "FAIL  2 processes differs from 1 process",
         "first difference: step 1 (epoch 1), shard 0: loss",
         "samples of this shard: ",
         "likely cause: the order of a Python set",
-        f"train.py:{line}  a set:  for name in ",
         "remedy: iterate over sorted(the_set)",
     ):
         assert text in done.output
@@ -232,22 +230,20 @@ def test_a_difference_is_told_with_its_place_cause_line_and_remedy(verify, tmp_p
 
 @pytest.mark.long
 @pytest.mark.longest
-def test_of_ranks_that_part_the_error_is_shown_and_the_line_that_parted_them(verify):
+def test_of_ranks_that_part_the_error_is_shown(verify):
     done = verify("--world-sizes", "1,2", *BRIEFLY, "train.py", "update by one rank")
     assert done.exit_code == 1, done.output
     assert done.output.count("MismatchError: the ranks have diverged: after step 1, '0.weight'") == 1
     assert "FAIL  2 processes: rank 1 differs from rank 0" in done.output
-    assert re.search(r"train.py:\d+  team.is_main:  model\[0\].weight.add_", done.output)
     assert done.results["diagnosis"]["cause"] == "rank"
 
 
 @pytest.mark.long
 @pytest.mark.longest
-def test_what_is_in_no_checkpoint_is_found_by_a_kill_with_the_attribute(verify):
+def test_what_is_in_no_checkpoint_is_found_by_a_kill(verify):
     done = verify("--world-sizes", "1,2", "--launchers", "local", "--no-one-device", "train.py", "not saved")
     assert done.exit_code == 1, done.output
     assert "FAIL  1 process, resuming where 2 processes were killed differs from 1 process" in done.output
-    assert "seen of layer 1" in done.output
     assert done.results["diagnosis"]["cause"] == "not saved"
 
 

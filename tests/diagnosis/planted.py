@@ -30,16 +30,16 @@ class Numbers(Dataset):
     def __getitem__(self, index):
         x = torch.arange(4) / 4 + index / 32
         if self.fault == "generator in the data":
-            x = x + torch.randn(4, generator=torch_generator)  # PLANT
+            x = x + torch.randn(4, generator=torch_generator)  # TEXT
         if self.fault == "random data":
             x = x + torch.randn(4) + random.random() + np.random.rand()
         if self.fault == "generator made anew":
             x = x + np.random.default_rng(index).normal()
         if self.fault == "state in the data":
-            self.asked += 1  # PLANT
+            self.asked += 1  # TEXT
             x = x * self.asked
         if self.fault == "worker":
-            x = x + (get_worker_info() is not None)  # PLANT
+            x = x + (get_worker_info() is not None)  # TEXT
         return x, x.sum(0, keepdim=True)
 
 
@@ -54,7 +54,7 @@ class Stream(IterableDataset):
         # The first global batch is whole: what the ranks read of it is compared where they read it.
         for index in range(8):
             yield self.numbers[index]
-        first, every = self.team.rank, self.team.world_size  # PLANT
+        first, every = self.team.rank, self.team.world_size
         for index in range(8 + first, 8 + 8 * every, every):
             yield self.numbers[index % 16]
 
@@ -73,21 +73,21 @@ class Faulty(nn.Module):
     def forward(self, x):
         fault = self.fault
         if fault == "os.urandom":
-            x = x + os.urandom(1)[0] / 256 + os.urandom(1)[0] / 65536  # PLANT
+            x = x + os.urandom(1)[0] / 256 + os.urandom(1)[0] / 65536
         if fault == "state in a layer":
-            self.average = 0.9 * self.average + 0.1 * x.detach().mean()  # PLANT
+            self.average = 0.9 * self.average + 0.1 * x.detach().mean()  # TEXT
             x = x - self.average
         if fault == "state in a module":
-            history.append(x.detach().mean())  # PLANT
+            history.append(x.detach().mean())  # TEXT
             x = x - sum(history)
         if fault == "clock":
-            x = x * (time.perf_counter() % 1)  # PLANT
+            x = x * (time.perf_counter() % 1)
         if fault == "rank":
-            x = x * (1 + self.team.rank)  # PLANT
+            x = x * (1 + self.team.rank)
         if fault == "variable":
-            x = x * (1 + int(os.environ["RANK"]))  # PLANT
+            x = x * (1 + int(os.environ["RANK"]))
         if fault == "set":
-            for name in {"one", "two", "three", "four", "five", "six"}:  # PLANT
+            for name in {"one", "two", "three", "four", "five", "six"}:
                 x = torch.sin(x * len(name) + ord(name[0]))
         if fault == "unknown kernel":
             x = x + unseen_noise()
@@ -110,10 +110,10 @@ def unseen_noise():
 def train(fault):
     team = lockstep.join()
     if fault == "threads":
-        torch.set_num_threads(team.world_size)  # PLANT
+        torch.set_num_threads(team.world_size)
     began = time.time()
     model = nn.Sequential(nn.Linear(4, 8), Faulty(team, fault), nn.Dropout(0.1), nn.Linear(8, 1))
-    rate = 0.01 * team.world_size if fault == "learning rate" else 0.01  # PLANT-RATE
+    rate = 0.01 * team.world_size if fault == "learning rate" else 0.01  # TEXT
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0 if fault == "learns nothing" else rate, momentum=0.9)
     streams = fault == "split by rank"
     loader = DataLoader(Stream(team), 8) if streams else DataLoader(Numbers(fault), 8, shuffle=True)
@@ -128,21 +128,21 @@ def train(fault):
                 loss = nn.functional.mse_loss(guess, y, reduction="sum" if fault == "sum" else "mean")
                 if fault == "collective":
                     total = loss.detach().clone()
-                    torch.distributed.all_reduce(total, group=group)  # PLANT
+                    torch.distributed.all_reduce(total, group=group)
                     loss = loss * total
                 team.backward(
                     loss, **({"reduction": "mean"} if fault == "sum" else {})
                 )  # or lockstep would see the sum itself
                 if fault == "weights" and team.step == 3:  # in steps 1, 2, 4 it is refused
-                    model[0].weight.data.clamp_(-0.1, 0.1)  # PLANT
+                    model[0].weight.data.clamp_(-0.1, 0.1)  # TEXT
                 team.log(seconds=time.time() - began)  # innocent
             optimizer.step()
             optimizer.zero_grad()
             if fault == "update by one rank":
                 with torch.no_grad():
-                    model[0].weight.add_(float(team.is_main))  # PLANT
+                    model[0].weight.add_(float(team.is_main))
             if fault in COUNTING:
-                model[1].seen += 1  # PLANT
+                model[1].seen += 1
             print(team.is_main, time.time() - began)  # innocent
             if team.is_main and fault == "fails":
                 raise RuntimeError("no luck")

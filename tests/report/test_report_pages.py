@@ -23,7 +23,7 @@ from lockstep.tools.report.verification_page import verification_page
 from lockstep.tools.runs.inventory import FINISHED, Run
 from lockstep.tools.trials.machine import Machine
 from lockstep.tools.trials.study import Task
-from lockstep.tools.verify.diagnosis.conclusion import Diagnosis
+from lockstep.tools.verify.diagnosis.causes import Diagnosis
 from lockstep.tools.verify.diagnosis.one_device import OneDevice
 from lockstep.tools.verify.diagnosis.setting import Setting
 from lockstep.tools.verify.trace.differences import Difference
@@ -238,9 +238,7 @@ def verification(directory, **fields):
         "diagnosis": Diagnosis(
             cause="unknown",
             sentence="a <b>cause</b>",
-            locations=("train.py:3 here",),
             remedy="a remedy",
-            also_seen=(),
             ruled_out=("chance",),
             arose="in a layer",
         ),
@@ -262,7 +260,6 @@ def test_a_fail_comes_back_from_its_file_with_the_first_difference_and_its_cause
         "step 2 (epoch 1), shard 1: loss",
         "a &lt;b&gt;cause",
         "a remedy",
-        "train.py:3 here",
         "x&lt;b&gt;",
         "DIFFERS",
     ):

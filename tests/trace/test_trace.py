@@ -25,7 +25,7 @@ def traced(crew, tmp_path, nproc, fn, *args, **settings):
     return results, read_ranks(run_dir, DIRECTORY)
 
 
-@pytest.mark.parametrize("level", ["steps", "calls"])
+@pytest.mark.parametrize("level", ["steps", "layers"])
 def test_tracing_changes_nothing(crew, tmp_path, level):
     plain = crew(2, tracing_scripts.weights, 24, shards=2)
     for rank, (weights, after, _) in enumerate(

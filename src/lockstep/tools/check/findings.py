@@ -148,6 +148,11 @@ class Finding:
         return self.code.startswith(DIFFERS)
 
     @property
+    def tells_runs_apart(self) -> bool:
+        """Whether two runs may differ by it: also by the order of a set, on any number of processes."""
+        return self.differs or self.code == "LS305"
+
+    @property
     def starts_anew(self) -> bool:
         """Whether a resumed run has lost it."""
         return self.code.startswith(STARTS_ANEW)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import FrameType
 
-from lockstep.base.tracebacks.frames import Frame, stack_of
+from lockstep.base.tracebacks.frames import Frame
+from lockstep.tools.explain.frames import stack_of
 from lockstep.tools.explain.writes import write_in
 
 

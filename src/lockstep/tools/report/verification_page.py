@@ -100,9 +100,7 @@ def _story(verification: Verification) -> Iterator[tuple[str, str]]:
         facts = {
             "it arose": diagnosis.arose,
             "likely cause": diagnosis.sentence,
-            "in the code": "\n".join(diagnosis.locations),
             "remedy": diagnosis.remedy,
-            "other observations (may be unrelated)": "\n".join(diagnosis.also_seen),
             "ruled out": "\n".join(diagnosis.ruled_out),
         }
         yield from ((name, text) for name, text in facts.items() if text)

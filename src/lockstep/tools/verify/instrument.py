@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions:
     """Settings of a run. ``gradient`` also records the first phase's gradient as numbers, without dropout and with BatchNorm in
-    evaluation mode; ``calls`` the calls of the script's code that could make runs differ."""
+    evaluation mode; ``layers`` the inputs and outputs of all layers."""
 
-    trace: str = option("off", group=TRAINING, choices=("off", "steps", "gradient", "calls"))
-    """Write digests of every step to RUN/trace, for lockstep verify; slow. gradient and calls record more, to find
+    trace: str = option("off", group=TRAINING, choices=("off", "steps", "gradient", "layers"))
+    """Write digests of every step to RUN/trace, for lockstep verify; slow. gradient and layers record more, to find
     causes.  [default: off]"""
     trace_until: int | None = option(None, group=TRAINING, least=1, metavar="STEP")
     """With --trace: end the script after this step.  [default: run to its end]"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from lockstep.tools.check.findings import Finding
-from lockstep.tools.verify.diagnosis.conclusion import Diagnosis
+from lockstep.tools.verify.diagnosis.causes import Diagnosis
 from lockstep.tools.verify.trace.differences import Difference
 from lockstep.tools.verify.verification import SettingResult, Verification
 from lockstep.world.machine.sizes import counted
@@ -180,13 +180,9 @@ def _diagnosis(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Iterator[st
         yield from _indented(2, _findings("likely cause, by the script's text", findings))
         return
     yield f"  likely cause: {diagnosis.sentence}"
-    yield from _indented(4, diagnosis.locations)
     yield f"  remedy: {diagnosis.remedy}"
     yield from _indented(2, _findings("found in the script's text", findings))
-    if diagnosis.also_seen:
-        yield "  other observations (may be unrelated):"
-        yield from _indented(4, diagnosis.also_seen)
-    if diagnosis.ruled_out and diagnosis.cause in ("unknown", "timing"):
+    if diagnosis.ruled_out:
         yield "  ruled out:"
         yield from _indented(4, diagnosis.ruled_out)
 

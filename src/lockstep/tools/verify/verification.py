@@ -9,7 +9,7 @@ from typing import Any
 from lockstep.tools.check.findings import Finding
 from lockstep.tools.trials.study import Study
 from lockstep.tools.trials.trial import Record
-from lockstep.tools.verify.diagnosis.conclusion import Diagnosis
+from lockstep.tools.verify.diagnosis.causes import Diagnosis
 from lockstep.tools.verify.diagnosis.one_device import OneDevice
 from lockstep.tools.verify.diagnosis.setting import Setting
 from lockstep.tools.verify.trace.differences import Difference, learned, uses_each_sample_once
@@ -141,7 +141,7 @@ class Verification(Study):
         """The findings that may tell why a setting failed or differs: of what starts anew, if only its resume does; the certain
         ones first."""
         is_resumed = result.setting.killed_at is not None
-        fitting = [finding for finding in self.findings if (finding.starts_anew if is_resumed else finding.differs)]
+        fitting = [finding for finding in self.findings if (finding.starts_anew if is_resumed else finding.tells_runs_apart)]
         return tuple(sorted(fitting, key=lambda finding: not finding.certain))
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -16,12 +17,11 @@ from lockstep.tools.trials.machine import Machine
 from lockstep.tools.trials.study import Task
 from lockstep.tools.trials.trial import Observer, Record, run_trial
 from lockstep.tools.verify import settings, verdict
-from lockstep.tools.verify.diagnosis.conclusion import conclude, conclude_for_killed
-from lockstep.tools.verify.diagnosis.experiments import Experiment, Outcome, investigate
+from lockstep.tools.verify.diagnosis.causes import NOT_SAVED, conclude
+from lockstep.tools.verify.diagnosis.experiments import Experiment, investigate
 from lockstep.tools.verify.diagnosis.one_device import OneDevice, against_one_device
 from lockstep.tools.verify.diagnosis.setting import Setting
 from lockstep.tools.verify.trace.differences import first_difference, first_fault
-from lockstep.tools.verify.trace.lines import read_evidence
 from lockstep.tools.verify.trace.traced_run import TracedRun, read_run
 from lockstep.tools.verify.verification import SettingResult, Verification, summary_of
 
@@ -208,7 +208,7 @@ class _Verifier:
         assert worst.difference is not None
         done: list[str] = []
 
-        def laboratory(experiment: Experiment) -> Outcome | None:
+        def laboratory(experiment: Experiment) -> TracedRun | None:
             what = f"{experiment.purpose} ({experiment.setting.label})"
             done.append(what)
             self._observer.started(f"looking for the cause: {what}")
@@ -218,32 +218,21 @@ class _Verifier:
             record = self._try(experiment.setting, name, trace, variables=variables)
             if record.status == "interrupted":
                 raise KeyboardInterrupt
-            run_dir = self.verification.directory / name
-            run = _read_partial_run(run_dir)
+            run = _read_partial_run(self.verification.directory / name)
             # That it failed after the last step that matters is no matter.
-            if run is None or (record.status != "ok" and max(run.steps) < (experiment.until or math.inf)):
-                return None
-            return Outcome(run=run, evidence=read_evidence(run_dir))
+            is_short = run is None or (record.status != "ok" and max(run.steps) < (experiment.until or math.inf))
+            return None if is_short else run
 
+        if worst.setting.killed_at is not None:
+            self._note(diagnosis=NOT_SAVED)
+            return
         first = worst if worst.difference.among is not None else self.verification.reference
+        pair = [
+            (result.setting, read_run(self.verification.directory / (result.run_dir or ""))) for result in (first, worst)
+        ]
         diagnosis = None
-        try:
-            if worst.setting.killed_at is not None:
-                # What goes on into a step is seen when that begins.
-                until = None if worst.difference.is_behind else worst.difference.step + 1
-                watched = laboratory(
-                    Experiment(purpose="watching what the script keeps", setting=first.setting, level="calls", until=until)
-                )
-                diagnosis = conclude_for_killed(() if watched is None else watched.evidence, directory=Path.cwd())
-            else:
-                pair = [
-                    (result.setting, read_run(self.verification.directory / (result.run_dir or "")))
-                    for result in (first, worst)
-                ]
-                findings = investigate(worst.difference, pair[0], pair[1], laboratory)
-                diagnosis = conclude(findings, directory=Path.cwd())
-        except KeyboardInterrupt:  # what was measured is there; only the cause is not
-            pass
+        with contextlib.suppress(KeyboardInterrupt):  # what was measured is there; only the cause is not
+            diagnosis = conclude(investigate(worst.difference, pair[0], pair[1], laboratory))
         self._note(diagnosis=diagnosis, experiments=tuple(done))
 
 

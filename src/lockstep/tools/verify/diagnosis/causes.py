@@ -1,8 +1,11 @@
-"""The causes that ``lockstep verify`` can name, with remedies."""
+"""The *likely* cause of a difference: what the experiments say, and the traces. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from lockstep.tools.verify.diagnosis.experiments import Findings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,46 +15,16 @@ class Cause:
     sentence: str
     """What is printed after *likely cause:*"""
     remedy: str
-    kinds: tuple[str, ...] = ()
-    """Evidence for it: see ``diagnosis.evidence``."""
 
 
-# Likelier ones first: of two with evidence at the same location, the earlier one is named.
 CAUSES = {
     "threads": Cause(
         sentence="the number of threads of a process differs, and with it the order in which sums are taken",
         remedy="give threads= to join() (or --threads), and let nothing else set the number of threads",
-        kinds=("threads",),
     ),
     "set order": Cause(
         sentence="the order of a Python set: it differs from run to run, because Python hashes texts with a random seed",
         remedy="iterate over sorted(the_set), or use a dict or a list, which keep their order",
-    ),
-    "collective": Cause(
-        sentence="a collective inside a shard: it brings processes together, and how many shards each of them has depends on "
-        "how many there are",
-        remedy="leave the exchange to team.backward, batch.add and team.log, or call it after the loop over batch.shards",
-        kinds=("collective",),
-    ),
-    "weights": Cause(
-        sentence="weights are changed inside a shard: the next shard of this process sees the change, and those of other "
-        "processes do not",
-        remedy="change weights (clip them, average them, step) after the loop over batch.shards, once a step",
-        kinds=("weights",),
-    ),
-    "random": Cause(
-        sentence="a generator of the script's own (or the system's) is drawn from inside a shard, or while a sample is "
-        "fetched: what it gives depends on what this process has drawn before, not on the sample",
-        remedy="draw from torch, numpy.random or random themselves (lockstep reseeds these for every shard), or make the "
-        "generator for each sample, from its index",
-        kinds=("generator", "entropy"),
-    ),
-    "state": Cause(
-        sentence="state across shards: something is kept from one forward pass (or one sample) for the next, and which one "
-        "that is depends on how the shards are shared out",
-        remedy="compute it from the batch at hand alone; keep it in a registered buffer, which lockstep combines over the "
-        "shards once a step; or in team.per_shard(...), if it continues from batch to batch",
-        kinds=("state",),
     ),
     "data by rank": Cause(
         sentence="the data is read differently on each rank: lockstep itself gives every process its part of each batch, so "
@@ -61,33 +34,25 @@ CAUSES = {
     "worker": Cause(
         sentence="code that depends on which loader worker runs it",
         remedy="let what a sample is depend on its index alone",
-        kinds=("worker",),
-    ),
-    "clock": Cause(
-        sentence="time-dependent code: a clock is read where the difference arose",
-        remedy="let nothing that is computed depend on the time: count steps (team.step) instead",
-        kinds=("clock", "process"),
     ),
     "rank": Cause(
-        sentence="rank-dependent code: what is computed depends on which process it is, or on how many there are",
-        remedy="use the rank for printing and writing only; scale learning rates by the global batch size, not by the number "
-        "of processes",
-        kinds=("rank",),
+        sentence="rank-dependent code: what is computed depends on which process it is",
+        remedy="use team.rank, team.is_main and the variable RANK for printing and writing only",
     ),
     "not saved": Cause(
         sentence="something that the script keeps is in no checkpoint, so the run resumes without it",
         remedy="keep values in state = team.state(best=0.0, ...), count with team.step, and give objects to "
         "team.register(name, object): these are saved, as are buffers of the model, optimizers, and team.per_shard(...)",
-        kinds=("kept", "state", "generator"),
     ),
     "rounding": Cause(
         sentence="the sum of gradients is taken in an order that depends on the number of processes (strategy ddp)",
         remedy="leave strategy= out: the default, 'exact', adds in one order",
     ),
     "timing": Cause(
-        sentence="a non-deterministic kernel: a setting does not agree with itself, and nothing in the script's code explains "
-        "it, so an operation (or a library, or a thread of the script's) gives results that depend on timing",
-        remedy="torch.use_deterministic_algorithms(True) makes PyTorch choose deterministic kernels, and name those that it "
+        sentence="a setting does not agree with itself: a clock or the system's randomness (os.urandom, a generator without a "
+        "seed) is read, or a kernel gives results that depend on timing",
+        remedy="let nothing that is computed depend on the time, and seed every generator; "
+        "torch.use_deterministic_algorithms(True) makes PyTorch choose deterministic kernels, and name those that it "
         "lacks in an error; look at the layer named above first",
     ),
     "unknown": Cause(
@@ -96,3 +61,119 @@ CAUSES = {
         "directory",
     ),
 }
+
+_IN_SHARD = Cause(
+    sentence="what runs inside a shard uses more than its samples and the weights: a generator of the script's own, something "
+    "kept from one shard to the next (an attribute, a list, a changed weight), a collective, the rank or the number of "
+    "processes",
+    remedy="draw from torch, numpy.random or random (lockstep reseeds these for every shard); leave what spans shards to "
+    "batch.add, buffers, team.per_shard(...), or do it after the loop over batch.shards",
+)
+_OF_DATA = Cause(
+    sentence="what a sample is follows not from its index alone, but from a generator of the script's own, from what was read "
+    "before it, from the rank, or from the loader worker",
+    remedy="draw from torch, numpy.random or random (lockstep reseeds these for every shard), or make the generator for each "
+    "sample, from its index; keep nothing from sample to sample",
+)
+_OUTSIDE = Cause(
+    sentence="code outside of batch.shards uses a value of this process alone: the rank, the number of processes, a variable "
+    "that is written inside",
+    remedy='use the values of the whole batch, batch["..."], and what team.all_reduce and team.all_gather_object return',
+)
+_USUAL = {
+    **dict.fromkeys(("before the model", "layer", "after the model", "backward"), _IN_SHARD),
+    **dict.fromkeys(("data", "samples"), _OF_DATA),
+    **dict.fromkeys(("beginning", "update", "evaluation", "end"), _OUTSIDE),
+}
+"""What usually makes a difference where it arose."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """The likely cause of a difference, for the user."""
+
+    cause: str
+    """A key of ``CAUSES``."""
+    sentence: str
+    remedy: str
+    ruled_out: tuple[str, ...] = ()
+    arose: str = ""
+    """In which part of the computation it arose, in words; empty: unknown."""
+
+
+NOT_SAVED = Diagnosis(cause="not saved", sentence=CAUSES["not saved"].sentence, remedy=CAUSES["not saved"].remedy)
+"""Why a run that resumes one that was killed computes something else, with the same settings."""
+
+
+def conclude(findings: Findings) -> Diagnosis:
+    """The likely cause."""
+    name = _cause(findings)
+    cause = CAUSES[name]
+    sentence = cause.sentence
+    if name == "threads" and findings.threads is not None:
+        labels = [setting.label for setting in findings.settings]
+        sentence += f" ({findings.threads[0]} with {labels[0]}, {findings.threads[1]} with {labels[1]})"
+    if name == "unknown" and (usual := _USUAL.get(findings.origin.where)) is not None:
+        sentence, cause = f"{sentence}; usually {usual.sentence}", usual
+    return Diagnosis(
+        cause=name,
+        sentence=sentence,
+        remedy=cause.remedy,
+        ruled_out=_ruled_out(findings) if name in ("unknown", "timing") else (),
+        arose=_arose(findings),
+    )
+
+
+def _cause(findings: Findings) -> str:
+    difference, where = findings.difference, findings.origin.where
+    if findings.threads is not None and difference.stage not in ("samples", "content", "steps"):
+        return "threads"
+    if findings.depends_on_hashes:
+        return "set order"
+    if difference.stage == "samples" and "ran this shard" in difference.detail:
+        return "unknown"
+    if findings.data_by_rank:
+        return "data by rank"
+    if where == "exchange" and findings.strategy not in ("exact", "fsdp"):
+        return "rounding"
+    if findings.repeats is False:
+        return "timing"
+    first, second = findings.settings
+    if where == "data" and first.world_size == second.world_size and first.workers != second.workers:
+        return "worker"
+    return "rank" if difference.among is not None else "unknown"
+
+
+def _ruled_out(findings: Findings) -> tuple[str, ...]:
+    ruled_out = []
+    if findings.repeats is True:
+        ruled_out.append("chance and time: each setting agrees with itself when it is run again")
+    if findings.repeats is False:
+        ruled_out.append("what depends on the number of processes alone: one setting does not even agree with itself")
+    if findings.threads is None:
+        ruled_out.append("the number of threads: it is the same")
+    if findings.vanished is not None and not findings.depends_on_hashes:
+        ruled_out.append("the order of sets of texts: another hash seed changes nothing, or the same one does not help")
+    return tuple(ruled_out)
+
+
+_AROSE: Mapping[str, str] = {
+    "data": "while the samples were fetched and collated",
+    "samples": "in the sampler, or in what the loader was made with",
+    "before the model": "inside a shard, before the model: its input differs",
+    "after the model": "inside a shard, after the model: its output is the same",
+    "backward": "in the backward pass: the loss is the same",
+    "exchange": "where gradients are reduced: those of each shard are the same",
+    "update": "after batch.shards, in the update: the gradients are the same",
+    "beginning": "before the first step",
+    "evaluation": "in the evaluation: the weights are the same",
+    "end": "after the last step: until then all is the same",
+}
+
+
+def _arose(findings: Findings) -> str:
+    origin = findings.origin
+    if origin.where == "layer":
+        name = origin.layer if origin.layer == "the model" else f"layer {origin.layer}"
+        return f"in the forward pass of {name} ({origin.kind}): its input is the same, its output is not"
+    return _AROSE.get(origin.where, "")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from lockstep.tools.verify.diagnosis.setting import Setting
 from lockstep.tools.verify.trace.differences import Difference, first_difference, first_fault
 from lockstep.tools.verify.trace.origin import Origin, origin
-from lockstep.tools.verify.trace.traced_run import Line, TracedRun
+from lockstep.tools.verify.trace.traced_run import TracedRun
 
 _HASH_SEEDS = (1, 2, 3, 4)
 """Several, since half of all seeds give a set of two strings the same order."""
@@ -30,15 +30,7 @@ class Experiment:
     """The seed of Python's hashes, which determines the order of sets; None: another one in every run."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """The result of an experiment."""
-
-    run: TracedRun
-    evidence: Sequence[Line]
-
-
-Laboratory = Callable[[Experiment], Outcome | None]
+Laboratory = Callable[[Experiment], TracedRun | None]
 """Runs an experiment; returns None if it failed."""
 
 
@@ -53,9 +45,8 @@ class Findings:
     """Whether each setting gives the same result when it is run again; None: unknown."""
     depends_on_hashes: bool | None = None
     """Whether the result depends on the seed of Python's hashes, and on nothing else that was observed; None: unknown."""
-    vanished: bool = False
-    """Whether the difference disappeared with the same hash seed for both, and all calls watched."""
-    evidence: Sequence[Line] = ()
+    vanished: bool | None = None
+    """Whether the difference disappeared with the same hash seed for both; None: unknown."""
     threads: tuple[int, int] | None = None
     """The numbers of threads where they first differ; None: they do not."""
     data_by_rank: bool = False
@@ -73,11 +64,9 @@ def investigate(
     purpose = "does it agree with itself?"
     again = ((before, ask(purpose=purpose, setting=setting, level="steps")) for setting, before in pairs)
     differs_again = _any_differs(again, run)
-    purpose = "watching what the script calls"
-    watched = [run(ask(purpose=purpose, setting=setting, level="calls", hash_seed=0)) for setting, _ in pairs]
-    outcomes = [outcome for outcome in watched if outcome is not None]
-    runs = [outcome.run for outcome in outcomes]
-    evidence = [line for outcome in outcomes for line in outcome.evidence]
+    purpose = "which layer is it?"
+    traced = [run(ask(purpose=purpose, setting=setting, level="layers", hash_seed=0)) for setting, _ in pairs]
+    runs = [each for each in traced if each is not None]
     vanished, depends_on_hashes = _has_vanished(runs, until, difference), None
     if vanished:  # the same hash seed has given the same result: does another one give another?
         question = ask(purpose="does the order of a set matter?", setting=reference[0], level="steps")
@@ -90,7 +79,6 @@ def investigate(
         repeats=None if differs_again is None else not differs_again,
         depends_on_hashes=depends_on_hashes,
         vanished=vanished,
-        evidence=evidence,
         threads=_threads_that_differ(reference[1], deviating[1], difference),
         data_by_rank=difference.stage == "content" and _is_by_rank(reference[1], deviating[1]),
         origin=origin(difference, *(runs if len(runs) == 2 else (None, None))),
@@ -103,15 +91,15 @@ def _any_differs(pairs: Iterable[tuple[TracedRun, Experiment]], run: Laboratory)
     for before, experiment in pairs:
         again = run(experiment)
         known = known or again is not None
-        if again is not None and first_difference(before, again.run, until=experiment.until) is not None:
+        if again is not None and first_difference(before, again, until=experiment.until) is not None:
             return True
     return False if known else None
 
 
-def _has_vanished(runs: Sequence[TracedRun], until: int | None, difference: Difference) -> bool:
+def _has_vanished(runs: Sequence[TracedRun], until: int | None, difference: Difference) -> bool | None:
     if difference.stage == "ranks":
-        return bool(runs) and first_fault(runs[-1]) is None
-    return len(runs) == 2 and first_difference(runs[0], runs[1], until=until) is None
+        return first_fault(runs[-1]) is None if runs else None
+    return first_difference(runs[0], runs[1], until=until) is None if len(runs) == 2 else None
 
 
 def _threads_that_differ(reference: TracedRun, deviating: TracedRun, difference: Difference) -> tuple[int, int] | None:

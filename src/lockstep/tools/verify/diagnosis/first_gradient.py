@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -21,8 +22,6 @@ from lockstep.base.digest import digest
 from lockstep.base.tracebacks.frames import owner
 from lockstep.listener import Listener, Stage
 from lockstep.plan.shards import MicroStep
-from lockstep.tools.verify.diagnosis.generators import state_of_streams
-from lockstep.tools.verify.diagnosis.locations import file_of
 from lockstep.tools.verify.trace.lines import TraceWriter
 from lockstep.tools.verify.trace.subjects import Subjects
 from lockstep.world.comm.dtensors import full_tensor
@@ -51,7 +50,7 @@ class FirstGradient(Listener):
     def prepared(self, item: Any) -> None:
         """Put a model's library layers into evaluation mode whenever they are called."""
         for module in item.modules() if self._subjects.prefix_of(item) is not None else ():
-            whose = owner(file_of(type(module)))
+            whose = _owner_of(type(module))
             if whose == "plumbing" or (whose == "library" and not any(module.children())):
                 module.register_forward_pre_hook(_evaluate)
 
@@ -79,13 +78,13 @@ class FirstGradient(Listener):
 
     @override
     def received(self, micro: MicroStep, data: Any) -> None:
-        self._streams = state_of_streams()
+        self._streams = _state_of_streams()
         columns = [column for column in _tensors(data) if column.shape[:1] == (micro.num_samples,)]
         self._rows += [digest([column[index] for column in columns]) for index in range(micro.num_samples)]
 
     @override
     def end_shard(self) -> None:
-        self._draws = self._draws or state_of_streams() != self._streams
+        self._draws = self._draws or _state_of_streams() != self._streams
 
     @override
     def end_phase(self, phase: int) -> None:
@@ -95,6 +94,17 @@ class FirstGradient(Listener):
             values = {name: _numbers(full_tensor(gradient))[::every].tolist() for name, gradient in gradients.items()}
             self._writer.write(event="gradient", values=values, rows=sorted(self._rows), draws=self._draws)
         self._writer = None
+
+
+def _owner_of(kind: type) -> str:
+    return owner(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<built in>")
+
+
+def _state_of_streams() -> list[Any]:
+    """The states of the generators that lockstep reseeds."""
+    generators = (torch.default_generator, *torch.cuda.default_generators)
+    states = [generator.get_state().numpy().tobytes() for generator in generators]
+    return [random.getstate(), repr(numpy.random.get_state()), *states]
 
 
 def _evaluate(module: nn.Module, inputs: Any) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from lockstep.joining.instrument import Run
 from lockstep.listener import Listener
 from lockstep.tools.trials.settings import TrialSettings
-from lockstep.tools.verify.diagnosis.evidence import Evidence
 from lockstep.tools.verify.diagnosis.first_gradient import FirstGradient
-from lockstep.tools.verify.diagnosis.witness import Witness
+from lockstep.tools.verify.diagnosis.layers import Layers
 from lockstep.tools.verify.trace.lines import TraceWriter
 from lockstep.tools.verify.trace.recorder import Recorder
 from lockstep.tools.verify.trace.subjects import Subjects
@@ -51,15 +50,10 @@ def open_trace(run: Run, level: str, until: int | None, checkpoint_every: int | 
         until: the step after which the script ends; None: with the run.
         checkpoint_every: of the run without a trace.
     """
-    world, run_dir = run.world, run.run_dir
     writer = begin_trace(run, level, checkpoint_every)
     subjects = Subjects(run.state.registered)
-    observers: list[Listener] = []
-    layers = None
-    if level == "gradient":
-        observers = [FirstGradient(writer, subjects)]
-    elif level == "calls":
-        evidence = Evidence(run_dir, world.rank)
-        witness = Witness(subjects, evidence)
-        observers, layers = [witness, evidence], witness.take_layers
-    return [subjects, Recorder(writer, subjects, until, layers), *observers]
+    if level == "layers":
+        layers = Layers(subjects)
+        return [subjects, layers, Recorder(writer, subjects, until, layers.take)]
+    observers = [FirstGradient(writer, subjects)] if level == "gradient" else []
+    return [subjects, Recorder(writer, subjects, until), *observers]

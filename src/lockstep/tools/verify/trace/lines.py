@@ -13,7 +13,7 @@ With ``trace="steps"`` or more, every rank writes ``<run directory>/trace/rank-<
                  loader: ``samples``, their identities, and ``content``, the digest of the batch); ``losses`` (numbers) and
                  ``weights`` (numbers, null: by sample count) of its backward calls; ``threads``;
                  ``gradients`` (digests by parameter, of this shard alone, in the order in which they were computed); with
-                 ``trace="calls"`` also ``layers``: [name, class, digest of inputs, digest of output] in the order in which
+                 ``trace="layers"`` also ``layers``: [name, class, digest of inputs, digest of output] in the order in which
                  their forward passes ended
 ``step``         ``epoch``, ``pass``, ``step``, ``num_samples`` (of its global batches); ``gradients`` (one dictionary for
                  each phase: digests by parameter of ``.grad`` when the phase has ended) and ``norms`` (numbers, one a phase,
@@ -28,7 +28,7 @@ With ``trace="steps"`` or more, every rank writes ``<run directory>/trace/rank-<
 ===============  =======================================================================================================
 
 (A replay adds fields to these: see ``replay.shown_steps``. The digest journal has the same in fewer words: see
-``replay.digests``. With ``trace="calls"``, evidence is written in addition: see ``diagnosis.evidence``.)
+``replay.digests``.)
 
 Numbers are written as ``float.hex()``, without rounding. ``epoch``, ``pass`` and ``phase`` count from 0, ``step`` from 1. A
 reader must ignore kinds and fields that it does not know.
@@ -84,12 +84,6 @@ def read_ranks(run_dir: Path, directory: str) -> list[list[dict[str, Any]]]:
     """
     names = files(run_dir, directory)
     return [[line for line in read_lines(run_dir / name) if isinstance(line.get("event"), str)] for name in names]
-
-
-def read_evidence(run_dir: Path) -> list[dict[str, Any]]:
-    """The evidence of all processes of a run, rank 0 first: see ``diagnosis.evidence``."""
-    files = sorted((run_dir / DIRECTORY).glob("evidence-*.jsonl"))
-    return [line for file in files for line in read_lines(file)]
 
 
 def exact(number: float) -> str:
