@@ -47,7 +47,6 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "explain": "lockstep.tools.explain.instrument:Explanation",
     },
     "options": {
-        "tune": "lockstep.tools.tune.instrument:TuneOptions",
         "verify": "lockstep.tools.verify.instrument:TraceOptions",
         "replay": "lockstep.tools.replay.options:JournalOptions",
         "audit": "lockstep.tools.audit.instrument:AuditOptions",

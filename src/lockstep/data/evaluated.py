@@ -8,10 +8,9 @@ from typing import Any
 
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.evaluation_source import EvaluationKey, EvaluationSource
-from lockstep.data.fetch import set_loading
+from lockstep.data.fetch import set_workers
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.torch_loader import is_torch_loader
-from lockstep.plan.loading import Loading
 
 _MAX_CACHED = 8
 
@@ -52,7 +51,7 @@ class EvaluatedLoaders:
         if identity in self._cache:
             self._cache[identity] = self._cache.pop(identity)
         else:
-            set_loading(batches, Loading(workers=self._workers))
+            set_workers(batches, self._workers)
             own = self._own(batches)
             self._cache[identity] = (None if identity in self._alive else batches, EvaluationSource(own, self._assignment()))
             alike = [known for known in self._cache if (known in self._alive) == (identity in self._alive)]

@@ -22,7 +22,7 @@ from lockstep.data.batches import pin
 from lockstep.data.culprit import Culprit
 from lockstep.data.dataset_snapshot import DatasetSnapshot
 from lockstep.data.streams import Purpose, reseed
-from lockstep.plan.loading import USUAL_PREFETCH, Loading
+from lockstep.plan.loading import USUAL_PREFETCH
 from lockstep.world import devices
 from lockstep.world.machine.threads import Lowered, use_threads
 
@@ -335,18 +335,16 @@ class single_threaded:  # noqa: N801 - a context manager, written as a class bec
             torch.set_num_threads(self._before)
 
 
-def set_loading(batches: Any, loading: Loading) -> None:
-    """Change settings of a DataLoader. Those that are None stay, and other iterables have none."""
+def set_workers(batches: Any, number: int | None) -> None:
+    """Change the number of workers of a DataLoader; None: it stays. Other iterables have none."""
     if not isinstance(batches, DataLoader):
         return
-    if loading.pin is not None:
-        batches.pin_memory = loading.pin
-    if loading.workers is not None:
-        batches.num_workers = loading.workers
+    if number is not None:
+        batches.num_workers = number
     if batches.num_workers == 0:
         batches.timeout = 0  # without workers there is nothing to wait for, and PyTorch insists on it
     else:
-        batches.prefetch_factor = loading.prefetch or batches.prefetch_factor or USUAL_PREFETCH
+        batches.prefetch_factor = batches.prefetch_factor or USUAL_PREFETCH
 
 
 class _StartWorker:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from lockstep.base.errors import UsageError
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.batch import Batch, PhaseDriver
-from lockstep.data.sources import Deal, Source, choose_source
+from lockstep.data.sources import Deal, choose_source
 from lockstep.data.uploads import Uploads, fetches_ahead
 from lockstep.plan.shards import StepPlan
 
@@ -154,10 +154,6 @@ class PreparedLoader:
             "an iterator of a prepared loader was used after a newer one of the same loader: there is one position in the "
             "run, and the newer one has moved it"
         )
-
-    def replace_source(self, change: Callable[[Source], Source]) -> None:
-        """Have the steps of this loader come from another source. ``lockstep tune`` times them under several settings."""
-        self._source = change(self._source)
 
     def describe(self) -> list[str]:
         """Lines about it as it was prepared, which must be the same on every rank and in every launch."""

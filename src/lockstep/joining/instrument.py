@@ -10,7 +10,7 @@ One that has options registers a dataclass of them under the same name for ``loc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # so that an instrument can be imported without torch
 
     from lockstep.base.config import RunConfig
     from lockstep.base.stopping import StopWatch
-    from lockstep.data.assignment import ShardAssignment
     from lockstep.journal.measure.journal import Journal
     from lockstep.journal.measure.passes import PassMeter
     from lockstep.journal.measure.step_clock import StepClock
@@ -75,8 +74,6 @@ class Run:
     stop_watch: StopWatch
     clock: StepClock
     passes: PassMeter
-    assignment: Callable[[int], ShardAssignment]
-    """This process's shard assignment for the loader of a number."""
 
     @property
     def position(self) -> Position:

@@ -276,7 +276,6 @@ class Parts:
             stop_watch=self.stop_watch,
             clock=self.clock,
             passes=self.passes,
-            assignment=self.assignment,
         )
 
     def _open_trackers(self) -> Trackers:

@@ -14,11 +14,10 @@ from torch.optim.swa_utils import AveragedModel
 from lockstep.base.config import STRATEGIES, RunConfig
 from lockstep.base.errors import UsageError
 from lockstep.data.assignment import ShardAssignment
-from lockstep.data.fetch import set_loading
+from lockstep.data.fetch import set_workers
 from lockstep.data.loader import PreparedLoader
 from lockstep.listener import Listener
 from lockstep.loop.loop import Loop
-from lockstep.plan.loading import Loading
 from lockstep.prepare.checks import check_model, check_optimizers, check_placed, describe, is_loader, preparing_order
 from lockstep.prepare.guarded_methods import average_parts, idle_when, keep_dtypes, refuse_inside
 from lockstep.prepare.guards import ShardGuards
@@ -174,7 +173,7 @@ class Preparation:
             self._sync.replaced.update(move(model, self._device))
 
     def _make_loader(self, batches: Iterable[Any], number: int) -> PreparedLoader:
-        set_loading(batches, Loading(workers=self._config.workers))
+        set_workers(batches, self._config.workers)
         self._listener.prepared_loader(batches)
         return PreparedLoader(batches, self._assign(number), self._loop, self._device)
 

@@ -15,14 +15,13 @@ from lockstep.joining.team import Team
 from lockstep.tools.audit.instrument import AuditOptions
 from lockstep.tools.explain.options import ProfileOptions
 from lockstep.tools.replay.options import JournalOptions
-from lockstep.tools.tune.instrument import TuneOptions
 from lockstep.tools.verify.instrument import TraceOptions
 
 P = ParamSpec("P")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(RunConfig, AuditOptions, ProfileOptions, JournalOptions, TuneOptions, TraceOptions):
+class Arguments(RunConfig, AuditOptions, ProfileOptions, JournalOptions, TraceOptions):
     """The arguments of ``join``."""
 
     rank: int | None = None

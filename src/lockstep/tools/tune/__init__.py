@@ -1,1 +1,1 @@
-"""``lockstep tune``: how a script's loader keeps up with its steps; and ``--tuned FILE``, which applies what was found."""
+"""``lockstep tune``: with how many loader workers a script's steps are fastest."""

@@ -1,13 +1,13 @@
-"""``lockstep tune``: find the loader settings with which a script waits least for data."""
+"""``lockstep tune``: find the number of loader workers with which a script waits least for data."""
 
 from __future__ import annotations
 
-import datetime
-import platform
+import json
 import shlex
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,14 @@ from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError, LaunchError
 from lockstep.cli.options import command_of_script, given, given_settings
 from lockstep.cli.progress import Progress
-from lockstep.cli.tables import Page, say, show
+from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.launch.local import resolve_nproc
 from lockstep.launch.nodes import plan_nodes
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.program import find_script
-from lockstep.plan.loading import Loading
 from lockstep.tools.trials.trial import Record, Trial, passable, run_trial
-from lockstep.tools.tune import verdict
-from lockstep.tools.tune.request import read_result, read_stage
-from lockstep.tools.tune.tuned import Situation, Tuned, read
+from lockstep.tools.tune.search import best_of, is_clear, keeps_up, next_to_try
 from lockstep.world.machine.cores import num_cores
 from lockstep.world.machine.sizes import counted
 
@@ -39,39 +36,31 @@ Examples:
       for one process
   lockstep tune --nproc 4 train.py --epochs 9
       for a run of four processes, with the script's own arguments
-  lockstep run --tuned train.tuned.json train.py
-      use the settings that were found
 
-SCRIPT really trains, in a temporary run directory; files that it writes elsewhere stay. Its steps are timed on batches that are
-ready, and its loader without steps, with one worker. These times determine which settings to try: three at most, each beside
-the script's own. They are written only if they are clearly faster in every comparison.
+SCRIPT really trains, once for each number of workers, for some seconds, in a temporary run directory; files that it writes
+elsewhere stay. More workers are tried as long as steps get faster. The best number is named only if it is clearly faster than
+the script's own in every comparison.
 
-The settings (loader workers, prefetch, pinned memory) do not change the answer by a bit. They hold for this script, number of
-processes and number of cores: elsewhere lockstep run says so, and leaves the loader as it is.
-
-Nothing that alters the answer (precision, threads, batch size, torch.compile) is tried: lockstep compare measures that.
+The number of loader workers does not change the answer by a bit. Nothing that alters it (precision, threads, batch size,
+torch.compile) is tried: lockstep compare measures that.
 
 Exit status: 0 if the loader was measured, 1 if SCRIPT failed before that or cannot be measured, 2 if the arguments are invalid,
 130 after Ctrl-C.
 """
 _SHOWN = ("nproc_per_node", "is_module", "bind", "threads", "shards", "accumulate", "device", "strategy", "precision")
 _NOT_PASSED = ("run_dir", "workers")
-"""Settings that the measured run does not take over. (It has its own of others: ``TuningRequest.settings``.)"""
+"""Settings that the timed runs do not take over."""
+_OBVIOUS = 2.0
+"""A speedup that need not be confirmed twice."""
 
 
 @command_of_script("tune", shown=_SHOWN, epilog=_EPILOG, needs_script=True)
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="File to write the settings to.  [default: SCRIPT.tuned.json, without .py, in the working directory]",
-)
-@click.option(
     "--seconds",
     type=click.FloatRange(min=0.05),
-    default=0.5,
+    default=2.0,
     metavar="SECONDS",
-    help="Time to measure each setting, in seconds; give more on a noisy machine.  [default: 0.5]",
+    help="Time to measure each number of workers, in seconds; give more on a noisy machine.  [default: 2]",
 )
 @click.option(
     "--limit",
@@ -81,8 +70,8 @@ _NOT_PASSED = ("run_dir", "workers")
     metavar="SECONDS",
     help="Time limit for the whole measurement, in seconds.  [default: 600]",
 )
-def command(script: str, args: tuple[str, ...], out: Path | None, seconds: float, limit_s: float, **values: Any) -> None:
-    """Find the loader settings with which SCRIPT waits least for data, and confirm that they help.
+def command(script: str, args: tuple[str, ...], seconds: float, limit_s: float, **values: Any) -> None:
+    """Find the number of loader workers with which SCRIPT waits least for data, and confirm that it helps.
 
     SCRIPT must call lockstep.join() and train on a DataLoader. Options go before it; all arguments after it are passed to it.
     """
@@ -90,112 +79,142 @@ def command(script: str, args: tuple[str, ...], out: Path | None, seconds: float
     if plan_nodes(options) is not None:
         raise ConfigError(
             "lockstep tune measures on one machine: give it the number of processes of each (--nproc), without options for "
-            "several. The run on several needs a file of a run on several, so set --workers there to what was found"
+            "several, and give what it finds to the run on several as --workers"
         )
     find_script(script, is_module=options.is_module, is_executable=False)
-    out = out or Path(f"{Path(script).stem if not options.is_module else script}.tuned.json")
-    if out.exists():
-        read(out)  # another kind of file is not replaced
-    config = RunConfig.merge(settings, {})
-    num_processes = resolve_nproc(options.nproc_per_node, config)
+    num_processes = resolve_nproc(options.nproc_per_node, RunConfig.merge(settings, {}))
     console, began_s = open_console(), time.monotonic()
     say(
         console,
         f"tuning the loader of {script} on {counted(num_processes, 'process', 'processes')} and {counted(num_cores(), 'core')}",
     )
     program = [*(["-m"] if options.is_module else []), script, *args]
-    result = _measure(program, num_processes, settings, seconds, limit_s, console)
-    show(console, Page(("", "", ""), verdict.facts(result)))
-    for line in verdict.costliest(result):
-        say(console, line)
-    say(console, verdict.sentence(result), style="bold")
-    tuned = Tuned(
-        situation=Situation(**result["situation"]),
-        loader=result["loader"],
-        loading=verdict.better_loading(result),
-        host=platform.node(),
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        measured={name: result[name] for name in ("present", "now", "costs", "trials", "again", "costliest")},
-    )
-    tuned.write(out)
+    with sigterm_interrupts(), Progress(console) as progress:
+        runs = _Runs(program, num_processes, settings, seconds, began_s + limit_s, progress)
+        chosen, verdict = _find(runs, console)
+    say(console, verdict, style="bold")
     took = f"in {time.monotonic() - began_s:.0f} s"
-    if tuned.loading == Loading():
-        say(console, f"no better settings found ({took}); wrote {out}, with which lockstep run leaves the loader as it is")
+    if chosen is None:
+        say(console, f"so the loader may stay as it is ({took})")
         return
     nproc = "" if options.nproc_per_node is None else f"--nproc {options.nproc_per_node} "
-    words = f"lockstep run {nproc}--tuned {out} {shlex.join(program)}"
-    say(console, f"to apply it, with bit-identical results ({took}): {words}")
+    say(
+        console,
+        f"to apply it, with bit-identical results ({took}): lockstep run {nproc}--workers {chosen} {shlex.join(program)}",
+    )
 
 
-def _measure(
-    program: Sequence[str],
-    num_processes: int,
-    settings: Mapping[str, Any],
-    window_s: float,
-    limit_s: float,
-    console: Console,
-) -> dict[str, Any]:
-    """What the processes of a throw-away run have measured.
-
-    Args:
-        program: the script with its arguments.
-        num_processes: of the run.
-        settings: of the run.
-        window_s: minimum time for which steps are timed in one window, in seconds.
-        limit_s: time limit for all of it, in seconds.
-        console: for the stages.
-
-    Raises:
-        LaunchError: the script failed, or cannot be measured.
-        KeyboardInterrupt: Ctrl-C; all of its processes are gone.
-    """
-    with tempfile.TemporaryDirectory(prefix="lockstep-tune-") as place, sigterm_interrupts(), Progress(console) as progress:
-        directory = Path(place)
-        progress.started("starting the script")
-        shown_stage: tuple[str, float | None] | None = None
-
-        def is_done() -> bool:
-            nonlocal shown_stage
-            if (stage := read_stage(directory)) != shown_stage and stage is not None:
-                shown_stage = stage
-                progress.started(*stage)
-            return read_result(directory) is not None
-
-        trial = Trial(
-            directory=directory,
-            name="run",
-            program=tuple(program),
-            launcher="lockstep",
-            num_processes=num_processes,
-            settings=passable(settings, but=_NOT_PASSED),
-            asked={"tune": {"directory": place, "window_s": window_s}},
-            timeout_s=limit_s,
-            kill_when=is_done,
-        )
-        record = run_trial(trial, progress)
-        if record.status == "interrupted":
-            raise KeyboardInterrupt
-        return _checked(read_result(directory), record, limit_s, has_joined=(directory / "run").exists())
+def _find(runs: _Runs, console: Console) -> tuple[int | None, str]:
+    """The number of workers that is clearly faster than the script's own, None if there is none; and the verdict."""
+    now = runs.time(None)
+    present = now.workers
+    say(
+        console,
+        f"{_workers(present)}, as the script has it: {_ms(now.step_s)} a step, {_ms(now.wait_s)} of it for the loader",
+    )
+    if keeps_up(now.step_s, now.wait_s):
+        return None, "nothing to gain from the loader, which keeps up"
+    tried, waits_s = {present: now.step_s}, {present: now.wait_s}
+    while (number := next_to_try(tried)) is not None:
+        timed = runs.time(number)
+        tried[number], waits_s[number] = timed.step_s, timed.wait_s
+        say(console, f"{_workers(number)}: {_ms(timed.step_s)} a step, {_times(now.step_s / timed.step_s)}")
+    best = best_of(tried)
+    speedups = [now.step_s / tried[best]]
+    while best != present and len(speedups) < 3 and is_clear(*speedups):
+        speedups.append(runs.time(present, is_again=True).step_s / runs.time(best, is_again=True).step_s)
+        if min(speedups) > _OBVIOUS:
+            break
+    bound = f"data-bound: steps of {_ms(now.step_s)} wait {_ms(now.wait_s)} for the loader"
+    if best == present or not is_clear(*speedups):
+        return None, f"{bound}; no other number is clearly faster: a cheaper loader, or more cores, are what helps"
+    rest = "keep up" if keeps_up(tried[best], waits_s[best]) else f"still let steps wait {_ms(waits_s[best])}"
+    return best, f"{bound}; {_workers(best)} {rest}: {_times(min(speedups))}, confirmed"
 
 
-def _checked(result: dict[str, Any] | None, record: Record, limit_s: float, *, has_joined: bool) -> dict[str, Any]:
-    if result is not None and "no_loader" in result:
-        raise LaunchError(
-            f"nothing to tune: the script trains on a {result['no_loader']} of its own, not on a DataLoader, so workers, "
-            "prefetch and pinned memory do not apply. Give team.prepare() a torch.utils.data.DataLoader"
-        )
-    if result is not None:
-        return result
+@dataclass(frozen=True, kw_only=True)
+class _Timed:
+    """What a run measured: see ``timing.Timing``."""
+
+    step_s: float
+    wait_s: float
+    workers: int
+
+
+@dataclass
+class _Runs:
+    """Runs of the script that are timed and thrown away."""
+
+    program: Sequence[str]
+    num_processes: int
+    settings: Mapping[str, Any]
+    seconds: float
+    ends_s: float
+    """When the time limit is reached, in the time of ``time.monotonic``."""
+    progress: Progress
+    is_first: bool = field(default=True, init=False)
+
+    def time(self, workers: int | None, *, is_again: bool = False) -> _Timed:
+        """Time the steps with this number of workers; None: the script's own.
+
+        Raises:
+            LaunchError: the script failed, or cannot be measured.
+            KeyboardInterrupt: Ctrl-C; all of its processes are gone.
+        """
+        what = "the script as it is" if workers is None else _workers(workers)
+        self.progress.started(f"once more: {what}" if is_again else what)
+        with tempfile.TemporaryDirectory(prefix="lockstep-tune-", ignore_cleanup_errors=True) as place:
+            directory, result = Path(place), Path(place, "result.json")
+            own = {} if workers is None else {"workers": workers}
+            trial = Trial(
+                directory=directory,
+                name="run",
+                program=tuple(self.program),
+                launcher="lockstep",
+                num_processes=self.num_processes,
+                settings={**passable(self.settings, but=_NOT_PASSED), **own},
+                asked={"tune": {"run_dir": str(directory / "run"), "result": str(result), "seconds": self.seconds}},
+                timeout_s=max(1.0, self.ends_s - time.monotonic()),
+                kill_when=result.exists,
+            )
+            record = run_trial(trial, self.progress)
+            if record.status == "interrupted":
+                raise KeyboardInterrupt
+            if not result.exists():
+                raise _not_measured(record, has_joined=(directory / "run").exists())
+            found = json.loads(result.read_text())
+        if "no_loader" in found:
+            raise LaunchError(
+                f"nothing to tune: the script trains on a {found['no_loader']} of its own, not on a DataLoader, so workers do "
+                "not apply. Give team.prepare() a torch.utils.data.DataLoader"
+            )
+        return _Timed(**found)
+
+
+def _not_measured(record: Record, *, has_joined: bool) -> LaunchError:
     if record.status == "failed":
-        raise LaunchError(f"the script failed: {record.reason}\n{record.error}".rstrip())
+        return LaunchError(f"the script failed: {record.reason}\n{record.error}".rstrip())
     if record.status == "timeout":
-        raise LaunchError(f"not measured within {limit_s:g} s: steps or batches take long. Give it longer: --limit SECONDS")
+        return LaunchError("not measured within the time limit: steps or batches take long. Give it longer: --limit SECONDS")
     if not has_joined:
-        raise LaunchError(
+        return LaunchError(
             "the script ended without calling lockstep.join(), so its loader cannot be measured: port it (`lockstep new` "
             "writes one that does)"
         )
-    raise LaunchError(
-        "the script ended before its loader was measured: it takes too few steps, or leaves its loop early, or prepares no "
-        "loader. Let it train for longer (more epochs, or no limit of its steps), or time less: --seconds 0.1"
+    return LaunchError(
+        "the script ended before its loader was measured: it takes too few steps, or prepares no loader. Let it train for "
+        "longer (more epochs, or no limit of its steps), or time less: --seconds 0.1"
     )
+
+
+def _workers(number: int) -> str:
+    return "no workers" if number == 0 else counted(number, "worker")
+
+
+def _ms(seconds: float) -> str:
+    milliseconds = 1e3 * seconds
+    return f"{milliseconds:.1f} ms" if milliseconds >= 0.095 else f"{milliseconds:.2f} ms"
+
+
+def _times(speedup: float) -> str:
+    return f"{speedup:.2f} times as fast"
