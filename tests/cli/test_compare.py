@@ -165,29 +165,3 @@ def test_a_signal_stops_the_row_and_shows_what_was_measured(script, tmp_path):
     assert "Traceback" not in output
     rows = json.loads((tmp_path / "comparison" / "results.json").read_text())["rows"]
     assert [row["status"] for row in rows] == ["ok", "interrupted"]
-
-
-@pytest.mark.long
-def test_the_same_command_goes_on_where_it_was_interrupted_and_fresh_begins_anew(compare, script, tmp_path, monkeypatch):
-    command = ("--methods", "single@python,single@python+bf16-mixed", "--rounds", "2", script, "bf16-mixed")
-    stopped = subprocess.Popen([sys.executable, "-m", "lockstep.cli.main", "compare", *command], stdout=subprocess.DEVNULL)
-    log = tmp_path / "comparison" / "runs" / "2-single-python-bf16-mixed-x1-round1.log"
-    try:
-        deadline = time.monotonic() + 60
-        while not (log.is_file() and log.read_text()):
-            assert time.monotonic() < deadline, "the second row never began"
-            time.sleep(0.05)
-    finally:
-        stopped.kill()  # nothing is said to anybody
-        stopped.wait()
-    monkeypatch.setenv("HURRY", "1")
-    done = compare(*command)
-    assert done.exit_code == 0, done.output
-    assert "resuming an interrupted comparison, 1 run of which" in done.output
-    assert "results in comparison\n" in done.output
-    assert "[2/4]" in done.output
-    assert "[1/4]" not in done.output
-    rows = json.loads((tmp_path / "comparison" / "results.json").read_text())["rows"]
-    assert [[run["status"] for run in row["runs"]] for row in rows] == [["ok", "ok"], ["ok", "ok"]]
-    assert "<html" in (tmp_path / "comparison" / "report.html").read_text()
-    assert "results in comparison-2\n" in compare("--fresh", *command).output

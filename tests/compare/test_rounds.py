@@ -1,13 +1,11 @@
-"""Promises of rounds: rows in turn, a comparison that is interrupted is resumed, and only if it is the same."""
+"""Promises of rounds: rows in turn, and what is more than noise."""
 
 import dataclasses
-import json
-from pathlib import Path
 
 import pytest
 from test_rows_run import Silent
 
-from lockstep.tools.compare import compare, unfinished
+from lockstep.tools.compare import compare
 from lockstep.tools.compare.methods import parse_methods
 from lockstep.tools.compare.results import read_results
 from lockstep.tools.compare.schedule import seconds_left, turns_left
@@ -28,8 +26,7 @@ def machine(make_comparison):
 def make_plan(fake_script, machine):
     def make(then="journal()", rounds=2, **options):
         script = fake_script(then)
-        source = unfinished.digest_of(script)
-        return compare.plan(Task(script=script, **options), parse_methods(TWO), (2,), machine, rounds=rounds, source=source)
+        return compare.plan(Task(script=script, **options), parse_methods(TWO), (2,), machine, rounds=rounds)
 
     return make
 
@@ -64,83 +61,6 @@ def test_the_time_left_is_that_of_the_rows_that_are_left(make_comparison):
     assert seconds_left(dataclasses.replace(comparison, rounds=3)) == 4 * 9.0  # each took 9 s
     nothing = tuple(dataclasses.replace(result, runs=()) for result in comparison.rows)
     assert seconds_left(dataclasses.replace(comparison, rows=nothing)) is None
-
-
-class Interrupting(Silent):
-    """Presses Ctrl-C while the run with this number goes."""
-
-    def __init__(self, number):
-        def at_that_run(what, elapsed_s):
-            if what.startswith(f"[{number}/") and (self.out / "runs").is_dir():
-                raise KeyboardInterrupt
-
-        super().__init__(at_that_run)
-
-
-def interrupted(planned, out, number):
-    observer = Interrupting(number)
-    observer.out = out
-    return compare.run(planned.begin(out), observer)
-
-
-@pytest.mark.long
-def test_an_interrupted_comparison_is_gone_on_with_and_nothing_is_measured_twice(make_plan, tmp_path):
-    then = "import time; time.sleep(1 if Path('slow').exists() else 0)\njournal()"
-    (tmp_path / "slow").touch()
-    planned = make_plan(then.replace("'slow'", repr(str(tmp_path / "slow"))))
-    stopped = interrupted(planned, tmp_path / "out", 3)
-    assert stopped.is_interrupted
-    assert [[run.status for run in result.runs] for result in stopped.rows] == [["ok"], ["ok", "interrupted"]]
-    (tmp_path / "slow").unlink()
-    resumed, why_not = unfinished.resumable(planned, tmp_path / "out")
-    assert why_not == ""
-    done = compare.run(resumed, observer := Silent())
-    assert [word[:5] for word in observer.heard if word.startswith("[")] == ["[3/4]", "[4/4]"]
-    assert not done.is_interrupted
-    assert [set(result.measured) for result in done.rows] == [{1, 2}, {1, 2}]
-    names = [run["run_dir"] for run in json.loads((tmp_path / "out" / "results.json").read_text())["rows"][1]["runs"]]
-    assert len({*names}) == 3  # what the interrupted run has left is neither resumed nor deleted
-    assert unfinished.resumable(planned, tmp_path / "out") == (None, "")
-
-
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"args": ("--lr", "1")}, "arguments"),
-        ({"seed": 3}, "seed"),
-        ({"shards": 4}, "shards"),
-        ({"rounds": 5}, "rounds"),
-        ({"then": "journal(); print()"}, "script"),
-    ],
-)
-def test_another_comparison_is_not_gone_on_with_and_what_differs_is_said(make_plan, tmp_path, changed, named):
-    planned = make_plan()
-    planned.begin(tmp_path / "out").noting()
-    found, why_not = unfinished.resumable(make_plan(**changed), tmp_path / "out")
-    assert found is None
-    assert why_not.endswith(f"because these differ: {named}")
-
-
-def test_a_comparison_that_still_runs_is_left_alone(make_plan, tmp_path):
-    planned = make_plan()
-    begun = planned.begin(tmp_path / "out").noting()
-    with unfinished.held(begun.directory) as is_mine:
-        assert is_mine
-        found, why_not = unfinished.resumable(planned, tmp_path / "out")
-        assert found is None
-        assert "is still running" in why_not
-    assert unfinished.resumable(planned, tmp_path / "out")[0].directory == begun.directory
-
-
-@pytest.mark.parametrize("content", ["", "{", '{"settings": []}'])
-def test_what_is_no_comparison_is_not_gone_on_with(make_plan, tmp_path, content):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "results.json").write_text(content)
-    assert unfinished.resumable(make_plan(), tmp_path / "out") == (None, "")
-
-
-def test_no_script_has_no_digest():
-    assert unfinished.digest_of(None) == unfinished.digest_of(Path("/nowhere.py")) == ""
 
 
 def sentences(comparison):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import click
@@ -11,7 +12,7 @@ from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.tables import say
 from lockstep.launch.program import find_script
-from lockstep.tools.compare import compare, methods, table, unfinished
+from lockstep.tools.compare import compare, methods, table
 from lockstep.tools.compare.comparison import Comparison
 from lockstep.tools.trials.lists import numbers
 from lockstep.tools.trials.machine import Machine, find_components
@@ -60,7 +61,6 @@ Examples:
     metavar="N",
     help="Number of times that each row runs, in turn with the others, to tell differences from noise.  [default: 3]",
 )
-@click.option("--fresh", is_flag=True, help="Start over even if this comparison was interrupted and could be resumed.")
 @options_of_studies(
     run="row",
     out="comparison",
@@ -69,7 +69,7 @@ Examples:
     timeout="--timeout-per-method: Time limit of each row, in seconds; a row that exceeds it is stopped.",
 )
 def command(
-    task: Task, here: Machine, out: Path, method_names: str | None, nproc: tuple[int, ...] | None, rounds: int, fresh: bool
+    task: Task, here: Machine, out: Path, method_names: str | None, nproc: tuple[int, ...] | None, rounds: int
 ) -> None:
     """Run SCRIPT with ARGS with each of several methods in turn, and compare them.
 
@@ -77,8 +77,6 @@ def command(
     usage (cores or GPUs, memory) and answers (final loss and accuracy, and their differences from one process's), and
     a sentence per row: whether it differs by more than noise, and what limits it. The directory of --out receives
     report.html and results.json, and the directory and output of every run.
-
-    The same command resumes an interrupted comparison.
 
     SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it. All rows have the
     same global batch, shards, threads and seed, so that they compute the same thing; a method that cannot run here gets
@@ -95,7 +93,8 @@ def command(
     components = find_components(num_gpus=here.num_gpus)
     chosen = methods.parse_methods(method_names or ",".join(methods.default_methods(components)))
     nprocs = sorted(nproc or methods.default_nprocs(num_gpus=here.num_gpus, num_cores=here.num_cores))
-    source = unfinished.digest_of(find_script(str(task.script), is_module=task.is_module))
+    script = find_script(str(task.script), is_module=task.is_module)
+    source = "" if script is None else hashlib.sha256(script.read_bytes()).hexdigest()
     planned = compare.plan(task, chosen, nprocs, here, rounds=rounds, source=source)
     what = (
         f"comparing {counted(len(planned.rows), 'row')} of {task.script}{f' in {rounds} rounds' if rounds > 1 else ''}: "
@@ -109,15 +108,7 @@ def command(
             f"{' and '.join(emulated)} and emulates them, often (not always) several times slower than float32; "
             "--methods runs them."
         )
-    resumed, why_not = (None, "") if fresh else unfinished.resumable(planned, out)
-    if why_not:
-        echo(f"{why_not}: a new one is begun")
-    if resumed is not None:
-        done_before = sum(len(result.measured) for result in resumed.rows)
-        what = f"resuming an interrupted comparison, {counted(done_before, 'run')} of which are measured: {what}"
-    study = resumed or planned.begin(out)
-    with unfinished.held(study.directory):
-        done = conduct(study, what, compare.run, _report)
+    done = conduct(planned.begin(out), what, compare.run, _report)
     if not any(result.status == "ok" for result in done.rows):
         raise click.ClickException("no method could be run: the lines above say why")
 

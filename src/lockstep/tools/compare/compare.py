@@ -59,7 +59,7 @@ def plan(
 
 
 def run(comparison: Comparison, observer: Observer) -> Comparison:
-    """Run every row once a round, except what was measured before. ``results.json`` is rewritten after each run.
+    """Run every row once a round. ``results.json`` is rewritten after each run.
 
     A row that fails has the reason. A KeyboardInterrupt ends the row that runs, and the comparison: what was measured
     so far is returned and written.
@@ -91,10 +91,8 @@ def _has_joined(comparison: Comparison, done: RowRun) -> bool:
 def trial_of(comparison: Comparison, result: RowResult, turn_round: int) -> Trial:
     """How a row is run in a round."""
     row, method = result.row, result.row.method
-    # What an interrupted run has left is kept: in its directory, this one would resume it.
-    attempt = sum(run.round == turn_round for run in result.runs)
     return comparison.trial(
-        f"runs/{row.slug}-round{turn_round}{f'-{attempt + 1}' if attempt else ''}",
+        f"runs/{row.slug}-round{turn_round}",
         launcher=method.launcher,
         num_processes=row.num_processes,
         settings={"strategy": method.strategy, "precision": method.precision},

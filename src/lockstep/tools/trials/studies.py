@@ -101,7 +101,7 @@ def options_of_studies(*, run: str, out: str, shards: str, threads: str, timeout
 
 
 def conduct(study: S, what: str, run: Callable[[S, Observer], S], report: Callable[[S, Console], None]) -> S:
-    """Run a study that has begun, or resume it, and report on it. The process ends here if that was interrupted.
+    """Run a study that has begun, and report on it. The process ends here if that was interrupted.
 
     Args:
         study: what was planned, with a directory for its results.

@@ -153,14 +153,3 @@ def new_directory(out: Path) -> Path:
         if candidate.is_dir() and not any(candidate.iterdir()):
             return candidate
     raise AssertionError("count() does not end")
-
-
-def latest_directory(out: Path) -> Path | None:
-    """The last of ``out``, ``out-2``, ... that there is; None: not even ``out``."""
-    latest = None
-    for number in itertools.count(1):
-        candidate = out if number == 1 else out.with_name(f"{out.name}-{number}")
-        if not candidate.is_dir():
-            return latest
-        latest = candidate
-    raise AssertionError("count() does not end")
