@@ -1,4 +1,4 @@
-"""What is wrong, and with which rank: does it say so? 65 planted faults, under lockstep, under torchrun, and with TraceML.
+"""What is wrong, and with which rank: does it say so? 53 planted faults, under lockstep, under torchrun, and with TraceML.
 
     python benchmarks/diagnosis.py
 
@@ -88,11 +88,6 @@ FAULTS = (
     Fault("slow", "lockstep", "clip_slowly", "slow.*script"),
     Fault("slow", "lockstep", "slow_forward", "slow.*forward|STRAGGLER.*FORWARD", 2, ("--strategy", "fsdp")),
     Fault("slow", "lockstep", "slow_layer", "slow.*backward", 0, ("--strategy", "fsdp")),
-    Fault("slow", "unchanged", "store_on_slow_disk", "slow.*store_on_slow_disk", 1),
-    Fault("slow", "unchanged", "store_on_slow_disk", "slow.*store_on_slow_disk", 0),
-    Fault("slow", "lockstep", "store_on_slow_disk", "slow.*store_on_slow_disk", 2),
-    Fault("slow", "unchanged", "store_in_slow_file", "slow.*store_in_slow_file", 2),
-    Fault("slow", "lockstep", "store_in_slow_file", "slow.*store_in_slow_file", 0),
     Fault("stuck", "unchanged", "reduce_by_group", "reduce_by_group"),
     Fault("stuck", "lockstep", "reduce_by_group", "reduce_by_group", 2),
     Fault("stuck", "unchanged", "leave_out_group", "leave_out_group|process group"),

@@ -47,7 +47,7 @@ CASES = ("compile_long", "evaluate_long", "save_long", "debug", "suspended", "st
 FORMS = ("lockstep", "unchanged")
 _TOOK_S = 15.0
 """For how long a launch is suspended, or its cores are taken."""
-_ALARMS = ("no progress", "is slow", "writes slowly")
+_ALARMS = ("no progress", "is slow")
 
 
 def run(number: int, case: str, form: str) -> tuple[str, str]:

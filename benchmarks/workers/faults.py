@@ -205,43 +205,6 @@ def leave_child() -> None:
 AT_THE_END = {function.__name__: function for function in (leave_thread, leave_exit_handler, leave_child)}
 
 
-# In every tenth step
-
-
-def store_on_slow_disk() -> None:
-    """As a disk would do it whose cache is full."""
-    sync = os.fsync
-    os.fsync = lambda file: (time.sleep(3), sync(file))[1]  # type: ignore[assignment]
-    try:
-        with Path(f"state-{dist.get_rank()}.pt").open("wb") as file:
-            torch.save(torch.zeros(100), file)
-            file.flush()
-            os.fsync(file.fileno())
-    finally:
-        os.fsync = sync
-
-
-class SlowFile:
-    """On an object store, say."""
-
-    def __init__(self, path: str) -> None:
-        self.file = Path(path).open("wb")  # noqa: SIM115
-
-    def write(self, content: bytes) -> int:
-        time.sleep(0.1)
-        return self.file.write(content)
-
-    def flush(self) -> None:
-        self.file.flush()
-
-
-def store_in_slow_file() -> None:
-    torch.save(torch.zeros(100), SlowFile(f"state-{dist.get_rank()}.pt"))
-
-
-SAVES = {function.__name__: function for function in (store_on_slow_disk, store_in_slow_file)}
-
-
 # In the data set, which loader workers read where there are some
 
 
@@ -540,8 +503,6 @@ def after_step(name: str, fault: str | None, step: int, model: nn.Module) -> boo
         BETWEEN_STEPS[fault]()
     if fault == "write_images":
         write_images()
-    if fault in SAVES and step % 10 == 0:
-        SAVES[fault]()
     if name in TOGETHER and step == AT_STEP:
         TOGETHER[name](fault is not None)
     if fault in AT_THE_END and step == AT_STEP:

@@ -23,7 +23,7 @@ WAITING = [["/torch/distributed/distributed_c10d.py", 1, "all_reduce"], ["train.
 WORKING = [["train.py", 7, "load"], ["train.py", 3, "<module>"]]
 
 
-def box(directory, rank, *, stack, still_s, windows=()):
+def box(directory, rank, *, stack, still_s):
     BlackBox(box_path(directory, rank)).write(
         {
             "rank": rank,
@@ -41,7 +41,6 @@ def box(directory, rank, *, stack, still_s, windows=()):
             "stack": stack,
             "collective": None,
             "ended": None,
-            "steps": {"num_steps": 100, "windows": [list(window) for window in windows], "places": []},
         }
     )
 
@@ -90,29 +89,6 @@ def test_nothing_is_said_and_no_reports_are_carried_while_nobody_waits(launchers
         look()
     assert said == []
     assert json.loads(exchanges[1].outgoing)["reports"] == []
-
-
-def test_a_slow_rank_of_the_other_machine_is_named(launchers):
-    directories, _, look, said, _ = launchers
-    for rank in range(2):
-        row = (0.2, 0.2, 0.2, 0.0) if rank else (0.1, 0.1, 0.1, 0.1)
-        windows = [(number, *row, {"forward": 5}, []) for number in range(1, 5)]
-        box(directories[rank], rank, stack=WORKING, still_s=0.1, windows=windows)
-    for _ in range(4):
-        look()
-    (messages,) = said
-    assert messages.startswith(
-        "WARNING: rank 1 on node1 is slow, up to step 40: it is busy 2.0 times as long as the other ranks"
-    )
-
-
-def test_of_a_full_history_little_is_sent(launchers):
-    directories, _, look, _, exchanges = launchers
-    windows = [(12345 + n, 0.0123, 0.0125, 0.0128, 0.00123, {"forward": 1, "backward": 1}, []) for n in range(64)]
-    box(directories[1], 1, stack=WORKING, still_s=0.1, windows=windows)
-    look()
-    assert len(exchanges[1].outgoing) < 1500
-    assert json.loads(exchanges[1].outgoing)["steps"][0]["steps"]["windows"][-1][0] == 12408
 
 
 @pytest.fixture

@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import FrameType
 
 from lockstep.base.tracebacks.frames import Frame
-from lockstep.tools.explain.frames import stack_of
-from lockstep.tools.explain.writes import write_in
-
-
-def doing_in(frame: FrameType | None) -> str:
-    """What the thread of this innermost frame is doing."""
-    return "writing a file" if write_in(frame) is not None else doing_at(stack_of(frame))
 
 
 def doing_at(stack: Sequence[Frame]) -> str:

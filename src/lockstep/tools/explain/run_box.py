@@ -13,7 +13,6 @@ from lockstep.journal.measure.step_clock import SAVING
 from lockstep.listener import Listener, Stage
 from lockstep.tools.explain.black_box import box_path
 from lockstep.tools.explain.sampler import Sampler, about_process
-from lockstep.tools.explain.slow_saving import OwnSaving
 from lockstep.tools.explain.stuck import StuckWatch, limit_s
 
 
@@ -42,8 +41,7 @@ class RunBox(Listener):
             say,
             self._end_stuck,
         )
-        saving = OwnSaving(run.run_dir, world.rank, lambda report: say(f"WARNING: {report}"))
-        return Sampler(box_path(run.run_dir, world.rank), about, self._doing, stuck.look, loses=saving.look)
+        return Sampler(box_path(run.run_dir, world.rank), about, self._doing, stuck.look)
 
     @override
     def end_run(self, step: int, *, failed: bool) -> None:

@@ -31,10 +31,8 @@ from lockstep.tools.explain.holders import holders_of
 from lockstep.tools.explain.loader_workers import batches_received, is_loading
 from lockstep.tools.explain.other_threads import other_threads
 from lockstep.tools.explain.process import io_bytes, own_memory
-from lockstep.tools.explain.saving import Lost, Saving
 from lockstep.tools.explain.stack_request import StackResponder, can_answer
 from lockstep.tools.explain.work import WorkMeter
-from lockstep.tools.explain.writes import write_in
 from lockstep.world.machine.identity import shared_by
 
 EVERY_S = 0.5
@@ -96,7 +94,6 @@ class Sampler:
         waits: called twice a second with the seconds for which the thread has waited for other ranks or loader workers, 0 if it
             does not; None: that is not watched here, and nothing is ever printed.
         replaced: called when another black box takes over.
-        loses: called with the time that the thread loses in saving, twice a second; None: as above.
     """
 
     def __init__(
@@ -106,14 +103,13 @@ class Sampler:
         doing: Callable[[], Mapping[str, Any]],
         waits: Callable[[float], None] | None = None,
         replaced: Callable[[], None] | None = None,
-        loses: Callable[[Lost], None] | None = None,
     ) -> None:
         global _current
         self._before = _current
         """The sampler that this one replaces."""
         if _current is not None:
             _current.hand_over(path)
-        self._waits, self._loses = waits, loses
+        self._waits = waits
         self._replaced = replaced
         self._doing = doing
         self._box = BlackBox(path, is_shared=about.get("num_nodes", 1) > 1)
@@ -139,7 +135,6 @@ class Sampler:
         self._recent: Sequence[tuple[int, str, str]] = ()
         self._recording_s = 0.0
         """When the flight recorder was last read."""
-        self._saving, self._glanced_s = Saving(), time.time()
         self._last: dict[str, Any] = {}
         self._error = ""
         self._has_failed = waits is None
@@ -214,17 +209,9 @@ class Sampler:
                 began_s = time.time()
                 self._try(self._look)
                 self._try(self._watch)
-                if not self._halted.wait(EVERY_S):
-                    self._try(self._glance)
+                self._halted.wait(EVERY_S)
                 if time.time() - began_s > _SUSPENDED_S:
                     self._same_since_s = time.time()
-
-    def _glance(self) -> None:
-        frame, now = self._frame(), time.time()
-        if (write := write_in(frame)) is not None:
-            at = self._doing()
-            self._saving.note(write, now, now - self._glanced_s, (at.get("step"), at.get("num_done")))
-        self._glanced_s = now
 
     def _frame(self) -> Any:
         return sys._current_frames().get(self._thread_id)
@@ -242,8 +229,6 @@ class Sampler:
         if self._waits is not None:
             waits = waits_at(self._stack, self._collective) or is_loading(self._stack, self._at)
             self._waits(time.time() - self._same_since_s if waits else 0.0)
-        if self._loses is not None and (lost := self._saving.lost()) is not None:
-            self._loses(lost)
 
     def _look(self, ended: str | None = None) -> None:
         now, frame = time.time(), self._frame()
@@ -283,7 +268,6 @@ class Sampler:
             **({"package": package} if (package := own_package()) else {}),
             "begun": self._begun,
             "recent": self._recent,
-            **({} if (lost := self._saving.lost()) is None else {"saving": asdict(lost)}),
             **({} if _end is None else {"ending": {**_end, "holders": holders_of(self._thread_id)}}),
             "ended": ended,
         }

@@ -14,7 +14,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from lockstep.tools.explain.activity import doing_in
+from lockstep.base.tracebacks.frames import stack_of
+from lockstep.tools.explain.activity import doing_at
 from lockstep.tools.explain.black_box import box_path
 from lockstep.tools.explain.call_log import CallLog, log_path
 from lockstep.tools.explain.flight_recorder import counts
@@ -89,7 +90,7 @@ class WorkerBox:
         done = counts().num_done
         self._pace.note(done, time.time())
         return {
-            "activity": doing_in(sys._current_frames().get(self._thread_id)),
+            "activity": doing_at(stack_of(sys._current_frames().get(self._thread_id))),
             "num_done": done,
             "usual_s": self._pace.usual_s,
             "step": self._steps.count,

@@ -25,8 +25,6 @@ class Message:
     """Who waits for whom, once that was reported to the user."""
     reports: Sequence[Mapping[str, Any]] = ()
     """Of its ranks, on request: see ``RankReport.as_json``."""
-    saving: Sequence[Mapping[str, Any]] = ()
-    """Of its ranks that lose time in saving: ``rank``, ``host``, and the time."""
 
 
 class Peers:

@@ -1,4 +1,4 @@
-"""Which workers wait for whom, or write slowly, from their black boxes: reported while they run, and kept for their end.
+"""Which workers wait for whom, from their black boxes: reported while they run, and kept for their end.
 
 The launcher reports it, since it is no rank: it can do so when all ranks hang in C code, it knows which have exited, and there
 is only one of it. Ranks that have joined a run report for themselves, as under any launcher, since their step time is known.
@@ -27,7 +27,6 @@ from lockstep.tools.explain.mismatch import at_failure
 from lockstep.tools.explain.rank_reports import RankReport, read_records, read_reports, run_joined
 from lockstep.tools.explain.remarks import Remarks
 from lockstep.tools.explain.sampler import waits_at
-from lockstep.tools.explain.slow_saving import SlowSaving
 from lockstep.tools.explain.stuck import limit_of_script_s, who_waits, who_works
 
 _LOOK_S = 1.0
@@ -65,7 +64,6 @@ class Watching:
         self._asked = 0
         """Consecutive looks, up to now, at which the first launcher asked for reports."""
         self._sent: list[dict[str, Any]] = []
-        self._saving = SlowSaving()
         self._dead_since: float | None = None
         """When the ranks were first seen in a deadlock, in the time of ``time.monotonic``."""
         self._lock = threading.Lock()
@@ -96,7 +94,7 @@ class Watching:
         return run_joined(self._dir) or self._dir
 
     def look(self) -> None:
-        """Look for ranks that wait, and for those that write slowly.
+        """Look for ranks that wait.
 
         A wait is reported once, and only if it was too long at two looks in a row: ranks that were stopped and have just
         continued have not updated their black boxes yet."""
@@ -113,16 +111,12 @@ class Watching:
         waited = tuple(sorted({*waiting_here, *(rank for message in messages.values() for rank in message.waited)}))
         is_asked = bool(waited) or any(message.asks for message in messages.values())
         reports = self._requested_reports() if is_asked and not self._peers.is_first else []
-        saving = [] if self._peers.is_first else [_saving_of(record) for record in records if record.get("saving")]
-        self._peers.post(Message(waited=waiting_here, asks=bool(waited), told=self._told, reports=reports, saving=saving))
+        self._peers.post(Message(waited=waiting_here, asks=bool(waited), told=self._told, reports=reports))
         self._asked = self._asked + 1 if is_asked else 0
         if not self._peers.is_first:
             self._told = messages[0].told if 0 in messages else ""
             return
         self._look_for_stuck(waited, records)
-        text = self._saving.look([*records, *(each for message in messages.values() for each in message.saving)])
-        if text is not None:
-            self._say(f"WARNING: {text}")
 
     def _look_for_stuck(self, waited: tuple[int, ...], records: Sequence[Mapping[str, Any]]) -> None:
         if self._remarks.has_warned and self._has_moved(records):
@@ -197,11 +191,6 @@ class Watching:
         where = self._where()
         shown = "" if where == self._dir else os.path.relpath(where)
         return who_waits(reports, shown, is_over=is_over, is_here=self._peers.are_there and not shown)
-
-
-def _saving_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that ``slow_saving`` needs, for the first machine's launcher."""
-    return {name: record[name] for name in ("rank", "host", "saving")}
 
 
 def _num_done(record: Mapping[str, Any]) -> int:
