@@ -59,6 +59,17 @@ def test_a_rank_that_waits_for_one_that_has_ended_never_goes_on():
     assert deadlocked([waits, rank(1, WORKING, begun={"0": 7}, state="finished")]) == set()  # it had no part in it any more
 
 
+def test_messages_to_single_ranks_are_no_collectives_that_a_rank_has_begun():
+    waits = in_group(0, "0", 7, {"0": 30})
+    behind = in_group(1, "0", 6, {"0": 29}, recent=[[6, "all_reduce", "0"]])
+    ahead = in_group(1, "1", 4, {"0": 29, "1": 4}, recent=[[7, "all_reduce", "0"], [4, "all_reduce", "1"]])
+    never = in_group(1, "1", 4, {"0": 29, "1": 4}, recent=[[6, "all_reduce", "0"], [4, "all_reduce", "1"]])
+    late = in_group(0, "0", 7, {"0": 30, "1": 3}, recent=[[7, "all_reduce", "0"], [3, "all_reduce", "1"]])
+    assert deadlocked([waits, behind]) == set(), "6 lacks nobody"
+    assert deadlocked([late, ahead]) == set()
+    assert deadlocked([late, never]) == {0, 1}
+
+
 def test_ranks_that_have_called_two_collectives_in_the_same_place_never_go_on():
     one = rank(0, at=("0", 7, "barrier"), begun={"0": 7}, recent=[[7, "barrier", "0"]])
     other = rank(1, at=("0", 7, "all_reduce"), begun={"0": 7}, recent=[[7, "all_reduce", "0"]])

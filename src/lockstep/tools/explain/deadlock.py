@@ -41,8 +41,10 @@ def deadlocked(reports: Sequence[RankReport]) -> frozenset[int]:
 
 
 def _waits(report: RankReport) -> bool:
-    """Whether its main thread does nothing else. (In the script's code it may compute, whatever collective is pending.)"""
-    return report.state == "running" and report.still_s >= LEAST_S and is_communicating(report.frames)
+    """Whether its main thread does nothing else. (In the script's code it may compute, whatever collective is pending; there is
+    none after the script's end.)"""
+    waits = is_communicating(report.frames) or (report.ending and report.record["collective"] is not None)
+    return report.state == "running" and report.still_s >= LEAST_S and bool(waits)
 
 
 def _is_held(report: RankReport, reports: Sequence[RankReport], stuck: Collection[int]) -> bool:
@@ -71,9 +73,12 @@ def _differs(collective: Mapping[str, Any], peer: RankReport) -> bool:
 
 def _has_not_begun(collective: Mapping[str, Any], peer: RankReport) -> bool:
     """Whether a rank is known to be a member of the collective's group, and has begun only earlier ones there."""
-    begun, group = peer.record.get("begun") or {}, collective.get("group")
+    group, number = collective.get("group"), int(collective["number"])
+    # On Gloo the latest number also counts messages to single ranks: of a rank that waits, its latest collectives are known.
+    known = [int(of) for of, _, where in peer.record.get("recent") or () if where == group] if _waits(peer) else []
+    begun = peer.record.get("begun") or {}
     is_member = group in begun or peer.rank in collective.get("members", ())
-    return is_member and int(begun.get(group, 0)) < int(collective["number"])
+    return is_member and max(known, default=int(begun.get(group, 0))) < number
 
 
 def _is_before_exchange(report: RankReport, peer: RankReport) -> bool:
