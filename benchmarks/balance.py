@@ -11,7 +11,7 @@ now and then, so that together they need no more than there are.
 Contenders take turns: with and without ``balance``, and *apart*: as many processes that train alone, at the same speeds and at
 the same time. The sum of their throughputs is ideal: no one waits for anybody.
 
-  of_ideal   throughput with balance / that sum: higher is better. ``off_of_ideal`` is the same without
+  of_ideal   ratio of the throughput with balance to that sum: higher is better. ``off_of_ideal`` is the same without
   possible   the most that whole shards allow: with 8 of them and speeds of 1 and 1/2 it is 0.89 (5 and 3, or 6 and 2)
   equal      throughput with balance / without, on processes of equal speed
   one_digest whether weights are equal to the bit after every turn, with balance, without, and on one process
