@@ -28,3 +28,11 @@ def test_sums_are_those_of_one_process(standing_crew, nproc, ranks_per_host, rou
     for sums, _ in of_ranks:
         for length, found in zip(LENGTHS, sums, strict=True):
             assert torch.equal(found, on_one_process(length, 7))
+
+
+@pytest.mark.parametrize(("nproc", "messages"), [(1, 0), (2, 1), (3, 2), (6, 3)])
+def test_short_rows_of_all_ranks_come_in_few_messages(standing_crew, nproc, messages):
+    expected = torch.tensor([[rank, 0.5] for rank in range(nproc)])
+    for found, num_sent in standing_crew(nproc, sync_scripts.gather_short):
+        assert torch.equal(found, expected)
+        assert num_sent == messages
