@@ -33,7 +33,7 @@ Examples:
   lockstep verify --nproc 2 --workers 0,4 --no-resume --no-one-device train.py
       only the number of loader workers
   lockstep verify --strategy fsdp --nproc 1,2,4 train.py
-      with parameters sharded over the processes; the digest is that of whole tensors
+      with sharded parameters; the digest is that of whole tensors
   lockstep verify --shards 8 -m package.train
       a module that leaves shards= out, with 8 shards
 
