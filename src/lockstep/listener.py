@@ -97,7 +97,8 @@ class Listener:
         """The pass has ended after this step of the run, early unless ``exhausted``. Local."""
 
     def flush(self) -> None:
-        """All passes so far have ended on all ranks: complete pending work. Called on every rank at the same point."""
+        """Complete pending work: between passes, and before a checkpoint is saved within one. Called on every rank at the same
+        point."""
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """An evaluation after this step has its results."""

@@ -161,7 +161,8 @@ def shards_by_rank(results):
     ],
 )
 def test_shards_that_move_all_the_time_change_nothing(standing_crew, alone, nproc, training):
-    results = standing_crew(nproc, while_shards_move, training.task, **training.settings)
+    settings = {**training.settings, "checkpoint_every": 1}  # also while a move is yet to come into force
+    results = standing_crew(nproc, while_shards_move, training.task, **settings)
     assert_same_bits(alone(training), results)
     assert len(shards_by_rank(results)) > 2, "they have not moved"
 

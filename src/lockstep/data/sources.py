@@ -197,7 +197,7 @@ class StreamSource(Source):
     def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
         set_epoch(epoch, self._loader.dataset)
         if self._assignment.moves is not None and (lead := self._reader.lead(self._loader)):
-            self._assignment.moves.share(lead)
+            self._assignment.moves.share(lead + 1)  # each step may be asked for while the one before runs (``data.uploads``)
         self._reader.compared = compared
         return self._reader.read(self._loader, first_step, epoch, skip)
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from lockstep.data.batches import map_tensors, to_device
+from lockstep.data.torch_loader import is_torch_loader
 from lockstep.plan.shards import StepPlan
 from lockstep.world.devices import new_stream
 
@@ -122,8 +122,9 @@ class Uploads:
 
 
 def fetches_ahead(batches: Any) -> bool:
-    """Whether the script cannot notice when its loader is asked for a batch, since workers have fetched it by then."""
-    return isinstance(batches, DataLoader) and batches.num_workers > 0
+    """Whether the script cannot notice when its loader is asked for a batch, since workers have fetched it by then, and no
+    ``__iter__`` of the script's own runs."""
+    return is_torch_loader(batches) and batches.num_workers > 0
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -61,8 +61,9 @@ class Balance(Listener):
         self._since_s = 0.0
         """When this rank last reported, or its pass began."""
         self._phase_began_s = 0.0
-        self._begins_pass = False
-        """Whether the pass is in its first step, for which loader workers start: that does not count."""
+        self._in_pass = self._begins_pass = False
+        """Whether a pass is under way, of which steps are planned, and whether it is in its first step, which does not count,
+        since loader workers start for it."""
         self._rows: Sequence[Row] = ()
         """Those of the step's last phase."""
 
@@ -95,7 +96,7 @@ class Balance(Listener):
 
     @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        self._since_s, self._begins_pass = perf_counter(), True
+        self._since_s, self._in_pass, self._begins_pass = perf_counter(), True, True
 
     @override
     def begin_step(self, step: int) -> None:
@@ -126,14 +127,18 @@ class Balance(Listener):
             self._settle()
 
     @override
+    def end_pass(self, step: int, *, exhausted: bool) -> None:
+        self._in_pass = False
+
+    @override
     def flush(self) -> None:
-        if self.moves.is_pending:  # no pass is under way
+        if self.moves.is_pending and not self._in_pass:  # what was planned of the pass is never taken
             self._settle()
 
     def _settle(self) -> None:
         """The next step begins with other blocks: what shards carry from step to step goes to where they are then."""
         for adapter in self._registered():
             if isinstance(adapter.target, PerShard):
-                adapter.target.load_state_dict(adapter.target.state_dict())
+                adapter.target.share()
         self.moves.settle(self._ended)
         self._balancer.restart(self.moves.in_force)

@@ -264,6 +264,8 @@ class Phases:
             first, second = ([min(n, self.num_shards) for n in b.plan.sizes] for b in (self._batch, batch))
             if first != second:
                 raise refusals.uneven_side_by_side(first, second)
+            if batch.plan.blocks.sizes != self._batch.plan.blocks.sizes:
+                raise refusals.moved_side_by_side()
             return self._batch
         if self._batch is not None or self.was_left:
             self.check_outside("another loop over batch.shards")

@@ -15,6 +15,15 @@ def uneven_side_by_side(first: list[int], second: list[int]) -> UsageError:
     )
 
 
+def moved_side_by_side() -> UsageError:
+    """Two batches of which a process has different shards."""
+    return UsageError(
+        "the shards of two batches side by side, as in zip(a.shards, b.shards): the second loader was prepared while shards "
+        "moved from one process to another (see docs/balance.md), so they cannot be paired in this step. Prepare both loaders "
+        "before the first pass, or use join(balance='off')."
+    )
+
+
 def step_is_over(step: int) -> UsageError:
     """A loop over the shards of an earlier batch."""
     return UsageError(

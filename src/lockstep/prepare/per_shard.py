@@ -6,7 +6,11 @@ import copy
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
 from lockstep.base.errors import UsageError
+from lockstep.data.batches import map_tensors, to_device
 from lockstep.plan.blocks import Blocks
 from lockstep.plan.shards import MicroStep
 from lockstep.world.comm.collectives import Collectives
@@ -86,6 +90,17 @@ class PerShard:
         shards = self._blocks().by_rank[self._collectives.rank]
         parts = self._collectives.all_gather_object(self._values[shards.start : shards.stop])
         return {"values": [value for part in parts for value in part]}
+
+    def share(self) -> None:
+        """Give all ranks the values of all shards, which are about to move. Every rank must call it."""
+        own = self._blocks().by_rank[self._collectives.rank]
+        places: set[torch.device] = set()
+        map_tensors(lambda tensor: places.add(tensor.device), self._values[own.start])
+        # A device of one rank is none of another's: what comes goes to where this rank has its own.
+        parts = self._collectives.all_gather_object([map_tensors(Tensor.cpu, self._values[shard]) for shard in own])
+        for shard, value in enumerate(value for part in parts for value in part):
+            if shard not in own:
+                self._values[shard] = to_device(value, *places) if len(places) == 1 else value
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the values of all shards."""
