@@ -78,14 +78,17 @@ def train(die_after=None, weight=None):
         average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.7), use_buffers=True)
         loader = DataLoader(data(), 16, shuffle=True, drop_last=True)
         model, optimizer, schedule, average, loader = team.prepare(model, optimizer, schedule, average, loader)
+        average.eval()
         norms = []
         for _ in team.epochs(2):
             for batch in loader:
                 if die_after is not None and team.step > die_after:
                     _die_with_a_checkpoint(team, die_after)
                 for x, y in batch.shards:
-                    loss = nn.functional.mse_loss(model(x), y)
+                    taught = average(x).detach()  # with a graph, which no backward pass goes through
+                    loss = nn.functional.mse_loss(model(x), y) + 0.1 * nn.functional.mse_loss(model(x), taught)
                     team.backward(loss, weight=None if weight is None else weight * float(len(x)))
+                model(torch.eye(5, dtype=torch.float64))  # nor through this one
                 norms.append(float(team.clip_grad_norm_(model.parameters(), 1.0)))
                 optimizer.step()
                 schedule.step()
@@ -235,7 +238,10 @@ def try_to(what):
             model.scale = nn.Parameter(torch.ones(()))
         if what == "sharded before":
             torch.distributed.fsdp.fully_shard(model)
-        model, optimizer, loader = team.prepare(model, optimizer, loader)
+        model, loader = team.prepare(model, loader)
+        if what == "fused later":
+            optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        optimizer = team.prepare(optimizer)
         for batch in loader:
             for x, y in batch.shards:
                 loss = nn.functional.mse_loss(model(x), y)

@@ -136,6 +136,7 @@ def test_it_trains_in_other_precisions_with_the_answer_of_exact(crew, precision)
         ("sharded before", r"parameter 'first.weight' of FSDPModel is sharded over processes already"),
         ("few samples", r"step 5: a global batch of 4 samples leaves some of the 6 shards empty.*drop_last=True"),
         ("fused", r"AdamW\(fused=True\) with strategy='fsdp' on the CPU"),
+        ("fused later", r"AdamW\(fused=True\) with strategy='fsdp' on the CPU"),
         ("whole tensors", r"Muon with strategy='fsdp': it computes with whole tensors"),
         ("other blocks", r"the processes have run different parts of the model"),
         ("a graph of gradients", r"backward\(create_graph=True\) with strategy 'fsdp'"),

@@ -47,8 +47,7 @@ def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None
             "parameters, which prepare() has replaced by others (strategy='fsdp' shards them over the processes). Create a new "
             "optimizer, or resume from a checkpoint of the run (with any strategy), which has that state."
         )
-    if affected:
-        _check_elementwise(optimizer, replaced)
+    _check_elementwise(optimizer, replaced)
     for group in optimizer.param_groups:
         group["params"][:] = [replaced.get(parameter, parameter) for parameter in group["params"]]
 
@@ -58,7 +57,7 @@ _OF_WHOLE_TENSORS = (optim.LBFGS, optim.Adafactor, optim.Muon)
 
 def _check_elementwise(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None:
     """Check that an optimizer computes each element by itself, with the same bits wherever it is in a tensor."""
-    if not any(is_dtensor(replaced.get(parameter)) for parameter in parameters_of(optimizer)):
+    if not any(is_dtensor(replaced.get(parameter, parameter)) for parameter in parameters_of(optimizer)):
         return
     kind = type(optimizer).__name__
     if isinstance(optimizer, _OF_WHOLE_TENSORS):

@@ -181,7 +181,7 @@ class FSDPSync(Sync):
             if not isinstance(part, FSDPModule):
                 fully_shard(part, mesh=self._mesh)
         model.to(self._device)  # its buffers
-        model.register_forward_hook(_reshard)
+        model.register_forward_hook(self._reshard)
 
     def _add_unit(self, module: FSDPModule, names: dict[Parameter, str]) -> None:
         if self.times_forward:
@@ -301,6 +301,8 @@ class FSDPSync(Sync):
         for (call, slices), bucket_sum in sorted(self._sums.items(), key=lambda item: item[0][0]):
             total = outcome.totals[call] if call < len(outcome.totals) else None
             self._set_gradients(call, slices, bucket_sum.total() if total is None else bucket_sum.total().div_(total))
+        for unit in self._units:  # also those whose forward pass no backward pass has followed
+            unit.module.reshard()
         self._forget_phase()
 
     @override
@@ -315,6 +317,12 @@ class FSDPSync(Sync):
             hook.remove()
         self._hooks, self._mesh = [], None
         self._norms.close()
+
+    def _reshard(self, model: nn.Module, *_: object) -> None:
+        """Reshard after a forward pass that no backward pass follows, which alone would do so otherwise."""
+        is_trained = id(model) in {id(unit.module) for unit in self._units}
+        if isinstance(model, FSDPModule) and (self._micro is None or not is_trained or not torch.is_grad_enabled()):
+            model.reshard()
 
     # The backward pass
 
@@ -449,12 +457,6 @@ def _check(model: nn.Module) -> None:
                 f"parameter {name!r} is a scalar, which cannot be sharded over processes (strategy='fsdp'): give it the "
                 "shape (1,), or use another strategy"
             )
-
-
-def _reshard(model: nn.Module, *_: object) -> None:
-    """Reshard after a forward pass without gradients: only a backward pass would do so otherwise."""
-    if not torch.is_grad_enabled() and isinstance(model, FSDPModule):
-        model.reshard()
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:

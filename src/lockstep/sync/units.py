@@ -39,6 +39,7 @@ class Unit:
         passed: Callable[[Unit], None],
     ) -> None:
         assert isinstance(module, nn.Module)
+        self.module: FSDPModule = module
         self.number = number
         self.gathered: dict[Parameter, Parameter] = {}
         """The whole parameters, on which autograd works and which hold nothing between passes, with their sharded ones."""
