@@ -6,11 +6,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep.world.comm.collectives import all_gather_flat
+
+_FEW = 8
+"""With fewer ranks PyTorch's own all-gather is as fast, and faster for messages of 16 KB (2 processes: 0.66 of the time). For
+some numbers it takes 2.2 times as long with 8 processes, and 3.7 times with 16."""
 _FIRST_TAG = (1 << 30) + (1 << 28)  # above those of ``sync.exchange``
 
 
 def all_gather_short(mine: Tensor) -> Tensor:
-    """Gather a short tensor from each rank of the run, in ``log2 W`` messages a rank rather than W - 1.
+    """Gather a short tensor from each rank of the run: of many ranks in ``log2 W`` messages rather than W - 1.
 
     A message has a latency, however short it is, and Gloo's own all-gather passes all of them round a ring. Here a rank that
     has those of itself and the next ``k - 1`` gets the ``k`` after them in one message (Bruck and others,
@@ -24,6 +29,10 @@ def all_gather_short(mine: Tensor) -> Tensor:
         Shape ``(W, n)``, in rank order.
     """
     rank, size, length = dist.get_rank(), dist.get_world_size(), mine.numel()
+    if size < _FEW:
+        gathered = mine.new_empty(size * length)
+        all_gather_flat(gathered, mine)
+        return gathered.view(size, length)
     gathered = mine.new_empty(size * length)  # of this rank and those after it
     gathered[:length] = mine
     known, step = 1, 0
