@@ -57,7 +57,9 @@ class Unit:
         self.has_run = False
         """Whether the micro-step had forward passes."""
         self._begun, self._passed = begun, passed
-        module.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        # The first of all hooks: what another one computes from the parameters (weight_norm) comes after it, and so before it in
+        # the backward pass.
+        module.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True)
 
     def begin_shard(self) -> None:
         """Begin a micro-step."""
