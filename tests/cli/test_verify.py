@@ -38,7 +38,10 @@ def verify(capfd, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("warm_trials")
-def test_a_script_that_keeps_the_contract_passes_with_the_digest_of_its_weights(verify):
+def test_a_script_that_keeps_the_contract_passes_with_the_digest_of_its_weights(verify, tmp_path):
+    first = "    first = [parameter.detach().clone() for parameter in model.parameters()]\n"
+    text, loop = PLANTED.read_text(), "    for _ in team.epochs(1):\n"
+    (tmp_path / "train.py").write_text(text.replace(loop, f"{first}    team.register('first weights', first)\n{loop}"))
     done = verify("--world-sizes", "1,2", "--workers", "0,1", *BRIEFLY, "train.py")
     assert done.exit_code == 0, done.output
     assert re.search(r"\[1/4\] 1 process, 0 loader workers: 2 steps, 16 samples, weights [0-9a-f]{16} \(", done.output)

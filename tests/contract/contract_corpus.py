@@ -138,4 +138,5 @@ SHARDED = {
     ),
     "scaled by the script": CORPUS["scaled by the script"],
     "six shards": trained(model="Deep", length=48, shards=6),
+    "normed weights, chosen": trained(model="Normed", length=32, epochs=1, num_steps=2),
 }

@@ -36,11 +36,16 @@ class Model(nn.Module):
         self.last = nn.Linear(7, 2)
         self.skipped = None
         """The number of a block that is left out."""
+        self.chosen = None
+        """The number of the block whose result alone is taken, although all run."""
 
     def forward(self, x):
         x = self.first(x)
-        for number, block in enumerate(self.blocks, 1):
-            x = block(x) if number != self.skipped else x
+        if self.chosen is not None:
+            x = [block(x) for block in self.blocks][self.chosen]
+        else:
+            for number, block in enumerate(self.blocks, 1):
+                x = block(x) if number != self.skipped else x
         return self.last(self.frozen(self.tail(x)))
 
 
@@ -51,6 +56,24 @@ def made():
     narrow = [p for p in model.parameters() if p.dim() == 1]
     optimizer = torch.optim.AdamW([{"params": wide, "weight_decay": 0.1}, {"params": narrow, "lr": 0.02}], lr=0.01)
     return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+
+
+class ByHand:
+    """An average of the weights that the script itself takes."""
+
+    def __init__(self, model):
+        self.values = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model):
+        for name, p in model.named_parameters():
+            self.values[name].mul_(0.9).add_(p, alpha=0.1)
+
+    def state_dict(self):
+        return {"values": self.values}
+
+    def load_state_dict(self, state):
+        self.values = state["values"]
 
 
 def data():
@@ -79,6 +102,10 @@ def train(die_after=None, weight=None):
         loader = DataLoader(data(), 16, shuffle=True, drop_last=True)
         model, optimizer, schedule, average, loader = team.prepare(model, optimizer, schedule, average, loader)
         average.eval()
+        by_hand = ByHand(model)
+        team.register("an object", by_hand)
+        summed = team.register("a dict", ByHand(model).values)
+        single = team.register("a tensor", model.last.weight.detach().clone())
         norms = []
         for _ in team.epochs(2):
             for batch in loader:
@@ -94,6 +121,10 @@ def train(die_after=None, weight=None):
                 schedule.step()
                 optimizer.zero_grad()
                 average.update_parameters(model)
+                by_hand.update(model)
+                for name, value in by_hand.values.items():
+                    summed[name].add_(value)
+                single.add_(by_hand.values["last.weight"])
             with team.evaluate([model, average], DataLoader(data(), 10)) as evaluation:
                 for batch in evaluation:
                     for x, y in batch.shards:
@@ -101,9 +132,11 @@ def train(die_after=None, weight=None):
                         batch.add(average=nn.functional.mse_loss(average(x), y))
         parts = sum(to_local(p).numel() for p in model.parameters()) / sum(p.numel() for p in model.parameters())
         named = [*model.named_parameters(), *average.named_parameters()]
-        spread = [name for name, p in named if not is_dtensor(p)]
+        by_hand = [*by_hand.values.items(), *summed.items(), ("single", single)]
+        spread = [name for name, p in [*named, *by_hand] if not is_dtensor(p)]
         return {
             "numbers": numbers(model, optimizer, average),
+            "by hand": [(name, full_tensor(value).tolist()) for name, value in by_hand],
             "norms": norms,
             "evaluated": evaluation["loss"] + evaluation["average"],
             "part": parts,
@@ -127,11 +160,14 @@ def keep_best():
     with lockstep.join(checkpoint_every="1h") as team:
         model, optimizer, _ = made()
         model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data(), 16, drop_last=True))
+        average = team.register("average by hand", ByHand(model).values)
         for batch in loader:
             for x, y in batch.shards:
                 team.backward(nn.functional.mse_loss(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
+            for name, p in model.named_parameters():
+                average[name].mul_(0.9).add_(p.detach(), alpha=0.1)
         team.best(1.0)
         team.save(model.state_dict(), team.run_dir / "weights.pt")
         weights = {name: full_tensor(value.detach()).tolist() for name, value in model.state_dict().items()}
@@ -234,6 +270,8 @@ def try_to(what):
             optimizer = torch.optim.Muon([model.first.weight])
         if what == "other blocks":
             model.skipped = 2 + team.rank
+        if what == "other results":
+            model.chosen = 1 + team.rank
         if what == "scalar":
             model.scale = nn.Parameter(torch.ones(()))
         if what == "sharded before":

@@ -38,7 +38,7 @@ from lockstep.sync.slice_sum import SliceSum
 from lockstep.sync.slices import Slices
 from lockstep.sync.start import take_from_rank_0
 from lockstep.sync.timed_comms import TimedAllGather, Waited
-from lockstep.sync.units import Unit, find_units, fingerprint
+from lockstep.sync.units import SAME_BLOCKS, Unit, find_units, fingerprint
 from lockstep.world.comm.dtensors import is_dtensor
 from lockstep.world.comm.group import Transport, default_group
 
@@ -138,7 +138,8 @@ class FSDPSync(Sync):
         """By backward call, the numbers of parameters for which this rank's shards had gradients."""
         self._changes: list[Node[dict[int, Tensor]]] = []
         self._runs: list[tuple[int, ...]] = []
-        """For each backward call, the numbers of the units that had run in the micro-step, in order."""
+        """For each backward call, the numbers of the units that had run in the micro-step, in order, and then of those that it
+        has entered."""
         self._ran: list[int] = []
         """The same of the running micro-step."""
         self._shard_samples = 0
@@ -149,6 +150,10 @@ class FSDPSync(Sync):
         """What the backward pass has computed so far, by owner."""
         self._filled: dict[Slices, set[int]] = {}
         """The slots of these leaves that have a gradient."""
+        self._entered: list[int] = []
+        """The numbers of the units that the backward pass has come to, in order."""
+        self._inside: set[Unit] = set()
+        """Those that it is not yet through with."""
         self._passed: dict[Unit, int] = {}
         """How many forward passes of each unit the backward pass is through with."""
         self._sent: set[Unit] = set()
@@ -186,7 +191,7 @@ class FSDPSync(Sync):
     def _add_unit(self, module: FSDPModule, names: dict[Parameter, str]) -> None:
         if self.times_forward:
             module.set_custom_all_gather(TimedAllGather(self._waited))  # type: ignore[arg-type]  # whose base is private
-        unit = Unit(module, len(self._units), self._world_size, self._has_begun, self._is_through)
+        unit = Unit(module, len(self._units), self._world_size, self._has_begun, self._enters, self._is_through)
         self._units.append(unit)
         places = {
             parameter: (unit, slices, slot) for slices in unit.slices for slot, parameter in enumerate(slices.parameters)
@@ -245,6 +250,7 @@ class FSDPSync(Sync):
                 loss.backward(**options)  # type: ignore[no-untyped-call]
         finally:
             self._listening = False
+        self._runs.append(tuple(self._entered))
         for unit in reversed(self._units):
             if unit not in self._sent and (unit.has_run or any(slices in self._leaves for slices in unit.slices)):
                 self._send(unit)
@@ -351,12 +357,19 @@ class FSDPSync(Sync):
             filled.add(slot)
             self._used[self._call].add(self._numbers[slices.parameters[slot]])
 
+    def _enters(self, unit: Unit) -> None:
+        """The backward pass has the gradient of an output of a unit, whose parameters PyTorch gathers if it is the first."""
+        if self._listening and unit not in self._inside:
+            self._inside.add(unit)
+            self._entered.append(unit.number)
+
     def _is_through(self, unit: Unit) -> None:
         """The backward pass is through with one forward pass of a unit: after the last, send its gradients.
 
         Every rank comes here at the same place among PyTorch's collectives, whichever parameters had a gradient."""
         if not self._listening:
             return
+        self._inside.discard(unit)
         self._passed[unit] = self._passed.get(unit, 0) + 1
         if self._passed[unit] == unit.num_awaited and not unit.is_unannounced and unit not in self._sent:
             self._send(unit)
@@ -412,10 +425,8 @@ class FSDPSync(Sync):
             return
         if len(orders) < self._world_size or len(set(orders)) > 1:
             raise ModelError(
-                f"step {self._step}: the processes have run different parts of the model (layers left out at random, or chosen "
-                "by the data?). With strategy='fsdp' their parameters are gathered from all processes for each pass, so every "
-                "shard must run the same blocks in the same order: run every block and choose among the results, or use "
-                "another strategy."
+                f"step {self._step}: the processes have run different parts of the model, forward or backward (layers left out "
+                f"at random, or chosen by the data?). {SAME_BLOCKS}"
             )
         self._history.order = orders[0]
 

@@ -13,7 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep.base.errors import PeerError
+from lockstep.sync.units import SAME_BLOCKS
 from lockstep.world.comm.collectives import all_gather_flat
+from lockstep.world.comm.waiter import has_timed_out
 
 
 class Waited:
@@ -28,10 +31,22 @@ class Waited:
         return seconds
 
     def call(self, collective: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Call a collective, and add the time that it takes."""
+        """Call a collective, and add the time that it takes.
+
+        Raises:
+            PeerError: a rank did not take part within the timeout.
+        """
         began_s = time.perf_counter()
         try:
             return collective(*args, **options)
+        except RuntimeError as error:
+            if not has_timed_out(error):
+                raise
+            raise PeerError(
+                f"another rank did not take part in a forward or backward pass within the timeout ({error}): it may be stuck "
+                "(loading data, say), call the model less often, or run different parts of it (layers left out at random, or "
+                f"chosen by the data?). {SAME_BLOCKS}"
+            ) from error
         finally:
             self.seconds += time.perf_counter() - began_s
 

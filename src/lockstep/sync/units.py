@@ -1,7 +1,7 @@
 """The units of a model under ``fully_shard``, and when the backward pass is through with each.
 
-A unit is a module whose own parameters are gathered and freed together. Every rank must run the same units in the same order:
-each forward pass is a collective.
+A unit is a module whose own parameters are gathered and freed together. Every rank must run the same units in the same order,
+forward and backward: each pass is a collective.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import Parameter
 
+from lockstep.base.trees import tensors_in
 from lockstep.sync.gradients import has_gradient
 from lockstep.sync.slices import Slices, make_slices
 
@@ -27,6 +28,8 @@ class Unit:
         number: its number among the units of all models; it stands for the unit where ranks compare what they have run.
         world_size: number of ranks.
         begun: called with the unit when a forward pass begins; returns whether it counts.
+        entered: called with the unit when a backward pass has the gradient of an output of one of these. PyTorch gathers the
+            parameters at the first of them.
         passed: called with the unit when a backward pass is through with one of these, as far as that is known.
     """
 
@@ -36,6 +39,7 @@ class Unit:
         number: int,
         world_size: int,
         begun: Callable[[Unit], bool],
+        entered: Callable[[Unit], None],
         passed: Callable[[Unit], None],
     ) -> None:
         assert isinstance(module, nn.Module)
@@ -56,18 +60,24 @@ class Unit:
         """Whether the micro-step had forward passes that no backward pass announces: without gradients of their inputs."""
         self.has_run = False
         """Whether the micro-step had forward passes."""
-        self._begun, self._passed = begun, passed
-        module.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        self._begun, self._entered, self._passed = begun, entered, passed
+        self._counts = False
+        """Whether the forward pass that is running does."""
+        # The first of all hooks: what another one computes from the parameters (weight_norm) comes after it, and so before it
+        # in the backward pass.
+        module.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True)
+        module.register_forward_hook(self._after_forward)
 
     def begin_shard(self) -> None:
         """Begin a micro-step."""
-        self.num_awaited, self.is_unannounced, self.has_run = 0, False, False
+        self.num_awaited, self.is_unannounced, self.has_run, self._counts = 0, False, False, False
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_forward(
         self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not torch.is_grad_enabled() or not self._begun(self):
+        self._counts = torch.is_grad_enabled() and self._begun(self)
+        if not self._counts:
             return None
         self.has_run = True
         places = [place for place, value in enumerate(args) if _learns(value)]
@@ -83,6 +93,16 @@ class Unit:
             tuple(replaced.get(place, value) for place, value in enumerate(args)),
             {name: replaced.get(name, value) for name, value in kwargs.items()},
         )
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _after_forward(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        if self._counts:
+            self._counts = False
+            for tensor in filter(_learns, tensors_in(output)):
+                tensor.register_hook(self._enter)  # type: ignore[no-untyped-call]
+
+    def _enter(self, _gradient: Tensor) -> None:
+        self._entered(self)
 
     def announce(self) -> None:
         """A backward pass has computed the gradients of the inputs of one forward pass, and so those of the weights before:
@@ -123,6 +143,14 @@ def find_units(model: nn.Module) -> Iterator[nn.Module]:
             counts.pop(None, None)
             if counts and block is not model and all(occurrences[parameter] == count for parameter, count in counts.items()):
                 yield block
+
+
+SAME_BLOCKS = (
+    "With strategy='fsdp' the parameters of a block are gathered from all processes for each pass, so every shard must run the "
+    "same blocks in the same order, forward and backward: run every block and choose among the results by torch.where(), whose "
+    "backward pass runs them all, or use another strategy."
+)
+"""For messages."""
 
 
 def fingerprint(runs: Sequence[tuple[int, ...]]) -> int:

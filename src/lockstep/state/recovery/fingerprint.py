@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lockstep.base.digest import bit_sums
+from lockstep.base.trees import map_tensors, tensors_in
 from lockstep.state.recovery.run_state import RunState
 from lockstep.world.comm.bit_sums import whole_bit_sums
 from lockstep.world.comm.dtensors import is_dtensor
@@ -51,18 +51,15 @@ class Fingerprint:
 
     def now(self) -> Sums:
         """The digests as the state is at the moment, without the tensors of which each rank has a part. Local."""
-        return self._sums([item for item in self._state.compared() if not is_dtensor(item[2])])
+        items = [item for item in self._state.compared() if not is_dtensor(item[2])]
+        return self._sums([(owner, name, map_tensors(_unless_cut, value)) for owner, name, value in items])
 
     def _sums(self, compared: Sequence[tuple[str, str, Any]]) -> Sums:
         sums: Sums = {}
-        tensors: list[tuple[str, str, Tensor]] = []
-        for owner, name, value in compared:
-            if isinstance(value, Tensor):
-                tensors.append((owner, name, value))
-            else:
-                sums.setdefault(owner, {})[name] = _text(value)
-        for (owner, name, _), bits in zip(tensors, whole_bit_sums([value for _, _, value in tensors]), strict=True):
-            sums.setdefault(owner, {})[name] = bits
+        ordered = sorted(compared, key=lambda item: isinstance(item[2], Tensor))  # digests depend on it: tensors are last
+        bits = _bits_in([value for _, _, value in ordered])
+        for owner, name, value in ordered:
+            sums.setdefault(owner, {})[name] = next(bits) if isinstance(value, Tensor) else _text(value, bits)
         return sums
 
     def num_writes(self) -> list[int]:
@@ -72,9 +69,9 @@ class Fingerprint:
         return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
     def plain_values(self) -> dict[str, dict[str, str]]:
-        """The state that is not in tensors, in words: by part of an object, and by its path there."""
+        """The state that is not in tensors, in words: by part of an object, and by its path there. Local."""
         return {
-            f"{part} of {owner}": dict(_leaves(value))
+            f"{part} of {owner}": dict(_leaves(map_tensors(_unless_cut, value)))
             for owner, part, value in self._state.compared()
             if not isinstance(value, Tensor)
         }
@@ -85,13 +82,23 @@ def short_digest(sums: Mapping[str, Any]) -> str:
     return hashlib.blake2b(repr(list(sums.items())).encode(), digest_size=8).hexdigest()
 
 
-def _text(value: Any) -> str:
+def _unless_cut(tensor: Tensor) -> Tensor | None:
+    return None if is_dtensor(tensor) else tensor
+
+
+def _bits_in(tree: Any) -> Iterator[int]:
+    """The sums of the bits of a tree's tensors, in its order: see ``whole_bit_sums``."""
+    return iter(whole_bit_sums(list(tensors_in(tree))))
+
+
+def _text(value: Any, bits: Iterator[int]) -> str:
+    """A value in words. ``bits``: the sums of the bits of the tensors in it and in what follows."""
     if isinstance(value, Tensor):
-        return f"{value.dtype} {tuple(value.shape)} {bit_sums([value])}"
+        return f"{value.dtype} {tuple(value.shape)} {[next(bits)]}"
     if isinstance(value, dict):
-        return str({str(key): _text(item) for key, item in value.items()})
+        return str({str(key): _text(item, bits) for key, item in value.items()})
     if isinstance(value, (list, tuple)):
-        return str([_text(item) for item in value])
+        return str([_text(item, bits) for item in value])
     return repr(value) if isinstance(value, (bool, int, float, str, bytes, type(None))) else type(value).__name__
 
 
@@ -101,4 +108,4 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         for key, item in items:
             yield from _leaves(item, f"{path}.{key}" if path else str(key))
     else:
-        yield path, _text(value)
+        yield path, _text(value, _bits_in(value))

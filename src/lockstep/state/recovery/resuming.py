@@ -15,16 +15,18 @@ from torch import Tensor
 from lockstep.base.errors import CheckpointError, MismatchError
 from lockstep.base.regular import read_bytes
 from lockstep.base.shapes import fits
+from lockstep.base.trees import tensors_in
 from lockstep.prepare.model_precision import fit_state
 from lockstep.prepare.precision import find_precision
 from lockstep.state.checkpoint.manifest import FILE_NAME, Manifest, Object
 from lockstep.state.checkpoint.parts import state_files, weights_files
-from lockstep.state.checkpoint.tree import put_together
+from lockstep.state.checkpoint.tree import put_together, take_apart
 from lockstep.state.checkpoint.weights import Form, Tensors
 from lockstep.state.checkpoint.writer import STATE
 from lockstep.state.recovery.position import ScriptPosition
 from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.software import numerics
+from lockstep.world.comm.dtensors import is_cut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +201,7 @@ class Restorer:
             adapter.apply_options(self._changed_options.get(number, []), record["options"])
         for loader, value in zip(self.state.loaders, state["loaders"], strict=False):
             loader.load_state(put_together(value, tensors))
-        registered = put_together(state["registered"], tensors)
+        registered = put_together(state["registered"], tensors.formed(self._registered_forms()))
         for name, adapter in self.state.registered.items():
             if name in registered:
                 adapter.load_state_dict(registered[name])
@@ -211,6 +213,14 @@ class Restorer:
             return None
         files = weights_files(record["file"], self.checkpoint.manifest.files)
         return Tensors([self.checkpoint.path / name for name in files]).formed(form)
+
+    def _registered_forms(self) -> Form:
+        """Those of what is registered: known only where it may be cut over the ranks, since a script's own ``state_dict`` need
+        not work before the state is restored."""
+        if not any(map(is_cut, tensors_in(self.state.weights()))):
+            return lambda _: None
+        now = {name: value for name, adapter in self.state.registered.items() for _, value in adapter.compared()}
+        return take_apart(now, "registered")[1].get
 
     def _read_state(self) -> _State:
         file = self.checkpoint.path / STATE

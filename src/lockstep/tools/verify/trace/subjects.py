@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 from typing_extensions import override
 
 from lockstep.base.digest import digest
+from lockstep.base.trees import map_tensors
 from lockstep.listener import Listener, Stage
 from lockstep.world.comm.dtensors import full_tensor
 
@@ -106,7 +107,8 @@ class Subjects(Listener):
         for prefix, item in self._others:
             state.update((prefix + name, _value(value)) for name, value in item.state_dict().items())
         for name, content in self._registered.items():
-            state.update((f"the registered {name!r} ({part})", _value(value)) for part, value in content.compared())
+            whole = ((part, map_tensors(full_tensor, value)) for part, value in content.compared())
+            state.update((f"the registered {name!r} ({part})", _value(value)) for part, value in whole)
         return {"weights": weights, "buffers": buffers, "state": state}
 
     def _optimizer_state(self, optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
