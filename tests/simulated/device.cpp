@@ -90,13 +90,17 @@ std::string where() {
   return lines ? found : "the backward pass";
 }
 
-// The lock of everything here. Python's is never asked for while it is held: lines are looked up after its release.
+std::vector<Tensor> dropped;  // what is freed when the lock is free again
+
+// The lock of everything here. Python's is never asked for while it is held, which another thread may have while it waits for this
+// one: lines are looked up after its release, and tensors freed, whose objects in Python may end with them.
 struct Locked {
   static inline std::recursive_mutex mutex;
   static inline thread_local int depth = 0;
   Locked() { mutex.lock(); depth++; }
   ~Locked() {
     auto found = depth == 1 ? std::exchange(unplaced, {}) : decltype(unplaced)();
+    auto freed = depth == 1 ? std::exchange(dropped, {}) : decltype(dropped)();
     depth--;
     mutex.unlock();
     if (found.empty()) return;
@@ -248,9 +252,13 @@ void end_copies() {
   Inside kernel;
   std::vector<Copy> rest;
   for (auto& copy : std::exchange(under_way, {})) {
-    if (at_stream(clocks[HOST], copy.stream) < copy.time) rest.push_back(copy);
-    else if (!copy.to_device) copy.on_host.copy_(copy.value);
+    if (at_stream(clocks[HOST], copy.stream) < copy.time) {
+      rest.push_back(std::move(copy));
+      continue;
+    }
+    if (!copy.to_device) copy.on_host.copy_(copy.value);
     else if (!copy.on_host.equal(copy.value)) report("CHANGED: pinned memory, while it was copied to the device");
+    dropped.push_back(std::move(copy.on_host));
   }
   under_way.insert(under_way.end(), rest.begin(), rest.end());
 }
@@ -626,6 +634,7 @@ struct DeviceWork : c10d::Work {
   bool wait(std::chrono::milliseconds) override {
     Locked lock;
     if (has_own_stream) join(clocks[current_number(device)], clock);
+    dropped.insert(dropped.end(), held.begin(), held.end());
     held.clear();
     return true;
   }
