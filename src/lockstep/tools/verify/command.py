@@ -116,7 +116,7 @@ def command(
     the line of your code. It stops at the first setting in which the script fails.
 
     SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it. The directory of --out
-    receives every run's output and trace, results.json, and report.html.
+    receives every run's output and trace, and results.json.
     """
     sizes = world_sizes or settings.default_world_sizes(
         num_cores=here.num_cores, num_gpus=here.num_gpus, strategy=task.strategy
