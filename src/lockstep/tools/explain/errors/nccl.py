@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from lockstep.tools.explain.errors.row import row
-from lockstep.tools.explain.errors.scene import Scene, listed
+from lockstep.tools.explain.errors.scene import Scene
 from lockstep.tools.explain.errors.shared_memory import described
 
 _LAST = re.compile(r"Last error:\s*\n?([^\n]+)")
@@ -91,22 +91,6 @@ def _timed_out(match: re.Match[str], scene: Scene) -> str:
     )
 
 
-def _assert(match: re.Match[str], scene: Scene) -> str:
-    tables = [
-        f"{name} ({module.num_embeddings} rows)"
-        for model in scene.models
-        for name, module in model.named_modules()
-        if type(module).__name__.startswith("Embedding") and isinstance(getattr(module, "num_embeddings", None), int)
-    ]
-    lookups = f" This model looks up indices in {listed(tables)}." if tables else ""
-    return (
-        "A kernel on the GPU has found an invalid value: nearly always an index out of range, that is a label that is not "
-        f"in 0 ... classes - 1, or a token beyond an embedding's rows.{lookups} The GPU runs asynchronously, so the line in "
-        "the traceback is not the one that launched the kernel, and this process can no longer use the GPU. Run with "
-        "CUDA_LAUNCH_BLOCKING=1, or on the CPU, and the traceback names the line."
-    )
-
-
 def _no_such_device(match: re.Match[str], scene: Scene) -> str:
     asked = scene.find("set_device", "device")
     which = f"GPU {asked}" if isinstance(asked, int) else "a GPU"
@@ -132,6 +116,14 @@ ROWS = (
         _timed_out,
     ),
     row("NCCL", r"NCCL error|NCCL Error \d", _of_nccl),
-    row("CUDA: device-side assert", r"CUDA error: device-side assert triggered", _assert, _CUDA),
+    row(
+        "CUDA: device-side assert",
+        r"CUDA error: device-side assert triggered",
+        "A kernel on the GPU has found an invalid value: nearly always an index out of range, that is a label that is not "
+        "in 0 ... classes - 1, or a token beyond an embedding's rows. The GPU runs asynchronously, so the line in "
+        "the traceback is not the one that launched the kernel, and this process can no longer use the GPU. Run with "
+        "CUDA_LAUNCH_BLOCKING=1, or on the CPU, and the traceback names the line.",
+        _CUDA,
+    ),
     row("CUDA: no such device", r"CUDA error: invalid device ordinal", _no_such_device, _CUDA),
 )

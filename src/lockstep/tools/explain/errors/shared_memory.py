@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from lockstep.tools.explain.errors.scene import size
+from lockstep.world.machine.sizes import size
 
 PATH = "/dev/shm"
 
