@@ -5,7 +5,6 @@ import pytest
 from lockstep.base.errors import UsageError
 from lockstep.tools.replay.digests import Digests, gather, row
 from lockstep.tools.replay.step_names import step_with_first_difference, step_with_nan, step_with_worst_loss
-from lockstep.tools.replay.wording import in_words
 from lockstep.tools.verify.trace.differences import compare
 from lockstep.tools.verify.trace.lines import exact
 from lockstep.tools.verify.trace.traced_run import ShardKey
@@ -57,7 +56,7 @@ def test_equal_journals_are_equal_and_it_is_said_up_to_where():
 def test_the_first_difference_is_found_in_the_loss_or_in_the_state_before_it():
     found = compare(journal(1.0, 2.0, 3.0), journal(1.0, 2.0, 3.5))
     assert (found.difference.step, found.difference.stage) == (3, "loss")
-    assert in_words(found.difference) == "step 3, shard 0: its loss: 3.0, and 3.5"
+    assert (found.difference.place, found.difference.pair) == ("step 3, shard 0: loss", "3.0, and 3.5")
     found = compare(journal(1.0, 2.0, 3.0), journal(1.0, 2.0, 3.5, state="other"))
     assert (found.difference.step, found.difference.stage, found.difference.name) == (2, "state", "model")
 
@@ -78,9 +77,9 @@ def test_journals_without_a_common_step_are_never_called_equal():
 
 def test_a_gradient_that_differs_comes_before_the_state():
     one, two = journal(1.0, 2.0), journal(1.0, 2.0, state="other", gradient=("h", 2.0))
-    assert in_words(compare(one, two).difference) == (
-        "step 2: the gradient after the exchange: digest g, norm of all 1.0, and digest h, norm of all 2.0"
-    )
+    found = compare(one, two).difference
+    assert found.place == "step 2: the gradient (after the exchange)"
+    assert found.pair == "digest g, norm of all 1.0, and digest h, norm of all 2.0"
 
 
 def test_steps_are_found_by_name():

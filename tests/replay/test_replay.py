@@ -56,7 +56,7 @@ def test_a_changed_script_is_said_and_not_called_equal(bench, healthy):
     done = bench.replay(healthy, "--step", 5, "--script", changed)
     assert done.status == 1, done.all
     assert "the script has changed" in done.out, done.all
-    assert "DIFFERENT from the run, first in step 4, shard 0: its loss" in done.out, done.all
+    assert "DIFFERENT from the run, first in step 4, shard 0: loss" in done.out, done.all
 
 
 def test_the_sample_behind_a_nan_is_named(bench):
@@ -106,7 +106,7 @@ def test_a_data_set_that_has_changed_is_named_as_the_cause(bench):
     finally:
         file.unlink()
     assert done.status == 1, done.all
-    assert "DIFFERENT from the run, first in step 4, shard 0: what its samples hold" in done.out, done.all
+    assert "DIFFERENT from the run, first in step 4, shard 0: what is in the batch" in done.out, done.all
     assert "the data set has changed since" in done.out, done.all
 
 
@@ -199,9 +199,7 @@ def test_the_first_step_in_which_two_runs_differ_is_found_and_what_else_differs(
     found = json.loads(done.out)
     assert (done.status, found["equal"], found["difference"]["step"], found["difference"]["stage"]) == (1, False, 1, "state")
     assert ["args", ["kill=7", "lr=0.03"]] in [[item["what"], item["values"]] for item in found["unlike"]]
-    assert bench.say("diff", healthy, other).out.startswith(
-        "DIFFERENT  first in step 1: the state after the step (optimizer): digest "
-    )
+    assert bench.say("diff", healthy, other).out.startswith("DIFFERENT  first in step 1: the state: optimizer: digest ")
     done = bench.replay(healthy, other, "--step", "first-difference")
     assert (done.status, "the runs differ first in step 1: the state" in done.out) == (0, True), done.all
 

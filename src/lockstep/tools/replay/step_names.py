@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from lockstep.base.errors import UsageError
 from lockstep.tools.replay.digests import Digests
-from lockstep.tools.replay.wording import in_words
 from lockstep.tools.verify.trace.differences import compare
 from lockstep.tools.verify.trace.lines import number
 from lockstep.tools.verify.trace.traced_run import ShardKey
@@ -50,7 +49,8 @@ def step_with_first_difference(digests: Digests, against: Digests) -> tuple[int,
         raise UsageError("the digest journals of the two runs have no step in common")
     if comparison.difference is None:
         raise UsageError(f"the two runs do not differ in the steps that both journals have, up to {max(comparison.steps)}")
-    return comparison.difference.step, f"the runs differ first in {in_words(comparison.difference)}"
+    difference = comparison.difference
+    return difference.step, f"the runs differ first in {difference.place}: {difference.pair}"
 
 
 def _range(digests: Digests) -> str:
