@@ -100,7 +100,6 @@ def commands(run_dir):
         ("diff", run_dir, run_dir.parent / "other"),
         ("diff", run_dir.parent / "other", run_dir),
         ("replay", run_dir, "--step", "3"),
-        ("replay", run_dir, "--step", "first-difference", run_dir.parent / "other"),
         ("stacks", run_dir),
         ("checkpoint", "inspect", run_dir),
         ("checkpoint", "inspect", checkpoint),

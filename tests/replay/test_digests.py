@@ -4,7 +4,7 @@ import pytest
 
 from lockstep.base.errors import UsageError
 from lockstep.tools.replay.digests import Digests, gather, row
-from lockstep.tools.replay.step_names import step_with_first_difference, step_with_nan, step_with_worst_loss
+from lockstep.tools.replay.step_names import step_with_nan, step_with_worst_loss
 from lockstep.tools.verify.trace.differences import compare
 from lockstep.tools.verify.trace.lines import exact
 from lockstep.tools.verify.trace.traced_run import ShardKey
@@ -71,8 +71,6 @@ def test_up_to_a_tolerance_losses_may_differ_and_samples_may_not():
 def test_journals_without_a_common_step_are_never_called_equal():
     early, late = journal(1.0, 2.0), gather([[start("a"), line(9, 0, 1.0)]])
     assert compare(early, late).is_empty
-    with pytest.raises(UsageError, match="no step in common"):
-        step_with_first_difference(early, late)
 
 
 def test_a_gradient_that_differs_comes_before_the_state():
@@ -86,8 +84,5 @@ def test_steps_are_found_by_name():
     digests = journal(1.0, 5.0, float("nan"), 2.0)
     assert step_with_nan(digests)[0] == 3
     assert step_with_worst_loss(digests) == (2, "step 2 has the largest loss, 5 in shard 0")
-    assert step_with_first_difference(digests, journal(1.0, 5.0, 6.0))[0] == 3
     with pytest.raises(UsageError, match=r"no loss in the digest journal \(steps 1 to 1\) is NaN"):
         step_with_nan(journal(1.0))
-    with pytest.raises(UsageError, match="do not differ in the steps that both journals have, up to 1"):
-        step_with_first_difference(journal(1.0), journal(1.0))
