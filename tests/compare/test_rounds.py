@@ -8,7 +8,7 @@ from test_rows_run import Silent
 from lockstep.tools.compare import compare
 from lockstep.tools.compare.methods import parse_methods
 from lockstep.tools.compare.schedule import seconds_left, turns_left
-from lockstep.tools.compare.sentences import sentence_of
+from lockstep.tools.compare.table import sentence_of
 from lockstep.tools.trials.study import Task
 
 pytestmark = pytest.mark.timeout(60)

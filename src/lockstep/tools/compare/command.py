@@ -14,9 +14,8 @@ from lockstep.cli.tables import say
 from lockstep.launch.program import find_script
 from lockstep.tools.compare import compare, methods, table
 from lockstep.tools.compare.comparison import Comparison
-from lockstep.tools.trials.lists import numbers
 from lockstep.tools.trials.machine import Machine, find_components
-from lockstep.tools.trials.studies import conduct, options_of_studies
+from lockstep.tools.trials.studies import conduct, numbers, options_of_studies
 from lockstep.tools.trials.study import Task
 from lockstep.world.machine.sizes import counted
 

@@ -16,7 +16,6 @@ from lockstep.base.regular import check_regular
 from lockstep.base.shapes import fits
 from lockstep.base.stopping import catches
 from lockstep.base.tracebacks.frames import OURS, Frame, claim, owner
-from lockstep.tools.explain.activity import doing_at
 from lockstep.tools.explain.black_box import DIRECTORY, read_box
 from lockstep.tools.explain.frames import is_own, shortened
 from lockstep.tools.explain.holders import has_no_task, holder_in, without_start
@@ -25,6 +24,7 @@ from lockstep.tools.explain.process import ProcessFacts, facts_of, state_of
 from lockstep.tools.explain.record import Record
 from lockstep.tools.explain.sampler import EVERY_S, is_communicating, waits_at
 from lockstep.tools.explain.stack_request import SIGNAL, request_stack
+from lockstep.tools.explain.threads import doing_at
 from lockstep.tools.explain.work import BUSY_BYTES, LEAST_SHARE, Work
 from lockstep.world.machine.identity import shared_by
 from lockstep.world.machine.sizes import counted, name_ranks

@@ -25,12 +25,11 @@ from lockstep.base.tracebacks.frames import OURS, Frame, own_package
 from lockstep.tools.explain.black_box import BlackBox
 from lockstep.tools.explain.flight_recorder import counts, read_recording
 from lockstep.tools.explain.frames import stack_of
-from lockstep.tools.explain.handled import handled_by
 from lockstep.tools.explain.holders import holders_of
 from lockstep.tools.explain.loader_workers import batches_received, is_loading
-from lockstep.tools.explain.other_threads import other_threads
 from lockstep.tools.explain.process import io_bytes, own_memory
 from lockstep.tools.explain.stack_request import StackResponder, can_answer
+from lockstep.tools.explain.threads import handled_by, other_threads
 from lockstep.tools.explain.work import WorkMeter
 from lockstep.world.machine.identity import shared_by
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from lockstep.journal.events import moved_shards, number_in
 from lockstep.journal.measure.split import ACTIVITIES, PARTS, shares_of, verdict
-from lockstep.tools.compare.figures import pace_of
-from lockstep.tools.compare.splits import Split, splits_of
+from lockstep.tools.compare.figures import Split, pace_of, splits_of
 from lockstep.tools.report import chart
 from lockstep.tools.report.chart import Bar, Bars, Lines, Mark, Series, Table
 from lockstep.tools.report.thin import MOST_POINTS, thin

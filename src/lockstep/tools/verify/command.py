@@ -15,9 +15,8 @@ from lockstep.cli.terminal import open_console
 from lockstep.launch.program import find_script
 from lockstep.tools.check.files import read_script
 from lockstep.tools.check.instrument import notices
-from lockstep.tools.trials.lists import names, numbers
 from lockstep.tools.trials.machine import Machine
-from lockstep.tools.trials.studies import conduct, options_of_studies
+from lockstep.tools.trials.studies import conduct, names, numbers, options_of_studies
 from lockstep.tools.trials.study import Task
 from lockstep.tools.verify import settings, verdict, verify
 from lockstep.tools.verify.verification import Verification

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from lockstep.tools.explain.errors.processes import shared_memory
 from lockstep.tools.explain.errors.row import row
 from lockstep.tools.explain.errors.scene import Scene
-from lockstep.tools.explain.errors.shared_memory import described
 
 _LAST = re.compile(r"Last error:\s*\n?([^\n]+)")
 _DEBUG = "Set NCCL_DEBUG=WARN (or INFO) and run again: NCCL then says in the output of each rank what failed where."
@@ -75,7 +75,7 @@ def _of_nccl(match: re.Match[str], scene: Scene) -> str:
     if last is not None:
         for pattern, words in _BY_LAST_LINE:
             if hit := re.search(pattern, last[1]):
-                return words.format(*hit.groups(), shm=described() if "{shm}" in words else "")
+                return words.format(*hit.groups(), shm=shared_memory() if "{shm}" in words else "")
     known = (words for names, words in _BY_CODE.items() if any(name in scene.text for name in names))
     return next(known, f"A collective failed inside NCCL. {_DEBUG}")
 
