@@ -15,7 +15,7 @@ from lockstep.journal.measure.step_clock import CHECKPOINT, LOADING, PartTimer, 
 from lockstep.listener import Stage
 from lockstep.plan.blocks import even_blocks
 from lockstep.plan.shards import plan_step
-from lockstep.tools.audit.timer import AuditTimer
+from lockstep.tools.audit.auditor import AuditTimer
 from lockstep.tools.runs import command as runs
 
 pytestmark = pytest.mark.timeout(60)

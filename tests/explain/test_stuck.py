@@ -49,16 +49,6 @@ def test_a_rank_that_works_may_keep_the_others_waiting_for_longer_than_one_that_
     assert text.startswith("no progress for 120 s: rank 1 waits for rank 0.")
 
 
-def test_a_rank_that_waits_for_the_lock_of_one_that_works_is_not_taken_for_stuck():
-    loading = [["/home/me/train.py", 7, "load"]]
-    locked_out = replace(rank(1, loading), locks=[("it waits for the lock of data.lock (flock), which rank 2 holds", 2)])
-    working = rank(2, [["/home/me/train.py", 9, "download"]], since_s=49.5)
-    assert who_waits([rank(0, WAITING), locked_out, working], "run") is None
-    text = who_waits([rank(0, WAITING), replace(locked_out, locks=[("which rank 0 holds", 0)]), rank(2, WAITING)], "run")
-    assert "ranks 0 and 2 wait for rank 1." in text
-    assert "which rank 0 holds" in text
-
-
 def test_ranks_that_wait_in_different_collectives_are_told_in_which():
     reduce, gather = {"text": "all_reduce number 7"}, {"text": "all_gather number 7"}
     text = who_waits([rank(0, WAITING, collective=reduce), rank(1, WAITING, collective=gather), rank(2, WAITING)], "run")

@@ -1,7 +1,5 @@
-"""Promises of the pages of ``lockstep report``, of journals and results that are made by hand."""
+"""Promises of the pages of ``lockstep report``, of journals that are made by hand."""
 
-import dataclasses
-import json
 import math
 import re
 from pathlib import Path
@@ -9,41 +7,15 @@ from pathlib import Path
 import pytest
 
 from lockstep.journal.measure.split import PARTS
-from lockstep.tools.compare.comparison import Comparison, RowResult, RowRun
-from lockstep.tools.compare.figures import figures_of
-from lockstep.tools.compare.methods import Row, parse_method
-from lockstep.tools.compare.results import read_results
 from lockstep.tools.report import launches, training
 from lockstep.tools.report.chart import short
-from lockstep.tools.report.comparison_page import comparison_page
 from lockstep.tools.report.html import render, sort_key, with_code
 from lockstep.tools.report.run_page import RunRecord, run_page
 from lockstep.tools.report.thin import MOST_POINTS, thin, ticks
-from lockstep.tools.report.verification_page import verification_page
 from lockstep.tools.runs.inventory import FINISHED, Run
-from lockstep.tools.trials.machine import Machine
-from lockstep.tools.trials.study import Task
-from lockstep.tools.verify.diagnosis.causes import Diagnosis
-from lockstep.tools.verify.diagnosis.one_device import OneDevice
-from lockstep.tools.verify.diagnosis.setting import Setting
-from lockstep.tools.verify.trace.differences import Difference
-from lockstep.tools.verify.verification import SettingResult, Summary, Verification
 
 pytestmark = pytest.mark.timeout(60)
 
-MACHINE = Machine(
-    date="2026-01-01T00:00:00+00:00",
-    host="h<1>",
-    system="Linux",
-    cpu_name="CPU",
-    num_cores=2,
-    memory_bytes=1 << 30,
-    num_gpus=0,
-    load=0.0,
-    python="3.12",
-    torch="2.13",
-    lockstep="0.1",
-)
 MOST_BYTES = 1_000_000
 
 
@@ -185,127 +157,6 @@ def test_cells_are_sorted_by_what_they_mean():
     assert [sort_key(text) for text in ("1,234", "0.94×", "43 %", "-3.3e-09", "765 MB", "1.5 GB", "12 min", "–", "")] == [
         *(1234.0, 0.94, 43.0, -3.3e-09, 765e6, 1.5e9, 720.0, None, None)
     ]
-
-
-def comparison(directory):
-    events = [start(0.0, 1), step(1.0, 1, loss=0.5), epoch(2.0, 0, 10, world_size=1)]
-    rows = (
-        RowResult(
-            row=Row(number=1, method=parse_method("single"), num_processes=1),
-            runs=(RowRun(status="ok", run_dir="runs/1", figures=figures_of(events)),),
-        ),
-        RowResult(
-            row=Row(number=2, method=parse_method("ddp@torchrun+16-mixed"), num_processes=2),
-            runs=(RowRun(status="failed", reason="no <b>luck</b>", error="Traceback\n<b>luck</b>", log="runs/2.log"),),
-        ),
-    )
-    task = Task(command=("lockstep", "compare"), script=Path("a<b>.py"))
-    return Comparison(
-        task=task, machine=MACHINE, shards=2, threads=1, rows=rows, notes=("<i>",), directory=directory
-    ), events
-
-
-def test_a_comparison_comes_back_from_its_file_and_tells_what_did_not_run(tmp_path):
-    made, events = comparison(tmp_path)
-    made.noting()
-    found = read_results(tmp_path)
-    assert found == made
-    text = render(comparison_page(found, {1: events}, "0"), 0.0)
-    assert "no &lt;b&gt;luck" in text
-    assert "1 row without figures" in text
-    assert "<b>" not in text
-    assert "<i>&lt;" not in text
-    nothing = dataclasses.replace(made, rows=made.rows[1:])
-    assert "No row has figures" in render(comparison_page(nothing, {}, "0"), 0.0)
-
-
-def verification(directory, **fields):
-    summary = Summary(
-        first_step=1,
-        num_steps=3,
-        samples_by_rank=(4, 4),
-        weights="ab" * 16,
-        loss=0.5,
-        strategy="exact",
-        learned=True,
-        each_sample_once=True,
-    )
-    difference = Difference(step=2, stage="loss", phase=0, shard=1, epoch=0, samples=(3, "x<b>"), values=("0.5", "0.25"))
-    one, two = (SettingResult(setting=Setting(number=n, world_size=n), status="ok", summary=summary) for n in (1, 2))
-    made = {
-        "results": (one, dataclasses.replace(two, difference=difference)),
-        "one_device": OneDevice(status="same", shards=2, factor=1.0, error=1e-7),
-        "diagnosis": Diagnosis(
-            cause="unknown",
-            sentence="a <b>cause</b>",
-            remedy="a remedy",
-            ruled_out=("chance",),
-            arose="in a layer",
-        ),
-        "experiments": ("again",),
-        **fields,
-    }
-    task = Task(script=Path("train.py"), args=("--x", "<i>"))
-    return Verification(task=task, machine=MACHINE, shards=2, threads=None, directory=directory, **made)
-
-
-def test_a_fail_comes_back_from_its_file_with_the_first_difference_and_its_cause(tmp_path):
-    made = verification(tmp_path)
-    made.noting()
-    found = read_results(tmp_path)
-    assert found == made
-    text = render(verification_page(found, {}, "0"), 0.0)
-    for words in (
-        "FAIL",
-        "step 2 (epoch 1), shard 1: loss",
-        "a &lt;b&gt;cause",
-        "a remedy",
-        "x&lt;b&gt;",
-        "DIFFERS",
-    ):
-        assert words in text
-    assert "<b>" not in text
-
-
-def test_other_verdicts_are_told_as_the_command_does(tmp_path):
-    made = verification(tmp_path, diagnosis=None, experiments=())
-    good = dataclasses.replace(made, results=(made.results[0],))
-    assert "PASS" in render(verification_page(good, {}, "0"), 0.0)
-    sums = dataclasses.replace(good, one_device=OneDevice(status="sum", shards=2, factor=2.0, error=1.0))
-    text = render(verification_page(sums, {}, "0"), 0.0)
-    assert "FAIL" in text
-    assert "reduction=&#34;sum&#34;" in text
-    failed = SettingResult(
-        setting=Setting(number=2, world_size=2), status="failed", reason="E: x", error="E: x\n<b>", log="l"
-    )
-    text = render(verification_page(dataclasses.replace(good, results=(made.results[0], failed)), {}, "0"), 0.0)
-    assert "Settings that failed" in text
-    assert "&lt;b&gt;" in text
-
-
-def test_a_comparison_shows_how_it_scales_and_its_noise(tmp_path):
-    made, _ = comparison(tmp_path)
-
-    def row(number, method, num_processes, *seconds):
-        runs = [
-            RowRun(round=index, status="ok", figures=figures_of([start(0.0, num_processes), epoch(second, 0, 10)]))
-            for index, second in enumerate(seconds, start=1)
-        ]
-        return RowResult(row=Row(number=number, method=parse_method(method), num_processes=num_processes), runs=tuple(runs))
-
-    rows = (row(1, "single", 1, 2.0, 2.1), row(2, "ddp", 2, 1.0, 1.1), row(3, "ddp", 4, 0.6, 0.5))
-    text = render(comparison_page(dataclasses.replace(made, rows=rows, rounds=2), {}, "0"), 0.0)
-    assert "Speed-up over single ×1" in text
-    assert "the others are compared with it, measured to ±" in text
-
-
-def test_what_a_later_version_writes_beside_it_does_not_matter(tmp_path):
-    made, _ = comparison(tmp_path)
-    made.noting()
-    content = json.loads((tmp_path / "results.json").read_text())
-    content["new"] = content["machine"]["new"] = content["rows"][0]["new"] = content["rows"][0]["figures"]["new"] = 1
-    (tmp_path / "results.json").write_text(json.dumps(content))
-    assert read_results(tmp_path) == made
 
 
 def test_where_the_time_went_is_of_the_last_number_of_processes():

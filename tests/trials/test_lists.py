@@ -4,7 +4,7 @@ import click
 import pytest
 
 from lockstep.base.errors import ConfigError
-from lockstep.tools.trials.lists import names, numbers
+from lockstep.tools.trials.studies import names, numbers
 
 LAUNCHERS = names("launcher", ("local", "torchrun"))
 

@@ -150,29 +150,6 @@ def test_a_loader_worker_that_is_gone(words_of, end, said):
         assert "free now" in words
 
 
-def test_a_joined_script_has_its_layers_named_and_its_optimizer_counted(words_of):
-    words = words_of(
-        """
-        import lockstep
-
-        team = lockstep.join()
-        model = Net()
-        optimizer = torch.optim.Adam(model.parameters())
-        data = torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=4)
-        model, optimizer, loader = team.prepare(model, optimizer, data)
-        for batch in loader:
-            for x in batch.shards:
-                team.backward(model(x).mean())
-            optimizer.step()
-            torch.empty(10**15)
-        """
-    )
-    assert "The machine has no memory for 3.55 PiB more, asked for at once: " in words
-    assert " bytes  parameters and buffers" in words
-    assert " bytes  state of Adam" in words
-    assert "more than the whole machine has" in words
-
-
 @pytest.mark.parametrize(
     "source",
     [

@@ -15,6 +15,7 @@ from lockstep.base.errors import DataError, ModelError
 from lockstep.base.stopping import AuditFailed, ignore_interrupts, say
 from lockstep.data.batch import ShardRun, own_runs
 from lockstep.data.streams import remember_rng
+from lockstep.journal.measure.step_clock import ENDING, IN_AUDIT, LOGGING, WAITING, StepClock
 from lockstep.listener import Listener, Listeners
 from lockstep.loop.aside import Aside
 from lockstep.loop.phases import Phases
@@ -301,3 +302,19 @@ def _check_repeatable(model: nn.Module) -> None:
                 "the forward pass: an audit, which computes a shard once more, would change it twice. Leave max_norm out, and "
                 "clip the rows after the loop over batch.shards; or leave --audit out"
             )
+
+
+class AuditTimer(Listener):
+    """Times the micro-steps that an audit recomputes, as logging. What precedes them in the phase, waiting for their samples
+    from the owner, counts as waiting. Neither is reported to other ranks as being busy."""
+
+    def __init__(self, clock: StepClock) -> None:
+        self._clock = clock
+
+    @override
+    def begin_shard(self, micro: MicroStep) -> None:
+        self._clock.charge(WAITING, then=IN_AUDIT)
+
+    @override
+    def end_shard(self) -> None:
+        self._clock.charge(LOGGING, then=ENDING)

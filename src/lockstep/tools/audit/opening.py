@@ -8,9 +8,8 @@ from lockstep.base.stopping import say
 from lockstep.joining.instrument import Run
 from lockstep.loop.aside import Aside
 from lockstep.plan.shards import StepPlan
-from lockstep.tools.audit.auditor import Auditor
+from lockstep.tools.audit.auditor import Auditor, AuditTimer
 from lockstep.tools.audit.choice import Choice, check_strategy, choose
-from lockstep.tools.audit.timer import AuditTimer
 from lockstep.tools.audit.verdict import Verdict
 
 

@@ -62,6 +62,10 @@ _UNCHANGED = {"per shard", "team", "batch", "evaluation", "optimizer", "external
 """Kinds of objects whose changes in part are no state of the script, or another's to keep."""
 
 
+_Rank = tuple[bool, int, bool, bool, int, int, str, int, str]
+"""Of several findings about one name, that with the least is kept."""
+
+
 class TooMuch(Exception):  # noqa: N818
     """The script is too large to be read to its end."""
 
@@ -79,9 +83,7 @@ class Machine(Reading):
         self.in_data_set = False
         self.control: frozenset[Site] = frozenset()
         """On what it depends that this statement runs."""
-        self.findings: dict[tuple[str, str, int, str], Finding] = {}
-        self.have_readers: set[tuple[str, str, int, str]] = set()
-        """Those that say by whom it is read."""
+        self.findings: dict[tuple[str, str, int, str], tuple[_Rank, Finding]] = {}
         self.made: dict[int, Object] = {}
         self.calls: list[tuple[ast.Call, Frame, frozenset[Object]]] = []
         """Calls of the script's own functions that are running: where, and of which object's methods."""
@@ -308,23 +310,22 @@ class Machine(Reading):
             read = f"by later shards (line {line})"
         else:
             read = f"in line {line}"
-        self._found(code, site, read, certain)
+        self._found(code, site, read, certain, reader=node)
 
     def find(self, code: str, node: ast.AST, name: str, *, certain: bool = True) -> None:
         """A finding that needs no reader."""
         self._found(code, self.site(node, name, code), "", certain)
 
-    def _found(self, code: str, site: Site, read: str, certain: bool) -> None:
-        """One finding for each name of a function: where it is written first."""
+    def _found(self, code: str, site: Site, read: str, certain: bool, reader: ast.AST | None = None) -> None:
+        """One finding for each name of a function: where it is written first, and read first. In whatever order they come: what
+        depends on several sites finds them in that of a set."""
         key = code, site.path, site.scope, site.name
-        known = self.findings.get(key)
-        if known is not None and (known.certain, -known.line, key in self.have_readers) >= (certain, -site.line, bool(read)):
-            return
-        if read:
-            self.have_readers.add(key)
-        self.findings[key] = make(
-            code, site.path, site.line, site.column, site.name, method=site.method, read=read, certain=certain
-        )
+        line, column = getattr(reader, "lineno", 0), getattr(reader, "col_offset", 0)
+        is_elsewhere = self.frame.path != site.path
+        rank = not certain, site.line, not read, is_elsewhere, line, column, self.frame.path, site.column, site.method
+        if key not in self.findings or rank < self.findings[key][0]:
+            made = make(code, site.path, site.line, site.column, site.name, method=site.method, read=read, certain=certain)
+            self.findings[key] = rank, made
 
     # -- where it is --------------------------------------------------------------------------------------------------------
 

@@ -131,7 +131,9 @@ class Reader(Statements):
     def results(self) -> list[Finding]:
         """What was found, without what a comment accepts."""
         lines = {path: text.splitlines() for path, text in self.texts.items()}
-        return [finding for finding in in_order(self.findings.values()) if not _is_accepted(finding, lines)]
+        return [
+            finding for finding in in_order(found for _, found in self.findings.values()) if not _is_accepted(finding, lines)
+        ]
 
 
 def _is_accepted(finding: Finding, lines: Mapping[str, list[str]]) -> bool:

@@ -1,4 +1,4 @@
-"""``lockstep compare``: run a script with several methods, and report a table, a page and a file."""
+"""``lockstep compare``: run a script with several methods, and report a table and a file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from lockstep.cli.tables import say
 from lockstep.launch.program import find_script
 from lockstep.tools.compare import compare, methods, table
 from lockstep.tools.compare.comparison import Comparison
-from lockstep.tools.trials.lists import numbers
 from lockstep.tools.trials.machine import Machine, find_components
-from lockstep.tools.trials.studies import conduct, options_of_studies
+from lockstep.tools.trials.studies import conduct, numbers, options_of_studies
 from lockstep.tools.trials.study import Task
 from lockstep.world.machine.sizes import counted
 
@@ -76,7 +75,7 @@ def command(
     Prints a table of speed (seconds per epoch, samples per second with 95 % interval, speed-up, efficiency), resource
     usage (cores or GPUs, memory) and answers (final loss and accuracy, and their differences from one process's), and
     a sentence per row: whether it differs by more than noise, and what limits it. The directory of --out receives
-    report.html and results.json, and the directory and output of every run.
+    results.json, and the directory and output of every run.
 
     SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it. All rows have the
     same global batch, shards, threads and seed, so that they compute the same thing; a method that cannot run here gets

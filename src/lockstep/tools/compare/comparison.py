@@ -80,7 +80,7 @@ class Comparison(Study):
     rows: tuple[RowResult, ...]
     rounds: int = 1
     source: str = ""
-    """The SHA-256 digest of the script's file; empty: not known. What has another is not resumed."""
+    """The SHA-256 digest of the script's file; empty: not known."""
     notes: tuple[str, ...] = ()
     """What a reader must know before believing the figures."""
 

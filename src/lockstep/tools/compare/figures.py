@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ from typing import Any
 
 from lockstep.base.errors import UsageError
 from lockstep.journal.events import number_in
-from lockstep.journal.measure.split import shares_of
+from lockstep.journal.measure.split import PARTS, shares_of
 from lockstep.tools.compare.confidence import Interval, interval_of, middle
-from lockstep.tools.compare.splits import slowest_of, splits_of
 
+Split = dict[str, float]
+"""Seconds of each part."""
+_WITH_OTHERS = ("communication", "waiting")
 _ACCURACY_NAMES = ("accuracy", "top1")
 
 
@@ -246,3 +249,36 @@ def _final(events: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[f
             if value is not None:
                 return value, source
     return None, None
+
+
+def splits_of(passes: Iterable[Mapping[str, Any]]) -> tuple[list[Split], int]:
+    """The seconds of each part by rank, and the steps, of all passes at the last number of processes; both empty: none.
+
+    Args:
+        passes: the journal's events ``epoch``.
+    """
+    timed = [event for event in passes if _is_split(event.get("split")) and number_in(event, "num_steps")]
+    if not timed:
+        return [], 0
+    size = len(timed[-1]["split"])
+    alike = [event for event in timed if len(event["split"]) == size]
+    splits = [
+        {part: math.fsum(number_in(event["split"][rank], part) or 0.0 for event in alike) for part in PARTS}
+        for rank in range(size)
+    ]
+    return splits, sum(int(event["num_steps"]) for event in alike)
+
+
+def slowest_of(splits: Sequence[Mapping[str, float]]) -> tuple[int | None, float | None]:
+    """The rank that was busy with work of its own for longest, and by how many per cent longer than the median of the others;
+    None and None with fewer than two."""
+    busy = [math.fsum(split[part] for part in PARTS if part not in _WITH_OTHERS) for split in splits]
+    if len(busy) < 2:
+        return None, None
+    rank = max(range(len(busy)), key=lambda index: busy[index])
+    typical_s = statistics.median(busy[:rank] + busy[rank + 1 :])
+    return rank, (100 * (busy[rank] / typical_s - 1) if typical_s else 0.0)
+
+
+def _is_split(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(split, Mapping) for split in value)

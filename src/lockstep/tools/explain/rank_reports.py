@@ -16,9 +16,7 @@ from lockstep.base.regular import check_regular
 from lockstep.base.shapes import fits
 from lockstep.base.stopping import catches
 from lockstep.base.tracebacks.frames import OURS, Frame, claim, owner
-from lockstep.tools.explain.activity import doing_at
 from lockstep.tools.explain.black_box import DIRECTORY, read_box
-from lockstep.tools.explain.file_locks import awaited_locks
 from lockstep.tools.explain.frames import is_own, shortened
 from lockstep.tools.explain.holders import has_no_task, holder_in, without_start
 from lockstep.tools.explain.loader_workers import LoaderWorker, busy_workers, waits_for_loader
@@ -26,6 +24,7 @@ from lockstep.tools.explain.process import ProcessFacts, facts_of, state_of
 from lockstep.tools.explain.record import Record
 from lockstep.tools.explain.sampler import EVERY_S, is_communicating, waits_at
 from lockstep.tools.explain.stack_request import SIGNAL, request_stack
+from lockstep.tools.explain.threads import doing_at
 from lockstep.tools.explain.work import BUSY_BYTES, LEAST_SHARE, Work
 from lockstep.world.machine.identity import shared_by
 from lockstep.world.machine.sizes import counted, name_ranks
@@ -63,8 +62,6 @@ class RankReport:
     """Known if it is here and does not move."""
     loaders: Sequence[LoaderWorker] = ()
     """Its busy loader workers, if it waits for them."""
-    locks: Sequence[tuple[str, int | None]] = ()
-    """The locks of files that it waits for: who holds each, in a line, and that one's rank, if it is one."""
     is_behind: bool = False
     """Whether it has begun a collective, but has not reached the one that others wait in."""
 
@@ -254,7 +251,7 @@ class RankReport:
         for worker in self.loaders[:_MOST_LOADERS]:
             lines.append(f"its loader worker {worker.pid}, {worker.describe()}")
             lines += [f"  {line}" for line in _shown(worker.frames, short=short)]
-        return lines if self.is_waiting else [*lines, *self.record.get("awaits", ()), *(line for line, _ in self.locks)]
+        return lines if self.is_waiting else [*lines, *self.record.get("awaits", ())]
 
 
 def _held_by(holder: Mapping[str, Any], *, short: bool) -> list[str]:
@@ -349,14 +346,10 @@ def read_reports(run_dir: Path, now_s: float, *, asks: bool = True, asks_loaders
         asks_loaders: whether to request those of loader workers at work, too, for which a rank waits. That wakes them up, which
             looks like work: it is for a report that somebody has asked for.
     """
-    records = read_records(run_dir)
-    ranks = {int(record["pid"]): int(record["rank"]) for record in records if record["machine"] == shared_by("pid")}
-    return [_report(record, now_s, ranks, asks=asks, asks_loaders=asks_loaders) for record in records]
+    return [_report(record, now_s, asks=asks, asks_loaders=asks_loaders) for record in read_records(run_dir)]
 
 
-def _report(
-    record: Mapping[str, Any], now_s: float, ranks: Mapping[int, int], *, asks: bool, asks_loaders: bool
-) -> RankReport:
+def _report(record: Mapping[str, Any], now_s: float, *, asks: bool, asks_loaders: bool) -> RankReport:
     late_s = max(0.0, now_s - float(record["time_s"]) - EVERY_S)
     is_here = bool(record["machine"]) and record["machine"] == shared_by("pid")
     pid = int(record["pid"])
@@ -379,7 +372,7 @@ def _report(
     report = RankReport(_with_children(record) if is_here and asks else record, state, late_s, is_here)
     if not is_here or state not in _ALIVE or report.still_s < _STILL_S or report.is_waiting:
         return report
-    report = replace(report, facts=facts_of(pid), locks=awaited_locks(pid, record.get("polls", ""), ranks))
+    report = replace(report, facts=facts_of(pid))
     if waits_for_loader(report.frames) and (asks_loaders or report.idle_s >= _RECENT_S):
         report = replace(report, loaders=busy_workers(record))
     return report

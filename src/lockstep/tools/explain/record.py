@@ -72,7 +72,6 @@ class Record(_Needed, total=False):
     ending: _Ending
     status: int
     awaits: list[str]
-    polls: str
     handled: str
     package: str
     error: str

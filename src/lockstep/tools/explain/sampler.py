@@ -23,15 +23,13 @@ from typing import Any
 from lockstep.base.stopping import say
 from lockstep.base.tracebacks.frames import OURS, Frame, own_package
 from lockstep.tools.explain.black_box import BlackBox
-from lockstep.tools.explain.file_locks import polled_file
 from lockstep.tools.explain.flight_recorder import counts, read_recording
 from lockstep.tools.explain.frames import stack_of
-from lockstep.tools.explain.handled import handled_by
 from lockstep.tools.explain.holders import holders_of
 from lockstep.tools.explain.loader_workers import batches_received, is_loading
-from lockstep.tools.explain.other_threads import other_threads
 from lockstep.tools.explain.process import io_bytes, own_memory
 from lockstep.tools.explain.stack_request import StackResponder, can_answer
+from lockstep.tools.explain.threads import handled_by, other_threads
 from lockstep.tools.explain.work import WorkMeter
 from lockstep.world.machine.identity import shared_by
 
@@ -129,8 +127,7 @@ class Sampler:
         self._handled = ""
         """The exception that the thread is handling, once it has not moved for a while."""
         self._awaits: list[str] = []
-        self._polls = ""
-        """Where other threads are, which it may wait for, and the file whose lock it requests again and again."""
+        """Where other threads are, which it may wait for."""
         self._begun: Mapping[str, int] = {}
         self._recent: Sequence[tuple[int, str, str]] = ()
         self._recording_s = 0.0
@@ -237,13 +234,13 @@ class Sampler:
         if (stack, at, batches) != (self._stack, self._at, self._batches):
             self._stack, self._at, self._batches = stack, at, batches
             self._same_since_s, self._collective, self._handled = now, None, ""
-            self._awaits, self._polls = [], ""
+            self._awaits = []
         elif now - self._same_since_s >= _WAITS_AFTER_S and now - self._recording_s >= _WAITS_AFTER_S:
             recording, self._recording_s = read_recording(), now
             pending, self._recent = recording.pending, recording.recent
             self._collective = None if pending is None else {**asdict(pending), "text": str(pending)}
             self._handled = handled_by(self._thread_id)
-            self._awaits, self._polls = other_threads(self._thread_id), polled_file(self._thread_id)
+            self._awaits = other_threads(self._thread_id)
         self._begun = counts().begun
         if self._clock_id is not None and (cpu_s := time.clock_gettime(self._clock_id)) > self._cpu_s:
             self._cpu_s, self._awake_s = cpu_s, now
@@ -264,7 +261,6 @@ class Sampler:
             "collective": self._collective,
             **({"handled": self._handled} if self._handled else {}),
             **({"awaits": self._awaits} if self._awaits else {}),
-            **({"polls": self._polls} if self._polls else {}),
             **({"package": package} if (package := own_package()) else {}),
             "begun": self._begun,
             "recent": self._recent,

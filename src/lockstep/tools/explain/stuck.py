@@ -192,12 +192,7 @@ def who_waits(
         lines = _mismatch(waiting, is_certain=bool(deadlocked(waiting)))
         if not lines:
             return None
-    elif (
-        not is_over
-        and still_s < BUSY_S
-        and not any(map(_is_still, _without_locked_out(missing)))
-        and not deadlocked(reports)
-    ):
+    elif not is_over and still_s < BUSY_S and not any(map(_is_still, missing)) and not deadlocked(reports):
         return None  # the missing ranks are working: rank 0 evaluates, say
     else:
         lines = [f"{_names(waiting)} {verb} for {_names(missing)}.", *_details(missing)]
@@ -318,12 +313,6 @@ def _has_ended_early(report: RankReport, reports: Sequence[RankReport]) -> bool:
     """Whether a rank's program is over while others wait in theirs, for a collective that it will never call."""
     waiting = [peer for peer in reports if peer.is_waiting and not peer.ending]
     return bool(report.ending and report.call and waiting) and all(peer.call not in ("", report.call) for peer in waiting)
-
-
-def _without_locked_out(missing: Sequence[RankReport]) -> list[RankReport]:
-    """Those of the missing ranks that do not wait for a file lock of another one, which may be working for both."""
-    ranks = {report.rank for report in missing}
-    return [report for report in missing if not ranks & {rank for _, rank in report.locks if rank != report.rank}]
 
 
 def _is_still(report: RankReport) -> bool:

@@ -14,13 +14,13 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from lockstep.tools.explain.activity import doing_at
 from lockstep.tools.explain.black_box import box_path
 from lockstep.tools.explain.call_log import CallLog, log_path
 from lockstep.tools.explain.flight_recorder import counts
 from lockstep.tools.explain.frames import stack_of
 from lockstep.tools.explain.recorded_calls import record_calls
 from lockstep.tools.explain.sampler import Sampler, about_process
+from lockstep.tools.explain.threads import doing_at
 
 _REMEMBERED = 20
 

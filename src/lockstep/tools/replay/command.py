@@ -44,8 +44,6 @@ Examples:
       the first step with a NaN, and which sample made it
   lockstep replay runs/train-1 --step worst-loss --shard 2 --out batch.pt
       the step with the largest loss: one shard, its batch in a file
-  lockstep replay runs/train-1 --step first-difference runs/train-2
-      the first step in which two runs differ
   lockstep replay runs/train-1 --step 1234 --shard 2 --pdb
       stop in the loop's body, with that shard's batch
 
@@ -89,10 +87,7 @@ class _Program:
 
 @click.command("replay", epilog=_EPILOG, context_settings=CONTEXT)
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-@click.argument("against", metavar="[OTHER_RUN]", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--step", required=True, metavar="N", help="The step to replay: a number, nan, worst-loss, or first-difference."
-)
+@click.option("--step", required=True, metavar="N", help="The step to replay: a number, nan, or worst-loss.")
 @click.option("--to", "last", type=click.IntRange(min=1), metavar="M", help="The last step to replay.  [default: N]")
 @click.option(
     "--shard",
@@ -126,7 +121,7 @@ class _Program:
     is_flag=True,
     help="Run the run's program without asking, even if it may be somebody else's.",
 )
-def command(run: Path, against: Path | None, **values: Any) -> int:
+def command(run: Path, **values: Any) -> int:
     """Replay a step of the run in the directory RUN, on one process, and show what was computed in it.
 
     It resumes from the newest checkpoint before the step, with the run's script, arguments and settings, and reports whether
@@ -134,7 +129,7 @@ def command(run: Path, against: Path | None, **values: Any) -> int:
     """
     options = _Options(**values)
     record, digests = read_record(run), _digests_of(run)
-    first, remark = _find(options.step, record, digests, against)
+    first, remark = _find(options.step, record, digests)
     last = options.last or first
     known = max([record.last_step, *(digests.numbers() if digests is not None else ())])
     record = dataclasses.replace(record, last_step=known)
@@ -192,10 +187,8 @@ def _digests_of(run: Path) -> Digests | None:
         return None
 
 
-def _find(step: str, record: RunRecord, digests: Digests | None, against: Path | None) -> tuple[int, str]:
+def _find(step: str, record: RunRecord, digests: Digests | None) -> tuple[int, str]:
     """The step, and a remark on how it was found."""
-    if (step == "first-difference") != (against is not None):
-        raise UsageError("OTHER_RUN goes with --step first-difference, and only with it: it is the run to compare with")
     if step.isdecimal():
         return int(step), ""
     if step not in step_names.NAMES:
@@ -204,12 +197,7 @@ def _find(step: str, record: RunRecord, digests: Digests | None, against: Path |
         raise UsageError(
             f"--step {step} is looked up in the digest journal, and {record.path} has none: give the number of the step"
         )
-    if step == "nan":
-        return step_names.step_with_nan(digests)
-    if step == "worst-loss":
-        return step_names.step_with_worst_loss(digests)
-    assert against is not None
-    return step_names.step_with_first_difference(digests, read_digests(against))
+    return step_names.step_with_nan(digests) if step == "nan" else step_names.step_with_worst_loss(digests)
 
 
 def _check(record: RunRecord, first: int, last: int, options: _Options) -> None:

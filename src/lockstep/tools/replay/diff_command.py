@@ -16,7 +16,6 @@ from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console
 from lockstep.tools.replay.digests import read_digests
 from lockstep.tools.replay.record import RunRecord, Unlike, differences, read_record
-from lockstep.tools.replay.wording import in_words
 from lockstep.tools.verify.trace.differences import Comparison, compare
 
 _EPILOG = """
@@ -76,7 +75,7 @@ def _lines(records: tuple[RunRecord, RunRecord], comparison: Comparison, unlike:
         states = f"; gradient and state after {len(comparison.states)} of them" if comparison.states else ""
         lines.append(f"EQUAL  samples and losses of steps {comparison.steps[0]} to {comparison.steps[-1]}{states}")
     else:
-        lines.append(f"DIFFERENT  first in {in_words(comparison.difference)}")
+        lines.append(f"DIFFERENT  first in {comparison.difference.place}: {comparison.difference.pair}")
         if comparison.states:
             lines.append(f"  the state was last compared, and equal, after step {comparison.states[-1]}")
         elif comparison.difference.step > 1:

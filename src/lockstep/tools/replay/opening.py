@@ -13,8 +13,7 @@ from lockstep.tools.replay.breakpoint import Breakpoint
 from lockstep.tools.replay.digests import DIRECTORY, is_due
 from lockstep.tools.replay.journal import DigestJournal
 from lockstep.tools.replay.request import SAMPLES, Request
-from lockstep.tools.replay.shown_steps import ShownSteps
-from lockstep.tools.replay.step_filter import FromStep
+from lockstep.tools.replay.shown_steps import FromStep, ShownSteps
 from lockstep.tools.verify.diagnosis.tracing import begin_trace
 from lockstep.tools.verify.trace.lines import TraceWriter
 from lockstep.tools.verify.trace.subjects import Subjects

@@ -11,6 +11,7 @@ These fields are added to the lines of the trace, as numbers of ``float.hex()``:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,15 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lockstep.data.batches import map_tensors
+from lockstep.listener import EVENTS, Listener
 from lockstep.plan.shards import MicroStep
 from lockstep.tools.replay.journal import norm_of
 from lockstep.tools.verify.trace.lines import TraceWriter, exact
 from lockstep.tools.verify.trace.recorder import Recorder
 from lockstep.tools.verify.trace.subjects import Subjects
+
+_ALWAYS = ("prepared", "prepared_loader", "made_loader", "begin_pass", "end_pass", "end_run")
+"""Events that do not belong to one step."""
 
 
 class ShownSteps(Recorder):
@@ -99,3 +104,36 @@ class ShownSteps(Recorder):
 
 def _norms(gradients: dict[str, Tensor]) -> dict[str, str]:
     return {name: exact(norm_of([gradient])) for name, gradient in gradients.items()}
+
+
+class FromStep(Listener):
+    """Notifies another listener of what happens from a step on, and of the events of the whole run.
+
+    Args:
+        listener: the other one.
+        first: the step.
+    """
+
+    def __init__(self, listener: Listener, first: int) -> None:
+        self._first = first
+        self._begin_step = listener.begin_step
+        self._has_begun = False
+        self.stage = listener.stage
+        for name in EVENTS:
+            if name in _ALWAYS:
+                setattr(self, name, getattr(listener, name))
+            elif name != "begin_step":
+                setattr(self, name, self._later(getattr(listener, name)))
+
+    @override
+    def begin_step(self, step: int) -> None:
+        self._has_begun = self._has_begun or step >= self._first
+        if self._has_begun:
+            self._begin_step(step)
+
+    def _later(self, method: Callable[..., None]) -> Callable[..., None]:
+        def notify(*args: Any, **kwargs: Any) -> None:
+            if self._has_begun:
+                method(*args, **kwargs)
+
+        return notify

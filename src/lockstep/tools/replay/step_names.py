@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 from lockstep.base.errors import UsageError
 from lockstep.tools.replay.digests import Digests
-from lockstep.tools.replay.wording import in_words
-from lockstep.tools.verify.trace.differences import compare
 from lockstep.tools.verify.trace.lines import number
 from lockstep.tools.verify.trace.traced_run import ShardKey
 
-NAMES = ("nan", "worst-loss", "first-difference")
+NAMES = ("nan", "worst-loss")
 
 
 def step_with_nan(digests: Digests) -> tuple[int, str]:
@@ -37,20 +35,6 @@ def step_with_worst_loss(digests: Digests) -> tuple[int, str]:
         raise UsageError(f"no loss is known in {_range(digests)}")
     worst, key = max(losses, key=lambda pair: pair[0])
     return key.step, f"step {key.step} has the largest loss, {worst:.6g} in shard {key.shard}"
-
-
-def step_with_first_difference(digests: Digests, against: Digests) -> tuple[int, str]:
-    """The first step in which another run differs, and a line about it.
-
-    Raises:
-        UsageError: there is none, or nothing to compare.
-    """
-    comparison = compare(digests, against)
-    if comparison.is_empty:
-        raise UsageError("the digest journals of the two runs have no step in common")
-    if comparison.difference is None:
-        raise UsageError(f"the two runs do not differ in the steps that both journals have, up to {max(comparison.steps)}")
-    return comparison.difference.step, f"the runs differ first in {in_words(comparison.difference)}"
 
 
 def _range(digests: Digests) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from lockstep.tools.replay.digests import Digests
 from lockstep.tools.replay.record import OF_BITS, Fields, RunRecord
 from lockstep.tools.replay.request import Request
-from lockstep.tools.replay.wording import in_words
 from lockstep.tools.verify.trace.differences import Comparison, compare
 
 TOLERANCE = 1e-3
@@ -63,11 +62,11 @@ def judge(request: Request, record: RunRecord, here: Fields, digests: Digests | 
             f"processes: compared within {TOLERANCE:g} of each loss"
         )
         if near.difference is not None:
-            line = f"DIFFERENT nevertheless, first in {in_words(near.difference)} (in the replay)"
+            line = f"DIFFERENT nevertheless, first in {near.difference.place}: {near.difference.pair} (in the replay)"
             return verdict("different", near, how, line)
         if not _not_compared(near, request):
             return verdict("equal up to rounding", near, how, f"EQUAL up to that: losses of {len(near.steps)} steps")
-    line = f"DIFFERENT from the run, first in {in_words(difference)} (in the replay)"
+    line = f"DIFFERENT from the run, first in {difference.place}: {difference.pair} (in the replay)"
     return verdict("different", comparison, line, _cause(difference.stage, differing))
 
 

@@ -27,9 +27,7 @@ class Table:
     """Columns of numbers, from 0: aligned at the right, and sorted by value."""
     caption: str = ""
     tones: Sequence[str] = ()
-    """The style of each row: ``good``, ``warn``, ``bad``, ``dim``, or empty; no styles: all are plain."""
-    folded_under: str = ""
-    """If given, the heading under which the table is folded."""
+    """The style of each row: ``bad``, or empty; no styles: all are plain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,20 +205,6 @@ class Bars:
     """What each tone means, in order."""
     note: str = ""
     table: Table | None = None
-
-
-def bars(title: str, rows: Sequence[tuple[str, str, float | None, str]], *, unit: str, note: str = "") -> Bars | None:
-    """A bar per row: label, figure as text, as a number (None: there is none), and tone. None: no row has a number."""
-    longest = max((number for _, _, number, _ in rows if number is not None), default=None)
-    if longest is None:
-        return None
-    drawn = []
-    for label, text, number, tone in rows:
-        length = 100 * number / longest if number is not None and longest > 0 else 0.0
-        segment = Segment(start=0.0, length=length, tone=tone, title=f"{label}: {text}")
-        drawn.append(Bar(label=label, value=text, segments=(segment,) if length else ()))
-    listed = "; ".join(f"{label}: {text}" for label, text, _, _ in rows)
-    return Bars(title=title, description=f"{title}, in {unit}. {listed}.", bars=tuple(drawn), note=note)
 
 
 def stacked(parts: Mapping[str, float], names: Mapping[str, str], whole: float) -> tuple[Segment, ...]:

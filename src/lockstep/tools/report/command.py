@@ -1,11 +1,11 @@
-"""``lockstep report``: a run, a comparison or a verification as one HTML file."""
+"""``lockstep report``: a run as one HTML file."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,16 @@ from lockstep.base.errors import CheckpointError, ConfigError
 from lockstep.base.regular import open_to_read
 from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT
-from lockstep.journal.events import Event
-from lockstep.journal.history import read_events, read_history
+from lockstep.journal.history import read_events
 from lockstep.state.checkpoint.manifest import Manifest, verify_file
 from lockstep.state.checkpoint.store import BEST, DAMAGED, Store
 from lockstep.state.rundir.birth import read_birth
-from lockstep.tools.compare.comparison import Comparison
-from lockstep.tools.compare.results import read_results
 from lockstep.tools.explain.rank_reports import RankReport, read_reports
-from lockstep.tools.report.comparison_page import comparison_page
 from lockstep.tools.report.html import Page, render
 from lockstep.tools.report.run_page import RunRecord, SavedState, run_page
-from lockstep.tools.report.verification_page import verification_page
 from lockstep.tools.runs import inventory
 from lockstep.tools.runs.inventory import FINISHED, RUNNING, Run
-from lockstep.tools.trials import study
 from lockstep.tools.trials.failure import whole_error
-from lockstep.tools.verify.verification import Verification
 from lockstep.tools.watch.command import find_run
 from lockstep.world.machine.sizes import name_ranks
 
@@ -49,10 +42,8 @@ Examples:
       on the run in ./runs that was active last
   lockstep report runs/train-1
       writes runs/train-1/report.html
-  lockstep report comparison --output /tmp/for-a-colleague.html
-      the results of lockstep compare, in a file elsewhere
-  lockstep report verification
-      the results of lockstep verify
+  lockstep report runs/train-1 --output /tmp/for-a-colleague.html
+      in a file elsewhere
   lockstep report runs/train-1 && xdg-open runs/train-1/report.html
       open it; from a machine without a screen, copy that one file
 
@@ -71,23 +62,17 @@ active runs are possible, and do not disturb them.
     help=f"Write this file, replacing what is there.  [default: PATH/{DEFAULT}]",
 )
 def command(path: Path | None, output: Path | None) -> None:
-    """Write a report on a run, a comparison or a verification: one HTML file.
+    """Write a report on a run: one HTML file with curves, where the time of a step went on each rank, slow ranks, launches,
+    checkpoints, settings, and any failure.
 
-    PATH is a directory of one of these kinds, or one with runs in it, for the run that was active last (default: ./runs):
-
-    \b
-      a run            curves, where the time of a step went on each rank, slow
-                       ranks, launches, checkpoints, settings, and any failure
-      a comparison     the table of lockstep compare, speed, memory, losses
-      a verification   PASS or FAIL, every setting, the first difference
+    PATH is the directory of a run, or one with runs in it, for the run that was active last (default: ./runs).
 
     Every picture has a text alternative, and its numbers as a table.
     """
-    is_study = path is not None and (path / study.FILE_NAME).exists()
-    path = path if path is not None and is_study else find_run(path or RUNS)
+    path = find_run(path or RUNS)
     file = path / DEFAULT if output is None else output
     now_s = time.time()
-    text = render(page_of(read_results(path)) if is_study else _page_of_run(path, now_s), now_s)
+    text = render(_page_of(path, now_s), now_s)
     try:
         write_atomic(file, text)
     except OSError as error:
@@ -95,17 +80,7 @@ def command(path: Path | None, output: Path | None) -> None:
     echo(f"{file}: {len(text.encode()) / 1e3:.0f} kB")
 
 
-def page_of(results: Comparison | Verification) -> Page:
-    """The page of a comparison or a verification."""
-    version = metadata.version("torch-lockstep")
-    if isinstance(results, Comparison):
-        decisive = {result.row.number: result.decisive_run.run_dir for result in results.rows}
-        return comparison_page(results, _histories(results.directory, decisive), version)
-    ran = {result.setting.number: result.run_dir for result in results.results}
-    return verification_page(results, _histories(results.directory, ran), version)
-
-
-def _page_of_run(path: Path, now_s: float) -> Page:
+def _page_of(path: Path, now_s: float) -> Page:
     damaged = list[int]()
     try:
         run = inventory.read_run(path)
@@ -181,13 +156,3 @@ def _end_of(log: Path) -> str:
             return file.read(_LOG_BYTES).decode(errors="replace")
     except OSError:
         return ""
-
-
-def _histories(directory: Path, run_dirs: Mapping[int, str | Path | None]) -> dict[int, list[Event]]:
-    """The history of each run of a study, by its number; those that have none are left out."""
-    histories = {}
-    for number, run_dir in run_dirs.items():
-        if run_dir is not None:
-            with contextlib.suppress(OSError):
-                histories[number] = read_history(directory / run_dir)
-    return histories

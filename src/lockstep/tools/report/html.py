@@ -34,8 +34,6 @@ class Section:
     tables: Sequence[Table] = ()
     facts: Sequence[tuple[str, str]] = ()
     """Names and values."""
-    story: Sequence[tuple[str, str]] = ()
-    """The same for longer texts."""
     quotes: Sequence[tuple[str, str]] = ()
     """Output of a program: a caption, and the text verbatim."""
     remarks: Sequence[str] = ()
@@ -44,15 +42,13 @@ class Section:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing under the heading."""
-        return not (self.text or self.pictures or self.tables or self.facts or self.story or self.quotes or self.remarks)
+        return not (self.text or self.pictures or self.tables or self.facts or self.quotes or self.remarks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """A report."""
+    """A report on a run."""
 
-    kind: str
-    """``run``, ``comparison`` or ``verification``."""
     name: str
     state: str
     tone: str

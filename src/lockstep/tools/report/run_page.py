@@ -72,7 +72,6 @@ def run_page(record: RunRecord) -> Page:
         _surroundings(record, begin),
     )
     return Page(
-        kind="run",
         name=run.name,
         state=_WORDS.get(run.state, run.state),
         tone=_TONES[run.state],

@@ -12,8 +12,7 @@ from typing import Any
 
 from lockstep.journal.events import moved_shards, number_in
 from lockstep.journal.measure.split import ACTIVITIES, PARTS, shares_of, verdict
-from lockstep.tools.compare.figures import pace_of
-from lockstep.tools.compare.splits import Split, splits_of
+from lockstep.tools.compare.figures import Split, pace_of, splits_of
 from lockstep.tools.report import chart
 from lockstep.tools.report.chart import Bar, Bars, Lines, Mark, Series, Table
 from lockstep.tools.report.thin import MOST_POINTS, thin
@@ -27,9 +26,6 @@ _ALL_POINTS = 6_000
 _FEWEST = 24
 _MOST_RANKS = 16
 _MOST_SLOW = 50
-_MOST_RUNS = 12
-_NUM_HUES = 8
-_RUN_POINTS = 120
 
 
 def values_of(events: Events, kind: str) -> dict[str, Pairs]:
@@ -67,24 +63,6 @@ def curves(events: Events) -> tuple[list[Lines], list[str]]:
             pictures.append(picture)
     shown = {picture.title for picture in pictures}
     return pictures, [name for name in names if name not in shown]
-
-
-def overlaid(runs: Sequence[tuple[str, Events]], *, note: str) -> list[Lines]:
-    """The losses and the accuracy of several runs, by label, each in one picture; the note stands below each."""
-    drawn = []
-    resumes = sorted({step for _, events in runs for event in events if (step := _resumed_after(event)) is not None})
-    for kind, title in (("step", "loss in training"), ("evaluate", "loss in evaluation"), ("evaluate", "accuracy")):
-        name = "accuracy" if title == "accuracy" else "loss"
-        series: list[Series] = []
-        for label, events in runs:
-            if pairs := values_of(events, kind).get(name):
-                tone = f"hue-{len(series) % _NUM_HUES}"
-                series.append(Series(name=label, curve=thin(pairs, _RUN_POINTS), tone=tone, has_dots=kind == "evaluate"))
-        left_out = len(series) - _MOST_RUNS
-        more = f" {left_out} more are not drawn." if left_out > 0 else ""
-        marks = [Mark(step, f"{step:,.0f}") for step in resumes]
-        drawn.append(chart.lines(title, series[:_MOST_RUNS], x_name="step", resumes=marks, note=note + more))
-    return [picture for picture in drawn if picture is not None]
 
 
 def _resumed_after(event: Mapping[str, Any]) -> float | None:
@@ -131,19 +109,13 @@ def where_the_time_went(events: Events, hosts: Sequence[str]) -> Bars | None:
     note = f"Mean of {num_steps:,} steps."
     if len(shown) < len(rows):
         note += f" Of {len(rows)} ranks, the {len(shown)} that waited least for others; the table has all."
-    return step_bars([rows[rank] for rank in shown], num_steps, note, rows)
+    return _step_bars([rows[rank] for rank in shown], rows, num_steps, note)
 
 
-def step_bars(
-    rows: Sequence[tuple[str, Split]],
-    num_steps: int,
-    note: str,
-    all_rows: Sequence[tuple[str, Split]] | None = None,
-    title: str = "A step, by rank",
-) -> Bars:
-    """A stacked bar a row: the milliseconds of a step in each part."""
+def _step_bars(rows: Sequence[tuple[str, Split]], all_rows: Sequence[tuple[str, Split]], num_steps: int, note: str) -> Bars:
+    """A stacked bar a row: the milliseconds of a step in each part. The table has ``all_rows``."""
     whole = max(math.fsum(split.values()) for _, split in rows)
-    used = [part for part in PARTS if any(split[part] > 0.0005 * whole for _, split in all_rows or rows)]
+    used = [part for part in PARTS if any(split[part] > 0.0005 * whole for _, split in all_rows)]
     drawn = []
     for label, split in rows:
         total = math.fsum(split.values())
@@ -151,13 +123,13 @@ def step_bars(
         segments = chart.stacked({part: split[part] for part in used}, named, whole)
         drawn.append(Bar(label=label, value=f"{1e3 * total / num_steps:.1f} ms a step", segments=segments))
     cells = []
-    for label, split in all_rows or rows:
+    for label, split in all_rows:
         ms = [1e3 * seconds / num_steps for seconds in (*(split[part] for part in used), math.fsum(split.values()))]
         cells.append((label, *(f"{milliseconds:.2f}" for milliseconds in ms)))
     shares = shares_of([split for _, split in rows])
     listed = ", ".join(f"{shares[part]:.0%} {PARTS[part]}" for part in sorted(used, key=lambda part: -shares[part]))
     return Bars(
-        title=title,
+        title="A step, by rank",
         description=f"Where the time of a step went: {listed}.",
         bars=tuple(drawn),
         legend={part: PARTS[part] for part in used},

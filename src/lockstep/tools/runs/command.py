@@ -1,4 +1,4 @@
-"""``lockstep runs``: list the runs in a directory, say how to resume them, and delete old ones."""
+"""``lockstep runs``: list the runs in a directory, and say how to resume them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ import click
 from rich.console import Console
 
 from lockstep.base.config import RUNS
-from lockstep.base.errors import ConfigError, LockstepError
+from lockstep.base.errors import ConfigError
 from lockstep.cli import tables
 from lockstep.cli.echo import echo_json
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.tables import Page, fits, say
 from lockstep.cli.terminal import open_console
 from lockstep.tools.runs import inventory
-from lockstep.tools.runs import prune as pruning
 from lockstep.tools.runs.as_csv import write_values
 from lockstep.tools.runs.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
 from lockstep.tools.runs.time_split import show_split
-from lockstep.world.machine.sizes import NOTHING, counted, size, span
+from lockstep.world.machine.sizes import NOTHING, size, span
 
 _STYLES = {RUNNING: "green", FINISHED: "", INTERRUPTED: "yellow", FAILED: "red", UNREADABLE: "red"}
 _MAX_WORLD_SIZES = 4
@@ -46,10 +45,9 @@ Examples:
       for other programs; times are in seconds, points in time since 1970
   lockstep runs runs/train-2 --csv > train-2.csv
       what it has logged: a row per step with values, evaluation and epoch
-  lockstep runs --prune
-      list runs that were idle for a week, and delete them after confirmation
-  lockstep runs --prune --older-than 12h --keep 3 --yes
-      without confirmation; the newest 3 runs of each script stay
+  lockstep runs --json | jq -r '.[]
+  | select(.state == "finished" and .active_s < now - 7 * 86400) | .directory'
+      what was finished a week ago: | xargs -d '\n' rm -r deletes it
 
 Listing changes nothing, needs no write permission, and does not disturb active runs.
 """
@@ -59,25 +57,7 @@ Listing changes nothing, needs no write permission, and does not disturb active 
 @click.argument("directory", required=False, metavar="[DIR]", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per run.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print what the one run in DIR has logged, as CSV.")
-@click.option("--prune", is_flag=True, help="List old runs, ask for confirmation, and delete them; see above.")
-@click.option(
-    "--older-than",
-    metavar="AGE",
-    help="Only runs that have been idle for this time: 12h, 30d.  [default: all; with --prune, 7d]",
-)
-@click.option(
-    "--keep", type=click.IntRange(min=0), metavar="N", help="With --prune: keep the newest N of each script.  [default: 1]"
-)
-@click.option("--yes", is_flag=True, help="With --prune: delete without confirmation.")
-def command(
-    directory: Path | None,
-    as_json: bool,
-    as_csv: bool,
-    prune: bool,
-    older_than: str | None,
-    keep: int | None,
-    yes: bool,
-) -> None:
+def command(directory: Path | None, as_json: bool, as_csv: bool) -> None:
     """List the runs in DIR (default: ./runs) and their states, the most recently active one last.
 
     \b
@@ -95,26 +75,14 @@ def command(
       launches     number of launches, and of processes (4 → 2: first 4, then 2)
       best         the best metric given to team.best()
       ran          total time of all launches
-
-    --prune deletes finished runs, and those that ended before their first checkpoint. It never deletes runs that are
-    running, interrupted or unreadable, nor a finished run while an interrupted one of the same command would be resumed
-    in its place.
     """
-    _check_options(as_json, as_csv, prune, keep, yes)
-    least_age_s = None if older_than is None else pruning.read_age(older_than)
+    if as_json and as_csv:
+        raise ConfigError("--json and --csv: give one of them")
     runs_dir = RUNS if directory is None else directory
     runs, not_runs = _read(runs_dir, is_default=directory is None)
     is_run = bool(runs) and inventory.is_run(runs_dir)
-    if prune and is_run:
-        raise ConfigError(f"--prune is for a directory of runs, and {runs_dir} is one run: rm -r {runs_dir} deletes it")
     if as_csv and not is_run:
         raise ConfigError(f"--csv prints what one run has logged, and {runs_dir} is none; --json prints the list of runs")
-    if prune:
-        older_than_s = pruning.read_age("7d") if least_age_s is None else least_age_s
-        chosen = pruning.choose(runs, older_than_s=older_than_s, keep=1 if keep is None else keep, now_s=time.time())
-        _delete(chosen, open_console(), ask=not yes)
-        return
-    runs = [run for run in runs if least_age_s is None or time.time() - run.active_s >= least_age_s]
     if as_json:
         echo_json([run.as_json() for run in runs])
         return
@@ -127,8 +95,6 @@ def command(
         _show_not_runs(not_runs, console)
         if is_run:
             show_split(runs_dir, console)
-    elif least_age_s is not None:
-        say(console, f"no runs in {runs_dir.absolute()} that have been idle for {older_than}")
     else:
         say(console, _explain_no_runs(runs_dir, not_runs))
 
@@ -144,42 +110,6 @@ def _read(runs_dir: Path, *, is_default: bool) -> tuple[list[Run], list[Path]]:
         return [], []
     reason = "it is not a directory" if runs_dir.exists() else "there is no such directory"
     raise ConfigError(f"no runs in {runs_dir.absolute()}: {reason}")
-
-
-def _check_options(as_json: bool, as_csv: bool, prune: bool, keep: int | None, yes: bool) -> None:
-    given = [name for name, is_given in (("--prune", prune), ("--json", as_json), ("--csv", as_csv)) if is_given]
-    if len(given) > 1:
-        raise ConfigError(f"{' and '.join(given)}: give one of them")
-    if not prune and (yes or keep is not None):
-        raise ConfigError("--keep and --yes go with --prune: runs are deleted only with it")
-
-
-def _delete(runs: Sequence[Run], console: Console, *, ask: bool) -> None:
-    if not runs:
-        say(console, "nothing to delete")
-        return
-    now_s, sizes = time.time(), [pruning.num_bytes(run.path) for run in runs]
-    rows = [
-        (str(run.path), _state(run), span(now_s - run.active_s), size(num_bytes))
-        for run, num_bytes in zip(runs, sizes, strict=True)
-    ]
-    tables.show(console, Page(("directory", "state", "idle", "size"), rows, ("idle", "size")))
-    if ask and not _may_delete(f"{counted(len(rows), 'run')}, {size(sum(sizes))}"):
-        say(console, "nothing was deleted")
-        return
-    failed = [f"{run.path} was not deleted: {reason}" for run in runs if (reason := pruning.delete(run))]
-    say(console, f"deleted {counted(len(rows) - len(failed), 'run')}")
-    if failed:
-        raise LockstepError("\n".join(failed))
-
-
-def _may_delete(total: str) -> bool:
-    if not sys.stdin.isatty():
-        raise ConfigError(
-            f"{total} would be deleted, and there is no terminal to confirm it: nothing was deleted. --yes deletes without "
-            "confirmation"
-        )
-    return click.confirm(f"Delete {total}? This cannot be undone.", default=False)
 
 
 def show(runs: Sequence[Run], console: Console) -> None:

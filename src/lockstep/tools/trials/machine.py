@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import importlib.util
@@ -9,10 +10,13 @@ import os
 import platform
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
-from lockstep.tools.trials.processor import cpu_name, native_formats
+_FLAGS = {"float16": {"avx512_fp16", "amx_fp16", "asimdhp"}, "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"}}
+"""Of processors that compute in these formats, as the kernel names them. Others emulate them, some five times slower than
+float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,7 @@ def look(*, num_cores: int, num_gpus: int) -> Machine:
 
 def find_components(*, num_gpus: int) -> set[str]:
     """Which of the components that some methods need this machine has."""
-    formats = native_formats()
+    formats = _native_formats()
     components = {
         "gpus": num_gpus > 0,
         "float16": num_gpus > 0 or "float16" in formats,
@@ -69,3 +73,24 @@ def _version(distribution: str) -> str:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
+
+
+def cpu_name() -> str:
+    """The name of the processor."""
+    return _line("model name") or platform.processor() or platform.machine()
+
+
+def _native_formats() -> set[str]:
+    """The 16-bit formats, ``float16`` and ``bfloat16``, that this processor has instructions for."""
+    flags = {*_line("flags", "features").split()}
+    return {name for name, needed in _FLAGS.items() if needed & flags}
+
+
+def _line(*names: str) -> str:
+    """The first line of /proc/cpuinfo with one of these names; empty if there is none."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip().lower() in names:
+                return value.strip()
+    return ""

@@ -6,33 +6,27 @@ import dataclasses
 import functools
 import signal
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from rich.console import Console
 
-from lockstep.base.atomic import write_atomic
+from lockstep.base.errors import ConfigError, unknown_name
 from lockstep.cli.options import args_of_script
 from lockstep.cli.progress import Progress
 from lockstep.cli.tables import say
 from lockstep.cli.terminal import open_console, sigterm_interrupts
 from lockstep.launch.gpus import num_gpus_here
 from lockstep.launch.program import find_script
-from lockstep.tools.compare.comparison import Comparison
-from lockstep.tools.report.command import DEFAULT as REPORT
-from lockstep.tools.report.command import page_of
-from lockstep.tools.report.html import render
 from lockstep.tools.trials import machine
-from lockstep.tools.trials.study import Task
+from lockstep.tools.trials.study import Study, Task
 from lockstep.tools.trials.trial import Observer
-from lockstep.tools.verify.verification import Verification
 from lockstep.world.machine.cores import num_cores
 
 Command = Callable[..., None]
-S = TypeVar("S", Comparison, Verification)
+S = TypeVar("S", bound=Study)
 
 
 def options_of_studies(*, run: str, out: str, shards: str, threads: str, timeout: str) -> Callable[[Command], Command]:
@@ -107,16 +101,44 @@ def conduct(study: S, what: str, run: Callable[[S, Observer], S], report: Callab
         study: what was planned, with a directory for its results.
         what: the line to begin with says.
         run: runs it.
-        report: prints what came of it, before the page is written.
+        report: prints what came of it.
     """
     console = open_console()
     say(console, f"{what}, results in {study.directory}")
     with sigterm_interrupts() as stopped_by, Progress(console) as progress:
         study = run(study, progress)
     report(study, console)
-    page = study.directory / REPORT
-    write_atomic(page, render(page_of(study), time.time()))
-    say(console, f"report to open or share: {page.absolute().as_uri()}")
     if study.is_interrupted:
         sys.exit(128 + (signal.SIGTERM if stopped_by else signal.SIGINT))
     return study
+
+
+def numbers(*, least: int) -> Callable[[click.Context, click.Parameter, str | None], tuple[int, ...] | None]:
+    """Whole numbers of at least ``least``."""
+
+    def parse(_: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+        parts = [] if text is None else [part.strip() for part in text.split(",")]
+        if not all(part.isascii() and part.isdigit() and int(part) >= least for part in parts):
+            raise ConfigError(
+                f"{option.opts[0]} {text}: write whole numbers, {least} or more, separated by commas, for example {least},4"
+            )
+        return None if text is None else tuple(dict.fromkeys(map(int, parts)))
+
+    return parse
+
+
+def names(
+    kind: str, valid: Collection[str]
+) -> Callable[[click.Context, click.Parameter, str | None], tuple[str, ...] | None]:
+    """At least one of the valid names; ``kind``: what they are names of."""
+
+    def parse(_: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+        given = [] if text is None else [part.strip() for part in text.split(",") if part.strip()]
+        for name in given:
+            if name not in valid:
+                raise unknown_name(kind, name, valid)
+        if text is not None and not given:
+            raise ConfigError(f"{option.opts[0]} {text!r} is empty: choose one of {', '.join(valid)}")
+        return None if text is None else tuple(dict.fromkeys(given))
+
+    return parse

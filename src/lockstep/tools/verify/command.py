@@ -15,9 +15,8 @@ from lockstep.cli.terminal import open_console
 from lockstep.launch.program import find_script
 from lockstep.tools.check.files import read_script
 from lockstep.tools.check.instrument import notices
-from lockstep.tools.trials.lists import names, numbers
 from lockstep.tools.trials.machine import Machine
-from lockstep.tools.trials.studies import conduct, options_of_studies
+from lockstep.tools.trials.studies import conduct, names, numbers, options_of_studies
 from lockstep.tools.trials.study import Task
 from lockstep.tools.verify import settings, verdict, verify
 from lockstep.tools.verify.verification import Verification
@@ -116,7 +115,7 @@ def command(
     the line of your code. It stops at the first setting in which the script fails.
 
     SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it. The directory of --out
-    receives every run's output and trace, results.json, and report.html.
+    receives every run's output and trace, and results.json.
     """
     sizes = world_sizes or settings.default_world_sizes(
         num_cores=here.num_cores, num_gpus=here.num_gpus, strategy=task.strategy

@@ -26,7 +26,7 @@ def outcome(verification: Verification, result: SettingResult) -> str:
         words.append(f"loss {summary.loss:.6g}")
     words.append(f"weights {summary.weights[:_DIGITS]}")
     if result.difference is not None:
-        words.append(f"DIFFERS in {place_of(result.difference)}")
+        words.append(f"DIFFERS in {result.difference.place}")
     elif not summary.learned:
         words.append("NOTHING LEARNED")
     elif verification.reference is not result:
@@ -147,11 +147,11 @@ def _difference(verification: Verification) -> Iterator[str]:
     difference, label = worst.difference, worst.setting.label
     names = difference.among or (verification.reference.setting.label, label)
     if difference.among is None and difference.detail:
-        yield f"FAIL  {label}: {place_of(difference)}: {difference.detail}"
+        yield f"FAIL  {label}: {difference.place}: {difference.detail}"
     else:
         subject = f"{label} differs" if difference.among is None else f"{label}: {names[1]} differs"
         yield f"FAIL  {subject} from {names[0]}"
-        yield f"  first difference: {place_of(difference)}"
+        yield f"  first difference: {difference.place}"
         if difference.samples:
             yield f"    samples of this shard: {samples_of(difference, most=12)}"
         yield from _indented(4, (f"{name}: {value}" for name, value in zip(names, difference.values, strict=True) if value))
@@ -195,32 +195,3 @@ def samples_of(difference: Difference, *, most: int) -> str:
     """The identities of the shard's samples, at most so many of them."""
     listed = ", ".join(map(str, difference.samples[:most]))
     return f"{listed}, ... ({len(difference.samples)} in all)" if len(difference.samples) > most else listed
-
-
-def place_of(difference: Difference) -> str:
-    """Where in the run a difference is, in words."""
-    where = "the beginning" if difference.step == 0 else f"step {difference.step}"
-    where = f"after {where}, the last" if difference.is_behind else where
-    if difference.epoch is not None:
-        where += f" (epoch {difference.epoch + 1})"
-    if difference.phase:  # nearly every step has but one, which needs no name
-        where += f", phase {difference.phase}"
-    if difference.shard is not None:
-        where += f", shard {difference.shard}"
-    stage = difference.detail if difference.stage == "ranks" else difference.stage
-    what = _STAGES.get(stage, stage)
-    return f"{where}: {what}{'' if difference.name is None else f' {difference.name}'}"
-
-
-_STAGES = {
-    "steps": "how many steps there are",
-    "samples": "which samples are used",
-    "content": "what is in the batch",
-    "gradient of a shard": "the shard's gradient of",
-    "gradient": "the gradient (after the exchange) of",
-    "number": "the value of",
-    "weights": "the weight",
-    "buffers": "the buffer",
-    "state": "the optimizer's state:",
-    "evaluation": "the evaluation's",
-}

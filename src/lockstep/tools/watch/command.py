@@ -48,8 +48,8 @@ which each rank is.
     help="Time between frames, in seconds.  [default: 1]",
 )
 def command(directory: Path | None, once: bool, interval: float) -> None:
-    """Show the run in the directory RUN live: progress with the time left, the loss, samples per second, what each rank does,
-    the last events and the last checkpoint.
+    """Show the run in the directory RUN live: progress with the time left, what it has logged last, samples per second, what
+    each rank does, the last events and the last checkpoint.
 
     RUN may also be a directory of runs (default: ./runs), of which the most recently active one is shown. The command ends
     with the run, or on Ctrl-C, with status 0.

@@ -14,20 +14,15 @@ from lockstep.journal.measure.pass_progress import bar_line, time_left
 from lockstep.journal.measure.split import name_bound
 from lockstep.tools.explain.loader_workers import waits_for_loader
 from lockstep.tools.explain.rank_reports import RankReport
-from lockstep.tools.watch.watched import Point, Watched
+from lockstep.tools.watch.watched import Watched
 from lockstep.world.machine.sizes import counted, name_ranks, span
 
-_CURVE_HEIGHT = 5
 _LEAST_RANKS, _LEAST_EVENTS = 2, 3
-_LABEL = 9
-_BRAILLE = 0x2800
-_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-"""Of a braille character: of its left column and its right one, from the top."""
 
 
 def frame(run: Watched, width: int, height: int = 24) -> Text:
     """Lines that fit ``width``, at most ``height`` of them."""
-    above = [*_head(run, width), *_curve(run, width)]
+    above = _head(run, width)
     ranks, events, saved = _ranks(run), _events(run), _saved(run)
     room = height - len(above) - len(saved) - 1
     for_ranks = min(len(ranks), max(_LEAST_RANKS, room - min(len(events), _LEAST_EVENTS)))
@@ -49,8 +44,9 @@ def _head(run: Watched, width: int) -> list[Text]:
     progress = run.progress
     if progress is not None:
         times = time_left(progress, run.now_s) if run.state == "running" else []
-        values = [visible(f"{name} {value:.4g}") for name, value in run.values.items() if name != run.curve_name]
-        lines.append(Text.assemble(*bar_line(progress, times, values, width)))
+        lines.append(Text.assemble(*bar_line(progress, times, (), width)))
+    if run.values:
+        lines.append(Text(visible(_listed(run.values)), "bold"))
     facts = [] if run.step is None else [f"step {run.step:,}"]
     if run.samples_per_s is not None:
         facts.append(
@@ -64,39 +60,6 @@ def _head(run: Watched, width: int) -> list[Text]:
     if isinstance(start.get("time_s"), float):
         facts.append(f"started {span(run.now_s - start['time_s'])} ago")
     return [*lines, Text(" · ".join(facts) or "nothing has been written yet")]
-
-
-def _curve(run: Watched, width: int) -> list[Text]:
-    curve = run.curves.get(run.curve_name, [])
-    if len(curve) < 2:
-        return []
-    last_step, last = curve[-1]
-    title = visible(f"{run.curve_name} {last:.4g} in step {last_step:,}")
-    rows = draw_curve(curve, max(10, width - _LABEL - 1), _CURVE_HEIGHT)
-    values = [value for _, value in curve]
-    labels = [f"{max(values):.3g}", *[""] * (_CURVE_HEIGHT - 2), f"{min(values):.3g}"]
-    return [Text(title, "bold"), *(Text(f"{label:>{_LABEL}} {row}") for label, row in zip(labels, rows, strict=True))]
-
-
-def draw_curve(curve: Sequence[Point], width: int, height: int) -> list[str]:
-    """Rows of braille characters: a line through the points, by step."""
-    least, most = min(value for _, value in curve), max(value for _, value in curve)
-    first, last = curve[0][0], max(curve[0][0] + 1, curve[-1][0])
-    span_levels = (4 * height - 1) / (most - least) if most > least else 0.0
-    cells = [[0] * width for _ in range(height)]
-    before: tuple[int, int] | None = None
-    for step, value in curve:
-        column = (2 * width - 1) * (step - first) // (last - first)
-        level = round((most - value) * span_levels) if span_levels else 2 * height
-        from_column, from_level = before or (column, level)
-        for at in range(from_column, column + 1):
-            share = (at - from_column) / max(1, column - from_column)
-            now = round(from_level + (level - from_level) * share)
-            ends = (from_level, level) if from_column == column else (now, now)
-            for dot in range(min(ends), max(ends) + 1):
-                cells[dot // 4][at // 2] |= _DOTS[at % 2][dot % 4]
-        before = column, level
-    return ["".join(chr(_BRAILLE + cell) if cell else " " for cell in row) for row in cells]
 
 
 def _ranks(run: Watched) -> list[Text]:

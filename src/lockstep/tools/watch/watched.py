@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lockstep.base.shapes import check
-from lockstep.journal.events import FILE_NAME, repeated_after
+from lockstep.journal.events import FILE_NAME
 from lockstep.journal.measure.pass_progress import PassProgress
 from lockstep.journal.tail import Tail
 from lockstep.state.rundir.lock import holder_of
 from lockstep.tools.explain.rank_reports import RankReport, read_reports
 from lockstep.tools.runs.inventory import RUNNING, read_run
 
-_MOST_POINTS = 2048
 _MOST_EVENTS = 8
 _FRESH_S = 6.0
 """A black box that was written more recently is that of a live process."""
-
-Point = tuple[int, float]
-"""A step, and a value."""
 
 
 class Watched:
@@ -43,20 +38,13 @@ class Watched:
     def _forget(self) -> None:
         self.start: Mapping[str, Any] = {}
         """The event ``start`` of the newest launch."""
-        self.curves: dict[str, list[Point]] = {}
         self.values: dict[str, float] = {}
-        """The newest of each name."""
+        """The newest of each name, as the script logged it."""
         self.events: deque[Mapping[str, Any]] = deque(maxlen=_MOST_EVENTS)
         """The last ones worth a line."""
         self.checkpoint: Mapping[str, Any] | None = None
         """The newest event ``checkpoint``."""
         self.step: int | None = None
-
-    @property
-    def curve_name(self) -> str:
-        """The name of the curve to draw: the loss, if there is one; empty: none."""
-        curves = self.curves
-        return min(curves, key=lambda name: (name != "loss", name.startswith("evaluation "), "loss" not in name), default="")
 
     def look(self, now_s: float) -> None:
         """See how far the run is now."""
@@ -90,25 +78,11 @@ class Watched:
             self.step = step
         if kind == "start":
             self.start = event
-        elif (until := repeated_after(event)) is not None:
-            for name, curve in self.curves.items():
-                self.curves[name] = [point for point in curve if point[0] <= until]
-        elif kind in ("step", "evaluate") and isinstance(step, int) and isinstance(event.get("values"), dict):
-            for name, value in event["values"].items():
-                if isinstance(value, (int, float)) and math.isfinite(value):
-                    self.values[name] = value
-                    add_point(self.curves.setdefault(name if kind == "step" else f"evaluation {name}", []), (step, value))
+        elif kind in ("step", "evaluate") and isinstance(event.get("values"), dict):
+            self.values |= {name: value for name, value in event["values"].items() if isinstance(value, (int, float))}
         elif kind == "checkpoint":
             self.checkpoint = event if event.get("kind") != "weights" else self.checkpoint
         elif kind == "epoch" and (event.get("wall_s") or 0) > 0:
             self.samples_per_s = event.get("num_samples", 0) / event["wall_s"]
         if kind not in ("step", "checkpoint"):
             self.events.append(event)
-
-
-def add_point(curve: list[Point], point: Point) -> None:
-    """Append a point. Once a curve is long, each pair of its points is replaced by their mean."""
-    curve.append(point)
-    if len(curve) >= _MOST_POINTS:
-        pairs = zip(curve[::2], curve[1::2], strict=False)
-        curve[:] = [(second[0], (first[1] + second[1]) / 2) for first, second in pairs]

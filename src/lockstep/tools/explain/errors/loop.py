@@ -1,4 +1,4 @@
-"""Errors of a training loop that is not lockstep's yet."""
+"""Errors of a training loop that is not lockstep's yet, or keeps what belongs to a step."""
 
 from __future__ import annotations
 
@@ -24,4 +24,13 @@ def _not_prepared(match: re.Match[str], scene: Scene) -> str:
     )
 
 
-ROWS = (row("unprepared loader", "", _not_prepared, ("AttributeError",)),)
+ROWS = (
+    row("unprepared loader", "", _not_prepared, ("AttributeError",)),
+    row(
+        "a graph used twice",
+        r"backward through the graph a second time",
+        "The loss depends on something that an earlier backward pass has used up: mostly a hidden state, or a running value, "
+        "that was kept from the step before. Cut it off there, with state = state.detach(); in a lockstep script, keep it with "
+        "team.per_shard, since each shard has its own. If two losses share a forward pass, add them and call backward once.",
+    ),
+)

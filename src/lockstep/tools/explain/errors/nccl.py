@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from lockstep.tools.explain.errors.processes import shared_memory
 from lockstep.tools.explain.errors.row import row
-from lockstep.tools.explain.errors.scene import Scene, listed
-from lockstep.tools.explain.errors.shared_memory import described
+from lockstep.tools.explain.errors.scene import Scene
 
 _LAST = re.compile(r"Last error:\s*\n?([^\n]+)")
 _DEBUG = "Set NCCL_DEBUG=WARN (or INFO) and run again: NCCL then says in the output of each rank what failed where."
@@ -75,7 +75,7 @@ def _of_nccl(match: re.Match[str], scene: Scene) -> str:
     if last is not None:
         for pattern, words in _BY_LAST_LINE:
             if hit := re.search(pattern, last[1]):
-                return words.format(*hit.groups(), shm=described() if "{shm}" in words else "")
+                return words.format(*hit.groups(), shm=shared_memory() if "{shm}" in words else "")
     known = (words for names, words in _BY_CODE.items() if any(name in scene.text for name in names))
     return next(known, f"A collective failed inside NCCL. {_DEBUG}")
 
@@ -88,22 +88,6 @@ def _timed_out(match: re.Match[str], scene: Scene) -> str:
         "called another collective. Look at the rank whose error is the earliest, or which is silent. `lockstep stacks` and "
         "the report on a run that is stuck say where it is; a rank that is only slow needs a longer timeout "
         "(init_process_group(timeout=))."
-    )
-
-
-def _assert(match: re.Match[str], scene: Scene) -> str:
-    tables = [
-        f"{name} ({module.num_embeddings} rows)"
-        for model in scene.models
-        for name, module in model.named_modules()
-        if type(module).__name__.startswith("Embedding") and isinstance(getattr(module, "num_embeddings", None), int)
-    ]
-    lookups = f" This model looks up indices in {listed(tables)}." if tables else ""
-    return (
-        "A kernel on the GPU has found an invalid value: nearly always an index out of range, that is a label that is not "
-        f"in 0 ... classes - 1, or a token beyond an embedding's rows.{lookups} The GPU runs asynchronously, so the line in "
-        "the traceback is not the one that launched the kernel, and this process can no longer use the GPU. Run with "
-        "CUDA_LAUNCH_BLOCKING=1, or on the CPU, and the traceback names the line."
     )
 
 
@@ -132,6 +116,14 @@ ROWS = (
         _timed_out,
     ),
     row("NCCL", r"NCCL error|NCCL Error \d", _of_nccl),
-    row("CUDA: device-side assert", r"CUDA error: device-side assert triggered", _assert, _CUDA),
+    row(
+        "CUDA: device-side assert",
+        r"CUDA error: device-side assert triggered",
+        "A kernel on the GPU has found an invalid value: nearly always an index out of range, that is a label that is not "
+        "in 0 ... classes - 1, or a token beyond an embedding's rows. The GPU runs asynchronously, so the line in "
+        "the traceback is not the one that launched the kernel, and this process can no longer use the GPU. Run with "
+        "CUDA_LAUNCH_BLOCKING=1, or on the CPU, and the traceback names the line.",
+        _CUDA,
+    ),
     row("CUDA: no such device", r"CUDA error: invalid device ordinal", _no_such_device, _CUDA),
 )

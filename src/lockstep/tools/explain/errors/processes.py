@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import resource
 import signal
@@ -12,7 +13,10 @@ import psutil
 
 from lockstep.tools.explain.errors.row import row
 from lockstep.tools.explain.errors.scene import Scene
-from lockstep.tools.explain.errors.shared_memory import described
+from lockstep.world.machine.sizes import size
+
+_SHM = "/dev/shm"
+"""Through which loader workers and NCCL pass data."""
 
 
 def _address_in_use(match: re.Match[str], scene: Scene) -> str:
@@ -75,7 +79,7 @@ def _worker_gone(match: re.Match[str], scene: Scene) -> str:
             '(spawn and forkserver import the script again: call the training under `if __name__ == "__main__":`)'
         )
     return (
-        f"Loader worker {match['pid']} of this rank ended {how.format(shm=described() if '{shm}' in how else '')}. Its "
+        f"Loader worker {match['pid']} of this rank ended {how.format(shm=shared_memory() if '{shm}' in how else '')}. Its "
         "batch is lost, and with it the loader."
     )
 
@@ -92,8 +96,8 @@ def _too_many_files(match: re.Match[str], scene: Scene) -> str:
 
 def _no_shared_memory(match: re.Match[str], scene: Scene) -> str:
     return (
-        f"A batch did not fit into shared memory. {described()} Give it more (docker run --shm-size=8g, or --ipc=host), or use "
-        "fewer or smaller batches ahead (num_workers, prefetch_factor, batch_size)."
+        f"A batch did not fit into shared memory. {shared_memory()} Give it more (docker run --shm-size=8g, or --ipc=host), or "
+        "use fewer or smaller batches ahead (num_workers, prefetch_factor, batch_size)."
     )
 
 
@@ -123,3 +127,13 @@ ROWS = (
         "network, and whether somebody else reaches the ports of this run (SECURITY.md).",
     ),
 )
+
+
+def shared_memory() -> str:
+    """One sentence about the present; what filled it may be gone."""
+    try:
+        filesystem = os.statvfs(_SHM)
+    except OSError:
+        return f"This machine has no {_SHM}."
+    free, total = filesystem.f_bavail * filesystem.f_frsize, filesystem.f_blocks * filesystem.f_frsize
+    return f"{_SHM} has {size(total)}, of which {size(free)} are free now."

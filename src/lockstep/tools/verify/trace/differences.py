@@ -34,6 +34,19 @@ STAGES = (
     "evaluation",
 )
 """What can differ, in causal order."""
+_WORDS = {
+    "steps": "how many steps there are",
+    "samples": "which samples are used",
+    "content": "what is in the batch",
+    "gradient of a shard": "the shard's gradient of",
+    "gradient": "the gradient (after the exchange) of",
+    "number": "the value of",
+    "weights": "the weight",
+    "buffers": "the buffer",
+    "state": "the state:",
+    "evaluation": "the evaluation's",
+}
+"""What these are called; others by themselves."""
 _SHOWN = 12
 """Hexadecimal digits of a digest that are shown, unless it has no more than"""
 _SHORT = 16
@@ -69,6 +82,26 @@ class Difference:
         """A sort key: earlier in a run is smaller."""
         phase = math.inf if self.phase is None else self.phase
         return self.step, self.is_behind, phase, STAGES.index(self.stage), self.shard or 0
+
+    @property
+    def place(self) -> str:
+        """Where in the run it is, and of what, in words."""
+        where = "the beginning" if self.step == 0 else f"step {self.step}"
+        where = f"after {where}, the last" if self.is_behind else where
+        if self.epoch is not None:
+            where += f" (epoch {self.epoch + 1})"
+        if self.phase:  # nearly every step has but one, which needs no name
+            where += f", phase {self.phase + 1}"
+        if self.shard is not None:
+            where += f", shard {self.shard}"
+        stage = self.detail if self.stage == "ranks" else self.stage
+        what = _WORDS.get(stage, stage)
+        return f"{where}: {what} {self.name}" if self.name else f"{where}: {what.removesuffix(' of')}"
+
+    @property
+    def pair(self) -> str:
+        """Both values."""
+        return f"{self.values[0]}, and {self.values[1]}"
 
 
 # A single run
