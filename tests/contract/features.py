@@ -6,12 +6,12 @@ import warnings
 
 import torch
 from bits import Seen, bits, state_of
-from tasks import Net, Plain, Points, SometimesUnused
 from torch import nn
 from torch.nn import functional
 from torch.optim import lr_scheduler, swa_utils
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from toy_models import ChannelsLast, CodeBook, HandNorm, Net, Plain, Points, SometimesUnused, Tied
 
 import lockstep
 
@@ -121,17 +121,15 @@ class Mixed(nn.Module):
 
 
 MODELS = {
+    **{kind.__name__: kind for kind in (ChannelsLast, CodeBook, HandNorm, Net, Plain, SometimesUnused, Tied)},
     "LateBuffer": lambda: LateBuffer(False),
     "Mixed": Mixed,
-    "Net": Net,
-    "Plain": Plain,
     "Deep": Deep,
     "Normed": Normed,
     "not reentrant": lambda: Deep(False),
     "reentrant": lambda: Deep(True),
     "float16": lambda: Narrow(torch.float16),
     "bfloat16": lambda: Narrow(torch.bfloat16),
-    "SometimesUnused": SometimesUnused,
     "compiled, aot_eager": lambda: torch.compile(Net(), backend="aot_eager", dynamic=False),
     "compiled, inductor": lambda: torch.compile(Net(), dynamic=False),
 }
@@ -204,7 +202,8 @@ def train(
             seen.step(norm=team.clip_grad_norm_(network.parameters(), clip))
             optimizer.step()
             schedule.step()
-            optimizer.zero_grad(set_to_none=set_to_none)
+            if set_to_none is not None:  # else they add up
+                optimizer.zero_grad(set_to_none=set_to_none)
         seen.step(averages=loader.averages)
     return seen.result(network, optimizer, schedule, steps=team.step)
 
@@ -264,9 +263,10 @@ def train_two_optimizers():
 
 
 def train_frozen(model="Net", length=94, frozen=(3, 4)):
-    """A layer is frozen for some steps in the middle."""
+    """A layer is frozen for some steps."""
     team = lockstep.join()
     model = MODELS[model]()
+    model.first.requires_grad_(1 not in frozen)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     model, optimizer, loader = team.prepare(model, optimizer, loader_of("samples", length, 16))
     seen = Seen(team)
@@ -317,7 +317,9 @@ def train_two_losses(how):
     """Two backward passes for each shard, one after another or in phases of their own; each may have its own weights."""
     team = lockstep.join()
     model, judge = Net(), Plain()
-    optimizer = torch.optim.AdamW([*model.parameters(), *judge.parameters()], lr=0.02)
+    if how == "through a shared layer":
+        judge.last = model.last
+    optimizer = torch.optim.AdamW(dict.fromkeys([*model.parameters(), *judge.parameters()]), lr=0.02)
     model, judge, optimizer, loader = team.prepare(model, judge, optimizer, loader_of("samples", 43, 16))
     seen = Seen(team)
     for _ in team.epochs(2):
@@ -340,6 +342,17 @@ def train_two_losses(how):
                     team.backward(one)
                     two = functional.mse_loss(model(inputs + 1), judge(inputs))
                     team.backward(two, weight=len(targets) / 7)
+                    batch.add(one=one, two=two)
+            elif how == "with one model frozen for the second":
+                for inputs, targets, indices in batch.shards:
+                    outputs = model(inputs)
+                    one = functional.mse_loss(judge(inputs), outputs.detach())
+                    seen.loss(indices, one)
+                    team.backward(one)
+                    judge.requires_grad_(False)
+                    two = functional.mse_loss(judge(inputs), outputs) + functional.cross_entropy(outputs, targets)
+                    team.backward(two)
+                    judge.requires_grad_(True)
                     batch.add(one=one, two=two)
             else:
                 for inputs, targets, indices in batch.shards:
@@ -379,6 +392,8 @@ def train_and_look(how):
             if how == "after the update, without gradients":
                 with torch.no_grad():
                     seen.step(outputs=model(torch.randn(4, 6)))
+            if how == "after the update, with gradients":
+                seen.step(outputs=model(torch.randn(4, 6)))
             if how == "after the update, over the shards":
                 with torch.no_grad():
                     for inputs, targets, _ in batch.shards:
@@ -390,7 +405,27 @@ def train_and_look(how):
                         for points, labels, _numbers in batch.shards:
                             batch.add(loss=functional.cross_entropy(model(points), labels))
                 seen.step(loss=evaluation["loss"], buffers=dict(model.named_buffers()))
+    if how == "by rank 0 alone at the end" and team.rank == 0:
+        model.eval()(torch.zeros(2, 6)).sum().backward()
     return seen.result(model, optimizer)
+
+
+def train_sparse():
+    """An embedding with sparse gradients, and an optimizer of its own for it."""
+    team = lockstep.join()
+    model = nn.Sequential(nn.EmbeddingBag(20, 4, sparse=True), nn.Linear(4, 3))
+    optimizers = [torch.optim.SparseAdam(model[0].parameters()), torch.optim.SGD(model[1].parameters(), lr=0.1)]
+    words = torch.randint(0, 20, (34, 5), generator=torch.Generator().manual_seed(2))
+    data = TensorDataset(words, words[:, 0] % 3)
+    model, *optimizers, loader = team.prepare(model, *optimizers, DataLoader(data, 12))
+    seen = Seen(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen.result(model)
 
 
 def train_two_loaders(strict=True):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from bits import differences, state_of
-from tasks import Points
 from torch import nn
 from torch.utils.data import DataLoader
+from toy_models import Points
 
 import lockstep
 

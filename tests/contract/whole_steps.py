@@ -12,10 +12,10 @@ import numpy
 import torch
 from bits import Seen
 from features import loader_of
-from tasks import Net, Plain
 from torch import nn
 from torch.nn import functional
 from torch.optim import lr_scheduler
+from toy_models import Net, Plain
 
 import lockstep
 
