@@ -108,7 +108,7 @@ def test_what_the_body_would_change_twice_is_refused_in_words(standing_crew, how
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_an_embedding_that_clips_its_weight_in_the_forward_pass_is_refused_before_the_first_step(standing_crew, shards):
+def test_an_embedding_that_clips_its_weight_in_the_forward_pass_is_refused(standing_crew, shards):
     [said] = standing_crew(1, trainings.prepare_clipping, shards=shards, audit=1000)
     assert said.startswith("words is Embedding(max_norm=1), which changes its weight in the forward pass: an audit")
     assert standing_crew(1, trainings.prepare_clipping, shards=shards, audit=0) == ["prepared"]

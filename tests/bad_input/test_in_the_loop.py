@@ -102,7 +102,7 @@ def test_parameters_of_small_models_may_be_unused_at_any_time(standing_crew, on_
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_a_collective_in_the_loops_body_meets_all_ranks_also_where_some_have_no_samples(standing_crew, nproc):
+def test_a_collective_in_the_body_meets_all_ranks_with_samples_or_without(standing_crew, nproc):
     assert standing_crew(nproc, bad_scripts.told, bad_scripts.collective_in_every_step, shards=2, **QUICK) == [None] * nproc
 
 

@@ -51,7 +51,7 @@ def test_the_newest_of_each_script_stay():
     assert set(going(runs, keep=2)) == {"a-30", "b-30"}
 
 
-def test_a_finished_run_stays_while_the_same_command_would_resume_an_interrupted_one_in_its_place():
+def test_a_finished_run_stays_while_its_command_would_resume_another():
     before = a_run("before", INTERRUPTED, days=20, args=("1",))
     after, other = a_run("after", FINISHED, days=10, args=("1",)), a_run("other", FINISHED, days=10, args=("2",))
     assert going([before, after, other]) == ["other"]

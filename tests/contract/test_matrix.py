@@ -72,7 +72,7 @@ def compare(by_cell, wanted, by_rank):
 
 
 @pytest.mark.long
-def test_four_shards_have_one_digest_whoever_starts_their_processes_and_over_two_machines(standing_crew, nursery, tmp_path):
+def test_four_shards_have_one_digest_whoever_starts_their_processes(standing_crew, nursery, tmp_path):
     found = {}
     plans = {nproc: [(model, 4, workers, "auto") for model, workers in WAYS[nproc]] for nproc in WAYS}
     compare(found, plans[1], standing_crew(1, cells.run_cells, plans[1]))

@@ -188,7 +188,7 @@ def test_processes_without_samples_have_the_same_bits(same_bits_on, nproc, train
 
 
 @pytest.mark.parametrize("frozen", [(4, 5), (4, 5, 6, 7)])
-def test_parameters_that_are_frozen_in_a_step_in_which_some_processes_have_no_samples(standing_crew, frozen):
+def test_parameters_frozen_in_a_step_in_which_some_have_no_samples(standing_crew, frozen):
     # Steps 3 and 6 have one sample each: most processes have none.
     task = partial(features.train_frozen, "Plain", 33, frozen)
     [whole] = standing_crew(1, task, shards=4)
@@ -230,7 +230,7 @@ def test_accumulation_in_shards_is_the_loop_that_people_write(standing_crew, str
         assert_close(by_hand, state, 5e-6)
 
 
-def test_accumulation_with_batch_norm_and_pytorchs_own_sum_is_the_same_up_to_rounding(standing_crew):
+def test_accumulation_with_batch_norm_and_pytorchs_sum_up_to_rounding(standing_crew):
     settings = {"shards": 4, "accumulate": 3}
     [alone] = standing_crew(1, features.accumulate_with_team, True, True, 56, strategy="single", **settings)
     for nproc, strategy in ((2, "ddp"), (3, "ddp, in buckets")):

@@ -136,7 +136,7 @@ class Changing(Numbers):
 
 @pytest.mark.parametrize("is_subset", [False, True])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_the_script_changes_in_its_data_set_between_passes_acts_with_any_workers(workers, is_subset):
+def test_changes_of_the_data_set_between_passes_act_with_any_workers(workers, is_subset):
     dataset = Changing(4)
     whole = Subset(dataset, range(4)) if is_subset else dataset
     loader = DataLoader(whole, collate_fn=list, num_workers=workers, persistent_workers=workers > 0)
@@ -156,7 +156,7 @@ def test_what_the_script_changes_in_its_data_set_between_passes_acts_with_any_wo
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_tensors_and_indices_that_the_script_replaces_between_passes_are_those_fetched(workers):
+def test_tensors_and_indices_replaced_between_passes_are_those_fetched(workers):
     whole = table(8)
     part = Subset(whole, [0, 1, 2])
     loader = DataLoader(part, num_workers=workers, persistent_workers=workers > 0)
@@ -271,7 +271,7 @@ class Threads(Noisy):
         return sorted(numbers())
 
 
-def test_samples_are_fetched_with_one_thread_here_as_in_workers_and_the_number_comes_back(two_threads):
+def test_samples_are_fetched_with_one_thread_as_in_workers(two_threads):
     with single_threaded():
         assert numbers() == {1}
     with pytest.raises(ZeroDivisionError), single_threaded():

@@ -46,7 +46,7 @@ def test_one_iteration_is_one_step_and_it_ends_when_the_next_batch_is_asked_for(
     ]
 
 
-def test_the_shards_of_a_batch_can_be_run_again_and_each_time_is_a_phase_on_the_same_samples():
+def test_the_shards_of_a_batch_can_be_run_again_each_time_as_a_phase():
     driver = FakeDriver()
     for batch in prepared(numbers(4), 0, 1, 2, driver):
         assert [list(batch.shards) for _ in range(3)] == [[[0, 1], [2, 3]]] * 3
@@ -67,7 +67,7 @@ def test_steps_go_on_from_epoch_to_epoch():
     assert steps_of(driver) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_rank_without_samples_has_the_step_and_its_phases_too_with_no_shard_in_them():
+def test_a_rank_without_samples_has_the_step_and_its_phases_too():
     driver = FakeDriver()
     assert samples_of(prepared(numbers(5), 2, 3, 3, driver)) == [[[3]], []]
     assert driver.told == [
@@ -128,7 +128,7 @@ def test_iter_and_next_over_several_epochs():
     assert driver.told[-1] == ("leave", "left")
 
 
-def test_an_abandoned_iterator_ends_its_pass_when_the_next_begins_and_does_no_harm_later():
+def test_an_abandoned_iterator_ends_its_pass_when_the_next_begins():
     driver = FakeDriver()
     loader = prepared(numbers(), 0, 1, 1, driver)
     old = iter(loader)
@@ -186,7 +186,7 @@ def test_the_first_loader_of_two_moves_the_steps():
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_loop_within_a_loop_runs_phases_of_the_outer_loops_steps_and_begins_anew_in_each(shards):
+def test_a_loop_within_a_loop_runs_phases_of_the_outer_loops_steps(shards):
     driver = FakeDriver()
     one, two = (prepared(numbers(), 0, 1, shards, driver, loader=number) for number in (1, 2))
     inner = [[sample for samples in batch.shards for sample in samples] for _ in one for batch in two]
@@ -449,7 +449,7 @@ def test_a_look_at_the_first_batch_changes_no_world_size_more_than_another(stand
     assert drawn[0] == drawn[1] == drawn[2], "outside of batch.shards every rank draws the same"
 
 
-def test_a_zip_that_ends_with_its_second_loader_counts_the_same_steps_on_every_world_size(standing_crew):
+def test_a_zip_that_ends_with_its_second_loader_counts_the_same_steps(standing_crew):
     assert standing_crew(1, train_with_a_shorter_second, shards=2) == [2]
     assert standing_crew(2, train_with_a_shorter_second, shards=2) == [2, 2]
 
@@ -460,7 +460,7 @@ def test_in_a_loop_within_a_loop_each_loader_has_the_averages_of_its_own_batches
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_shards_side_by_side_are_one_phase_with_one_mean_also_where_a_process_has_no_samples(standing_crew, strict):
+def test_shards_side_by_side_are_one_phase_with_one_mean(standing_crew, strict):
     found = [
         seen for nproc in (1, 2, 3) for seen in standing_crew(nproc, train_side_by_side, strict, shards=3, timeout_s=20.0)
     ]

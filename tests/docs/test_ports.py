@@ -52,7 +52,7 @@ def test_the_fine_tune_of_the_page_on_hugging_face_is_the_port():
 
 @pytest.mark.longest
 @pytest.mark.timeout(300)
-def test_the_plain_scripts_and_the_ports_to_accelerate_run_and_tell_the_same_on_one_process(python_here, require, tmp_path):
+def test_plain_scripts_and_ports_to_accelerate_tell_the_same_on_one_process(python_here, require, tmp_path):
     for name in ("accelerate", "transformers"):
         require(name, None if importlib.util.find_spec(name) else f"{name} is not installed (pip install {name})")
     scripts = [str(ports.SCRIPTS / f"{name}_{kind}.py") for name in ports.NAMES for kind in ("plain", "accelerate")]

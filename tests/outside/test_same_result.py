@@ -54,7 +54,7 @@ def test_a_module_that_reads_stdin_as_under_torchrun(lockstep_run, torchrun):
 
 @pytest.mark.longest
 @pytest.mark.long
-def test_a_fabric_script_is_started_once_as_under_python_or_launched_as_under_torchrun(lockstep_run, torchrun, start):
+def test_a_fabric_script_starts_as_under_python_or_torchrun(lockstep_run, torchrun, start):
     expected = start("fabric.py")
     assert [line[:11] for line in expected if line.startswith("rank")] == ["rank 0 of 2", "rank 1 of 2"]
     ranks = [line for line in expected if line.startswith("rank")]

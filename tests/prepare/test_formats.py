@@ -86,7 +86,7 @@ def test_gradients_too_small_for_float16_are_lost_only_where_nothing_scales_the_
 
 
 @pytest.mark.parametrize("precision", ["16-true", "bf16-true"])
-def test_an_optimizer_that_has_taken_steps_before_goes_on_in_the_format_of_its_parameters(standing_crew, precision):
+def test_an_optimizer_with_a_state_goes_on_in_the_format_of_its_parameters(standing_crew, precision):
     [kept] = standing_crew(1, format_scripts.resumed_state, precision=precision, shards=1)
     assert kept == ["float16" if precision == "16-true" else "bfloat16"]
 

@@ -166,7 +166,7 @@ def test_a_new_model_becomes_what_the_old_one_was_and_goes_on_alike(name):
         assert not any(isinstance(value, torch.Tensor) for value in vars(module).values())
 
 
-def test_what_was_frozen_or_thawed_in_training_is_so_again_and_gradients_are_gone_or_summed_up_as_they_were():
+def test_what_was_frozen_or_thawed_is_so_again_and_gradients_are_as_they_were():
     def make():
         return nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False), nn.Embedding(3, 2, sparse=True)])
 
@@ -351,7 +351,7 @@ def change(thing, was, is_now, names):
     content.apply_options(names, {name: repr(value) for name, value in was.items()})
 
 
-def test_options_are_told_by_name_and_those_that_were_changed_take_the_place_of_the_saved_ones():
+def test_options_that_were_changed_take_the_place_of_the_saved_ones():
     model = nn.Linear(2, 2)
     one = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     assert {"lr": 0.5, "momentum": 0.9}.items() <= adapter_of(one).options().items()
@@ -370,7 +370,7 @@ def test_options_are_told_by_name_and_those_that_were_changed_take_the_place_of_
     assert adapter_of(model).options() == {}
 
 
-def test_a_rate_that_a_schedule_has_moved_on_is_scaled_as_its_beginning_was_and_the_schedule_takes_its_own_options():
+def test_a_rate_moved_by_a_schedule_is_scaled_as_its_beginning_was():
     def make(lr, gamma):
         optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=lr)
         return optimizer, lr_scheduler.StepLR(optimizer, 2, gamma)

@@ -179,9 +179,7 @@ CASES = [(name, is_made_first) for name in SCHEDULES for is_made_first in (True,
 
 
 @pytest.mark.parametrize(("name", "is_made_first"), [case for case in CASES if case != ("one cycle", False)])
-def test_with_any_schedule_an_allowed_rate_takes_the_course_of_a_run_that_began_with_it(
-    name, is_made_first, monkeypatch, tmp_path
-):
+def test_with_any_schedule_an_allowed_rate_runs_as_if_begun_with(name, is_made_first, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # torch sets it at an optimizer's first step, for good
 
     def made(lr):

@@ -30,9 +30,7 @@ def test_it_keeps_the_protocol_of_every_strategy(walked, nproc, shards):
             walked, "horovod", nproc, shards, weights
         )
     conformance.test_buffers_are_combined_shard_by_shard_and_constants_never_touched(walked, "horovod", nproc, shards)
-    conformance.test_each_phase_of_a_step_has_a_gradient_of_its_own_in_which_its_backward_calls_add_up(
-        walked, "horovod", nproc, shards
-    )
+    conformance.test_each_phase_has_its_own_gradient_in_which_backward_calls_add_up(walked, "horovod", nproc, shards)
 
 
 @pytest.mark.parametrize("size", [1, 3])

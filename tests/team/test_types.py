@@ -8,7 +8,7 @@ import lockstep
 from lockstep.base.errors import ConfigError
 
 
-def test_the_settings_of_join_are_those_of_a_run_with_their_types_and_what_they_are_by_default():
+def test_the_settings_of_join_are_those_of_a_run_with_types_and_defaults():
     parameters = dict(inspect.signature(lockstep.join).parameters)
     for name in ("rank", "world_size"):
         assert parameters.pop(name).default is None
