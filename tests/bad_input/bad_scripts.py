@@ -6,7 +6,7 @@ import warnings
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import lockstep
 from lockstep.base.errors import LockstepError
@@ -77,23 +77,12 @@ def backward_outside_the_loop(team):
     team.backward(model(torch.ones(1, 2)).sum())
 
 
-def backward_after_the_loop(team):
-    model = train(nn.Linear(2, 1), DataLoader(points(), 4), team)
-    team.backward(model(torch.ones(1, 2)).sum())
-
-
 def backward_behind_the_shards(team):
     model, loader = team.prepare(nn.Linear(2, 1), DataLoader(points(), 4))
     for batch in loader:
         for inputs, _ in batch.shards:
             loss = model(inputs).mean()
         team.backward(loss)
-
-
-def samples_from_the_loader(team):
-    model, loader = team.prepare(nn.Linear(2, 1), DataLoader(points(), 4))
-    for inputs, targets in loader:
-        team.backward((model(inputs) - targets).square().mean())
 
 
 def prepared_twice_in_one_call(team):
@@ -146,15 +135,6 @@ def string_as_loader(team):
 
 def wrapped_in_ddp(team):
     team.prepare(DistributedDataParallel(nn.Linear(2, 1)))
-
-
-def distributed_sampler(team):
-    data = points()
-    team.prepare(nn.Linear(2, 1), DataLoader(data, 2, sampler=DistributedSampler(data, 2, 0)))
-
-
-def one_pass_iterator(team):
-    team.prepare(nn.Linear(2, 1), iter([torch.ones(2, 2)]))
 
 
 def join_again(team):

@@ -97,23 +97,6 @@ def thaw_between_phases():
     return state_of(judge, maker)
 
 
-def thaw_at_a_step():
-    def half_frozen():
-        model = Two()
-        model.a.requires_grad_(False)
-        return model
-
-    team, model, optimizer, loader = _prepare(half_frozen, BATCHES * 2)
-    for batch in loader:
-        if team.step == 3:
-            model.a.requires_grad_(True)
-        for x in batch.shards:
-            team.backward(model(x).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-    return state_of(model)
-
-
 def other_numbers_of_calls(weighted):
     """The last shard of each step makes three backward calls, shard 1 of step 2 none, the others two."""
     team, model, optimizer, loader = _prepare(Two, BATCHES * 2)

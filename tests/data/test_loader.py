@@ -329,7 +329,7 @@ def test_a_batch_that_is_taken_for_its_samples_is_refused_with_the_line_to_write
     assert not hasattr(batch, "__array__")
 
 
-# In real processes, with a real loop
+# In real processes, with a real loop (as many of tests/idioms/topics are)
 
 
 def start(length=12, batch_size=4, **options):
@@ -346,23 +346,6 @@ def step_of(team, model, batch):
         team.backward(model(samples[:, None].float()).mean())
         seen += samples.tolist()
     return seen
-
-
-def train_and_peek():
-    team, model, loader = start(shuffle=True)
-    peeked = next(iter(loader)).num_samples
-    seen = []
-    for batch in loader:
-        seen.append((team.step, step_of(team, model, batch), float(torch.rand(()))))
-    return peeked, seen
-
-
-def train_with_a_shorter_second():
-    team = lockstep.join()
-    model, one, two = team.prepare(nn.Linear(1, 1), DataLoader(Numbers(20), 4), DataLoader(Numbers(8), 4))
-    for batch, _ in zip(one, two, strict=False):
-        step_of(team, model, batch)
-    return team.step
 
 
 def train_side_by_side(strict):
@@ -393,19 +376,6 @@ def train_in_a_loop():
     return one.averages, two.averages
 
 
-def train_until_break(shuffle, when):
-    team, model, loader = start(20, shuffle=shuffle)
-    seen = []
-    for _ in team.epochs(2):
-        for batch in loader:
-            if team.step == 2 and when == "before its phase":
-                break
-            seen.append((team.step, step_of(team, model, batch)))
-            if team.step == 2:
-                break
-    return team.step, seen
-
-
 def train_by_next():
     team, model, loader = start(20)
     batches = iter(loader)
@@ -415,43 +385,6 @@ def train_by_next():
     directory = team.run_dir
     team.close()
     return [event["event"] for event in read_events(directory)]
-
-
-def together(by_rank):
-    """What all ranks saw, by step."""
-    seen = {}
-    for one in by_rank:
-        for step, batch, *_ in one:
-            seen.setdefault(step, []).extend(batch)
-    return seen
-
-
-def test_a_break_after_a_phase_leaves_every_world_size_alike_and_the_step_counts(standing_crew):
-    results = [standing_crew(nproc, train_until_break, True, "after its phase", shards=4) for nproc in (1, 2)]
-    assert {one[0] for by_rank in results for one in by_rank} == {7}  # 2 steps, then 5
-    first, other = [together(one[1] for one in by_rank) for by_rank in results]
-    assert [len(batch) for batch in first.values()] == [4] * 7
-    assert other == first
-
-
-def test_a_step_that_is_left_before_a_phase_of_it_does_not_count(standing_crew):
-    for step, seen in standing_crew(2, train_until_break, False, "before its phase", shards=2):
-        assert step == 1
-        assert [number for number, _ in seen] == [1]  # the second epoch begins with step 2 again
-
-
-def test_a_look_at_the_first_batch_changes_no_world_size_more_than_another(standing_crew):
-    alone, two = standing_crew(1, train_and_peek, shards=2), standing_crew(2, train_and_peek, shards=2)
-    assert [peeked for peeked, _ in alone + two] == [4] * 3
-    assert together([seen for _, seen in two]) == together([seen for _, seen in alone])
-    drawn = [[(step, number) for step, _, number in seen] for _, seen in alone + two]
-    assert [step for step, _ in drawn[0]] == [1, 2, 3]
-    assert drawn[0] == drawn[1] == drawn[2], "outside of batch.shards every rank draws the same"
-
-
-def test_a_zip_that_ends_with_its_second_loader_counts_the_same_steps(standing_crew):
-    assert standing_crew(1, train_with_a_shorter_second, shards=2) == [2]
-    assert standing_crew(2, train_with_a_shorter_second, shards=2) == [2, 2]
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
