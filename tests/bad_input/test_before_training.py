@@ -126,26 +126,6 @@ def test_a_process_group_opened_by_the_script_is_told(tmp_path):
     lockstep.join(run_dir=str(tmp_path / "run")).close()  # as the error says
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("born", "now"),
-    [
-        ({"shards": 4}, {"shards": 2}),
-        ({"seed": 1}, {"seed": 2}),
-        ({"threads": 1}, {"threads": 2}),
-        ({"precision": "32-true"}, {"precision": "bf16-mixed"}),
-    ],
-)
-def test_a_run_directory_born_with_another_setting_is_refused(tmp_path, born, now):
-    lockstep.join(run_dir=str(tmp_path), **born).close()
-    ((name, value),) = now.items()
-    with pytest.raises(lockstep.ConfigError) as caught:
-        lockstep.join(run_dir=str(tmp_path), **now)
-    assert f"{name} is {value!r} now, and was {born[name]!r} when the run" in str(caught.value)
-    with lockstep.join(run_dir=str(tmp_path)) as team:
-        assert getattr(team.config, name) == born[name], "what is not named comes from the birth"
-
-
 def test_more_processes_than_the_run_has_shards_is_refused_on_every_rank(crew, tmp_path):
     lockstep.join(run_dir=str(tmp_path / "run"), threads=1).close()  # born with one shard
     for message in crew(2, bad_scripts.join_refused, run_dir=str(tmp_path / "run"), **QUICK):

@@ -117,16 +117,6 @@ def test_a_run_whose_passes_grow_resumes_from_its_own_checkpoint(lab):
     assert lab.resumes() == [7]
 
 
-def test_refused_again_and_again_a_run_goes_on_as_if_nothing_had_been(lab, interrupted, undisturbed):
-    interrupted(lab.run_dir)
-    newest = int(lab.names()[0].removeprefix("step-"))
-    for name in ("model", "learning rate", "data set", "seed", "matmul"):
-        refused(lab, name, nproc=1)
-    ended = lab.run(PLAIN, nproc=2)
-    assert ended.words == undisturbed(), ended
-    assert lab.resumes()[-1] == newest > 0
-
-
 @pytest.mark.parametrize("name", [name for name, difference in DIFFERENCES.items() if difference[3]])
 def test_what_is_allowed_goes_on_from_the_same_step(lab, interrupted, undisturbed, name):
     interrupted(lab.run_dir)
