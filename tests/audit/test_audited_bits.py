@@ -57,7 +57,7 @@ AUDITED = {
                 "two losses in phases",
             ),
             *("two losses with a forward pass between them", "scaled by the script", "scaled and accumulated, not clipped"),
-            *("a GAN", "sharpness", "closures of LBFGS"),
+            *("a GAN", "sharpness", "closures of LBFGS, strong_wolfe"),
         )
     },
     "a careless body": special(trainings.train_carelessly),

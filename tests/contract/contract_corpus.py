@@ -56,7 +56,6 @@ CORPUS = {
     "ready by tokens": trained(loader="ready", weight="tokens", optimizer="AdamW, fused"),
     "ready by zeros": trained(loader="ready", weight="zeros", optimizer="Adam, fused"),
     "samples by zeros": trained(weight="zeros", schedule="lambda"),
-    "three shards": trained(model="Plain", batch_size=20, shards=3),
     "six shards": trained(model="Plain", batch_size=20, shards=6),
     "eight shards": trained(model="Plain", batch_size=20, shards=8),
     "many dtypes": trained(model="Mixed", weight="tokens", optimizer="SGD, foreach"),
@@ -84,7 +83,6 @@ CORPUS = {
     "bf16-mixed": trained(precision="bf16-mixed", model="Net"),
     "bf16-true": trained(precision="bf16-true", model="Deep"),
     "16-mixed, short": short(precision="16-mixed", weight="tokens"),
-    "16-master, short": short(precision="16-master", weight="tokens"),
     "bf16-true, short": short(precision="bf16-true", weight="tokens"),
     "float16": trained(model="float16", optimizer="SGD, foreach", weight="tokens"),
     # Not: Adam of float16, whose eps is 0 there; fused SGD, which reads memory that nobody has written (PyTorch 2.13).
@@ -92,7 +90,6 @@ CORPUS = {
     "compiled": trained(model="compiled, aot_eager", length=32, epochs=1, num_steps=2),
     # Several models, optimizers, losses and phases.
     "averages": special(features.train_averages),
-    "averages, 16-true": special(features.train_averages, precision="16-true"),
     "averages, bf16-true": special(features.train_averages, precision="bf16-true"),
     "two optimizers": special(features.train_two_optimizers),
     "frozen": special(features.train_frozen, num_steps=12),
@@ -129,7 +126,6 @@ CORPUS = {
     "scaled by the script": special(features.train_scaled, "script", "AdamW, foreach", num_steps=9),
     "scaled by the run": special(features.train_scaled, "run", "AdamW, foreach", num_steps=9, resumes=False),
     "scaled by the script, fused": special(features.train_scaled, "script", "AdamW, fused", num_steps=9),
-    "scaled by the run, fused": special(features.train_scaled, "run", "AdamW, fused", num_steps=9, resumes=False),
     "scaled and accumulated, not clipped": special(features.train_scaled, "run", "SGD, foreach", 2, False, resumes=False),
     "left loops": special(features.leave_the_loop, "16-mixed", num_steps=4),
 }

@@ -126,9 +126,7 @@ def train_sharp(model, length, batch_size):
 
 
 CLOSURES = {
-    "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
     "Adam": partial(torch.optim.Adam, lr=0.02),
-    "LBFGS": partial(torch.optim.LBFGS, lr=0.2, max_iter=3, history_size=4),
     "LBFGS, strong_wolfe": partial(torch.optim.LBFGS, max_iter=4, history_size=4, line_search_fn="strong_wolfe"),
 }
 

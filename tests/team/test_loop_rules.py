@@ -160,10 +160,9 @@ def test_what_belongs_outside_of_the_shards_is_refused_inside_and_changes_nothin
         assert after == (pytest.approx(1 - 0.15 - 0.055 - 0.0095), 3, 3, 3)
 
 
-@pytest.mark.parametrize(("nproc", "shards"), [(1, 2), (2, 2)])
 @pytest.mark.parametrize("then", team_scripts.LEFT_EARLY)
-def test_shards_that_are_left_early_are_an_error_at_the_next_thing_the_script_does(standing_crew, nproc, shards, then):
-    for message in standing_crew(nproc, team_scripts.left_early, then, shards=shards, timeout_s=20.0):
+def test_shards_that_are_left_early_are_an_error_at_the_next_thing_the_script_does(standing_crew, then):
+    for message in standing_crew(2, team_scripts.left_early, then, shards=2, timeout_s=20.0):
         assert message is not None, "nothing was said"
         assert message.startswith("UsageError: "), message
         assert "left before its end" in message, message
