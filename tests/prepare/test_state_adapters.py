@@ -189,18 +189,47 @@ OPTIMIZERS = [
     if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
 ]
 OPTIONS = {"SGD": {"momentum": 0.9}, "Adam": {"amsgrad": True, "lr": torch.tensor(0.01)}, "LBFGS": {"max_iter": 2}}
+
+
+class Warmup:
+    """As a schedule with a state of its own: what LambdaLR keeps is its dictionary."""
+
+    def __init__(self):
+        self.num_steps = 3
+
+    def __call__(self, epoch):
+        return min(1.0, (epoch + 1) / self.num_steps)
+
+
+def half(_):
+    return 0.5
+
+
+# By the class that it is named for, and a word.
 SCHEDULES = {
-    "steps": lambda o: lr_scheduler.MultiStepLR(o, [2, 2, 4]),
-    "function": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
-    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=20),
-    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3, cycle_momentum=False),
-    "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
-    "chained": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.StepLR(o, 2), lr_scheduler.ExponentialLR(o, 0.9)]),
-    "sequence": lambda o: lr_scheduler.SequentialLR(
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, half),
+    "LambdaLR, with a state": lambda o: lr_scheduler.LambdaLR(o, Warmup()),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, half),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 2),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 2, 4]),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, total_iters=4),
+    "LinearLR": lr_scheduler.LinearLR,
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "PolynomialLR": lr_scheduler.PolynomialLR,
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 4),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3, cycle_momentum=False),
+    "CyclicLR, by a function": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 2, scale_fn=half),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=20),
+    "OneCycleLR, linear": lambda o: lr_scheduler.OneCycleLR(o, 0.1, 12, anneal_strategy="linear", three_phase=True),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.ConstantLR(o), lr_scheduler.CosineAnnealingLR(o, 9)], milestones=[3]
     ),
-    "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
-    "averaging": lambda o: SWALR(o, 0.01, anneal_epochs=4),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.StepLR(o, 2), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
+    "SWALR": lambda o: SWALR(o, 0.01, anneal_epochs=4),
 }
 
 
@@ -268,6 +297,12 @@ def test_every_optimizer_of_pytorch_goes_on_alike(kind):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_go_on_alike(name):
     assert_goes_on_alike(lambda: Training(torch.optim.SGD, SCHEDULES[name]))
+
+
+def test_no_schedule_of_pytorch_is_forgotten_here():
+    there = {name for name in vars(lr_scheduler) if name[0] != "_" and isinstance(getattr(lr_scheduler, name), type)}
+    schedules = {name for name in there if name.endswith(("LR", "Scheduler", "Restarts", "Plateau"))} - {"LRScheduler"}
+    assert schedules == {name.partition(",")[0] for name in SCHEDULES} - {"SWALR"}
 
 
 def test_a_scaler_goes_on_alike():
