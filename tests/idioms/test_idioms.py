@@ -90,11 +90,10 @@ def test_every_idiom_says_in_one_line_what_it_does():
         assert re.fullmatch(r"[A-Z`.].*\.", row.function.__doc__), row.name
 
 
-@pytest.mark.parametrize(
-    ("number", "shards"), [pytest.param(*pair, marks=[pytest.mark.longest] * pair[0]) for pair in enumerate(SHARDS)]
-)
-def test_some_idioms_are_equal_to_the_bit_on_three_processes(results, number, shards):
-    assert_equal(results, every(number, 6), shards, (1, 3))
+# (Those with 4 shards are among the ones that the next test has trained on three processes, or does.)
+@pytest.mark.parametrize("shards", [4, pytest.param(6, marks=pytest.mark.longest)])
+def test_some_idioms_are_equal_to_the_bit_on_three_processes(results, shards):
+    assert_equal(results, every(BY_TURNS.index(3), 8), shards, (1, 3))
 
 
 @pytest.mark.long
