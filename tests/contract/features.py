@@ -5,7 +5,7 @@ import time
 import warnings
 
 import torch
-from bits import Seen, bits, state_of
+from bits import Seen, bits
 from torch import nn
 from torch.nn import functional
 from torch.optim import lr_scheduler, swa_utils
@@ -168,6 +168,15 @@ def weight_of(kind, targets, indices):
     return None
 
 
+def learn(team, model, batch, seen, phase=0):
+    """A backward pass for the mean loss of each shard."""
+    for inputs, targets, indices in batch.shards:
+        loss = functional.cross_entropy(model(inputs), targets)
+        seen.loss(indices, loss, phase)
+        team.backward(loss)
+        batch.add(loss=loss)
+
+
 def train(
     model="Net",
     optimizer="AdamW, foreach",
@@ -225,10 +234,7 @@ def train_averages():
     seen = Seen(team)
     for epoch in team.epochs(2):
         for batch in loader:
-            for inputs, targets, indices in batch.shards:
-                loss = functional.cross_entropy(model(inputs), targets)
-                seen.loss(indices, loss)
-                team.backward(loss)
+            learn(team, model, batch, seen)
             optimizer.step()
             optimizer.zero_grad()
             ema.update_parameters(model)
@@ -249,10 +255,7 @@ def train_two_optimizers():
     seen = Seen(team)
     for _ in team.epochs(2):
         for batch in loader:
-            for inputs, targets, indices in batch.shards:
-                loss = functional.cross_entropy(model(inputs), targets)
-                seen.loss(indices, loss)
-                team.backward(loss)
+            learn(team, model, batch, seen)
             seen.gradients(model)
             often.step()
             often.zero_grad()
@@ -272,10 +275,7 @@ def train_frozen(model="Net", length=94, frozen=(3, 4)):
     seen = Seen(team)
     for _ in team.epochs(2):
         for batch in loader:
-            for inputs, targets, indices in batch.shards:
-                loss = functional.cross_entropy(model(inputs), targets)
-                seen.loss(indices, loss)
-                team.backward(loss)
+            learn(team, model, batch, seen)
             seen.gradients(model)
             optimizer.step()
             optimizer.zero_grad()
@@ -503,10 +503,7 @@ def leave_the_loop(precision):
     seen = Seen(team)
     for _ in team.epochs(4):
         for batch in loader:
-            for inputs, targets, indices in batch.shards:
-                loss = functional.cross_entropy(model(inputs), targets)
-                seen.loss(indices, loss)
-                team.backward(loss)
+            learn(team, model, batch, seen)
             seen.step(norm=team.clip_grad_norm_(model.parameters(), 1.0))
             optimizer.step()
             optimizer.zero_grad()
@@ -558,32 +555,6 @@ def train_wide(delayed, length=64):
             optimizer.step()
             optimizer.zero_grad()
     return seen.result(model, optimizer)
-
-
-# In two pieces
-
-
-def train_on(saved, batches):
-    """Trains on ready batches (of plain numbers, so that no stream counts), from what was saved before, if anything."""
-    team = lockstep.join()
-    model = SometimesUnused()
-    model.norm = nn.BatchNorm1d(3)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    if saved is not None:
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-    generator = torch.Generator().manual_seed(3)
-    data = [(torch.randn(8, 6, generator=generator), torch.arange(8) % 3) for _ in range(6)]
-    model, optimizer, loader = team.prepare(model, optimizer, [data[number] for number in batches])
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            loss = functional.cross_entropy(model.norm(model(inputs)), targets)
-            team.backward(loss, weight=float(inputs[0, 0].abs()))
-        team.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-    saved = {"model": team.unwrap(model).state_dict(), "optimizer": optimizer.state_dict()}
-    return {"saved": saved, "state": state_of(model, optimizer)}
 
 
 # Beside plain PyTorch
