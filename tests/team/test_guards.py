@@ -164,7 +164,7 @@ def test_ranks_that_read_unlike_data_are_told_before_their_first_step(standing_c
 @pytest.mark.parametrize(("name", "workers"), [(name, number % 2) for number, name in enumerate(guard_scripts.UNLIKE)])
 def test_ranks_that_read_the_same_data_are_left_in_peace(standing_crew, name, workers):
     # Where a sample is on the disk of a machine is no difference.
-    for _, message in standing_crew(3, guard_scripts.read_data, name, False, shards=4, workers=workers):
+    for _, message in standing_crew(2, guard_scripts.read_data, name, False, shards=4, workers=workers):
         assert message == ""
 
 
