@@ -49,7 +49,7 @@ def test_a_leak_fails_the_test_that_made_it_and_is_cleared_for_the_next(tmp_path
     assert run.returncode == 1
 
 
-def test_what_tests_start_does_not_ignore_signals_that_the_tests_were_started_to_ignore(tmp_path):
+def test_what_tests_start_ignores_no_signals_that_the_tests_ignored(tmp_path):
     numbers = ["SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGCHLD"]
     show = f"import signal as s; print([name for name in {numbers} if s.getsignal(getattr(s, name)) == s.SIG_IGN])"
     source = f"""

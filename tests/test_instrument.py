@@ -37,7 +37,7 @@ def install(tmp_path, monkeypatch):
     options_of_tools.cache_clear()
 
 
-def test_listeners_are_notified_by_stage_and_within_one_in_the_order_in_which_they_came():
+def test_listeners_are_notified_by_stage_and_then_as_they_came():
     told = []
     listeners = Listeners([Told(Stage.LATE, told), Told(Stage.NORMAL, told)])
     listeners.tick(1)

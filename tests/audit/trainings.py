@@ -9,8 +9,8 @@ import numpy
 import torch
 from bits import Seen
 from features import loader_of
-from tasks import Net, Plain
 from torch.nn import functional
+from toy_models import Net, Plain
 
 import lockstep
 from lockstep.base.errors import ModelError, UsageError

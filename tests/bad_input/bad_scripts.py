@@ -6,7 +6,7 @@ import warnings
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
 from lockstep.base.errors import LockstepError
@@ -77,23 +77,12 @@ def backward_outside_the_loop(team):
     team.backward(model(torch.ones(1, 2)).sum())
 
 
-def backward_after_the_loop(team):
-    model = train(nn.Linear(2, 1), DataLoader(points(), 4), team)
-    team.backward(model(torch.ones(1, 2)).sum())
-
-
 def backward_behind_the_shards(team):
     model, loader = team.prepare(nn.Linear(2, 1), DataLoader(points(), 4))
     for batch in loader:
         for inputs, _ in batch.shards:
             loss = model(inputs).mean()
         team.backward(loss)
-
-
-def samples_from_the_loader(team):
-    model, loader = team.prepare(nn.Linear(2, 1), DataLoader(points(), 4))
-    for inputs, targets in loader:
-        team.backward((model(inputs) - targets).square().mean())
 
 
 def prepared_twice_in_one_call(team):
@@ -146,15 +135,6 @@ def string_as_loader(team):
 
 def wrapped_in_ddp(team):
     team.prepare(DistributedDataParallel(nn.Linear(2, 1)))
-
-
-def distributed_sampler(team):
-    data = points()
-    team.prepare(nn.Linear(2, 1), DataLoader(data, 2, sampler=DistributedSampler(data, 2, 0)))
-
-
-def one_pass_iterator(team):
-    team.prepare(nn.Linear(2, 1), iter([torch.ones(2, 2)]))
 
 
 def join_again(team):
@@ -299,18 +279,6 @@ def collective_in_every_step(team):
     train(nn.Linear(2, 1), DataLoader(points(5), 4), team, after=_all_reduce)
 
 
-def left_steps():
-    """How many steps counted of a script that left the shards of its first one, and ended."""
-    with lockstep.join() as team:
-        model, loader = team.prepare(nn.Linear(2, 1), DataLoader(points(), 4))
-        for batch in loader:
-            for inputs, _ in batch.shards:
-                team.backward(model(inputs).mean())
-                break
-            break
-        return team.step
-
-
 # Data
 
 
@@ -332,16 +300,6 @@ class EmptyBatches:
         return 2
 
 
-class Broken(Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        if index == 5:
-            raise KeyError("sample 5 is missing")
-        return torch.ones(2), torch.ones(1)
-
-
 def never(team):
     train(nn.Linear(2, 1), DataLoader(points(), batch_sampler=Never()), team)
 
@@ -356,7 +314,3 @@ def ready_batches_that_are_empty(team):
 
 def empty_data(team):
     train(nn.Linear(2, 1), DataLoader(TensorDataset(torch.ones(0, 2), torch.ones(0, 1)), 4), team)
-
-
-def broken_sample(team, workers):
-    train(nn.Linear(2, 1), DataLoader(Broken(), 4, num_workers=workers), team)

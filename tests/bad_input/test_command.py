@@ -100,7 +100,7 @@ def test_a_run_directory_of_other_settings_is_refused(run_here, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_loaders_worker_that_imports_a_script_without_main_guard_ends_the_run_at_once(run_here, method):
+def test_a_loader_worker_that_imports_a_script_without_guard_ends_the_run(run_here, method):
     script = f"""
         import torch, lockstep
         class Data(torch.utils.data.Dataset):

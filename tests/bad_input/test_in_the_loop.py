@@ -102,16 +102,5 @@ def test_parameters_of_small_models_may_be_unused_at_any_time(standing_crew, on_
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_a_collective_in_the_loops_body_meets_all_ranks_also_where_some_have_no_samples(standing_crew, nproc):
+def test_a_collective_in_the_body_meets_all_ranks_with_samples_or_without(standing_crew, nproc):
     assert standing_crew(nproc, bad_scripts.told, bad_scripts.collective_in_every_step, shards=2, **QUICK) == [None] * nproc
-
-
-@pytest.mark.parametrize("nproc", [1, 2])
-def test_a_step_whose_shards_are_left_early_does_not_count(standing_crew, nproc):
-    assert standing_crew(nproc, bad_scripts.left_steps, shards=2 * nproc, **QUICK) == [0] * nproc
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_in_the_data_set_comes_through_and_ends_all(crew, workers):
-    with pytest.raises(LaunchError, match="sample 5 is missing"):
-        crew(2, bad_scripts.run, bad_scripts.broken_sample, workers, **QUICK)

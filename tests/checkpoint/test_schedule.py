@@ -114,7 +114,7 @@ def test_the_ranks_exchange_about_twice_a_second_and_not_at_every_step():
 @pytest.mark.long
 @simulated
 @given(worlds, changing, st.integers(1, 30), st.data())
-def test_a_checkpoint_that_is_due_while_one_is_written_is_cut_at_the_next_possible_step_once(drifts, step_s, every, data):
+def test_one_that_is_due_while_one_is_written_is_cut_once_it_can_be(drifts, step_s, every, data):
     writes = [data.draw(st.integers(1, 100)) for _ in drifts]
     expected = [every]
     while (due := (expected[-1] // every + 1) * every) <= len(step_s):
@@ -123,7 +123,7 @@ def test_a_checkpoint_that_is_due_while_one_is_written_is_cut_at_the_next_possib
 
 
 @pytest.mark.parametrize("drifts", [(1.0,), (1.0, 1.0)])
-def test_what_one_rank_could_not_write_all_try_again_ever_more_rarely_until_it_goes_well(drifts):
+def test_what_one_rank_could_not_write_all_try_again_ever_more_rarely(drifts):
     def goes_well(rank, step):
         return rank != len(drifts) - 1 or not (2000 <= step < 5500 or step == 6000)
 

@@ -41,7 +41,7 @@ def test_a_copy_is_equal_contiguous_and_stays_as_it_was_while_training_goes_on()
         assert not copies[name].requires_grad
 
 
-def test_the_memory_is_that_of_the_copy_before_where_it_fits_and_may_be_made_ready_ahead():
+def test_the_memory_of_the_copy_before_is_used_again_where_it_fits():
     staging, tensors = Staging(), all_kinds()
     staging.prepare({name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()})
     first = {name: copy.data_ptr() for name, copy in staging.copy(tensors)[0].items()}

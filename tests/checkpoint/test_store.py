@@ -155,7 +155,7 @@ def prepare(path, before, damaged=None):
 
 @pytest.mark.parametrize("too_late", [False, True])
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_killed_anywhere_the_next_launch_finds_the_old_or_the_new_one_whole_and_clears_up(tmp_path, situation, too_late):
+def test_killed_anywhere_the_next_launch_finds_the_old_or_the_new_one_whole(tmp_path, situation, too_late):
     before, step = SITUATIONS[situation]
     old = {(max(before), False)} if before else {None}
     for number in range(1, 99):
@@ -184,7 +184,7 @@ def test_killed_anywhere_the_next_launch_finds_the_old_or_the_new_one_whole_and_
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_wherever_the_disk_fails_the_run_has_the_old_or_the_new_one_and_goes_on_to_write(tmp_path, situation):
+def test_wherever_the_disk_fails_the_run_has_the_old_or_the_new_one(tmp_path, situation):
     before, step = SITUATIONS[situation]
     old = (max(before), False) if before else None
     for number in range(1, 99):

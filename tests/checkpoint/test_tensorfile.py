@@ -84,7 +84,7 @@ def test_a_file_without_tensors_is_one_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_larger_tensors_than_the_pieces_that_are_written_are_whole_and_their_checksum_is_right(tmp_path: Path) -> None:
+def test_tensors_larger_than_a_piece_are_whole_with_the_right_checksum(tmp_path: Path) -> None:
     tensors = {name: some(torch.float32, 5_000_001) for name in "ab"}  # 40 MB: several rounds of letting go
 
     size, digest = write_tensors(tmp_path / "ours", tensors)

@@ -78,7 +78,7 @@ def test_a_path_is_a_checkpoint_or_a_run_with_its_newest_one_or_its_best_or_a_fi
     assert Manifest.read(find_checkpoint(run)).step == 20
 
 
-def test_several_models_are_told_apart_by_name_and_a_wrong_one_lists_those_that_there_are(tmp_path):
+def test_models_are_told_apart_by_name_and_a_wrong_one_lists_them(tmp_path):
     models = [nn.Linear(1, 1), nn.Linear(2, 2), AveragedModel(nn.Linear(3, 3))]
     write(tmp_path, *models, torch.optim.SGD(models[0].parameters()))
     sizes = [len(lockstep.load_weights(tmp_path, name)["bias"]) for name in ("model", "model-2", "average")]
@@ -115,7 +115,7 @@ def test_a_file_of_pickles_is_not_run(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
-def test_tensors_of_several_files_are_one_mapping_and_what_is_in_several_are_all_its_rows(tmp_path):
+def test_tensors_of_several_files_are_one_mapping_with_all_their_rows(tmp_path):
     save_file({"a": torch.ones(2), "b": torch.zeros(1), "rows": torch.tensor([[1, 2], [3, 4]])}, tmp_path / "1")
     save_file({"c": torch.tensor(3), "rows": torch.tensor([[5, 6]])}, tmp_path / "2")
     save_file({"rows": torch.zeros(0, 2, dtype=torch.int64)}, tmp_path / "3")

@@ -121,7 +121,7 @@ def test_a_rank_that_cannot_write_says_so_and_rank_0_does_not_wait_for_it_for_ev
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"newest", "step-00000020"}
 
 
-def test_where_nothing_can_be_written_nothing_is_lost_and_it_is_written_when_it_can_be(tmp_path):
+def test_what_cannot_be_written_is_written_when_it_can_be(tmp_path):
     writer = Writer(Store(tmp_path))
     sound = write(writer, job(step=10)).path
     (tmp_path / "checkpoints").rename(tmp_path / "away")
@@ -149,7 +149,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_file_leaves_no_half_of_it(tmp_pa
     assert write(writer, job(step=30)).error == ""
 
 
-def test_what_cannot_be_saved_at_all_is_an_error_of_this_checkpoint_and_not_the_end_of_the_thread(tmp_path):
+def test_what_cannot_be_saved_at_all_does_not_end_the_thread(tmp_path):
     writer = Writer(Store(tmp_path))
     for bad in (
         {"tensors": {"model.safetensors": {"weight": torch.zeros(2, dtype=torch.complex128)}}},

@@ -37,7 +37,7 @@ def read(made, capsys, monkeypatch):
     return call
 
 
-def test_a_run_has_a_row_a_step_an_evaluation_and_an_epoch_each_once_although_it_was_resumed(read, made):
+def test_a_resumed_run_has_one_row_for_each_step_evaluation_and_epoch(read, made):
     rows = read("runs/killed-1")
     steps = [row for row in rows if row["kind"] == "step"]
     assert [int(row["step"]) for row in steps] == list(range(1, EPOCHS * STEPS + 1))

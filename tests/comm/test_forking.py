@@ -45,7 +45,7 @@ for number in range(int(sys.argv[1])):
 """
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_no_child_hangs_whatever_threads_do_while_it_is_forked():
     command = [sys.executable, "-c", FORKS, "1000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)

@@ -17,13 +17,31 @@ def bits(value):
     return value.hex() if isinstance(value, float) else repr(value)
 
 
+def numbers(value):
+    """A value as it is, for comparisons up to rounding."""
+    return full_tensor(value.detach()).cpu().clone() if isinstance(value, torch.Tensor) else value
+
+
+def in_numbers(task):
+    """What a training returns, with numbers in the place of bits."""
+    global _taken
+    _taken = numbers
+    try:
+        return task()
+    finally:
+        _taken = bits
+
+
+_taken = bits
+
+
 def flat(name, value):
     """A state dict, or anything made of dicts and lists, as one flat dict of bits by name."""
     if isinstance(value, Mapping):
         return {key: found for part, item in value.items() for key, found in flat(f"{name}.{part}", item).items()}
     if isinstance(value, (list, tuple)):
         return {key: found for part, item in enumerate(value) for key, found in flat(f"{name}.{part}", item).items()}
-    return {name: bits(value)}
+    return {name: _taken(value)}
 
 
 def state_of(*things):
@@ -33,7 +51,7 @@ def state_of(*things):
         name = f"{number} {type(thing).__name__}"
         found.update(flat(name, thing.state_dict()))
         if isinstance(thing, torch.nn.Module):
-            found.update({f"{name}: buffer {key}": bits(buffer) for key, buffer in thing.named_buffers()})
+            found.update({f"{name}: buffer {key}": _taken(buffer) for key, buffer in thing.named_buffers()})
     return found
 
 

@@ -31,10 +31,10 @@ class Training:
 SETTINGS = ("accumulate", "precision", "shards", "threads", "workers")
 
 
-def trained(num_steps=6, **options):
+def trained(num_steps=6, *, resumes=True, **options):
     """``features.train`` with these options, and with those among them that are settings of the run."""
     settings = {name: options.pop(name) for name in SETTINGS if name in options}
-    return Training(partial(features.train, **options), num_steps, settings)
+    return Training(partial(features.train, **options), num_steps, settings, resumes)
 
 
 def short(**options):
@@ -56,11 +56,15 @@ CORPUS = {
     "ready by tokens": trained(loader="ready", weight="tokens", optimizer="AdamW, fused"),
     "ready by zeros": trained(loader="ready", weight="zeros", optimizer="Adam, fused"),
     "samples by zeros": trained(weight="zeros", schedule="lambda"),
-    "three shards": trained(model="Plain", batch_size=20, shards=3),
     "six shards": trained(model="Plain", batch_size=20, shards=6),
     "eight shards": trained(model="Plain", batch_size=20, shards=8),
     "many dtypes": trained(model="Mixed", weight="tokens", optimizer="SGD, foreach"),
     "late buffers": trained(model="LateBuffer"),
+    "tied weights": trained(model="Tied"),
+    "channels last": trained(model="ChannelsLast", optimizer="SGD"),
+    "batch statistics by hand": trained(model="HandNorm", optimizer="SGD"),
+    "a code book": trained(model="CodeBook", optimizer="SGD"),
+    "gradients never cleared": trained(model="Plain", optimizer="SGD", set_to_none=None, resumes=False),
     "checkpointed blocks": trained(model="not reentrant"),
     "reentrant blocks": trained(model="reentrant"),
     "unused parameters": trained(model="SometimesUnused", batch_size=8, epochs=3, num_steps=18),
@@ -79,7 +83,6 @@ CORPUS = {
     "bf16-mixed": trained(precision="bf16-mixed", model="Net"),
     "bf16-true": trained(precision="bf16-true", model="Deep"),
     "16-mixed, short": short(precision="16-mixed", weight="tokens"),
-    "16-master, short": short(precision="16-master", weight="tokens"),
     "bf16-true, short": short(precision="bf16-true", weight="tokens"),
     "float16": trained(model="float16", optimizer="SGD, foreach", weight="tokens"),
     # Not: Adam of float16, whose eps is 0 there; fused SGD, which reads memory that nobody has written (PyTorch 2.13).
@@ -87,13 +90,16 @@ CORPUS = {
     "compiled": trained(model="compiled, aot_eager", length=32, epochs=1, num_steps=2),
     # Several models, optimizers, losses and phases.
     "averages": special(features.train_averages),
-    "averages, 16-true": special(features.train_averages, precision="16-true"),
     "averages, bf16-true": special(features.train_averages, precision="bf16-true"),
     "two optimizers": special(features.train_two_optimizers),
     "frozen": special(features.train_frozen, num_steps=12),
+    "frozen at first": special(features.train_frozen, "Plain", 43, (1, 2, 3)),
     **{
         f"two losses {how}": special(features.train_two_losses, how)
-        for how in ("by samples", "by weights", "with a forward pass between them", "in phases")
+        for how in (
+            *("by samples", "by weights", "with a forward pass between them", "in phases"),
+            *("through a shared layer", "with one model frozen for the second"),
+        )
     },
     "a GAN": special(whole_steps.train_gan, num_steps=10),
     "sharpness": special(whole_steps.train_sharp, "Net", 43, 16),
@@ -110,15 +116,16 @@ CORPUS = {
         for how in (
             "after the backward pass",
             "after the update, without gradients",
+            "after the update, with gradients",
             "after the update, over the shards",
             "evaluation",
+            "by rank 0 alone at the end",
         )
     },
     **{name: special(whole_steps.train_idiom, name, num_steps=9) for name in whole_steps.IDIOMS},
     "scaled by the script": special(features.train_scaled, "script", "AdamW, foreach", num_steps=9),
     "scaled by the run": special(features.train_scaled, "run", "AdamW, foreach", num_steps=9, resumes=False),
     "scaled by the script, fused": special(features.train_scaled, "script", "AdamW, fused", num_steps=9),
-    "scaled by the run, fused": special(features.train_scaled, "run", "AdamW, fused", num_steps=9, resumes=False),
     "scaled and accumulated, not clipped": special(features.train_scaled, "run", "SGD, foreach", 2, False, resumes=False),
     "left loops": special(features.leave_the_loop, "16-mixed", num_steps=4),
 }
@@ -139,4 +146,25 @@ SHARDED = {
     "scaled by the script": CORPUS["scaled by the script"],
     "six shards": trained(model="Deep", length=48, shards=6),
     "normed weights, chosen": trained(model="Normed", length=32, epochs=1, num_steps=2),
+}
+
+# What strategies that add up in an order of their own train as well, to the same up to rounding.
+ROUNDED = {
+    **{
+        name: CORPUS[name]
+        for name in (
+            *("plain", "stream by tokens", "many dtypes", "tied weights", "channels last", "batch statistics by hand"),
+            *("a code book", "gradients never cleared", "averages", "frozen", "frozen at first", "a GAN", "sharpness"),
+            *(name for name in CORPUS if name.startswith(("two losses", "looked at"))),
+        )
+    },
+    "checkpointed blocks": trained(model="not reentrant", optimizer="SGD, foreach"),
+    "unused parameters": trained(model="SometimesUnused", optimizer="SGD", batch_size=8, length=64),
+    "sparse gradients": special(features.train_sparse, shards=3),
+    "one sample": trained(model="Plain", optimizer="SGD", length=1),
+    "fewer samples than shards": trained(model="Plain", optimizer="SGD", length=19),
+    **{
+        precision: trained(optimizer="SGD, foreach", precision=precision)
+        for precision in ("16-mixed", "16-master", "16-true", "bf16-mixed", "bf16-true")
+    },
 }

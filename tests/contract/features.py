@@ -5,13 +5,13 @@ import time
 import warnings
 
 import torch
-from bits import Seen, bits, state_of
-from tasks import Net, Plain, Points, SometimesUnused
+from bits import Seen, bits
 from torch import nn
 from torch.nn import functional
 from torch.optim import lr_scheduler, swa_utils
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from toy_models import ChannelsLast, CodeBook, HandNorm, Net, Plain, Points, SometimesUnused, Tied
 
 import lockstep
 
@@ -121,17 +121,15 @@ class Mixed(nn.Module):
 
 
 MODELS = {
+    **{kind.__name__: kind for kind in (ChannelsLast, CodeBook, HandNorm, Net, Plain, SometimesUnused, Tied)},
     "LateBuffer": lambda: LateBuffer(False),
     "Mixed": Mixed,
-    "Net": Net,
-    "Plain": Plain,
     "Deep": Deep,
     "Normed": Normed,
     "not reentrant": lambda: Deep(False),
     "reentrant": lambda: Deep(True),
     "float16": lambda: Narrow(torch.float16),
     "bfloat16": lambda: Narrow(torch.bfloat16),
-    "SometimesUnused": SometimesUnused,
     "compiled, aot_eager": lambda: torch.compile(Net(), backend="aot_eager", dynamic=False),
     "compiled, inductor": lambda: torch.compile(Net(), dynamic=False),
 }
@@ -170,6 +168,15 @@ def weight_of(kind, targets, indices):
     return None
 
 
+def learn(team, model, batch, seen, phase=0):
+    """A backward pass for the mean loss of each shard."""
+    for inputs, targets, indices in batch.shards:
+        loss = functional.cross_entropy(model(inputs), targets)
+        seen.loss(indices, loss, phase)
+        team.backward(loss)
+        batch.add(loss=loss)
+
+
 def train(
     model="Net",
     optimizer="AdamW, foreach",
@@ -204,7 +211,8 @@ def train(
             seen.step(norm=team.clip_grad_norm_(network.parameters(), clip))
             optimizer.step()
             schedule.step()
-            optimizer.zero_grad(set_to_none=set_to_none)
+            if set_to_none is not None:  # else they add up
+                optimizer.zero_grad(set_to_none=set_to_none)
         seen.step(averages=loader.averages)
     return seen.result(network, optimizer, schedule, steps=team.step)
 
@@ -226,10 +234,7 @@ def train_averages():
     seen = Seen(team)
     for epoch in team.epochs(2):
         for batch in loader:
-            for inputs, targets, indices in batch.shards:
-                loss = functional.cross_entropy(model(inputs), targets)
-                seen.loss(indices, loss)
-                team.backward(loss)
+            learn(team, model, batch, seen)
             optimizer.step()
             optimizer.zero_grad()
             ema.update_parameters(model)
@@ -250,10 +255,7 @@ def train_two_optimizers():
     seen = Seen(team)
     for _ in team.epochs(2):
         for batch in loader:
-            for inputs, targets, indices in batch.shards:
-                loss = functional.cross_entropy(model(inputs), targets)
-                seen.loss(indices, loss)
-                team.backward(loss)
+            learn(team, model, batch, seen)
             seen.gradients(model)
             often.step()
             often.zero_grad()
@@ -264,18 +266,16 @@ def train_two_optimizers():
 
 
 def train_frozen(model="Net", length=94, frozen=(3, 4)):
-    """A layer is frozen for some steps in the middle."""
+    """A layer is frozen for some steps."""
     team = lockstep.join()
     model = MODELS[model]()
+    model.first.requires_grad_(1 not in frozen)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     model, optimizer, loader = team.prepare(model, optimizer, loader_of("samples", length, 16))
     seen = Seen(team)
     for _ in team.epochs(2):
         for batch in loader:
-            for inputs, targets, indices in batch.shards:
-                loss = functional.cross_entropy(model(inputs), targets)
-                seen.loss(indices, loss)
-                team.backward(loss)
+            learn(team, model, batch, seen)
             seen.gradients(model)
             optimizer.step()
             optimizer.zero_grad()
@@ -317,7 +317,9 @@ def train_two_losses(how):
     """Two backward passes for each shard, one after another or in phases of their own; each may have its own weights."""
     team = lockstep.join()
     model, judge = Net(), Plain()
-    optimizer = torch.optim.AdamW([*model.parameters(), *judge.parameters()], lr=0.02)
+    if how == "through a shared layer":
+        judge.last = model.last
+    optimizer = torch.optim.AdamW(dict.fromkeys([*model.parameters(), *judge.parameters()]), lr=0.02)
     model, judge, optimizer, loader = team.prepare(model, judge, optimizer, loader_of("samples", 43, 16))
     seen = Seen(team)
     for _ in team.epochs(2):
@@ -340,6 +342,17 @@ def train_two_losses(how):
                     team.backward(one)
                     two = functional.mse_loss(model(inputs + 1), judge(inputs))
                     team.backward(two, weight=len(targets) / 7)
+                    batch.add(one=one, two=two)
+            elif how == "with one model frozen for the second":
+                for inputs, targets, indices in batch.shards:
+                    outputs = model(inputs)
+                    one = functional.mse_loss(judge(inputs), outputs.detach())
+                    seen.loss(indices, one)
+                    team.backward(one)
+                    judge.requires_grad_(False)
+                    two = functional.mse_loss(judge(inputs), outputs) + functional.cross_entropy(outputs, targets)
+                    team.backward(two)
+                    judge.requires_grad_(True)
                     batch.add(one=one, two=two)
             else:
                 for inputs, targets, indices in batch.shards:
@@ -379,6 +392,8 @@ def train_and_look(how):
             if how == "after the update, without gradients":
                 with torch.no_grad():
                     seen.step(outputs=model(torch.randn(4, 6)))
+            if how == "after the update, with gradients":
+                seen.step(outputs=model(torch.randn(4, 6)))
             if how == "after the update, over the shards":
                 with torch.no_grad():
                     for inputs, targets, _ in batch.shards:
@@ -390,7 +405,27 @@ def train_and_look(how):
                         for points, labels, _numbers in batch.shards:
                             batch.add(loss=functional.cross_entropy(model(points), labels))
                 seen.step(loss=evaluation["loss"], buffers=dict(model.named_buffers()))
+    if how == "by rank 0 alone at the end" and team.rank == 0:
+        model.eval()(torch.zeros(2, 6)).sum().backward()
     return seen.result(model, optimizer)
+
+
+def train_sparse():
+    """An embedding with sparse gradients, and an optimizer of its own for it."""
+    team = lockstep.join()
+    model = nn.Sequential(nn.EmbeddingBag(20, 4, sparse=True), nn.Linear(4, 3))
+    optimizers = [torch.optim.SparseAdam(model[0].parameters()), torch.optim.SGD(model[1].parameters(), lr=0.1)]
+    words = torch.randint(0, 20, (34, 5), generator=torch.Generator().manual_seed(2))
+    data = TensorDataset(words, words[:, 0] % 3)
+    model, *optimizers, loader = team.prepare(model, *optimizers, DataLoader(data, 12))
+    seen = Seen(team)
+    for batch in loader:
+        for inputs, targets in batch.shards:
+            team.backward(functional.cross_entropy(model(inputs), targets))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen.result(model)
 
 
 def train_two_loaders(strict=True):
@@ -468,10 +503,7 @@ def leave_the_loop(precision):
     seen = Seen(team)
     for _ in team.epochs(4):
         for batch in loader:
-            for inputs, targets, indices in batch.shards:
-                loss = functional.cross_entropy(model(inputs), targets)
-                seen.loss(indices, loss)
-                team.backward(loss)
+            learn(team, model, batch, seen)
             seen.step(norm=team.clip_grad_norm_(model.parameters(), 1.0))
             optimizer.step()
             optimizer.zero_grad()
@@ -523,32 +555,6 @@ def train_wide(delayed, length=64):
             optimizer.step()
             optimizer.zero_grad()
     return seen.result(model, optimizer)
-
-
-# In two pieces
-
-
-def train_on(saved, batches):
-    """Trains on ready batches (of plain numbers, so that no stream counts), from what was saved before, if anything."""
-    team = lockstep.join()
-    model = SometimesUnused()
-    model.norm = nn.BatchNorm1d(3)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    if saved is not None:
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-    generator = torch.Generator().manual_seed(3)
-    data = [(torch.randn(8, 6, generator=generator), torch.arange(8) % 3) for _ in range(6)]
-    model, optimizer, loader = team.prepare(model, optimizer, [data[number] for number in batches])
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            loss = functional.cross_entropy(model.norm(model(inputs)), targets)
-            team.backward(loss, weight=float(inputs[0, 0].abs()))
-        team.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-    saved = {"model": team.unwrap(model).state_dict(), "optimizer": optimizer.state_dict()}
-    return {"saved": saved, "state": state_of(model, optimizer)}
 
 
 # Beside plain PyTorch

@@ -1,5 +1,7 @@
 """Small trainings of ``test_review``."""
 
+import os
+
 import torch
 from bits import bits, state_of
 from torch import nn
@@ -95,23 +97,6 @@ def thaw_between_phases():
     return state_of(judge, maker)
 
 
-def thaw_at_a_step():
-    def half_frozen():
-        model = Two()
-        model.a.requires_grad_(False)
-        return model
-
-    team, model, optimizer, loader = _prepare(half_frozen, BATCHES * 2)
-    for batch in loader:
-        if team.step == 3:
-            model.a.requires_grad_(True)
-        for x in batch.shards:
-            team.backward(model(x).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-    return state_of(model)
-
-
 def other_numbers_of_calls(weighted):
     """The last shard of each step makes three backward calls, shard 1 of step 2 none, the others two."""
     team, model, optimizer, loader = _prepare(Two, BATCHES * 2)
@@ -148,13 +133,16 @@ def running_minimum():
 
 
 def start_apart():
-    """Ranks that begin with other numbers, in memory with gaps, of a dtype that Gloo does not know."""
+    """Ranks that begin with other numbers, in memory with gaps, of a dtype that Gloo does not know, and an average."""
+    torch.manual_seed(int(os.environ["RANK"]))
+    average = torch.optim.swa_utils.AveragedModel(nn.Linear(6, 6))
+    torch.manual_seed(0)
     team = lockstep.join()
     model = nn.Linear(6, 6)
     model.weight = nn.Parameter(torch.randn(6, 12, generator=torch.Generator().manual_seed(team.rank))[:, ::2])
     model.register_buffer("short", torch.full((3,), team.rank, dtype=torch.int16))
-    model = team.prepare(model)
-    return model.weight.tolist(), model.short.tolist()
+    model, average = team.prepare(model, average)
+    return model.weight.tolist(), model.short.tolist(), average.module.weight.tolist()
 
 
 def clip_without_a_step():

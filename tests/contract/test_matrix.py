@@ -72,7 +72,7 @@ def compare(by_cell, wanted, by_rank):
 
 
 @pytest.mark.long
-def test_four_shards_have_one_digest_whoever_starts_their_processes_and_over_two_machines(standing_crew, nursery, tmp_path):
+def test_four_shards_have_one_digest_whoever_starts_their_processes(standing_crew, nursery, tmp_path):
     found = {}
     plans = {nproc: [(model, 4, workers, "auto") for model, workers in WAYS[nproc]] for nproc in WAYS}
     compare(found, plans[1], standing_crew(1, cells.run_cells, plans[1]))
@@ -101,13 +101,13 @@ def test_whoever_asks_for_nothing_gets_the_answer_of_as_many_shards_as_processes
 
 
 def test_with_pytorchs_own_sum_the_same_cell_differs_between_world_sizes(standing_crew):
-    by_world_size = [standing_crew(nproc, cells.run_cells, [("digits", 4, 0, "ddp")]) for nproc in (1, 2, 3)]
+    by_world_size = [standing_crew(nproc, cells.run_cells, [("digits", 4, 0, "ddp")]) for nproc in (1, 3)]
     digests = [{digest for [digest] in by_rank} for by_rank in by_world_size]
-    assert [len(by_rank) for by_rank in digests] == [1, 1, 1], "the ranks of one run differ"
-    assert len(set.union(*digests)) == 3
+    assert [len(by_rank) for by_rank in digests] == [1, 1], "the ranks of one run differ"
+    assert len(set.union(*digests)) == 2
 
 
 def test_plain_distributed_data_parallel_differs_between_world_sizes(crew, tmp_path):
-    digests = [set(crew(nproc, cells.train_with_plain_ddp, str(tmp_path))) for nproc in (1, 2, 4)]
-    assert [len(by_rank) for by_rank in digests] == [1, 1, 1]
-    assert len(set.union(*digests)) == 3
+    digests = [set(crew(nproc, cells.train_with_plain_ddp, str(tmp_path))) for nproc in (1, 2)]
+    assert [len(by_rank) for by_rank in digests] == [1, 1]
+    assert len(set.union(*digests)) == 2

@@ -46,7 +46,7 @@ def test_a_killed_run_goes_on_in_the_middle_of_an_epoch_at_another_world_size(cr
         assert result["losses"].items() <= whole["losses"].items()
 
 
-def test_killed_on_four_processes_and_resumed_on_two_without_any_option_a_run_ends_with_the_same_bits(crew, standing_crew):
+def test_killed_on_four_processes_a_run_ends_on_two_with_the_same_bits(crew, standing_crew):
     whole, *_ = standing_crew(4, PLAIN)
     with pytest.raises(LaunchError, match="status 7"):
         crew(4, partial(killed_in, 4), PLAIN, run_dir="run", checkpoint_every=1)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from bits import differences, state_of
-from tasks import Points
 from torch import nn
 from torch.utils.data import DataLoader
+from toy_models import Points
 
 import lockstep
 
@@ -55,8 +55,7 @@ def alone():
     return {}
 
 
-@pytest.mark.parametrize("nproc", [1, 2, 4])
-@pytest.mark.parametrize("num_devices", [2, 3])
+@pytest.mark.parametrize(("nproc", "num_devices"), [(1, 3), (2, 2), (4, 3)])
 def test_the_answer_is_the_same_to_the_bit_for_every_number_of_devices_and_processes(
     standing_crew, alone, nproc, num_devices
 ):

@@ -7,6 +7,7 @@ that were added to the batch.
 
 import os
 import pickle
+import shutil
 import signal
 from collections import Counter
 from functools import partial
@@ -145,7 +146,6 @@ def shards_by_rank(results):
     return {tuple(counts[step] for counts in by_rank) for step in by_rank[0]}
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
 @pytest.mark.parametrize(
     "training",
     [
@@ -160,9 +160,9 @@ def shards_by_rank(results):
         pytest.param(special(whole_steps.train_gan, shards=6), id="a GAN"),
     ],
 )
-def test_shards_that_move_all_the_time_change_nothing(standing_crew, alone, nproc, training):
+def test_shards_that_move_all_the_time_change_nothing(standing_crew, alone, training):
     settings = {**training.settings, "checkpoint_every": 1}  # also while a move is yet to come into force
-    results = standing_crew(nproc, while_shards_move, training.task, **settings)
+    results = standing_crew(3, while_shards_move, training.task, **settings)  # (On two, as those of the corpus do.)
     assert_same_bits(alone(training), results)
     assert len(shards_by_rank(results)) > 2, "they have not moved"
 
@@ -188,7 +188,7 @@ def test_processes_without_samples_have_the_same_bits(same_bits_on, nproc, train
 
 
 @pytest.mark.parametrize("frozen", [(4, 5), (4, 5, 6, 7)])
-def test_parameters_that_are_frozen_in_a_step_in_which_some_processes_have_no_samples(standing_crew, frozen):
+def test_parameters_frozen_in_a_step_in_which_some_have_no_samples(standing_crew, frozen):
     # Steps 3 and 6 have one sample each: most processes have none.
     task = partial(features.train_frozen, "Plain", 33, frozen)
     [whole] = standing_crew(1, task, shards=4)
@@ -230,7 +230,7 @@ def test_accumulation_in_shards_is_the_loop_that_people_write(standing_crew, str
         assert_close(by_hand, state, 5e-6)
 
 
-def test_accumulation_with_batch_norm_and_pytorchs_own_sum_is_the_same_up_to_rounding(standing_crew):
+def test_accumulation_with_batch_norm_and_pytorchs_sum_up_to_rounding(standing_crew):
     settings = {"shards": 4, "accumulate": 3}
     [alone] = standing_crew(1, features.accumulate_with_team, True, True, 56, strategy="single", **settings)
     for nproc, strategy in ((2, "ddp"), (3, "ddp, in buckets")):
@@ -290,7 +290,8 @@ def test_an_overflow_skips_the_update_of_its_own_phase_and_no_other(standing_cre
 
 
 @pytest.mark.timeout(240)
-def test_compiled_models_with_inductor(same_bits_on):
+def test_compiled_models_with_inductor(same_bits_on, require):
+    require("compiler", None if shutil.which("c++") or shutil.which("g++") else "torch.compile needs a compiler")
     same_bits_on((2,), trained(model="compiled, inductor", length=32, epochs=1))
 
 
@@ -298,20 +299,13 @@ def test_compiled_models_of_16_bits(same_bits_on):
     same_bits_on((2,), trained(model="compiled, aot_eager", length=32, epochs=1, precision="16-master"))
 
 
-# Disturbed, and in two pieces without a checkpoint of the run
+# Disturbed
 
 
 @pytest.mark.parametrize("length", [64, 33])
 def test_processes_that_are_late_at_random_change_nothing(standing_crew, length):
     [alone] = standing_crew(1, features.train_wide, False, length, shards=4)
     assert_same_bits(alone, standing_crew(3, features.train_wide, True, length, shards=4))
-
-
-def test_a_training_goes_on_after_its_first_steps_at_another_world_size(standing_crew):
-    [whole] = standing_crew(1, features.train_on, None, range(6), shards=4)
-    first = standing_crew(2, features.train_on, None, range(3), shards=4)
-    for result in standing_crew(3, features.train_on, first[0]["saved"], range(3, 6), shards=4):
-        assert differences(whole["state"], result["state"]) == []
 
 
 # Refused (as are the loops of tests/idioms/topics)

@@ -11,11 +11,11 @@ from functools import partial
 import numpy
 import torch
 from bits import Seen
-from features import loader_of
-from tasks import Net, Plain
+from features import learn, loader_of
 from torch import nn
 from torch.nn import functional
 from torch.optim import lr_scheduler
+from toy_models import Net, Plain
 
 import lockstep
 
@@ -104,11 +104,7 @@ def train_sharp(model, length, batch_size):
     for _ in team.epochs(2):
         for batch in loader:
             for phase in range(2):
-                for inputs, targets, indices in batch.shards:
-                    loss = functional.cross_entropy(model(inputs), targets)
-                    seen.loss(indices, loss, phase)
-                    team.backward(loss)
-                    batch.add(loss=loss)
+                learn(team, model, batch, seen, phase)
                 if phase == 0:
                     norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in parameters]))
                     offsets = [0.05 * p.grad / norm for p in parameters]
@@ -126,9 +122,7 @@ def train_sharp(model, length, batch_size):
 
 
 CLOSURES = {
-    "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
     "Adam": partial(torch.optim.Adam, lr=0.02),
-    "LBFGS": partial(torch.optim.LBFGS, lr=0.2, max_iter=3, history_size=4),
     "LBFGS, strong_wolfe": partial(torch.optim.LBFGS, max_iter=4, history_size=4, line_search_fn="strong_wolfe"),
 }
 
@@ -144,11 +138,7 @@ def train_with_closures(kind, **settings):
     def closure(batch, phases):
         phase = next(phases)
         optimizer.zero_grad()
-        for inputs, targets, indices in batch.shards:
-            loss = functional.cross_entropy(model(inputs), targets)
-            seen.loss(indices, loss, phase)
-            team.backward(loss)
-            batch.add(loss=loss)
+        learn(team, model, batch, seen, phase)
         seen.step(**{f"loss {phase}": batch["loss"]})
         return batch["loss"]
 

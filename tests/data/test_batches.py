@@ -118,7 +118,7 @@ def test_values_of_the_whole_batch_are_kept():
     assert {key: value for key, value in part.items() if key != "x"} == {k: v for k, v in batch.items() if k != "x"}
 
 
-def test_a_named_tuple_of_plain_values_belongs_to_the_whole_batch_although_it_is_as_long_as_the_batch():
+def test_a_named_tuple_of_plain_values_belongs_to_the_whole_batch():
     size = collections.namedtuple("Size", "height width")(3, 5)
     assert cut((rows(2), size), slice(0, 1), 2)[1] == size
 
@@ -162,13 +162,13 @@ def test_a_batch_that_cannot_be_cut_is_refused_with_its_place_and_reason(batch, 
         count_samples(batch)
 
 
-def test_an_object_that_may_hold_something_a_sample_is_refused_and_not_handed_to_every_shard():
+def test_an_object_that_may_hold_something_a_sample_is_refused():
     with pytest.raises(DataError, match=r"batch\[1\] is a Boxes, which has a length"):
         cut((rows(4), Boxes(rows(4))), slice(0, 2), 4)
 
 
 @pytest.mark.parametrize("batch", KINDS.values(), ids=KINDS)
-def test_a_batch_of_any_kind_is_moved_and_keeps_its_kind_and_the_original_stays_where_it_is(batch):
+def test_a_batch_of_any_kind_is_moved_as_a_copy_of_its_kind(batch):
     moved, devices = to_device(batch, META), set()
     map_tensors(lambda tensor: devices.add(tensor.device.type), moved)
     assert devices == ({"meta"} if not isinstance(batch, numpy.ndarray) else set())

@@ -134,7 +134,7 @@ def results(standing_crew):
     return standing_crew(1, evaluate_all_kinds, shards=5)[0]
 
 
-def test_the_result_is_that_of_one_process_to_the_bit_on_every_rank_of_every_world_size(standing_crew, results):
+def test_the_result_is_that_of_one_process_to_the_bit_on_every_rank(standing_crew, results):
     assert results["ragged", 0].keys() == {"loss", "vector", "plain", "noise", "weighted"}
     assert results["empty", 0] == {}
     assert results["workers", 0].keys() == results["shuffled", 0].keys()
@@ -552,7 +552,7 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_batch_used_as_samples_or_results_added_outside_of_shards_are_told_the_lines_to_write(use):
+def test_misuse_of_a_batch_or_of_results_is_told_the_lines_to_write(use):
     with evaluate(DataLoader(table(), 4)) as evaluation:
         for batch in evaluation:
             with pytest.raises(UsageError, match=r"for images, labels in evaluation\.shards: .*evaluation\.add"):

@@ -430,9 +430,7 @@ def run(loader, evaluate):
         optimizer.step()
 
 
-@pytest.mark.parametrize(
-    ("nproc", "num_workers"), [(2, 2), *(pytest.param(*way, marks=pytest.mark.long) for way in ((1, 0), (1, 2), (2, 0)))]
-)
+@pytest.mark.parametrize(("nproc", "num_workers"), [(2, 2), pytest.param(1, 0, marks=pytest.mark.long)])
 @pytest.mark.parametrize("evaluate", [False, True])
 @pytest.mark.parametrize("kind", [Timed, TimedStream])
 def test_a_run_ends_before_its_timeout_and_names_rank_and_sample(crew, nproc, num_workers, evaluate, kind, tmp_path):

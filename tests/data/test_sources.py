@@ -54,7 +54,7 @@ def flat(batches):
 
 @settings(deadline=None, max_examples=120)
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 8), st.data())
-def test_every_index_is_used_once_an_epoch_for_any_length_batch_size_shards_and_world(length, batch_size, shards, data):
+def test_every_index_is_used_once_an_epoch_whatever_the_sizes(length, batch_size, shards, data):
     world_size = data.draw(st.integers(1, shards))
     seen, (one, two) = deal_all(lambda: loader(length, batch_size, shuffle=True), world_size, shards, epochs=2)
     assert one == two == -(-length // batch_size)
@@ -155,7 +155,7 @@ class Buckets:
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-def test_a_batch_sampler_is_kept_also_where_its_batches_are_empty_or_smaller_than_the_world(world_size):
+def test_a_batch_sampler_is_kept_also_where_its_batches_are_small_or_empty(world_size):
     def build():
         return DataLoader(Numbers(17), batch_sampler=Buckets(), collate_fn=list)
 
@@ -193,7 +193,7 @@ class EpochalSampler(SequentialSampler):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_set_epoch_is_called_for_the_user_on_data_sets_samplers_and_what_batch_samplers_wrap(num_workers):
+def test_set_epoch_is_called_on_data_sets_samplers_and_what_they_wrap(num_workers):
     sampler = EpochalSampler(range(4))
     for build in (
         lambda: DataLoader(Epochal(4), 4, collate_fn=list, num_workers=num_workers),
@@ -274,7 +274,7 @@ class SelfSplitting(IterableDataset):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", [Stream, NoisyStream])
-def test_of_a_stream_every_sample_is_used_once_and_alike_for_every_world_and_number_of_workers(kind, num_workers):
+def test_of_a_stream_every_sample_is_used_once_by_any_number_of_workers(kind, num_workers):
     collate = list if kind is Stream else noisy_collate
 
     def build(workers=0):
@@ -347,7 +347,7 @@ class Prefetching(DataLoader):
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
-def test_ready_batches_are_cut_into_the_shards_of_every_world_and_empty_ones_are_no_step(world_size):
+def test_ready_batches_are_cut_into_shards_and_empty_ones_are_no_step(world_size):
     seen, counted = deal_all(ready, world_size, 5, epochs=2)
     assert counted == [3, 3]
     assert torch.equal(torch.cat(epoch_of(seen, 1, 3)), torch.arange(14))
@@ -394,7 +394,7 @@ def test_a_ready_batch_that_cannot_be_cut_is_refused_when_it_comes():
 
 
 @pytest.mark.parametrize("build", [lambda: loader(5, 4), lambda: DataLoader(Stream(5), 4), lambda: ready((4, 1))])
-def test_a_process_without_samples_has_the_step_too_and_knows_its_size_and_who_has_samples(build):
+def test_a_process_without_samples_knows_the_step_and_who_has_samples(build):
     (first, data), (last, nothing) = choose_source(build(), assignment(2, 3, 3)).deal(10, 0)
     assert (last.number, last.num_samples, last.micro_steps, last.num_active_ranks, nothing) == (11, 1, [], 1, [])
     assert (first.number, first.num_samples, first.num_active_ranks, len(data)) == (10, 4, 3, 1)
@@ -402,7 +402,7 @@ def test_a_process_without_samples_has_the_step_too_and_knows_its_size_and_who_h
 
 
 @pytest.mark.parametrize("batches", [Buckets(), [[0], [1]]])
-def test_every_process_has_every_step_in_its_place_also_those_without_samples_of_its_own(batches):
+def test_every_process_has_every_step_also_those_without_samples_of_its_own(batches):
     sizes = [size for size in map(len, batches) if size]
     for rank in range(5):
         source = choose_source(DataLoader(Numbers(17), batch_sampler=batches, collate_fn=list), assignment(rank, 5, 5))
@@ -449,7 +449,7 @@ class DrawnStream(DrawnBatches, IterableDataset):
 
 
 @pytest.mark.parametrize("kind", ["iterable", "map", "stream"])
-def test_ready_batches_are_drawn_anew_in_every_step_and_epoch_also_when_they_are_accumulated(kind):
+def test_ready_batches_are_drawn_anew_in_every_step_also_if_accumulated(kind):
     batches = DrawnStream() if kind == "stream" else DrawnBatches()
     if kind != "iterable":
         batches = DataLoader(batches, batch_size=None)

@@ -23,7 +23,7 @@ def drawn(seed, purpose, *place):
     return draw()
 
 
-def test_a_place_gives_the_same_numbers_from_every_generator_whatever_was_drawn_before():
+def test_a_place_gives_the_same_numbers_whatever_was_drawn_before():
     first = drawn(3, Purpose.TRAIN, 5, 1)
     for _ in range(7):
         draw()

@@ -118,7 +118,7 @@ def test_the_listener_of_a_tool_and_that_of_another_package_are_told_of_steps(tr
         assert shown in done.stdout
 
 
-def test_the_strategy_gives_the_answer_of_the_others_and_the_object_is_in_checkpoints(train):
+def test_the_strategy_gives_the_answer_and_the_object_is_in_checkpoints(train):
     late = ("--nproc", "2", "--strategy", "late", "--checkpoint-every", "5", "--run-dir", "run")
     train("register", "stop", options=late, status=1)
     resumed, whole = train("register", options=late), train(options=("--nproc", "2", "--strategy", "ddp"))

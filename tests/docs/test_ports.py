@@ -52,7 +52,7 @@ def test_the_fine_tune_of_the_page_on_hugging_face_is_the_port():
 
 @pytest.mark.longest
 @pytest.mark.timeout(300)
-def test_the_plain_scripts_and_the_ports_to_accelerate_run_and_tell_the_same_on_one_process(python_here, require, tmp_path):
+def test_plain_scripts_and_ports_to_accelerate_tell_the_same_on_one_process(python_here, require, tmp_path):
     for name in ("accelerate", "transformers"):
         require(name, None if importlib.util.find_spec(name) else f"{name} is not installed (pip install {name})")
     scripts = [str(ports.SCRIPTS / f"{name}_{kind}.py") for name in ports.NAMES for kind in ("plain", "accelerate")]
@@ -67,9 +67,9 @@ def test_the_plain_scripts_and_the_ports_to_accelerate_run_and_tell_the_same_on_
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in ports.NAMES if name != "lm"])  # which test_how_to.py verifies
-def test_a_port_to_lockstep_gives_one_answer_on_one_process_and_on_three(name, run_here, tmp_path):
+def test_a_port_to_lockstep_gives_one_answer_on_one_process_and_on_two(name, run_here, tmp_path):
     lines, left = [], []
-    for nproc in ("1", "3"):
+    for nproc in ("1", "2"):
         run_dir = tmp_path / f"on-{nproc}"
         options = ("--nproc-per-node", nproc, "--threads", "1", "--device", "cpu", "--run-dir", str(run_dir))
         done = run_here(ports.script(name, "lockstep"), *options)

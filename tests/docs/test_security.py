@@ -57,9 +57,7 @@ TESTS = {
         "cli/test_report_command.py::test_what_a_script_chooses_is_text_and_nothing_else",
         "cli/test_report_command.py::test_a_page_is_one_file_in_the_directory_that_loads_nothing",
     ),
-    "A damaged checkpoint": (
-        "recovery/test_damaged.py::test_whatever_file_is_damaged_the_checkpoint_before_is_found_and_it_is_said",
-    ),
+    "A damaged checkpoint": ("checkpoint/test_store.py::test_a_damaged_one_is_named_and_the_one_before_it_is_taken",),
     "A run is written to only if": (
         "recovery/test_hostile_directories.py::test_the_run_of_another_user_is_refused_and_a_copy_goes_on",
         "recovery/test_hostile_directories.py::test_a_run_and_checkpoints_that_their_user_has_put_elsewhere_go_on",

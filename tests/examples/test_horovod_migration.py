@@ -48,16 +48,7 @@ def test_it_needs_no_horovod_and_gives_the_same_on_one_and_on_two_processes(run_
     assert_same_results(results(alone.stdout), on_two)
 
 
-@pytest.mark.long
-@pytest.mark.usefixtures("horovod")
-def test_horovod_can_sum_its_gradients(on_two, start_cold):
-    launcher = start_cold(EXAMPLE, "--nproc-per-node", "2", "--strategy", "horovod", args=EPOCHS)
-    out, err = launcher.communicate(timeout=300)
-    assert launcher.returncode == 0, err
-    assert_same_results(on_two, results(out))
-
-
-@pytest.mark.long
+@pytest.mark.longest  # (In CI, tests/sync/test_horovod.py starts horovodrun.)
 @pytest.mark.usefixtures("horovod")
 def test_the_original_under_horovodrun_prints_the_same(tmp_path, on_two):
     original = under_horovodrun(tmp_path, EXAMPLE, "--original", *EPOCHS)

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(200)]
 
 
 @pytest.mark.longest
-def test_one_process_and_two_learn_the_same_from_a_kernel_and_the_last_cell_says_pass(require, tmp_path, monkeypatch):
+def test_one_process_and_two_learn_the_same_and_the_last_cell_says_pass(require, tmp_path, monkeypatch):
     missing = [name for name in ("nbclient", "ipykernel") if importlib.util.find_spec(name) is None]
     require("jupyter", f"{' and '.join(missing)} not installed" if missing else None)
     import nbformat

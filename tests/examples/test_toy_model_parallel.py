@@ -32,10 +32,3 @@ def test_it_runs_under_plain_python_with_one_device_for_both_parts(python_here):
     done = python_here(EXAMPLE, "--epochs", "1")
     assert done.returncode == 0, done.stderr
     assert len(losses(done.stdout)) == 1
-
-
-def test_it_trains_with_pytorchs_own_sum_as_the_articles_do(run_here):
-    options = ("--devices-per-process", "2", "--nproc-per-node", "2", "--strategy", "ddp")
-    done = run_here(EXAMPLE, *options, *CPU, args=("--epochs", "2"))
-    assert done.returncode == 0, done.stderr
-    assert len(losses(done.stdout)) == 2

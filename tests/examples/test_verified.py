@@ -7,15 +7,14 @@ import pytest
 from crew import warm_server
 from warm import run_on
 
-# (digits.py: tests/docs/test_docs.py, whose pages show the command.)
-SCRIPTS = ("streaming.py",)
-LONGEST = ("contrastive.py", "lora.py", "transformer.py", "gan.py", "fine_tuning.py")
+# (digits.py: tests/docs/test_docs.py, whose pages show the command. And CI verifies a script of a how-to page.)
+SCRIPTS = ("streaming.py", "contrastive.py", "lora.py", "transformer.py", "gan.py", "fine_tuning.py")
 BRIEFLY = ("--world-sizes", "1,2", "--launchers", "local", "--no-resume")
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("script", [*SCRIPTS, *(pytest.param(script, marks=pytest.mark.longest) for script in LONGEST)])
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_an_example_passes_verify(script, examples, tmp_path, require, warm_trials, outlives_tests, request):
     if script == "fine_tuning.py":
         missing = importlib.util.find_spec("transformers") is None

@@ -143,7 +143,7 @@ def test_a_new_run_says_that_the_one_before_it_has_left_nothing_to_resume():
     assert "before its first checkpoint" in notice
 
 
-def test_nothing_is_said_of_a_run_that_still_runs_or_has_ended_well_without_a_checkpoint():
+def test_nothing_is_said_of_a_run_that_runs_or_ended_without_a_checkpoint():
     with in_use(start().run_dir):
         second = start()
     assert second.notices == []
@@ -192,7 +192,7 @@ def test_a_launch_that_is_refused_changes_nothing_and_holds_nothing():
 
 
 @pytest.mark.parametrize("text", [None, "", '{"format": 2}', '{"format": 3}', "\0\0\0", "edited"])
-def test_a_birth_that_was_lost_damaged_or_edited_is_written_again_from_the_checkpoint(text):
+def test_a_lost_or_damaged_birth_is_written_again_from_the_checkpoint(text):
     file = Path(interrupted(20, run_dir="run")) / "birth.json"
     if text == "edited":
         text = json.dumps({**json.loads(file.read_text()), "seed": 4})
@@ -294,7 +294,7 @@ def test_tasks_of_a_job_array_do_not_take_each_others_runs():
     assert step_of(start(part="array task 1")) == 10, "the same array, submitted again"
 
 
-def test_a_fresh_launch_that_was_killed_before_it_had_begun_is_fresh_when_it_is_restarted():
+def test_a_fresh_launch_killed_before_it_began_is_fresh_when_restarted():
     interrupted(20, run_dir="run", world={"launch": "first"})
     assert step_of(start(run_dir="run", world={"launch": "second", "restart": 1}, fresh=True)) is None
     interrupted(20, world={"launch": "first"})
@@ -344,7 +344,7 @@ def test_of_several_interrupted_runs_the_newest_goes_on():
     assert (run.run_dir, step_of(run)) == (Path("runs/train-2"), 30)
 
 
-def test_a_run_that_is_in_use_or_was_born_otherwise_is_left_alone_and_the_launch_says_why():
+def test_a_run_in_use_or_born_otherwise_is_left_alone():
     interrupted(20)
     with in_use("runs/train-1"):
         run = start()
@@ -369,7 +369,7 @@ def test_a_run_that_was_abandoned_for_one_that_has_finished_stays_abandoned():
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_run_that_was_killed_while_its_only_checkpoint_had_no_name_goes_on_if_it_is_whole(whole):
+def test_a_run_killed_while_its_only_checkpoint_had_no_name_goes_on(whole):
     checkpoint = save(start().run_dir, 20)
     checkpoint.rename(checkpoint.with_name(".writing-00000020-token-old"))
     if not whole:
@@ -378,7 +378,7 @@ def test_a_run_that_was_killed_while_its_only_checkpoint_had_no_name_goes_on_if_
     assert (run.run_dir, step_of(run)) == ((Path("runs/train-1"), 20) if whole else (Path("runs/train-2"), None))
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_is_an_error_and_not_silently_begun_anew():
+def test_a_run_whose_checkpoints_are_all_damaged_is_an_error():
     interrupted(20)
     Path("runs/train-1/checkpoints/step-00000020/state.json").unlink()
     with pytest.raises(CheckpointError, match="--fresh"):

@@ -26,7 +26,7 @@ def checkpoints(tmp_path):
     return paths
 
 
-def test_each_file_is_read_by_one_rank_and_what_is_damaged_is_found_by_whichever_reads_it(standing_crew, checkpoints):
+def test_each_file_is_read_by_one_rank_which_finds_what_is_damaged(standing_crew, checkpoints):
     (found, mine), (opening, theirs) = standing_crew(2, verifying_scripts.verify, checkpoints, None)
     assert (found[0], opening) == (10, {"run_dir": "here"})
     assert "step-00000020/state.json was damaged" in found[1]

@@ -51,7 +51,7 @@ def test_a_last_line_cut_short_is_left_out(tmp_path, writer):
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_not_finite_becomes_null_so_that_any_reader_can_read_the_line(tmp_path, writer, number):
+def test_a_number_that_is_not_finite_becomes_null(tmp_path, writer, number):
     writer.write("step", values={"loss": number, "parts": [1.0, (number,)]})
     line = (tmp_path / FILE_NAME).read_text()
     values = json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))["values"]
@@ -78,7 +78,7 @@ def full_disk(num_bytes):
 
 
 @pytest.mark.parametrize("room_bytes", [0, 1, 30])
-def test_what_finds_no_room_waits_and_is_written_whole_and_in_order_when_there_is_some(tmp_path, writer, capsys, room_bytes):
+def test_what_finds_no_room_waits_and_is_written_whole_and_in_order(tmp_path, writer, capsys, room_bytes):
     writer.write("start")
     with full_disk((tmp_path / FILE_NAME).stat().st_size + room_bytes):
         for step in (1, 2, 3):
@@ -92,7 +92,7 @@ def test_what_finds_no_room_waits_and_is_written_whole_and_in_order_when_there_i
     assert "cannot be written" in capsys.readouterr().err  # it is told again when it happens again
 
 
-def test_lines_that_never_found_room_are_told_at_the_end_and_do_not_spoil_the_next_launch(tmp_path, capsys):
+def test_lines_that_never_found_room_are_told_at_the_end(tmp_path, capsys):
     writer = EventWriter(tmp_path)
     writer.write("start")
     with full_disk((tmp_path / FILE_NAME).stat().st_size + 5):
@@ -149,7 +149,7 @@ def test_a_run_that_begins_again_at_its_beginning_has_no_history_before(tmp_path
     assert [event["event"] for event in read_history(tmp_path)] == ["resume", "step"]
 
 
-def test_launches_are_told_apart_by_their_last_events_also_where_a_line_was_cut_short(tmp_path, writer):
+def test_launches_are_told_apart_also_where_a_line_was_cut_short(tmp_path, writer):
     writer.write("start", world_size=2)
     for step in range(1, 9):
         writer.write("step", step=step)

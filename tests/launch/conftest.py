@@ -1,9 +1,10 @@
-"""One warm fork server for all tests of a session, and ways to run scripts on it."""
+"""Ways to run scripts on the fork server that is warm for the whole session."""
 
 import textwrap
 from dataclasses import dataclass
 
 import pytest
+from crew import warm_server
 from launch_helpers import MEET
 from launchers import nursery, start_cold, start_launcher
 from warm import run_here
@@ -13,7 +14,6 @@ from lockstep.launch.options import LaunchOptions
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.private import private_directory
 from lockstep.launch.program import check_script
-from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
 from lockstep.launch.source import Source
 from lockstep.launch.spec import LaunchSpec
@@ -22,27 +22,9 @@ from lockstep.launch.supervise import Outcome
 __all__ = ["nursery", "run_here", "start_cold", "start_launcher"]
 
 
-@pytest.fixture(scope="session")
-def _servers(outlives_tests):
-    servers = []
-
-    def get():
-        if not servers or not servers[-1].is_alive():
-            servers.append(ForkServer())
-            outlives_tests(servers[-1].pid)
-            while not servers[-1].is_ready:
-                servers[-1].receive()
-            servers[-1].warm()
-        return servers[-1]
-
-    yield get
-    for server in servers:
-        server.close()
-
-
 @pytest.fixture
-def server(_servers):
-    return _servers()
+def server(outlives_tests, request):
+    return warm_server(request, outlives_tests)
 
 
 @dataclass

@@ -319,12 +319,15 @@ def test_ranks_in_different_collectives_are_said_to_be_where_gloo_aborts_one(run
 def test_a_rank_that_does_not_come_to_open_the_group_is_named_when_the_others_time_out(run_warm):
     ended = run_warm(
         """
-        import datetime, os, time, torch.distributed as dist
+        import datetime, os, pathlib, time, torch.distributed as dist
         def read_index():
+            pathlib.Path("reads").touch()
             time.sleep(600)
         if os.environ["RANK"] == "1":
             read_index()
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=4))
+        while not pathlib.Path("reads").exists():  # on a busy machine rank 1 may come there late
+            time.sleep(0.05)
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=8))
         """
     )
     text = failures.report(ended.outcome.failures, 2)

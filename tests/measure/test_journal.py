@@ -1,7 +1,6 @@
 """Promises of the journal: rank 0 writes events, and TensorBoard's files where it is installed."""
 
 import importlib.util
-import json
 import sys
 
 import pytest
@@ -79,19 +78,3 @@ def test_a_tensorboard_that_cannot_be_imported_does_not_stop_the_run(tmp_path, m
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     write(tmp_path)
     assert len(list(read_events(tmp_path))) == 3
-
-
-def test_a_run_killed_in_the_middle_of_a_line_can_be_read_after_it_went_on(tmp_path, without_tensorboard):
-    write(tmp_path)
-    with (tmp_path / FILE_NAME).open("a") as file:
-        file.write('{"event": "step", "valu')
-    write(tmp_path)
-    assert [event["event"] for event in read_events(tmp_path)] == ["start", "step", "evaluate"] * 2
-
-
-def test_lines_reach_the_file_as_they_are_written(tmp_path, without_tensorboard):
-    journal = Journal(tmp_path)
-    journal.scalars("step", 0, 1, {"loss": 0.5})
-    assert json.loads((tmp_path / FILE_NAME).read_text())["step"] == 1
-    journal.close()
-    journal.close()

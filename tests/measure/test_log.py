@@ -99,7 +99,7 @@ def test_what_is_logged_after_the_loop_belongs_to_its_last_step(alone):
     assert rows == [(0, 1, {"loss": 1.0}), (0, 1, {"rate": 0.1})]
 
 
-def test_what_is_logged_behind_the_shards_is_written_as_it_is_beside_the_averages_of_its_step(alone):
+def test_what_is_logged_behind_the_shards_is_written_as_it_is(alone):
     log, rows = alone
     log.add(0, 1, 3.0, {"loss": 1.0})
     log.add(0, 1, 1.0, {"loss": 5.0})

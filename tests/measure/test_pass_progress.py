@@ -48,7 +48,7 @@ def test_the_first_step_does_not_count_and_the_run_is_all_its_epochs(at):
     assert counter.progress.samples_per_s(at[0]) == 16
 
 
-def test_a_later_epoch_is_expected_to_take_as_long_as_the_one_before_with_its_evaluation(at):
+def test_a_later_epoch_is_expected_to_take_as_long_as_the_one_before(at):
     counter = make_counter()
     counter.begin_pass(0, 4, 10, 0)
     take(counter, at, 10, 1)

@@ -145,7 +145,7 @@ def test_a_bar_whose_pass_was_cut_short_gives_way_to_the_next(capsys):
     assert "3/?" in plain(capsys.readouterr().out)
 
 
-def test_what_is_said_on_a_terminal_takes_the_place_of_the_bar_and_of_a_ctrl_c_behind_it(capsys):
+def test_what_is_said_on_a_terminal_takes_the_place_of_the_bar(capsys):
     terminal, end = os.openpty()
     before = os.dup(2)
     os.dup2(end, 2)

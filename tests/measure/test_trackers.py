@@ -136,7 +136,7 @@ def test_a_tracker_that_fails_is_said_once_and_training_goes_on(train, package, 
     assert "no route. Training continues without it" in said[0]
 
 
-def test_an_object_of_the_script_is_a_tracker_and_a_missing_package_is_named_with_its_remedy(train, package, tmp_path):
+def test_an_object_of_the_script_is_a_tracker_and_a_missing_one_is_named(train, package, tmp_path):
     hidden = "sys.modules.__setitem__('trackio', None)"
     done = train(join=f"track=[__import__('recorder'), {hidden} or 'trackio']", site=package(RECORDER))
     assert done.returncode == 0, done.stderr
@@ -199,7 +199,7 @@ def test_an_evaluation_waits_for_the_steps_before_it_and_no_longer():
     assert outlet.told == expected
 
 
-def test_a_tracker_is_finished_before_its_library_ends_also_where_the_script_closes_nothing(train, package, tmp_path):
+def test_a_tracker_is_finished_before_its_library_ends(train, package, tmp_path):
     library = RECORDER.replace("random.seed(1)", "__import__('atexit').register(note, 'exit')")
     done = train("--track", "recorder", site=package(library), closes=False)
     assert done.returncode == 0, done.stderr

@@ -17,12 +17,12 @@ def test_a_trainer_as_under_torchrun(lockstep_run, torchrun, here):
 @pytest.mark.parametrize(
     ("script", "args"), [pytest.param("spmd.py", ("--local_world_size=2",), marks=pytest.mark.longest), ("launched.py", ())]
 )
-def test_a_script_of_torch_distributed_launch_in_both_spellings(lockstep_run, torchrun, here, script, args):
+def test_a_script_of_torch_distributed_launch_as_there(lockstep_run, torchrun, here, script, args):
     ours = lockstep_run(*TWO, script, *args)
     source = (here / script).read_text().replace('"--local_rank"', '"--local-rank"')  # as PyTorch 2 passes it
     (here / script).write_text(source)
     theirs = torchrun(*TWO, script, *args, module="torch.distributed.launch")
-    assert ours == theirs == lockstep_run(*TWO, script, *args)
+    assert ours == theirs
     assert len(ours) == 2
 
 
@@ -54,7 +54,7 @@ def test_a_module_that_reads_stdin_as_under_torchrun(lockstep_run, torchrun):
 
 @pytest.mark.longest
 @pytest.mark.long
-def test_a_fabric_script_is_started_once_as_under_python_or_launched_as_under_torchrun(lockstep_run, torchrun, start):
+def test_a_fabric_script_starts_as_under_python_or_torchrun(lockstep_run, torchrun, start):
     expected = start("fabric.py")
     assert [line[:11] for line in expected if line.startswith("rank")] == ["rank 0 of 2", "rank 1 of 2"]
     ranks = [line for line in expected if line.startswith("rank")]

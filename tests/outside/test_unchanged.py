@@ -107,7 +107,7 @@ def test_processes_that_a_script_starts_by_hand_send_and_receive(lockstep_run):
 
 
 @pytest.mark.parametrize("method", ["fork", *(pytest.param(m, marks=pytest.mark.long) for m in ("spawn", "forkserver"))])
-def test_a_module_with_relative_imports_and_its_own_kind_of_loader_workers_reads_stdin(lockstep_run, method):
+def test_a_module_with_relative_imports_and_own_loader_workers_reads_stdin(lockstep_run, method):
     lines = lockstep_run(*TWO, "-m", "gpt.train", method, stdin="the quick brown fox jumps over the lazy dog")
     assert [line.partition(",")[0] for line in lines] == ["rank 0: 10 steps", "rank 1: 10 steps"]
     assert len({line.split()[-1] for line in lines}) == 1

@@ -43,7 +43,7 @@ def test_sizes_differ_by_at_most_one_and_the_larger_come_first(num_samples, num_
 
 @quick
 @given(samples, shards)
-def test_shards_are_empty_only_if_there_are_fewer_samples_than_shards_and_then_the_last_ones(num_samples, num_shards):
+def test_only_the_last_shards_are_empty_if_there_are_fewer_samples(num_samples, num_shards):
     parts = [shard_slice(shard, num_samples, num_shards) for shard in range(num_shards)]
     filled = [part.stop > part.start for part in parts]
     assert filled == [shard < num_samples for shard in range(num_shards)]
@@ -104,7 +104,7 @@ def test_exactly_the_last_micro_step_of_a_rank_is_marked_so(num_samples, world):
 
 @quick
 @given(st.lists(samples, min_size=1, max_size=4).map(tuple).filter(sum), worlds)
-def test_the_parts_of_an_accumulated_step_come_shard_by_shard_each_cut_as_a_global_batch_of_its_own(sizes, world):
+def test_parts_of_an_accumulated_step_come_shard_by_shard(sizes, world):
     world_size, num_shards = world
     together = [micro for own in micro_steps(sizes, world_size, num_shards) for micro in own]
     assert [(m.shard, m.part) for m in together] == sorted((m.shard, m.part) for m in together)

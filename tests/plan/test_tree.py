@@ -56,7 +56,7 @@ def test_every_number_of_processes_adds_up_the_tree_that_the_definition_draws(wo
 
 @quick
 @given(worlds)
-def test_a_process_is_left_with_whole_subtrees_few_of_them_and_one_if_its_block_is_aligned(world):
+def test_a_process_is_left_with_few_whole_subtrees(world):
     world_size, num_shards = world
     for rank in range(world_size):
         own = block(rank, world_size, num_shards)

@@ -38,7 +38,7 @@ def test_a_parameter_or_buffer_elsewhere_is_named_with_what_to_do(model, devices
     assert "layer.to(team.devices[1])" in str(caught.value)
 
 
-def test_ranks_that_place_parts_differently_are_told_apart_by_the_place_of_the_device_not_by_its_name():
+def test_ranks_that_place_parts_differently_are_told_apart_by_place():
     lines = describe([split()], {}, (CPU, OTHER))
     assert [line.rpartition(", ")[2] for line in lines if "num_batches" not in line] == [
         *["on device 0"] * 2,

@@ -166,7 +166,7 @@ def test_a_new_model_becomes_what_the_old_one_was_and_goes_on_alike(name):
         assert not any(isinstance(value, torch.Tensor) for value in vars(module).values())
 
 
-def test_what_was_frozen_or_thawed_in_training_is_so_again_and_gradients_are_gone_or_summed_up_as_they_were():
+def test_what_was_frozen_or_thawed_is_so_again_and_gradients_are_as_they_were():
     def make():
         return nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False), nn.Embedding(3, 2, sparse=True)])
 
@@ -189,18 +189,47 @@ OPTIMIZERS = [
     if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
 ]
 OPTIONS = {"SGD": {"momentum": 0.9}, "Adam": {"amsgrad": True, "lr": torch.tensor(0.01)}, "LBFGS": {"max_iter": 2}}
+
+
+class Warmup:
+    """As a schedule with a state of its own: what LambdaLR keeps is its dictionary."""
+
+    def __init__(self):
+        self.num_steps = 3
+
+    def __call__(self, epoch):
+        return min(1.0, (epoch + 1) / self.num_steps)
+
+
+def half(_):
+    return 0.5
+
+
+# By the class that it is named for, and a word.
 SCHEDULES = {
-    "steps": lambda o: lr_scheduler.MultiStepLR(o, [2, 2, 4]),
-    "function": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
-    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=20),
-    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3, cycle_momentum=False),
-    "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
-    "chained": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.StepLR(o, 2), lr_scheduler.ExponentialLR(o, 0.9)]),
-    "sequence": lambda o: lr_scheduler.SequentialLR(
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, half),
+    "LambdaLR, with a state": lambda o: lr_scheduler.LambdaLR(o, Warmup()),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, half),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 2),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 2, 4]),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, total_iters=4),
+    "LinearLR": lr_scheduler.LinearLR,
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "PolynomialLR": lr_scheduler.PolynomialLR,
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 4),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3, cycle_momentum=False),
+    "CyclicLR, by a function": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 2, scale_fn=half),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=20),
+    "OneCycleLR, linear": lambda o: lr_scheduler.OneCycleLR(o, 0.1, 12, anneal_strategy="linear", three_phase=True),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.ConstantLR(o), lr_scheduler.CosineAnnealingLR(o, 9)], milestones=[3]
     ),
-    "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
-    "averaging": lambda o: SWALR(o, 0.01, anneal_epochs=4),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.StepLR(o, 2), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
+    "SWALR": lambda o: SWALR(o, 0.01, anneal_epochs=4),
 }
 
 
@@ -268,6 +297,12 @@ def test_every_optimizer_of_pytorch_goes_on_alike(kind):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_go_on_alike(name):
     assert_goes_on_alike(lambda: Training(torch.optim.SGD, SCHEDULES[name]))
+
+
+def test_no_schedule_of_pytorch_is_forgotten_here():
+    there = {name for name in vars(lr_scheduler) if name[0] != "_" and isinstance(getattr(lr_scheduler, name), type)}
+    schedules = {name for name in there if name.endswith(("LR", "Scheduler", "Restarts", "Plateau"))} - {"LRScheduler"}
+    assert schedules == {name.partition(",")[0] for name in SCHEDULES} - {"SWALR"}
 
 
 def test_a_scaler_goes_on_alike():
@@ -351,7 +386,7 @@ def change(thing, was, is_now, names):
     content.apply_options(names, {name: repr(value) for name, value in was.items()})
 
 
-def test_options_are_told_by_name_and_those_that_were_changed_take_the_place_of_the_saved_ones():
+def test_options_that_were_changed_take_the_place_of_the_saved_ones():
     model = nn.Linear(2, 2)
     one = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     assert {"lr": 0.5, "momentum": 0.9}.items() <= adapter_of(one).options().items()
@@ -370,7 +405,7 @@ def test_options_are_told_by_name_and_those_that_were_changed_take_the_place_of_
     assert adapter_of(model).options() == {}
 
 
-def test_a_rate_that_a_schedule_has_moved_on_is_scaled_as_its_beginning_was_and_the_schedule_takes_its_own_options():
+def test_a_rate_moved_by_a_schedule_is_scaled_as_its_beginning_was():
     def make(lr, gamma):
         optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=lr)
         return optimizer, lr_scheduler.StepLR(optimizer, 2, gamma)

@@ -88,7 +88,7 @@ def test_training_goes_on_and_a_checkpoint_is_written_as_soon_as_there_is_room(l
 
 
 @pytest.mark.long
-def test_without_room_at_the_end_it_is_said_and_the_same_command_goes_on_when_there_is_some(lab, undisturbed, disk):
+def test_without_room_at_the_end_it_is_said_and_the_command_goes_on_later(lab, undisturbed, disk):
     seed = 15
     place = random.Random(seed)
     begin = place.randint(8, 30)
@@ -108,7 +108,7 @@ def test_without_room_at_the_end_it_is_said_and_the_same_command_goes_on_when_th
     assert lab.resumes(disk / "run") == [newest], again
 
 
-def test_a_rank_that_alone_cannot_write_its_part_is_named_and_the_others_do_not_wait_for_it(lab, undisturbed):
+def test_a_rank_that_cannot_write_its_part_is_named_and_not_waited_for(lab, undisturbed):
     seed = 16
     place = random.Random(seed)
     number, nproc = place.randint(1, 3), 2

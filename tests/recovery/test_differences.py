@@ -117,16 +117,6 @@ def test_a_run_whose_passes_grow_resumes_from_its_own_checkpoint(lab):
     assert lab.resumes() == [7]
 
 
-def test_refused_again_and_again_a_run_goes_on_as_if_nothing_had_been(lab, interrupted, undisturbed):
-    interrupted(lab.run_dir)
-    newest = int(lab.names()[0].removeprefix("step-"))
-    for name in ("model", "learning rate", "data set", "seed", "matmul"):
-        refused(lab, name, nproc=1)
-    ended = lab.run(PLAIN, nproc=2)
-    assert ended.words == undisturbed(), ended
-    assert lab.resumes()[-1] == newest > 0
-
-
 @pytest.mark.parametrize("name", [name for name, difference in DIFFERENCES.items() if difference[3]])
 def test_what_is_allowed_goes_on_from_the_same_step(lab, interrupted, undisturbed, name):
     interrupted(lab.run_dir)
@@ -179,9 +169,7 @@ CASES = [(name, is_made_first) for name in SCHEDULES for is_made_first in (True,
 
 
 @pytest.mark.parametrize(("name", "is_made_first"), [case for case in CASES if case != ("one cycle", False)])
-def test_with_any_schedule_an_allowed_rate_takes_the_course_of_a_run_that_began_with_it(
-    name, is_made_first, monkeypatch, tmp_path
-):
+def test_with_any_schedule_an_allowed_rate_runs_as_if_begun_with(name, is_made_first, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # torch sets it at an optimizer's first step, for good
 
     def made(lr):

@@ -68,13 +68,13 @@ def play(lab, seed, num_kills, **settings):
 
 
 @pytest.mark.parametrize("seed", range(101, 104))
-def test_killed_while_a_checkpoint_is_written_a_run_goes_on_from_the_newest_whole_one(lab, undisturbed, seed):
+def test_killed_while_it_writes_a_run_goes_on_from_the_newest_whole_checkpoint(lab, undisturbed, seed):
     words, story = play(lab, seed, num_kills=1)
     assert words == undisturbed(), story
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", seeds(201, 3))
+@pytest.mark.parametrize("seed", seeds(201))
 def test_killed_again_and_again_while_checkpoints_are_written_it_does_too(lab, undisturbed, seed):
     words, story = play(lab, seed, num_kills=4, keep=1 + seed % 2)
     assert words == undisturbed(), story
@@ -133,7 +133,7 @@ def test_after_the_launcher_was_killed_nobody_holds_the_run_and_it_goes_on(lab, 
 
 
 @pytest.mark.parametrize("seed", [401, pytest.param(402, marks=pytest.mark.long)])
-def test_a_stopped_rank_is_found_within_the_timeout_and_named_and_the_run_starts_again(lab, undisturbed, seed):
+def test_a_stopped_rank_is_found_and_named_and_the_run_starts_again(lab, undisturbed, seed):
     place = random.Random(seed)
     timeout_s = 6.0
     fault = {"at": "step", "number": place.randint(3, NUM_STEPS), "rank": place.randrange(2), "what": "stop", "first": 1}
@@ -146,7 +146,7 @@ def test_a_stopped_rank_is_found_within_the_timeout_and_named_and_the_run_starts
     assert "lockstep: restart 1 of 1" in ended.err, told
 
 
-def test_two_launches_in_one_directory_the_second_names_the_holder_and_goes_on_once_that_was_killed(lab, undisturbed):
+def test_a_second_launch_names_the_holder_and_goes_on_once_that_was_killed(lab, undisturbed):
     seed = 501
     place = random.Random(seed)
     enough = lab.directory / "enough"

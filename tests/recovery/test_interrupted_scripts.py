@@ -10,7 +10,7 @@ from seeds import seeds
 pytestmark = pytest.mark.timeout(60)
 
 
-# (The tails of others are killed with `make test-longest`.)
+# (All of them, with three kills each, in `make test-longest`.)
 KILLED_IN_THE_TAIL = (
     "registered things",
     "values in a state",
@@ -18,6 +18,15 @@ KILLED_IN_THE_TAIL = (
     "two loops over epochs",
     "the best weights",
 )
+
+
+FROM_THE_END_OF_AN_EPOCH = (
+    "a second loader that goes round by itself",
+    "a second loader begun anew in each epoch",
+    "averages of a pass",
+)
+AFTER_NUMBERS = {"numbers drawn before a pass": 7, "numbers drawn between two passes of an epoch": 14}
+OTHERS = [name for name in SCRIPTS if name not in (*KILLED_IN_THE_TAIL, *FROM_THE_END_OF_AN_EPOCH, *AFTER_NUMBERS)]
 
 
 def interrupt_and_go_on(lab, undisturbed, name, seed, num_kills=1, at="step"):
@@ -45,7 +54,7 @@ def interrupt_and_go_on(lab, undisturbed, name, seed, num_kills=1, at="step"):
     assert lab.resumes()[0] > 0, told
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", OTHERS)
 def test_a_killed_script_ends_as_if_nothing_had_been(lab, undisturbed, name):
     interrupt_and_go_on(lab, undisturbed, name, 801)
 
@@ -55,14 +64,7 @@ def test_a_script_that_is_killed_after_the_loop_does_too(lab, undisturbed, name)
     interrupt_and_go_on(lab, undisturbed, name, 802, at="tail")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "a second loader that goes round by itself",
-        "a second loader begun anew in each epoch",
-        "averages of a pass",
-    ],
-)
+@pytest.mark.parametrize("name", FROM_THE_END_OF_AN_EPOCH)
 def test_a_script_that_goes_on_from_the_end_of_an_epoch_does_too(lab, undisturbed, name):
     script = source_of(name)
     fault = {"at": "step", "number": 7, "what": "kill", "first": 1}
@@ -94,9 +96,7 @@ def test_a_finished_run_goes_on_to_the_end_of_a_longer_one(lab, undisturbed, nam
     assert lab.resumes()[:2] == [done, done], f"seed {seed}\n{ended}\n{again}"
 
 
-@pytest.mark.parametrize(
-    ("name", "saved"), [("numbers drawn before a pass", 7), ("numbers drawn between two passes of an epoch", 14)]
-)
+@pytest.mark.parametrize(("name", "saved"), AFTER_NUMBERS.items())
 def test_a_resumed_script_draws_the_same_numbers_outside_of_passes(lab, undisturbed, name, saved):
     """They decide what is learned from there on, and the passes before them are skipped."""
     script = source_of(name)

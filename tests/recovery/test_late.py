@@ -38,7 +38,7 @@ team.print("saved", json.dumps(saved))
 """
 
 
-def test_one_that_is_due_while_the_last_is_written_is_saved_after_it_and_stands_for_all(run_here, tmp_path):
+def test_one_that_is_due_while_the_last_is_written_is_saved_after_it(run_here, tmp_path):
     ended = run_here(SCRIPT, "--nproc", "2", "--checkpoint-every", "1", "--run-dir", "run", args=[HELD_UNTIL])
     assert ended.returncode == 0, ended.stderr
     first, then, *_ = json.loads(ended.stdout.partition("saved ")[2])

@@ -20,7 +20,7 @@ def warm_round(nursery):
 
 
 @pytest.mark.timeout(120)
-def test_a_run_killed_at_random_uses_every_sample_once_and_ends_with_the_digest_of_the_undisturbed(warm_round):
+def test_a_run_killed_at_random_uses_every_sample_once_and_ends_as_undisturbed(warm_round):
     tally = Tally()
     play(functools.partial(warm_round, most_kills=1, kinds=("samples",)), 0, {}, tally)
     assert_nothing_was_lost(tally)

@@ -135,7 +135,7 @@ scripts = st.lists(parts, max_size=4)
 @pytest.mark.long
 @settings(deadline=None, max_examples=200)
 @given(scripts)
-def test_from_every_place_and_from_there_again_just_the_steps_that_were_left_are_made(script):
+def test_from_every_place_and_again_from_there_just_the_steps_left_are_made(script):
     undisturbed = Launch(script)
     for cut in undisturbed.cuts:
         again = Launch(script, cut)
@@ -169,7 +169,7 @@ def test_a_script_that_has_no_such_place_any_more_is_told_what_was_looked_for(sc
         Launch(script, cut)
 
 
-def test_fewer_epochs_than_were_run_already_end_at_once_with_the_state_that_there_was():
+def test_fewer_epochs_than_were_run_end_at_once_with_the_state_of_then():
     cut = Launch([in_epochs(5, [(2, None)], None)]).cuts[-1]
     again = Launch([in_epochs(3, [(2, None)], None)], cut)
     assert (again.num_resumed, len(again.steps)) == (1, 10)

@@ -28,7 +28,7 @@ def runs(lab):
     return sorted(path.name for path in (lab.directory / "runs").iterdir())
 
 
-def test_the_same_command_goes_on_in_its_directory_at_any_number_of_processes_until_it_has_ended(lab, undisturbed):
+def test_the_same_command_goes_on_in_its_directory_until_it_has_ended(lab, undisturbed):
     seed = 701
     place = random.Random(seed)
     for _ in range(2):
@@ -109,7 +109,7 @@ def test_a_fresh_run_that_is_started_again_goes_on_with_itself(lab, undisturbed,
 
 
 @pytest.mark.parametrize("run_dir", [None, "run"])
-def test_a_run_that_is_started_again_before_its_first_checkpoint_begins_again_where_it_was(lab, undisturbed, run_dir):
+def test_a_restart_before_the_first_checkpoint_begins_again_where_it_was(lab, undisturbed, run_dir):
     fault = {"at": "step", "number": 2, "rank": 1, "what": "kill"}
     ended = lab.run(PLAIN, nproc=2, run_dir=run_dir, fault=fault, max_restarts=1)
     assert (ended.status, ended.words) == (0, undisturbed()), ended

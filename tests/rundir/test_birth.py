@@ -64,14 +64,14 @@ def test_what_is_allowed_to_differ_is_as_it_is_named_now_and_else_as_it_was(name
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_run_whose_bits_are_promised_cannot_go_on_with_another_sum_nor_the_other_way_round(exact):
+def test_a_run_whose_bits_are_promised_cannot_go_on_with_another_sum(exact):
     born, other = born_with(exact=exact), born_with(exact=not exact)
     assert reconcile("RUN", born, {}, other) == born  # nobody named a strategy: that of the birth
     with pytest.raises(ConfigError, match=r"strategy is .* now, and the run in RUN was started with"):
         reconcile("RUN", born, {"strategy": "ddp" if exact else "exact"}, other)
 
 
-def test_another_kind_of_device_is_an_error_although_nobody_named_it_unless_it_is_allowed():
+def test_another_kind_of_device_is_an_error_unless_it_is_allowed():
     with pytest.raises(ConfigError, match=r"device is 'cuda' now, and was 'cpu'.*--allow device"):
         launch(born_with(device="cuda"))
     assert launch(born_with(device="cuda"), allow=["device"]).device == "cuda"
@@ -111,7 +111,7 @@ def test_a_launch_killed_while_it_saved_the_birth_does_no_harm(tmp_path):
 # The command
 
 
-def test_the_same_command_means_the_same_script_and_arguments_wherever_it_is_called_from(tmp_path, monkeypatch):
+def test_the_same_command_is_the_same_script_and_arguments_from_anywhere(tmp_path, monkeypatch):
     script = tmp_path / "train.py"
     script.touch()
     (tmp_path / "link.py").symlink_to(script)

@@ -11,7 +11,7 @@ from lockstep.state.rundir.names import default_run_dir, earlier_run_dirs, renam
 pytestmark = pytest.mark.timeout(20)
 
 
-def test_a_run_gets_a_number_above_all_others_of_its_script_also_where_lower_ones_were_deleted(tmp_path):
+def test_a_run_gets_a_number_above_all_others_of_its_script(tmp_path):
     (tmp_path / "runs" / "digits-2").mkdir(parents=True)
     (tmp_path / "runs" / "other-7").mkdir()
     assert [default_run_dir(tmp_path / "runs", "/some/where/digits.py").name for _ in range(2)] == ["digits-3", "digits-4"]

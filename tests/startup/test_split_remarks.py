@@ -72,7 +72,7 @@ def test_what_does_not_normalise_by_statistics_of_a_shard_is_not_spoken_of(model
     assert said([model]) == []
 
 
-def test_a_layer_without_running_statistics_normalises_a_shard_in_evaluation_mode_too():
+def test_a_layer_without_running_statistics_normalises_in_evaluation_too():
     assert len(said([nn.BatchNorm1d(2, track_running_stats=False).eval()])) == 1
 
 
@@ -84,7 +84,7 @@ def test_a_layer_without_running_statistics_normalises_a_shard_in_evaluation_mod
         (4, 4, (3,), ("1 shard is always empty, so 1 of 4 processes", "shards=3 on at most 3 processes")),
     ],
 )
-def test_global_batches_that_leave_shards_empty_are_said_once_with_numbers_and_remedy(shards, processes, num_samples, words):
+def test_global_batches_that_leave_shards_empty_are_said_once(shards, processes, num_samples, words):
     [line] = said([], shards=shards, processes=processes, num_samples=num_samples, passes=3)
     assert all(text in line for text in words)
 
@@ -111,7 +111,7 @@ def test_the_size_of_global_batches_is_what_the_loader_says(loader, size):
 
 
 @pytest.mark.parametrize(("processes", "better"), [(2, 8), (8, 8), (9, 16), (64, 64)])
-def test_a_number_of_shards_that_nobody_gave_is_said_to_follow_the_processes_and_how_it_is_fixed(processes, better):
+def test_a_number_of_shards_that_nobody_gave_is_said_to_follow_processes(processes, better):
     assert f"{processes} shards, one a process" in chosen_shards(processes)
     assert f"shards={better} fixes it" in chosen_shards(processes)
 

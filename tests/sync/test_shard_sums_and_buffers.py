@@ -95,7 +95,7 @@ def test_infinities_stay_and_do_not_become_nan():
     assert model.lowest.tolist() == [float("inf"), 4.0]
 
 
-def test_values_that_changes_are_not_measured_from_stay_when_nothing_changed_and_can_become_zero():
+def test_values_without_a_measurable_change_stay_and_can_become_zero():
     start = torch.tensor([float("inf"), float("-inf"), float("nan"), 1e16, 3e38, -0.0])
     model = Buffers(lowest=start.clone())
     buffers = ShardBuffers()

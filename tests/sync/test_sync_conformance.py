@@ -52,7 +52,7 @@ def walked(standing_crew, known):
     [("exact", 2), ("exact", 3), ("exact, in buckets", 2), ("exact, in buckets", 3), ("exact, by collectives", 3)],
 )
 @pytest.mark.parametrize("shards", [3, 5])
-def test_the_fixed_tree_gives_the_same_bits_in_one_message_by_tags_and_by_collectives(walked, kind, nproc, shards):
+def test_the_fixed_tree_has_the_same_bits_by_message_tags_and_collectives(walked, kind, nproc, shards):
     (alone,) = walked(1, "exact", SIZES, shards=shards)
     for seen in walked(nproc, kind, SIZES, shards=shards):
         for (_, grads, buffers), (_, expected_grads, expected_buffers) in zip(seen, alone, strict=True):
@@ -75,7 +75,7 @@ def test_the_gradient_of_a_step_is_the_weighted_mean_over_its_shards(walked, kin
 
 
 @pytest.mark.parametrize(("kind", "nproc", "shards"), KINDS)
-def test_each_phase_of_a_step_has_a_gradient_of_its_own_in_which_its_backward_calls_add_up(walked, kind, nproc, shards):
+def test_each_phase_has_its_own_gradient_in_which_backward_calls_add_up(walked, kind, nproc, shards):
     phases = (((1.0, None, "mean"), (2.0, WEIGHTS, "mean")), ((3.0, None, "sum"),))
     by_rank = walked(nproc, kind, SIZES, phases, shards=shards)
     for seen in by_rank:

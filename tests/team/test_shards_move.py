@@ -23,7 +23,7 @@ def moves_of(run_dir):
     return [event for event in events if event["event"] == "move"]
 
 
-def test_a_slow_rank_gets_fewer_shards_of_the_same_training_which_is_resumed_with_even_ones(standing_crew, tmp_path, capsys):
+def test_a_slow_rank_gets_fewer_shards_until_the_run_resumes(standing_crew, tmp_path, capsys):
     settings = {"shards": 8, "checkpoint_every": "1h", "run_dir": str(tmp_path / "run")}
     [alone] = standing_crew(1, balance_scripts.train, 0, NUM_EPOCHS, shards=8)
     fast, slow = standing_crew(2, balance_scripts.train, 3, NUM_EPOCHS, True, **settings)

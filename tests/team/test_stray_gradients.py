@@ -63,6 +63,6 @@ def test_weights_written_through_data_inside_are_found(standing_crew, step, how)
         assert f"'last.weight' was changed inside batch.shards in step {step}" in message
 
 
-def test_weights_that_are_moved_and_moved_back_inside_or_written_outside_are_none_of_these(standing_crew):
+def test_weights_that_are_moved_back_or_written_outside_are_none_of_these(standing_crew):
     script = stray_scripts.write_through_data
     assert standing_crew(2, stray_scripts.told, script, 1, "moved and moved back", shards=4) == [None, None]

@@ -95,7 +95,7 @@ def words(number):
     ids=["divided", "given"],
 )
 @pytest.mark.long
-def test_a_data_set_and_a_loop_that_multiply_with_numpy_give_the_same_bits_at_every_world_size(start, variables, threads):
+def test_products_of_numpy_have_the_same_bits_at_every_world_size(start, variables, threads):
     found = {}
     for command, workers in ((("-u",), 0), ((*TORCHRUN, "2"), 2)) if variables else ((("-u",), 2), ((*RUN, "3"), 0)):
         out = start(TRAIN, *command, args=[str(workers)], **variables)

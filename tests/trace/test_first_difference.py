@@ -156,7 +156,7 @@ def test_numbers_are_shown_as_numbers():
     assert first_difference(gather(trace(1)), changed(CHANGES["number"])).values == ("0.1", "0.2")
 
 
-def test_what_a_script_does_after_its_last_step_is_compared_unless_the_runs_are_compared_up_to_a_step():
+def test_what_a_script_does_after_its_last_step_is_compared():
     def load(rank, line):
         if line["event"] == "end":
             line["weights"].update(w="of the best epoch")

@@ -54,7 +54,7 @@ def look_at_disk(situation: Situation) -> dict[str, Any]:
 
 def judge_disk(*, directory: str, free_bytes: int, free_files: int | None) -> Finding:
     """Whether checkpoints fit. ``free_files``: None: there is no limit."""
-    room = "remove old runs (lockstep runs --prune), or give another disk with --run-dir"
+    room = "remove old runs (lockstep runs lists them), or give another disk with --run-dir"
     found = f"{free_bytes / 1e9:,.1f} GB free in {directory}"
     if free_bytes <= _NONE:
         return fail(f"{found}: a checkpoint has no room", room)
