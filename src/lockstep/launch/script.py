@@ -16,7 +16,7 @@ from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError
 from lockstep.base.stopping import UNSAVED_END_STATUS, UNSAVED_STATUS, say
 from lockstep.launch import restarts
-from lockstep.launch.binding import announce, bind_here
+from lockstep.launch.binding import check_binding
 from lockstep.launch.doubts import doubts
 from lockstep.launch.endpoint import Endpoint, find_endpoint, introduce
 from lockstep.launch.local import check_fit, resolve_nproc, run_workers
@@ -81,12 +81,11 @@ def run_script(
             "machine as it wants to be. If it does not do that when a launcher has started it, say --spawns no"
         )
     check_fit(config, count, nodes.most - 1 if nodes is not None else 0)
-    binding = bind_here(options.bind, count, config)
+    check_binding(options.bind, config)
     plan = _plan_output(options, count, nodes)
     doubtful = doubts(script, source, are_several=count > 1 or nodes is not None)
     for line in (*script.guesses, *([remark] if remark else []), *doubtful):
         say(line)
-    announce(options.bind, binding, is_one_of_several=nodes is not None)
     endpoint = None
     if nodes is not None:
         endpoint = find_endpoint(nodes, shared_secret(nodes, config.run_dir, options.rdzv_secret_file, read_secret()))
@@ -99,7 +98,7 @@ def run_script(
             master_port=options.master_port or 0,
             terminal=plan.on_terminal,
             max_restarts=options.max_restarts,
-            binding=binding,
+            bind=options.bind,
             asked=asked or {},
         )
         server = take_server()

@@ -26,6 +26,7 @@ from lockstep.base import process_observer
 from lockstep.base.errors import LaunchError
 from lockstep.base.stopping import SIGNALS, AuditFailed, Launcher, Stopped, under
 from lockstep.launch import ending, failures
+from lockstep.launch.binding import bind_to_gpu
 from lockstep.launch.echoes import is_of_loader
 from lockstep.launch.fresh import HiddenPackage, forget_shadowed
 from lockstep.launch.messages import Sender
@@ -227,17 +228,12 @@ def _settle(request: Request) -> LaunchSpec:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
-    share = _share_of_cores(spec)
-    if spec.binding is not None:  # after cores were counted; threads and processes created from now on inherit it
-        os.sched_setaffinity(0, spec.binding.cpus[spec.local_rank(request.rank)])
+    share = max(1, num_cores() // spec.nproc)
+    if spec.bind != "none":  # after cores were counted
+        bind_to_gpu(spec.bind, spec.local_rank(request.rank) * (spec.config.devices_per_process or 1), request.rank)
     if not (isinstance(spec.program, Script) and spec.program.is_executable):
         apply_to_torch(environ, share, spec.nproc)
     return spec
-
-
-def _share_of_cores(spec: LaunchSpec) -> int:
-    cores = num_cores() if spec.binding is None else spec.binding.num_cores
-    return max(1, cores // spec.nproc)
 
 
 def _reopen_streams() -> None:
@@ -270,7 +266,7 @@ def _run_script(script: Script, local_rank: int, launch: LaunchSpec) -> None:
         forget_shadowed(first)
     hidden: HiddenPackage | None = None
     if script.may_set_variables and "torch" in sys.modules:
-        variables = TorchVariables(script.target, _share_of_cores(launch), launch.nproc, tells=local_rank == 0)
+        variables = TorchVariables(script.target, max(1, num_cores() // launch.nproc), launch.nproc, tells=local_rank == 0)
         hidden = HiddenPackage("torch", variables.apply)
     try:
         _exec_script(script, local_rank)

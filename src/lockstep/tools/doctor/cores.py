@@ -75,7 +75,7 @@ def judge_settings(*, variables: Mapping[str, str], num_processes: int) -> Findi
     if binding and num_processes > 1:
         return warn(
             f"{binding[0]}={variables[binding[0]]} binds every one of {num_processes} processes to the same cores",
-            f"unset {binding[0]}; --bind cores gives each process its own",
+            f"unset {binding[0]}",
         )
     spinning = {"OMP_WAIT_POLICY": "active", "KMP_BLOCKTIME": "infinite"}
     spins = [f"{name}={variables[name]}" for name, value in spinning.items() if variables.get(name, "").lower() == value]
