@@ -17,7 +17,6 @@ from lockstep.base.errors import ConfigError
 from lockstep.base.stopping import UNSAVED_END_STATUS, UNSAVED_STATUS, say
 from lockstep.launch import restarts
 from lockstep.launch.binding import check_binding
-from lockstep.launch.doubts import doubts
 from lockstep.launch.endpoint import Endpoint, find_endpoint, introduce
 from lockstep.launch.local import check_fit, resolve_nproc, run_workers
 from lockstep.launch.nodes import Nodes, plan_nodes
@@ -33,6 +32,9 @@ from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome
 from lockstep.launch.surroundings import check_surroundings
 from lockstep.world.environment import read_secret
+
+_OF_LAUNCHES = ("--nproc", "--nproc-per-node", "--nnodes", "--node-rank")
+"""Options that hardly any script has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +85,11 @@ def run_script(
     check_fit(config, count, nodes.most - 1 if nodes is not None else 0)
     check_binding(options.bind, config)
     plan = _plan_output(options, count, nodes)
-    doubtful = doubts(script, source, are_several=count > 1 or nodes is not None)
-    for line in (*script.guesses, *([remark] if remark else []), *doubtful):
+    late = [arg for arg in script.args if arg.partition("=")[0].replace("_", "-") in _OF_LAUNCHES]
+    for line in (*script.guesses, *([remark] if remark else [])):
         say(line)
+    if late:
+        say(f"WARNING: {late[0]} comes after {target}, so it goes to the script. Options of lockstep run come before it")
     endpoint = None
     if nodes is not None:
         endpoint = find_endpoint(nodes, shared_secret(nodes, config.run_dir, options.rdzv_secret_file, read_secret()))

@@ -34,8 +34,6 @@ class Script:
     """Whether ``target`` is a program, found as a shell would find it."""
     has_optimizer: bool = False
     """Whether each worker will import what PyTorch imports with the first optimizer."""
-    may_set_variables: bool = False
-    """Whether the script may set environment variables before it imports torch, which workers have imported already."""
     guesses: tuple[str, ...] = ()
     """What was concluded from the script's source, and what overrides it: a line each, for the user."""
 

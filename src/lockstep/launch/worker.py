@@ -28,11 +28,11 @@ from lockstep.base.stopping import SIGNALS, AuditFailed, Launcher, Stopped, unde
 from lockstep.launch import ending, failures
 from lockstep.launch.binding import bind_to_gpu
 from lockstep.launch.echoes import is_of_loader
-from lockstep.launch.fresh import HiddenPackage, forget_shadowed
+from lockstep.launch.fresh import forget_shadowed
 from lockstep.launch.messages import Sender
 from lockstep.launch.sockets import keep_sockets_in
 from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
-from lockstep.launch.variables import TorchVariables, apply_to_torch
+from lockstep.launch.variables import apply_to_torch
 from lockstep.world.machine.cores import num_cores
 
 
@@ -85,7 +85,7 @@ def run_worker(request: Request) -> int:
             _become_program(program, local_rank)
         _tell_begin(spec, request.rank)
         if isinstance(program, Script):
-            _run_script(program, local_rank, spec)
+            _run_script(program, local_rank)
         else:
             _run_call(program, request.rank, spec.private_dir)
     except SystemExit as error:
@@ -259,23 +259,11 @@ def _become_program(script: Script, local_rank: int) -> NoReturn:
     os.execvp(script.target, [script.target, *script.arguments(local_rank)])
 
 
-def _run_script(script: Script, local_rank: int, launch: LaunchSpec) -> None:
+def _run_script(script: Script, local_rank: int) -> None:
     if not getattr(sys.flags, "safe_path", False):
         first = str(Path.cwd()) if script.is_module else os.path.dirname(os.path.realpath(script.target))  # noqa: PTH120
         sys.path.insert(0, first)
         forget_shadowed(first)
-    hidden: HiddenPackage | None = None
-    if script.may_set_variables and "torch" in sys.modules:
-        variables = TorchVariables(script.target, max(1, num_cores() // launch.nproc), launch.nproc, tells=local_rank == 0)
-        hidden = HiddenPackage("torch", variables.apply)
-    try:
-        _exec_script(script, local_rank)
-    finally:
-        if hidden is not None:
-            hidden.reveal()
-
-
-def _exec_script(script: Script, local_rank: int) -> None:
     if script.is_module:
         spec = _find_module(script.target)
         loader: Any = spec.loader
