@@ -1,16 +1,28 @@
-"""Modules beside the script win over those of the same name that the fork server has imported for its worker."""
+"""What makes a worker, a copy of the fork server, look like a fresh process: modules beside the script win over those that the
+server has imported; the imported torch does what the worker's variables say; and multiprocessing has a place of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.machinery
+import multiprocessing.process
 import os
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from lockstep.world.environment import threads_asked
+from lockstep.world.machine.threads import libraries, set_number
 
 _SHARED = frozenset(("torch", "numpy", "lockstep"))
 """Packages that stay imported whatever is beside the script: native code cannot be loaded twice."""
 at_start: frozenset[str] = frozenset()
 """The modules that the interpreter itself had imported before the fork server did: no script can shadow those."""
+_OF_BLAS = {"openblas": "OPENBLAS_NUM_THREADS", "mkl": "MKL_NUM_THREADS", "blis": "BLIS_NUM_THREADS"}
+"""Environment variables that set the number of threads of one BLAS alone."""
+_MOST_BYTES = 107
+"""Of the path of a Unix socket."""
+_NAME_BYTES = len("/listener-12345678")
 
 
 def forget_shadowed(directory: str) -> None:
@@ -26,3 +38,42 @@ def forget_shadowed(directory: str) -> None:
             continue
         for known in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
             del sys.modules[known]
+
+
+def apply_to_torch(environ: Mapping[str, str], share: int, nproc: int) -> None:
+    """Have the imported torch, and NumPy, do what these variables say, as far as that can be changed.
+
+    Numbers of threads follow from the share of the cores where no variable says otherwise. (torchrun sets OMP_NUM_THREADS=1 for
+    the same reason.) For scripts that do not call ``lockstep.join``, which sets them from the run's settings.
+
+    Args:
+        share: this worker's share of the cores.
+        nproc: processes on this machine.
+    """
+    asked, torch = threads_asked(environ), sys.modules.get("torch")
+    if torch is not None:
+        # A torch that computes with MKL asks that for its number.
+        asked_of_torch = (threads_asked(environ, _OF_BLAS["mkl"]) if torch.backends.mkl.is_available() else None) or asked
+        if nproc > 1 or asked_of_torch:
+            torch.set_num_threads(asked_of_torch or share)
+    for library in libraries():
+        of_blas = threads_asked(environ, _OF_BLAS.get(library.internal_api, "")) or asked
+        # OpenBLAS, NumPy's usual one, also with one process: the server has loaded it with one thread.
+        if library.user_api == "blas" and (nproc > 1 or library.internal_api == "openblas" or of_blas):
+            set_number(library, of_blas or share)
+    distributed, level = sys.modules.get("torch.distributed"), environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF").upper()
+    levels = getattr(getattr(distributed, "DebugLevel", None), "__members__", {})
+    if distributed is not None and level in levels:
+        distributed.set_debug_level(levels[level])
+
+
+def keep_sockets_in(private_dir: str) -> None:
+    """Have multiprocessing use this directory for its sockets, here and in processes that it starts.
+
+    Otherwise it makes one of its own, ``/tmp/pymp-...``, which a killed process cannot remove; the launcher, or the next one,
+    removes its private directory. (The setting is private; ``multiprocessing.util.get_temp_dir`` returns it.)
+    """
+    place = Path(private_dir, "mp")
+    if len(os.fsencode(place)) + _NAME_BYTES <= _MOST_BYTES:
+        place.mkdir(mode=0o700, exist_ok=True)
+        getattr(multiprocessing.process.current_process(), "_config", {})["tempdir"] = str(place)

@@ -28,11 +28,9 @@ from lockstep.base.stopping import SIGNALS, AuditFailed, Launcher, Stopped, unde
 from lockstep.launch import ending, failures
 from lockstep.launch.binding import bind_to_gpu
 from lockstep.launch.echoes import is_of_loader
-from lockstep.launch.fresh import forget_shadowed
+from lockstep.launch.fresh import apply_to_torch, forget_shadowed, keep_sockets_in
 from lockstep.launch.messages import Sender
-from lockstep.launch.sockets import keep_sockets_in
 from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
-from lockstep.launch.variables import apply_to_torch
 from lockstep.world.machine.cores import num_cores
 
 
