@@ -107,8 +107,8 @@ def run_script(
         )
         server = take_server()
         try:
-            if count > 1 and script.has_optimizer and script.starter is None:
-                server.warm()  # once for all workers, instead of in each
+            if script.has_optimizer and script.starter is None:
+                server.warm()  # once for all workers and restarts, instead of in each
             run = run_workers if endpoint is None else _meet(endpoint)
             outcome = run(spec, server, plan, interrupts)
         finally:
