@@ -13,7 +13,7 @@ from lockstep.tools.doctor.table import CHECKS
 pytestmark = pytest.mark.timeout(90)
 
 HELLO = "print('hello')\n"
-THREADS = {"OMP_NUM_THREADS": "512"}
+THREADS = {"OMP_NUM_THREADS": "128"}
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_script_that_is_not_there_is_said_before_anything_is_examined(doctor):
 def test_preflight_warns_in_a_line_each_and_starts(run_here):
     done = run_here(HELLO, "--preflight", "--nproc", "2", env=THREADS)
     assert (done.returncode, done.stdout) == (0, "hello\nhello\n")
-    assert "warn: threads: 2 process(es) x 512 thread(s)" in done.stderr
+    assert "warn: threads: 2 process(es) x 128 thread(s)" in done.stderr
     assert all(line.startswith("lockstep: preflight: warn: ") for line in done.stderr.splitlines())
 
 
