@@ -1,6 +1,7 @@
 """Processes are bound to the CPUs near their GPUs by PyTorch, and refused where it would not."""
 
 import inspect
+import shutil
 
 import pytest
 import torch.numa.binding
@@ -28,3 +29,12 @@ def test_without_gpus_nothing_is_started(run_here):
     done = run_here("", "--device", "cpu", "--bind", "node")
     assert done.returncode == 2
     assert "GPU" in done.stderr
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(shutil.which("numactl") is None, reason="PyTorch binds only where numactl is")
+def test_a_process_runs_near_its_gpu_with_as_many_threads_as_ever(run_here):
+    source = "import os, lockstep\nteam = lockstep.join()\nprint(len(os.sched_getaffinity(0)), team.config.threads)"
+    (free, threads), (near, as_many) = (run_here(source, "--fresh", *how).stdout.split() for how in ((), ("--bind", "node")))
+    assert int(near) <= int(free)
+    assert as_many == threads
