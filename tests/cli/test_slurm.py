@@ -70,7 +70,6 @@ def test_where_only_singularity_is_it_runs_the_container(slurm, tmp_path):
     [
         (("nope.py",), "nope.py: no such file. Give the path"),
         (("--submit", "train.py"), "--submit: this machine has no sbatch. Leave it out"),
-        (("--time", "soon", "train.py"), "--time soon: 'soon' is not a time"),
         (("--strategy", "best", "train.py"), "unknown strategy 'best'"),
         (("--nproc-per-node", "gpu", "train.py"), "--nproc-per-node gpu: give a number, 1 or more, or --gpus-per-node"),
     ],

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -99,29 +98,6 @@ def test_a_cluster_dies_with_its_guardian_and_says_so_at_the_next_deed():
         assert_gone(of_cluster)
         with pytest.raises((HostError, RuntimeError)):
             cluster.hosts[0].kill()
-
-
-def test_an_owner_that_has_forked_does_not_keep_its_cluster_alive(tmp_path):
-    with owner("import os; os.fork(); time.sleep(600)", tmp_path) as (process, of_cluster):
-        process.stdin.write("end\n")
-        process.stdin.flush()
-        deadline = time.monotonic() + 100
-        while not (forked := [child for child in psutil.Process(process.pid).children() if child.name() != "unshare"]):
-            assert time.monotonic() < deadline
-        try:
-            process.kill()
-            process.wait(100)
-            assert_gone(of_cluster)
-            assert all(child.is_running() for child in forked)
-        finally:
-            for child in forked:
-                child.kill()
-
-
-def test_a_cluster_that_cannot_be_is_an_error_before_anything_is_made():
-    for hosts in (0, 251):
-        with pytest.raises(ValueError, match=f"a cluster has 1 to 250 hosts, not {hosts}"):
-            Cluster(hosts=hosts)
 
 
 @pytest.mark.parametrize(

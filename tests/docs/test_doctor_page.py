@@ -7,18 +7,19 @@ import pytest
 from crew import warm_server
 from warm import run_on
 
+from lockstep.launch.gpus import num_gpus_here
 from lockstep.tools.doctor.finding import STATES
 from lockstep.tools.doctor.table import CHECKS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
 SHOWN = dict(re.findall(r"<!-- ([^>]*?) -->\n```text\n(.*?)```", PAGE, flags=re.DOTALL))
-ON_EVERY_MACHINE = ("check ", "versions ", "OMP and BLAS ", "run directory ", "warn: OMP")
+ON_EVERY_MACHINE = ("check ", "versions ", "threads ", "warn: threads")
 pytestmark = pytest.mark.timeout(100)
 
 
 def plain(text):
     """Without what differs from run to run: numbers, paths, and the width of columns."""
-    text = re.sub(r"\S*/(here|shared|test_\w+)", "DIR", re.sub(r"\(\w+\) can be", "(FS) can be", text))
+    text = re.sub(r"\S*/(here|test_\w+)", "DIR", text)
     text = re.sub(r"[0-9][0-9.,]*( [MG]B/s|\+cpu)?", "N", text)
     return [re.sub(r" +", " ", line).strip() for line in text.splitlines()]
 
@@ -47,8 +48,9 @@ def test_the_table_is_what_the_command_prints(run, tmp_path):
 
 
 def test_what_preflight_prints_before_it_refuses(run, tmp_path):
+    if num_gpus_here():
+        pytest.skip("this machine has GPUs")
     (tmp_path / "train.py").touch()
-    (tmp_path / "file").touch()
     (shown,) = [command for command in SHOWN if "--preflight" in command]
     printed = run(shown)
     assert [line for line in plain(SHOWN[shown]) if line not in printed] == [], printed

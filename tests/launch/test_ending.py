@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import select
 import signal
 import tempfile
 import time
@@ -14,7 +13,6 @@ from launch_helpers import MEET, is_running, read_pids, until
 
 from lockstep.launch import supervise
 from lockstep.launch.private import remove_abandoned
-from lockstep.launch.server import ForkServer
 
 pytestmark = pytest.mark.timeout(40)
 
@@ -203,20 +201,6 @@ def test_all_listening_sockets_are_on_loopback(start_own, tmp_path):
     launcher.wait(timeout=100)
 
 
-def test_the_private_directory_is_private_and_gone_afterwards(run_warm):
-    ended = run_warm(
-        """
-        import os
-        directory = os.path.dirname(os.environ["LOCKSTEP_STORE"])
-        print(oct(os.stat(directory).st_mode & 0o777), directory)
-        """,
-        nproc=1,
-    )
-    mode, directory = ended.out.split()
-    assert mode == "0o700"
-    assert not Path(directory).exists()
-
-
 def test_sigusr1_reaches_the_scripts_that_handle_it_and_ends_nothing(start_own, tmp_path):
     launcher = start_own(
         """
@@ -257,15 +241,3 @@ def test_what_comes_to_every_process_of_the_job_ends_a_run_once_and_quietly(star
     out, err = launcher.communicate(timeout=100)
     assert (launcher.returncode, out, len(err.splitlines())) == (143, "", 1), err
     assert not [pid for pid in read_pids(tmp_path) if is_running(pid)]
-
-
-@pytest.mark.long
-def test_a_server_whose_launcher_leaves_before_it_has_listened_goes_without_a_word(capfd):
-    server = ForkServer()
-    try:
-        assert select.select([server], [], [], 30)[0]  # its first words wait to be read
-        server._socket.close()
-        assert server._process.wait(10) == 0
-    finally:
-        server.close()
-    assert capfd.readouterr().err == ""

@@ -98,6 +98,7 @@ def test_a_failed_rank_that_hangs_in_its_exit_handlers_does_not_hang_the_launch(
     ("statement", "status", "words"),
     [
         ("sys.exit(7)", 7, "sys.exit(7)"),
+        ("sys.exit(256)", 1, "sys.exit(256)"),  # of which the system keeps nothing: still a failure
         ("sys.exit('no data')", 1, "SystemExit: no data"),
         ("os._exit(9)", 9, "status 9"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, "out of memory"),
@@ -111,12 +112,6 @@ def test_the_end_of_a_process_is_told_in_words(run_warm, statement, status, word
     text = failures.report(ended.outcome.failures, 2)
     assert words in text
     assert "Extension modules" not in text  # faulthandler's list of all that has been imported
-
-
-def test_a_negative_status_is_not_taken_for_a_signal(run_warm):
-    ended = run_warm("import sys; sys.exit(-1)", nproc=1)
-    assert failures.report(ended.outcome.failures, 1).endswith("SystemExit: the script ended itself with sys.exit(-1)")
-    assert ended.outcome.failures[0].exit_status == 255
 
 
 def test_all_ranks_that_end_themselves_leave_in_peace(run_warm):
@@ -148,14 +143,8 @@ def test_all_ranks_that_end_themselves_leave_in_peace(run_warm):
     assert ended.err == ""
 
 
-def test_a_status_of_which_the_system_keeps_nothing_is_a_failure(run_warm):
-    (failure,) = run_warm("import sys; sys.exit(256)", nproc=1).outcome.failures
-    assert failure.exit_status == 1
-    assert "sys.exit(256)" in failure.message
-
-
-@pytest.mark.parametrize("code", ["None", "0", "False", "True", "7", "-1", "257", "0.0", "'words'", "''"])
-def test_every_other_status_is_pythons(run_warm, code):
+@pytest.mark.parametrize("code", ["None", "True", "-1", "257", "''"])
+def test_a_scripts_status_is_pythons(run_warm, code):
     source = f"import sys; sys.exit({code})"
     alone = subprocess.run([sys.executable, "-S", "-c", source], stderr=subprocess.DEVNULL, timeout=100).returncode
     found = [failure.exit_status for failure in run_warm(source, nproc=1).outcome.failures]

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 
 import pytest
 
@@ -54,27 +53,6 @@ def test_a_failure_larger_than_the_pipe_comes_whole(receiver, sender):
     assert receiver.told.failure == large
 
 
-def test_a_worker_that_never_falls_silent_leaves_the_launcher_time_for_others_and_costs_it_little(receiver, sender):
-    is_over = threading.Event()
-
-    def write():
-        while not is_over.is_set():
-            os.write(receiver.worker_fd, b"x" * 65536)
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    num_reads, began_s = 0, time.process_time()
-    while len(receiver._rest) < 20_000_000:
-        assert receiver.read()
-        num_reads += 1
-    spent_s = time.process_time() - began_s
-    is_over.set()
-    while thread.is_alive():
-        receiver.read()
-    assert num_reads >= 19  # a pipe holds a MiB at most
-    assert spent_s < 10  # a minute if all was copied for each piece
-
-
 def test_what_a_worker_was_killed_in_the_middle_of_is_left_out_and_what_it_said_before_is_not(receiver, sender):
     os.write(receiver.worker_fd, b'\n{"failure": {"rank": 3, "host"')
     receiver.handed_over()
@@ -90,9 +68,7 @@ def test_what_ctrl_c_has_cut_off_does_not_spoil_what_follows(receiver, sender):
     assert receiver.told == Told(pid=os.getpid(), failure=FAILURE)
 
 
-@pytest.mark.parametrize(
-    "line", ["5", "null", '"pid"', '["failure"]', '{"loss": 0.5}', '{"end": 3}', '{"end": {"loss": 0.5}}']
-)
+@pytest.mark.parametrize("line", ["null", '["failure"]', '{"loss": 0.5}', '{"end": {"loss": 0.5}}'])
 def test_what_is_no_message_is_left_out(receiver, sender, line):
     os.write(receiver.worker_fd, f"{line}\n".encode())
     sender.send(watches=[15, 10])
@@ -163,8 +139,3 @@ def test_a_process_that_a_worker_has_forked_keeps_no_launch_waiting(run_warm, tm
     )
     os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
     assert not ended.outcome.failures
-
-
-def test_a_failure_with_more_words_than_a_pipe_holds_is_told_whole(run_warm):
-    first = run_warm("raise ValueError('boom ' * 100_000)", nproc=3).outcome.failures[0]
-    assert (first.kind, len(first.message)) == ("ValueError", 500_000)

@@ -69,8 +69,7 @@ def test_a_node_rank_means_what_it_says_also_with_an_endpoint():
             "the settings are join_timeout",
         ),
         ({"nnodes": "2", "rdzv_endpoint": "one", "rdzv_conf": "join_timeout=soon"}, "whole number"),
-        ({**HERE, "rdzv_conf": "last_call_timeout=5"}, "with --node-rank: it is for nodes that come and go"),
-        ({**HERE, "rdzv_conf": "patience=3"}, "the settings are join_timeout"),
+        ({**HERE, "rdzv_conf": "last_call_timeout=5"}, "the settings of nodes with --node-rank are join_timeout"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_at_once(options, words):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch import sockets
+from lockstep.launch import fresh
 from lockstep.launch.private import private_directory, remove_abandoned
 
 pytestmark = pytest.mark.timeout(40)
@@ -79,6 +79,7 @@ def test_only_its_user_can_enter_it_and_the_launch_keeps_everything_there(run_he
     assert (first, second) == (str(0o700), str(0o700)), done
     assert len(kept) >= 3, done
     assert all(Path(path).is_relative_to(place) for path in kept), done
+    assert not Path(place).exists()
 
 
 def test_one_that_is_in_use_stays(parent):
@@ -109,13 +110,10 @@ def test_what_others_made_stays(parent, kill_holder, monkeypatch):
         patch.setattr(os, "geteuid", lambda: others.stat().st_uid + 1)
         remove_abandoned(str(parent))
     assert sorted(parent.iterdir()) == before
+    remove_abandoned(str(parent / "nowhere"))
     remove_abandoned(str(parent))
     assert sorted(parent.iterdir()) == [path for path in before if path != others]
     assert (elsewhere / "spec.pickle").exists()
-
-
-def test_what_cannot_be_read_or_is_not_there_is_no_error(parent):
-    remove_abandoned(str(parent / "nowhere"))
 
 
 @pytest.mark.long
@@ -151,7 +149,7 @@ def test_launches_that_begin_and_end_and_are_killed_at_once_never_take_each_othe
 
 
 SOCKETS = """
-import multiprocessing, os, sys
+import multiprocessing, os
 from multiprocessing import util
 from multiprocessing.connection import Listener
 
@@ -162,15 +160,14 @@ def listen(pipe):
 
 if __name__ == "__main__":
     here, there = multiprocessing.Pipe()
-    multiprocessing.get_context(sys.argv[1]).Process(target=listen, args=(there,), daemon=True).start()
+    multiprocessing.Process(target=listen, args=(there,), daemon=True).start()
     print(*here.recv(), util.get_temp_dir(), flush=True)
     os.kill(os.getpid(), 9)
 """
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
-def test_sockets_of_multiprocessing_are_gone_after_their_processes_were_killed(run_here, method):
-    done = run_here(SOCKETS, args=(method,))
+def test_sockets_of_multiprocessing_are_gone_after_their_processes_were_killed(run_here):
+    done = run_here(SOCKETS)
     address, *directories = map(Path, done.stdout.split())
     assert (done.returncode, address.parent, len(set(directories))) == (137, directories[0], 1), done
     assert not directories[0].exists()
@@ -180,5 +177,5 @@ def test_sockets_of_multiprocessing_are_gone_after_their_processes_were_killed(r
 def test_where_the_path_of_a_socket_would_be_too_long_multiprocessing_finds_its_own_place(tmp_path):
     long = tmp_path / ("d" * 70)
     long.mkdir()
-    sockets.keep_sockets_in(str(long))
+    fresh.keep_sockets_in(str(long))
     assert not list(long.glob("mp"))

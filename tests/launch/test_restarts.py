@@ -15,8 +15,6 @@ from lockstep.launch.restarts import check_max_restarts
 pytestmark = pytest.mark.timeout(40)
 LONG = pytest.mark.long
 
-SEEDS = (11, 12)
-
 # One more collective than the failing rank comes to: the others are blocked in it.
 TRAIN = """
 import ctypes, pathlib, signal, sys, time
@@ -32,18 +30,15 @@ print(f"rank {RANK} done after restart {START} of {os.environ['TORCHELASTIC_MAX_
 """
 
 
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
-    ("statement", "words"),
+    ("seed", "statement", "words"),
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
-        ("raise ValueError('boom')", "ValueError: boom"),
-        pytest.param("sys.exit(7)", "sys.exit(7)", marks=pytest.mark.long),
-        pytest.param("os._exit(9)", "status 9", marks=pytest.mark.long),
+        (11, "os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+        (12, "raise ValueError('boom')", "ValueError: boom"),
     ],
 )
 def test_after_a_failure_at_any_place_all_start_again_from_the_same_server(
-    run_warm, server, tmp_path, statement, words, seed
+    run_warm, server, tmp_path, seed, statement, words
 ):
     place = random.Random(seed)
     victim, step = place.randrange(3), place.randrange(50)
@@ -112,18 +107,15 @@ def test_with_no_restart_left_the_last_failure_ends_the_run(start_own):
     ]
 
 
-@pytest.mark.parametrize(
-    "kind", ["ConfigError", *(pytest.param(kind, marks=LONG) for kind in ("UsageError", "MismatchError", "ModelError"))]
-)
-def test_an_error_that_would_only_come_again_does_not_restart(start_own, tmp_path, kind):
+def test_an_error_that_would_only_come_again_does_not_restart(start_own, tmp_path):
     launcher = start_own(
-        f"import os, lockstep; open(f'pid-{{os.getpid()}}', 'w').close(); raise lockstep.{kind}('no')",
+        "import os, lockstep; open(f'pid-{os.getpid()}', 'w').close(); raise lockstep.ConfigError('no')",
         *("--max-restarts", "2", "--nproc-per-node", "2"),
     )
     _, err = launcher.communicate(timeout=100)
     assert launcher.returncode == 1
     assert len(read_pids(tmp_path)) <= 2
-    assert err.splitlines()[-1] == f"lockstep: not started again: a {kind} would only recur"
+    assert err.splitlines()[-1] == "lockstep: not started again: a ConfigError would only recur"
     assert "restart 1" not in err
 
 

@@ -108,31 +108,6 @@ def test_modules_beside_the_script_win_over_those_that_the_server_has_imported(r
     assert python.stdout == "True True True True False False 2\n"
 
 
-@pytest.mark.parametrize(
-    ("lines", "number"),
-    [
-        ("os.environ['OMP_NUM_THREADS'] = '3'; import torch", 3),
-        ("os.environ.setdefault('OMP_NUM_THREADS', '3'); from torch.nn import Linear; import torch", 3),
-        ("import own; from torch.utils import data; import torch", 3),
-        ("from os import putenv; import torch; os.environ['OMP_NUM_THREADS'] = '3'", None),
-    ],
-)
-def test_a_number_of_threads_counts_that_the_script_sets_before_it_imports_torch(
-    run_warm, tmp_path, monkeypatch, lines, number
-):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    (tmp_path / "own.py").write_text("import os; os.environ.update(OMP_NUM_THREADS='3')")
-    found = run_warm(f"import os, sys; assert 'torch' not in sys.modules\n{lines}\nprint(torch.get_num_threads())").lines
-    assert found == [str(number or max(1, CORES // 2))] * 2
-
-
-def test_a_variable_that_the_script_sets_too_late_is_told_with_the_command(run_warm):
-    source = "import os\nos.environ['OMP_WAIT_POLICY'] = 'active'\nos.environ['MINE'] = '1'\nimport torch, numpy"
-    (line,) = run_warm(source).err.splitlines()
-    assert "script.py sets OMP_WAIT_POLICY before it imports torch" in line
-    assert "OMP_WAIT_POLICY=active lockstep run" in line
-
-
 def test_ranks_that_do_not_seed_draw_different_numbers(run_warm):
     ended = run_warm("import random, numpy, torch; print(random.random(), numpy.random.rand(), torch.rand(()).item())")
     first, second = (line.split() for line in ended.lines)
@@ -179,19 +154,10 @@ def test_exit_handlers_know_that_a_script_has_ended_itself_and_not_well(run_warm
     assert run_warm(source, "fail", nproc=1).out == "handler saw SystemExit('no data')\n"
 
 
-@pytest.mark.parametrize(
-    ("line", "asked", "level"),
-    [
-        ('os.environ["TORCH_DISTRIBUTED_DEBUG"] = "info"', "", "INFO"),
-        ("", "INFO", "INFO"),
-        ("", "", "OFF"),
-        ("import torch\nos.environ['TORCH_DISTRIBUTED_DEBUG'] = 'INFO'", "", "OFF"),  # as under python: too late
-    ],
-)
-def test_the_debug_level_is_what_it_would_be_if_torch_were_imported_by_the_script(run_warm, monkeypatch, line, asked, level):
+@pytest.mark.parametrize(("asked", "level"), [("INFO", "INFO"), ("", "OFF")])
+def test_the_debug_level_is_what_it_would_be_if_torch_were_imported_by_the_script(run_warm, monkeypatch, asked, level):
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", asked) if asked else monkeypatch.delenv("TORCH_DISTRIBUTED_DEBUG", False)
-    source = f"import os\n{line}\nimport torch.distributed as dist\nprint(dist.get_debug_level().name)"
-    assert run_warm(source, nproc=1).out == f"{level}\n"
+    assert run_warm("import torch.distributed as dist\nprint(dist.get_debug_level().name)", nproc=1).out == f"{level}\n"
 
 
 def test_what_a_script_leaves_open_is_ended_as_under_python(run_warm, tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """Starting the processes of a run on this machine, watching them, and ending all of them.
 
 - entries: ``function.launch`` for scripts and notebooks, ``script.run_script`` for the command line; ``local``: on this machine
-- before it: ``options``, ``nodes``, ``source``, ``program``, ``doubts``, ``surroundings``, ``gpus``, ``topology``, ``binding``
+- before it: ``options``, ``nodes``, ``source``, ``program``, ``surroundings``, ``gpus``, ``binding``
 - the fork server: ``server`` (the launcher's end), ``serve`` (the server's process), ``guard``; a worker: ``spec``, ``worker``
 - running: ``supervise``, ``forked``, ``stages``, ``signals``, ``messages``, ``output``, ``lingering``
 - what explains it, if it is installed: ``observer``, ``explained``, ``exchange``

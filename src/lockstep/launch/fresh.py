@@ -1,19 +1,28 @@
-"""What a script finds in a process of its own, though its worker is a copy of the fork server, which has imported much already:
-modules that its directory has names for, and torch with what the script sets in the environment before it imports it."""
+"""What makes a worker, a copy of the fork server, look like a fresh process: modules beside the script win over those that the
+server has imported; the imported torch does what the worker's variables say; and multiprocessing has a place of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.machinery
+import multiprocessing.process
 import os
 import sys
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Mapping
+from pathlib import Path
+
+from lockstep.world.environment import threads_asked
+from lockstep.world.machine.threads import libraries, set_number
 
 _SHARED = frozenset(("torch", "numpy", "lockstep"))
 """Packages that stay imported whatever is beside the script: native code cannot be loaded twice."""
 at_start: frozenset[str] = frozenset()
 """The modules that the interpreter itself had imported before the fork server did: no script can shadow those."""
+_OF_BLAS = {"openblas": "OPENBLAS_NUM_THREADS", "mkl": "MKL_NUM_THREADS", "blis": "BLIS_NUM_THREADS"}
+"""Environment variables that set the number of threads of one BLAS alone."""
+_MOST_BYTES = 107
+"""Of the path of a Unix socket."""
+_NAME_BYTES = len("/listener-12345678")
 
 
 def forget_shadowed(directory: str) -> None:
@@ -31,46 +40,40 @@ def forget_shadowed(directory: str) -> None:
             del sys.modules[known]
 
 
-class HiddenPackage:
-    """An imported package, hidden from ``sys.modules`` until it is imported again, or ``reveal`` is called.
+def apply_to_torch(environ: Mapping[str, str], share: int, nproc: int) -> None:
+    """Have the imported torch, and NumPy, do what these variables say, as far as that can be changed.
+
+    Numbers of threads follow from the share of the cores where no variable says otherwise. (torchrun sets OMP_NUM_THREADS=1 for
+    the same reason.) For scripts that do not call ``lockstep.join``, which sets them from the run's settings.
 
     Args:
-        name: of the package, which must be imported.
-        when_imported: called as the package's own code would run, by the first import.
+        share: this worker's share of the cores.
+        nproc: processes on this machine.
     """
+    asked, torch = threads_asked(environ), sys.modules.get("torch")
+    if torch is not None:
+        # A torch that computes with MKL asks that for its number.
+        asked_of_torch = (threads_asked(environ, _OF_BLAS["mkl"]) if torch.backends.mkl.is_available() else None) or asked
+        if nproc > 1 or asked_of_torch:
+            torch.set_num_threads(asked_of_torch or share)
+    for library in libraries():
+        of_blas = threads_asked(environ, _OF_BLAS.get(library.internal_api, "")) or asked
+        # OpenBLAS, NumPy's usual one, also with one process: the server has loaded it with one thread.
+        if library.user_api == "blas" and (nproc > 1 or library.internal_api == "openblas" or of_blas):
+            set_number(library, of_blas or share)
+    distributed, level = sys.modules.get("torch.distributed"), environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF").upper()
+    levels = getattr(getattr(distributed, "DebugLevel", None), "__members__", {})
+    if distributed is not None and level in levels:
+        distributed.set_debug_level(levels[level])
 
-    def __init__(self, name: str, when_imported: Callable[[], None]) -> None:
-        self._name = name
-        self._when_imported = when_imported
-        self._hidden = {known: sys.modules[known] for known in sys.modules if f"{known}.".startswith(f"{name}.")}
-        self._spec = self._hidden[name].__spec__
-        for known in self._hidden:
-            del sys.modules[known]
-        sys.meta_path.insert(0, self)
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """For ``sys.meta_path``."""
-        if name != self._name or not self._hidden:
-            return None
-        origin = None if self._spec is None else self._spec.origin
-        return importlib.machinery.ModuleSpec(name, self, origin=origin, is_package=True)  # type: ignore[arg-type]
+def keep_sockets_in(private_dir: str) -> None:
+    """Have multiprocessing use this directory for its sockets, here and in processes that it starts.
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """For the import system."""
-        return self._hidden.get(self._name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """For the import system."""
-        self.reveal()
-        self._when_imported()
-
-    def reveal(self) -> None:
-        """Put the package back. May be called again."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-        if self._hidden:
-            self._hidden[self._name].__spec__ = self._spec
-            sys.modules.update(self._hidden)
-            self._hidden = {}
+    Otherwise it makes one of its own, ``/tmp/pymp-...``, which a killed process cannot remove; the launcher, or the next one,
+    removes its private directory. (The setting is private; ``multiprocessing.util.get_temp_dir`` returns it.)
+    """
+    place = Path(private_dir, "mp")
+    if len(os.fsencode(place)) + _NAME_BYTES <= _MOST_BYTES:
+        place.mkdir(mode=0o700, exist_ok=True)
+        getattr(multiprocessing.process.current_process(), "_config", {})["tempdir"] = str(place)

@@ -15,7 +15,7 @@ from lockstep.base.config import RunConfig
 from lockstep.base.errors import LaunchError, UsageError
 from lockstep.base.stopping import INTERRUPTED_STATUS, SIGNALS, Stopped, end_unsaved, is_left_alone
 from lockstep.launch import restarts, worker
-from lockstep.launch.binding import announce, bind_here
+from lockstep.launch.binding import check_binding
 from lockstep.launch.local import check_fit, resolve_nproc, run_workers
 from lockstep.launch.output import OutputPlan, to_python_stdout
 from lockstep.launch.private import private_directory
@@ -47,8 +47,8 @@ def launch(
             ``devices_per_process`` GPUs); without GPUs, one.
         max_restarts: Maximum number of times that all processes are restarted after one has failed. Each restart is reported
             on standard error.
-        bind: ``cores`` binds each process, and its loader workers, to cores of its own, on one NUMA node if possible;
-            ``numa`` to a whole node; ``auto`` chooses by the machine; ``none`` does not bind. It is reported on standard error.
+        bind: Binds each process, and its loader workers, to CPUs near its GPU: ``node``, ``socket``, ``exclusive`` or
+            ``core-complex``, as ``torchrun --numa-binding`` does; ``none`` does not bind.
         settings: Settings of the run, as for ``lockstep run`` (fields of ``RunConfig``).
 
     Raises:
@@ -69,8 +69,7 @@ def launch(
     count = resolve_nproc(nproc, config)
     check_fit(config, count)
     restarts.check_max_restarts(max_restarts)
-    binding = bind_here(bind, count, config)
-    announce(bind, binding)
+    check_binding(bind, config)
     call = _pack(fn, args)
     plan = OutputPlan() if _stdout_is_plain() else OutputPlan(sink=to_python_stdout)
     signals = [number for number in SIGNALS if is_left_alone(number)]
@@ -83,7 +82,7 @@ def launch(
             settings=settings,
             terminal=plan.on_terminal,
             max_restarts=max_restarts,
-            binding=binding,
+            bind=bind,
         )
         try:
             outcome = run_workers(spec, server, plan, interrupts)

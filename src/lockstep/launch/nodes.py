@@ -143,13 +143,9 @@ def _read_conf(text: str | None, known: Sequence[str]) -> dict[str, int]:
         name, _, value = part.strip().partition("=")
         if not name:
             continue
-        if name in CONF and name not in known:
-            raise ConfigError(
-                f"--rdzv-conf {part} with --node-rank: it is for nodes that come and go, and numbered ones all stay. Leave it "
-                f"out; {', '.join(known)} alone may be changed"
-            )
         if name not in known:
-            raise ConfigError(f"--rdzv-conf {part}: unknown; the settings are {', '.join(known)}")
+            numbered = " of nodes with --node-rank" if known is CONF_OF_NUMBERED else ""
+            raise ConfigError(f"--rdzv-conf {part}: the settings{numbered} are {', '.join(known)}")
         if not value.isdecimal() or int(value) < 1:
             raise ConfigError(f"--rdzv-conf {part}: give a whole number, 1 or more")
         options[name] = int(value)

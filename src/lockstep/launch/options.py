@@ -28,7 +28,7 @@ class LaunchOptions:
     max_restarts: int = option(0, group=PROCESSES, metavar="N")
     """Maximum number of times that all processes are restarted after one has failed.  [default: 0]"""
     bind: str = option("none", group=PROCESSES, metavar=one_of(BINDINGS))
-    """Bind each process and its loader workers to separate cores, or to a NUMA node.  [default: none]"""
+    """Bind each process and its loader workers to the CPUs near its GPU, as torchrun --numa-binding does.  [default: none]"""
     preflight: bool = option(False, group=PROCESSES)
     """Check this machine first, as lockstep doctor does, in a few seconds; do not start if a check fails."""
     pass_local_rank: str = option("auto", group=PROCESSES, metavar=one_of(PASS_LOCAL_RANK))

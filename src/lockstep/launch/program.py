@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import importlib.machinery
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,21 +16,21 @@ from lockstep.launch.spec import Script
 
 
 def find_script(target: str, *, is_module: bool, is_executable: bool = False) -> Path | None:
-    """The file that ``target`` names; None: it is not plain Python source, as some modules and programs are not.
+    """The file that ``target`` names; None: it is a program, or a module that is elsewhere.
 
     Raises:
-        ConfigError: there is no such script, module or program.
+        ConfigError: there is no such script or program. (A module that does not exist is for the worker to report.)
     """
     if is_executable:
         _find_program(target, is_module=is_module)
         return None
+    if not (target.strip(".") if is_module else target):
+        raise ConfigError("the script's name is empty: give the path of a script, or -m and the name of a module")
     if is_module:
         return _find_module(target)
     path = Path(target)
     if path.is_file():
         return path
-    if not target:
-        raise ConfigError("the script's name is empty: give the path of a script, or -m and the name of a module")
     if path.is_dir():
         raise ConfigError(f"{target} is a directory: name the script in it, or a module after -m")
     hint = ""
@@ -61,6 +59,7 @@ def check_script(target: str, source: Source | None, args: Sequence[str], option
         args=tuple(args),
         local_rank_option=option,
         starter="--spawns yes" if options.spawns == "yes" else None,
+        has_optimizer=options.is_module,  # unless its source says that it has none
     )
     if source is None:
         return script
@@ -88,7 +87,6 @@ def check_script(target: str, source: Source | None, args: Sequence[str], option
         local_rank_option=option,
         starter=starter,
         has_optimizer=source.has_optimizer(),
-        may_set_variables=source.mentions("environ") or source.mentions("putenv"),
         guesses=tuple(guesses),
     )
 
@@ -116,32 +114,9 @@ def _find_program(target: str, *, is_module: bool) -> None:
 
 
 def _find_module(name: str) -> Path | None:
-    """As ``python -m`` does, but without importing parent packages, which may import torch, or do anything."""
-    spec = _find_spec(name)
-    if spec is not None and spec.submodule_search_locations is not None:
-        spec = _find_spec(f"{name}.__main__")
-        if spec is None:
-            raise ConfigError(f"{name} is a package without a __main__ module: name the module of it that should run")
-    if spec is None:
-        raise ConfigError(f"{name}: no such module (looked in {Path.cwd()} and where Python finds its modules)")
-    return Path(spec.origin) if isinstance(spec.loader, importlib.machinery.SourceFileLoader) and spec.origin else None
+    """A module under the working directory, where ``python -m`` looks first; None: it is elsewhere, and for the worker to find.
 
-
-def _find_spec(name: str) -> importlib.machinery.ModuleSpec | None:
-    search: Sequence[str] | None = None
-    spec: importlib.machinery.ModuleSpec | None = None
-    parts = name.split(".")
-    if not all(part.isidentifier() for part in parts):
-        return None
-    for depth in range(len(parts)):
-        full_name = ".".join(parts[: depth + 1])
-        # python -m looks in the working directory first.
-        spec = importlib.machinery.PathFinder.find_spec(full_name, [str(Path.cwd())]) if depth == 0 else None
-        for finder in sys.meta_path:
-            spec = spec or finder.find_spec(full_name, search)
-        if spec is None:
-            return None
-        search = spec.submodule_search_locations
-        if search is None and depth < len(parts) - 1:
-            return None
-    return spec
+    (Looking elsewhere would import parent packages, which may import torch, or do anything.)
+    """
+    path = Path(*name.split("."))
+    return next((file for file in (path.with_name(f"{path.name}.py"), path / "__main__.py") if file.is_file()), None)

@@ -16,8 +16,7 @@ from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError
 from lockstep.base.stopping import UNSAVED_END_STATUS, UNSAVED_STATUS, say
 from lockstep.launch import restarts
-from lockstep.launch.binding import announce, bind_here
-from lockstep.launch.doubts import doubts
+from lockstep.launch.binding import check_binding
 from lockstep.launch.endpoint import Endpoint, find_endpoint, introduce
 from lockstep.launch.local import check_fit, resolve_nproc, run_workers
 from lockstep.launch.nodes import Nodes, plan_nodes
@@ -33,6 +32,9 @@ from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome
 from lockstep.launch.surroundings import check_surroundings
 from lockstep.world.environment import read_secret
+
+_OF_LAUNCHES = ("--nproc", "--nproc-per-node", "--nnodes", "--node-rank")
+"""Options that hardly any script has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +83,13 @@ def run_script(
             "machine as it wants to be. If it does not do that when a launcher has started it, say --spawns no"
         )
     check_fit(config, count, nodes.most - 1 if nodes is not None else 0)
-    binding = bind_here(options.bind, count, config)
+    check_binding(options.bind, config)
     plan = _plan_output(options, count, nodes)
-    doubtful = doubts(script, source, are_several=count > 1 or nodes is not None)
-    for line in (*script.guesses, *([remark] if remark else []), *doubtful):
+    late = [arg for arg in script.args if arg.partition("=")[0].replace("_", "-") in _OF_LAUNCHES]
+    for line in (*script.guesses, *([remark] if remark else [])):
         say(line)
-    announce(options.bind, binding, is_one_of_several=nodes is not None)
+    if late:
+        say(f"WARNING: {late[0]} comes after {target}, so it goes to the script. Options of lockstep run come before it")
     endpoint = None
     if nodes is not None:
         endpoint = find_endpoint(nodes, shared_secret(nodes, config.run_dir, options.rdzv_secret_file, read_secret()))
@@ -99,13 +102,13 @@ def run_script(
             master_port=options.master_port or 0,
             terminal=plan.on_terminal,
             max_restarts=options.max_restarts,
-            binding=binding,
+            bind=options.bind,
             asked=asked or {},
         )
         server = take_server()
         try:
-            if count > 1 and script.has_optimizer and script.starter is None:
-                server.warm()  # once for all workers, instead of in each
+            if script.has_optimizer and script.starter is None:
+                server.warm()  # once for all workers and restarts, instead of in each
             run = run_workers if endpoint is None else _meet(endpoint)
             outcome = run(spec, server, plan, interrupts)
         finally:

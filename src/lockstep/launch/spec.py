@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.base.config import RunConfig
-from lockstep.launch.binding import Binding
 from lockstep.world.environment import ASKED, CALL, CORES, LAUNCH, OMP, OMP_OF_LAUNCHER, SECRET, SETTINGS, STORE, TERMINAL
 from lockstep.world.machine.cores import num_cores
 
@@ -35,8 +34,6 @@ class Script:
     """Whether ``target`` is a program, found as a shell would find it."""
     has_optimizer: bool = False
     """Whether each worker will import what PyTorch imports with the first optimizer."""
-    may_set_variables: bool = False
-    """Whether the script may set environment variables before it imports torch, which workers have imported already."""
     guesses: tuple[str, ...] = ()
     """What was concluded from the script's source, and what overrides it: a line each, for the user."""
 
@@ -106,8 +103,8 @@ class LaunchSpec:
     restart: int = 0
     """Number of earlier starts of the workers."""
     max_restarts: int = 0
-    binding: Binding | None = None
-    """The CPUs of each process; None: all CPUs that the launcher may use."""
+    bind: str = "none"
+    """How each process is bound to CPUs near its GPU: see ``binding``."""
     node: Node | None = None
     """None: this machine is the only one."""
     asked: Mapping[str, Any] = field(default_factory=dict)
@@ -199,8 +196,8 @@ def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
         environ[SECRET] = node.secret
     if not environ["GLOO_SOCKET_IFNAME"]:
         del environ["GLOO_SOCKET_IFNAME"]
-    if spec.binding is not None:
-        environ[CORES] = str(spec.binding.num_cores)
+    if spec.bind != "none":  # numbers of threads must not depend on it
+        environ[CORES] = str(num_cores())
     if isinstance(program, Call):
         environ[CALL] = "1"
     elif program.is_executable and spec.nproc > 1 and OMP not in environ:

@@ -41,8 +41,6 @@ has a limit as well. Slurm kills KillWait, 30 s, after SIGTERM at a time limit; 
 """
 RESTART_GRACE_S = 0.3
 """The same if all are restarted afterwards."""
-WARM_AFTER_S = 5.0
-"""Seconds after a start at which the server prepares for a restart. (Its first workers need the processor themselves.)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +119,6 @@ class _Watch:
         )
         self.failures = ExplainedFailures(self._observers)
         self._lingering = Lingering(self._observers)
-        self._warm_at = time.monotonic() + WARM_AFTER_S if spec.restart < spec.max_restarts else math.inf
 
     def close(self) -> None:
         self._selector.close()
@@ -190,7 +187,7 @@ class _Watch:
         """When to act next if no message arrives, in the time of ``time.monotonic``."""
         if self._state.was_cut_short:
             return self._state.until
-        return min(self._state.until, self._lingering.next_look, self._warm_at)
+        return min(self._state.until, self._lingering.next_look)
 
     def _on_time(self, now: float) -> None:
         if now >= self._state.until:
@@ -199,9 +196,6 @@ class _Watch:
             return
         if now >= self._lingering.next_look:
             self._lingering.look(now)
-        if now >= self._warm_at:
-            self._warm_at = math.inf
-            self._server.warm()
 
     def _on_message(self, rank: int, receiver: Receiver) -> None:
         """A worker has sent a message, or closed its end."""

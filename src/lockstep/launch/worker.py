@@ -26,12 +26,11 @@ from lockstep.base import process_observer
 from lockstep.base.errors import LaunchError
 from lockstep.base.stopping import SIGNALS, AuditFailed, Launcher, Stopped, under
 from lockstep.launch import ending, failures
+from lockstep.launch.binding import bind_to_gpu
 from lockstep.launch.echoes import is_of_loader
-from lockstep.launch.fresh import HiddenPackage, forget_shadowed
+from lockstep.launch.fresh import apply_to_torch, forget_shadowed, keep_sockets_in
 from lockstep.launch.messages import Sender
-from lockstep.launch.sockets import keep_sockets_in
 from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
-from lockstep.launch.variables import TorchVariables, apply_to_torch
 from lockstep.world.machine.cores import num_cores
 
 
@@ -84,7 +83,7 @@ def run_worker(request: Request) -> int:
             _become_program(program, local_rank)
         _tell_begin(spec, request.rank)
         if isinstance(program, Script):
-            _run_script(program, local_rank, spec)
+            _run_script(program, local_rank)
         else:
             _run_call(program, request.rank, spec.private_dir)
     except SystemExit as error:
@@ -227,17 +226,12 @@ def _settle(request: Request) -> LaunchSpec:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
-    share = _share_of_cores(spec)
-    if spec.binding is not None:  # after cores were counted; threads and processes created from now on inherit it
-        os.sched_setaffinity(0, spec.binding.cpus[spec.local_rank(request.rank)])
+    share = max(1, num_cores() // spec.nproc)
+    if spec.bind != "none":  # after cores were counted
+        bind_to_gpu(spec.bind, spec.local_rank(request.rank) * (spec.config.devices_per_process or 1), request.rank)
     if not (isinstance(spec.program, Script) and spec.program.is_executable):
         apply_to_torch(environ, share, spec.nproc)
     return spec
-
-
-def _share_of_cores(spec: LaunchSpec) -> int:
-    cores = num_cores() if spec.binding is None else spec.binding.num_cores
-    return max(1, cores // spec.nproc)
 
 
 def _reopen_streams() -> None:
@@ -263,23 +257,11 @@ def _become_program(script: Script, local_rank: int) -> NoReturn:
     os.execvp(script.target, [script.target, *script.arguments(local_rank)])
 
 
-def _run_script(script: Script, local_rank: int, launch: LaunchSpec) -> None:
+def _run_script(script: Script, local_rank: int) -> None:
     if not getattr(sys.flags, "safe_path", False):
         first = str(Path.cwd()) if script.is_module else os.path.dirname(os.path.realpath(script.target))  # noqa: PTH120
         sys.path.insert(0, first)
         forget_shadowed(first)
-    hidden: HiddenPackage | None = None
-    if script.may_set_variables and "torch" in sys.modules:
-        variables = TorchVariables(script.target, _share_of_cores(launch), launch.nproc, tells=local_rank == 0)
-        hidden = HiddenPackage("torch", variables.apply)
-    try:
-        _exec_script(script, local_rank)
-    finally:
-        if hidden is not None:
-            hidden.reveal()
-
-
-def _exec_script(script: Script, local_rank: int) -> None:
     if script.is_module:
         spec = _find_module(script.target)
         loader: Any = spec.loader

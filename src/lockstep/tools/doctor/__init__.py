@@ -2,5 +2,5 @@
 
 ``table`` lists the checks of one machine. Each consists of two functions: ``look_at_...`` returns values, and ``judge_...``,
 which is pure, turns them into a ``Finding``. ``examine`` runs them. The checks across processes (``exchange``) and across hosts
-(``over_hosts``) need PyTorch, and run in workers; ``loader`` runs the user's script for a while.
+(``over_hosts``) need PyTorch, and run in workers.
 """

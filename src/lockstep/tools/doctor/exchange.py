@@ -23,7 +23,6 @@ _LATENCY_ROUNDS = 30
 _FIRST_BYTES, _MOST_BYTES, _MOST_ON_GPU_BYTES = 1 << 18, 1 << 25, 1 << 28
 _BANDWIDTH_S = 0.3
 """The expected time of an all-reduce of the large tensor, from that of a small one."""
-_CLOCK_ROUNDS = 9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,15 +90,6 @@ def measure(member: Member) -> dict[str, Any]:
         "interface": member.transport.interface,
         "torch_gpus": torch.accelerator.device_count(),
     }
-
-
-def clock_ahead_s(member: Member) -> list[float]:
-    """By rank, how far its clock is ahead of rank 0's, to within the time of a collective."""
-    rounds = []
-    for _ in range(_CLOCK_ROUNDS):
-        member.collectives.barrier()
-        rounds.append(member.collectives.all_gather_plain(time.time()))
-    return [statistics.median(times[rank] - times[0] for times in rounds) for rank in range(member.collectives.size)]
 
 
 def _time(tensor: torch.Tensor) -> float:

@@ -46,11 +46,6 @@ class Situation:
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     @property
-    def has_several_hosts(self) -> bool:
-        """Whether the run uses other machines, too."""
-        return self.nodes is not None or self.world.num_nodes > 1
-
-    @property
     def run_dir(self) -> Path:
         """The run directory, or its nearest parent that exists."""
         path = Path(self.config.run_dir or RUNS).absolute()

@@ -6,21 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from lockstep.tools.doctor import cores, disk, limits, network, software
+from lockstep.tools.doctor import cores, ports, room, software
 from lockstep.tools.doctor.finding import Check, Finding, Situation, warn
 
 CHECKS = (
     Check("versions", software.look_at_versions, software.judge_versions),
     Check("GPUs", software.look_at_gpus, software.judge_gpus),
-    Check("host name", network.look_at_name, network.judge_name),
-    Check("ports", network.look_at_ports, network.judge_ports),
-    Check("interface", network.look_at_interface, network.judge_interface),
-    Check("shared memory", limits.look_at_shared_memory, limits.judge_shared_memory),
-    Check("open files", limits.look_at_files, limits.judge_files),
+    Check("ports", ports.look_at_ports, ports.judge_ports),
+    Check("shared memory", room.look_at_shared_memory, room.judge_shared_memory),
     Check("threads", cores.look_at_threads, cores.judge_threads),
-    Check("OMP and BLAS", cores.look_at_settings, cores.judge_settings),
-    Check("run directory", disk.look_at_run_dir, disk.judge_run_dir),
-    Check("disk", disk.look_at_disk, disk.judge_disk),
+    Check("disk", room.look_at_disk, room.judge_disk),
 )
 
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError
 from lockstep.base.option import option
-from lockstep.world.job.hostlist import expand_hosts
 
 JOB = "Job"
 RUNTIMES = ("apptainer", "singularity")
 _SIGNALS = ("USR1", "TERM")  # on which a run saves a checkpoint
 _UNWRITABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 """Control characters except tabs, and bytes that are not text."""
-_EARLY_S = 60
-"""Slurm may send a signal this many seconds early (sbatch(1), --signal)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,20 +85,11 @@ class Request:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{_flag(name)} {value}: it must be 1 or more")
-        self._parse("gpus_per_node", num_gpus)
-        self._parse("time", minutes)
-        self._parse("nodelist", expand_hosts)
         object.__setattr__(self, "ntasks_per_node", _count(self.ntasks_per_node, self.num_gpus))
         if not re.fullmatch(rf"({'|'.join(_SIGNALS)})@\d+", self.signal):
             raise ConfigError(
                 f"--signal {self.signal}: give {' or '.join(_SIGNALS)}, which ask a run to save itself, with how many seconds "
                 "before the end: USR1@90"
-            )
-        warned_s = int(self.signal.partition("@")[2])
-        if self.time is not None and minutes(self.time) * 60 <= warned_s + _EARLY_S:
-            raise ConfigError(
-                f"--time {self.time} and --signal {self.signal}: the signal may come {_EARLY_S} s early, which is at the start "
-                "of this job, when there is nothing to save yet, and would end it. Give more time, or fewer seconds"
             )
         if self.array is not None and self.settings.get("run_dir") is not None:
             raise ConfigError(
@@ -110,22 +98,7 @@ class Request:
             )
         if self.runtime not in RUNTIMES:
             raise ConfigError(f"{self.runtime!r} cannot run a container here: choose one of {', '.join(RUNTIMES)}")
-        listed = [] if self.nodelist is None else expand_hosts(self.nodelist)
-        if len(listed) > self.nodes:
-            raise ConfigError(
-                f"--nodelist names {len(listed)} nodes, and --nodes is {self.nodes}: Slurm would take all that are named. Give "
-                f"--nodes {len(listed)}, or name fewer"
-            )
         _check_shards(self)
-
-    def _parse(self, name: str, parse: Callable[[str], object]) -> None:
-        text = getattr(self, name)
-        if text is None:
-            return
-        try:
-            parse(text)
-        except ValueError as error:
-            raise ConfigError(f"{_flag(name)} {text}: {error}") from None
 
     @property
     def num_gpus(self) -> int:
@@ -140,38 +113,15 @@ class Request:
         return self.ntasks_per_node or max(1, self.num_gpus // devices_per_process)
 
 
-def minutes(text: str) -> float:
-    """Parse a time as sbatch does: ``90`` (minutes), ``90:00``, ``1:30:00``, ``2-12`` (days and hours), ``2-12:30:00``.
-
-    Returns minutes; infinity for ``UNLIMITED``, and for 0, which means the same in Slurm.
-
-    Raises:
-        ValueError: it has another form.
-    """
-    if text.upper() in ("INFINITE", "UNLIMITED"):
-        return float("inf")
-    days, dash, time = text.rpartition("-")
-    parts = time.split(":")
-    if not all(part.isdecimal() for part in (*parts, *([days] if dash else []))) or len(parts) > 3:
-        raise ValueError(
-            f"{text!r} is not a time: give minutes, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS or DAYS-HOURS:MINUTES"
-        )
-    numbers = [int(part) for part in parts]
-    if not dash and len(numbers) < 3:
-        numbers.insert(0, 0)
-    hours, mins, secs = (*numbers, 0, 0)[:3]
-    return int(days or 0) * 24 * 60 + hours * 60 + mins + secs / 60 or float("inf")
-
-
 def num_gpus(text: str) -> int:
     """The number of GPUs of a node, from ``4`` or ``a100:4``.
 
     Raises:
-        ValueError: it has another form.
+        ConfigError: it has another form.
     """
     match = re.fullmatch(r"(?:[\w.-]+:)?([1-9]\d*)", text)
     if match is None:
-        raise ValueError(f"{text!r} is not a number of GPUs: give a number of 1 or more, or KIND:NUMBER")
+        raise ConfigError(f"--gpus-per-node {text}: give a number, 1 or more, or TYPE:NUMBER")
     return int(match[1])
 
 

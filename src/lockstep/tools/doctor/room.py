@@ -1,8 +1,7 @@
-"""Checks of limits on shared memory and file descriptors."""
+"""Checks of free space: for checkpoints, and for the batches of loader workers."""
 
 from __future__ import annotations
 
-import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ _MB = 1_000_000
 _SHM_NEEDED = 16 * _MB
 _SHM_EACH = 128 * _MB
 """For the prefetched batches of one process's loader workers: enough for some batches of images."""
-_FILES_EACH = 64
-_FILES_A_RANK = 8
-"""File descriptors that a process needs at least, with its sockets to other ranks, and the launcher for each rank."""
+_LITTLE, _NONE = 2_000 * _MB, 100 * _MB
 
 
 def look_at_shared_memory(situation: Situation) -> dict[str, Any]:
@@ -37,26 +34,15 @@ def judge_shared_memory(*, total_bytes: int, free_bytes: int, num_processes: int
     return ok(found)
 
 
-def look_at_files(situation: Situation) -> dict[str, Any]:
-    """The limit on open files, and how many are needed."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    world_size = max(situation.num_processes, situation.world.world_size)
-    needed = _FILES_EACH * (1 + (situation.config.workers or 0)) + _FILES_A_RANK * world_size
-    return {"soft": soft, "hard": hard, "needed": needed}
+def look_at_disk(situation: Situation) -> dict[str, Any]:
+    """Free space for the run directory."""
+    return {"directory": str(situation.run_dir), "free_bytes": shutil.disk_usage(situation.run_dir).free}
 
 
-def judge_files(*, soft: int, hard: int, needed: int) -> Finding:
-    """Whether a process may open enough files."""
-    found = f"a process may have {_number(soft)} files open"
-    remedy = f"ulimit -n {max(4096, 2 * needed)} in the shell that starts the run" + (
-        "" if hard in (-1, resource.RLIM_INFINITY) or hard >= 4096 else f" (root must raise the hard limit, {hard})"
-    )
-    if 0 <= soft < needed:
-        return fail(f"{found}, and needs about {needed}: it will end with 'Too many open files'", remedy)
-    if 0 <= soft < max(1024, 2 * needed):
-        return warn(f"{found}, and needs about {needed} (more with loader workers)", remedy)
-    return ok(found)
-
-
-def _number(limit: int) -> str:
-    return "any number of" if limit in (-1, resource.RLIM_INFINITY) else f"{limit:,}"
+def judge_disk(*, directory: str, free_bytes: int) -> Finding:
+    """Whether checkpoints fit."""
+    more = "remove old runs (lockstep runs lists them), or give another disk with --run-dir"
+    found = f"{free_bytes / 1e9:,.1f} GB free in {directory}"
+    if free_bytes <= _NONE:
+        return fail(f"{found}: a checkpoint has no room", more)
+    return warn(f"{found}: room for few checkpoints", more) if free_bytes < _LITTLE else ok(found)
