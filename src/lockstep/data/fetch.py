@@ -22,7 +22,7 @@ from lockstep.data.batches import pin
 from lockstep.data.culprit import Culprit
 from lockstep.data.dataset_snapshot import DatasetSnapshot
 from lockstep.data.streams import Purpose, reseed
-from lockstep.plan.loading import USUAL_PREFETCH
+from lockstep.data.torch_loader import USUAL_PREFETCH
 from lockstep.world import devices
 from lockstep.world.machine.threads import Lowered, use_threads
 

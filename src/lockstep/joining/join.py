@@ -21,8 +21,7 @@ from lockstep.data.streams import script_seed
 from lockstep.joining.instrument import make_instruments
 from lockstep.joining.opening import LaunchRequest, OpenRun, open_run
 from lockstep.joining.parts import Parts, RunContext
-from lockstep.joining.startup.consistency import check_run_dir_shared, check_software
-from lockstep.joining.startup.spawned import check_not_imported
+from lockstep.joining.startup.consistency import check_not_imported, check_run_dir_shared, check_software
 from lockstep.joining.team import Team
 from lockstep.joining.unlaunched import show_uncaught
 from lockstep.joining.verifying import await_opening, verify_together
@@ -43,7 +42,7 @@ from lockstep.world.comm.group import (
     default_group,
     open_group,
 )
-from lockstep.world.comm.own_devices import has_own_devices
+from lockstep.world.comm.machines import has_own_devices
 from lockstep.world.comm.store import OpenStore, open_store
 from lockstep.world.environment import Environment, World, read_environment
 from lockstep.world.machine.cores import num_cores

@@ -22,8 +22,7 @@ from lockstep.data.evaluated import EvaluatedLoaders
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.streams import Purpose, draw_on, preserve_rng, reseed
 from lockstep.joining.instrument import Instrument, Run
-from lockstep.joining.startup.announcement import Announcement
-from lockstep.joining.startup.banner import start_event
+from lockstep.joining.startup.announcement import Announcement, start_event
 from lockstep.joining.startup.script_seed import ScriptSeed
 from lockstep.joining.startup.split import SplitRemarks
 from lockstep.journal.measure.journal import Journal
@@ -33,8 +32,7 @@ from lockstep.journal.measure.passes import PassMeter
 from lockstep.journal.measure.progress import choose_display
 from lockstep.journal.measure.split import LOADING
 from lockstep.journal.measure.step_clock import CHECKPOINT, LOGGING, SAVING, LoaderTimer, OverlapTimer, PartTimer, StepClock
-from lockstep.journal.measure.trackers import Trackers, trackers_for
-from lockstep.journal.measure.wandb_like import RunInfo
+from lockstep.journal.measure.trackers import RunInfo, Trackers, trackers_for
 from lockstep.listener import Listener, Listeners, Stage
 from lockstep.loop.at_exit import AtExit
 from lockstep.loop.balance import Balance, may_balance

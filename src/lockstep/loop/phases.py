@@ -20,11 +20,11 @@ from lockstep.journal.measure.step_clock import BEGINNING, ENDING, IN_BACKWARD, 
 from lockstep.listener import Listeners
 from lockstep.loop import refusals
 from lockstep.loop.ledger import Ledger
+from lockstep.loop.refusals import is_sum
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.prepare.guards import ShardGuards
 from lockstep.prepare.state_adapters import parameters_of
 from lockstep.prepare.strangers import refuse
-from lockstep.prepare.sums import is_sum
 from lockstep.prepare.trained import TrainedObjects
 from lockstep.sync.gradients import Gradients, detach_grads, put_back
 from lockstep.sync.protocol import ShardSync, Sync

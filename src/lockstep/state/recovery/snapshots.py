@@ -6,6 +6,7 @@ import math
 import platform
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,6 @@ import torch
 from torch import Tensor
 
 from lockstep.base.config import RunConfig
-from lockstep.state.checkpoint.gathered import gather_full
 from lockstep.state.checkpoint.manifest import Manifest
 from lockstep.state.checkpoint.staging import Staging
 from lockstep.state.checkpoint.writer import Job
@@ -22,6 +22,7 @@ from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.software import numerics, version
 from lockstep.state.rundir.birth import Birth
 from lockstep.world.comm.collectives import Collectives
+from lockstep.world.comm.dtensors import full_tensor, is_dtensor
 
 
 class Snapshots:
@@ -118,3 +119,27 @@ class Snapshots:
             state=state,
             copied=copied,
         )
+
+
+Files = Mapping[str, Mapping[str, Tensor]]
+"""The tensors of each file, by name."""
+
+
+def gather_full(parts: Sequence[Files], rank: int) -> dict[str, dict[str, Tensor]]:
+    """This rank's files, with full tensors. Every rank must call it, with equal ``parts``.
+
+    DTensors are gathered one at a time, and copied to the CPU of the rank that writes them.
+
+    Args:
+        parts: the files of each rank.
+        rank: this process's rank.
+    """
+    mine: dict[str, dict[str, Tensor]] = {file: dict(tensors) for file, tensors in parts[rank].items()}
+    for owner, files in enumerate(parts):
+        for file, tensors in files.items():
+            for name, tensor in tensors.items():
+                if is_dtensor(tensor):
+                    full = full_tensor(tensor)
+                    if owner == rank:
+                        mine[file][name] = full.cpu()
+    return mine
