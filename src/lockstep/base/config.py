@@ -57,6 +57,8 @@ class Strategy:
     """Devices that a process may use: ``one``; ``several``, on which the script places its models; or ``all`` GPUs."""
     needs: str = ""
     """What the machine must have: ``gpus``, ``horovod``."""
+    promises_bits: bool = False
+    """Whether answers are bit-identical at every world size."""
     audits: bool = False
     """Whether a shard can be computed aside, without a word to other processes."""
     balances: bool = False
@@ -64,11 +66,11 @@ class Strategy:
 
 
 STRATEGIES = {
-    "auto": Strategy(),
+    "auto": Strategy(promises_bits=True),
     "single": Strategy(sync="lockstep.sync.single", one_process=True, audits=True),
     "ddp": Strategy(sync="lockstep.sync.ddp"),
-    "exact": Strategy(sync="lockstep.sync.exact", audits=True, balances=True),
-    "fsdp": Strategy(sync="lockstep.sync.fsdp", devices="one"),
+    "exact": Strategy(sync="lockstep.sync.exact", promises_bits=True, audits=True, balances=True),
+    "fsdp": Strategy(sync="lockstep.sync.fsdp", promises_bits=True, devices="one"),
     "horovod": Strategy(sync="lockstep.sync.horovod", needs="horovod"),
     "dp": Strategy(sync="lockstep.sync.dp", one_process=True, devices="all", needs="gpus"),
 }

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lockstep.base import errors
-from lockstep.base.config import RunConfig, settle
+from lockstep.base.config import STRATEGIES, RunConfig, settle
 from lockstep.base.errors import LockstepError, UsageError
 from lockstep.base.trackers import split_track
 from lockstep.data.streams import script_seed
@@ -30,7 +30,7 @@ from lockstep.state.recovery.resuming import Checkpoint
 from lockstep.state.recovery.software import numerics
 from lockstep.state.rundir.birth import Birth, Command
 from lockstep.state.rundir.lock import RunLock
-from lockstep.sync.table import promises_bits, resolve_strategy
+from lockstep.sync.table import resolve_strategy
 from lockstep.world.comm.agreement import compare_ranks
 from lockstep.world.comm.collectives import Collectives
 from lockstep.world.comm.group import (
@@ -160,7 +160,7 @@ def _agree(
     """All ranks take the settings of the run's birth, which rank 0 reads or writes."""
     warnings = check_software(world, collectives)
     given = {name: value for values in (config, *options.values()) for name, value in dataclasses.asdict(values).items()}
-    if promises_bits(config.strategy) and "numerics" not in config.allow:
+    if STRATEGIES[config.strategy].promises_bits and "numerics" not in config.allow:
         given |= numerics()
     compare_ranks(
         "settings",
@@ -231,7 +231,7 @@ def _open(
     block(0, world.world_size, num_shards)  # more processes than shards is an error
     born_with = Birth(
         shards=num_shards,
-        exact=promises_bits(config.strategy),
+        exact=STRATEGIES[config.strategy].promises_bits,
         accumulate=config.accumulate,
         seed=config.seed or 0,
         threads=config.threads or environment.threads or _default_threads(num_shards, world),

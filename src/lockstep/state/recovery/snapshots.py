@@ -6,7 +6,6 @@ import math
 import platform
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -90,8 +89,12 @@ class Snapshots:
             objects=self._state.describe_objects(),
             **self._origin(),
         )
-        parts = [self._state.weights(), *({} for _ in range(1, self._collectives.size))]
-        weights = gather_full(parts, self._collectives.rank)
+        weights: dict[str, dict[str, Tensor]] = {}
+        for file, tensors in self._state.weights().items():
+            for name, tensor in tensors.items():
+                whole = full_tensor(tensor)  # one at a time, and kept on the CPU of the rank that writes it
+                if self._collectives.rank == 0:
+                    weights.setdefault(file, {})[name] = whole.cpu() if is_dtensor(tensor) else tensor
         if self._collectives.rank != 0:
             return None
         return replace(self._job(manifest, weights, {}, self._staging_of_best), world_size=1)
@@ -119,27 +122,3 @@ class Snapshots:
             state=state,
             copied=copied,
         )
-
-
-Files = Mapping[str, Mapping[str, Tensor]]
-"""The tensors of each file, by name."""
-
-
-def gather_full(parts: Sequence[Files], rank: int) -> dict[str, dict[str, Tensor]]:
-    """This rank's files, with full tensors. Every rank must call it, with equal ``parts``.
-
-    DTensors are gathered one at a time, and copied to the CPU of the rank that writes them.
-
-    Args:
-        parts: the files of each rank.
-        rank: this process's rank.
-    """
-    mine: dict[str, dict[str, Tensor]] = {file: dict(tensors) for file, tensors in parts[rank].items()}
-    for owner, files in enumerate(parts):
-        for file, tensors in files.items():
-            for name, tensor in tensors.items():
-                if is_dtensor(tensor):
-                    full = full_tensor(tensor)
-                    if owner == rank:
-                        mine[file][name] = full.cpu()
-    return mine
