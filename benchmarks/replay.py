@@ -27,8 +27,8 @@ import _harness as harness
 from _crew import clean_environ
 
 from lockstep.journal.history import read_events
-from lockstep.journal.ranks import file_of
 from lockstep.tools.replay.digests import DIRECTORY, read_digests
+from lockstep.tools.verify.trace.lines import file_of
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LOCKSTEP = str(Path(sys.executable).with_name("lockstep"))

@@ -30,7 +30,7 @@ SPINE = (
 )
 
 # What runs have written: for whoever reads it, with or without torch.
-EVENTS = ("journal.events", "journal.failure", "journal.history", "journal.ranks", "journal.tail", "journal.writer")
+EVENTS = ("journal.events", "journal.failure", "journal.history", "journal.writer")
 
 # What all tools may import that look at runs from outside.
 OUTSIDE = ("base", "world.environment", "world.machine", *EVENTS, "journal.measure.split", "launch", "tools", "cli")
@@ -88,7 +88,7 @@ READ_ENVIRONMENT = {
     "world.environment": "the one place",
     "world.comm.horovod": "Horovod learns who it is from variables alone: set while it starts, then put back",
     "world.comm.group": "Gloo learns its interface from GLOO_SOCKET_IFNAME alone: set while a group opens, then put back",
-    "journal.measure.wandb_like": "the project that a tracker's user has named, by the tracker's own variable",
+    "journal.measure.trackers": "the project that a tracker's user has named, by the tracker's own variable",
     "world.comm.interface": "the same variable, and NCCL's, as the user may have set them",
 }
 
@@ -103,13 +103,11 @@ WITHOUT_TORCH = (
     "base.errors",
     "base.regular",
     "base.shapes",
-    "world.machine.cgroups",
     "world.machine.cores",
     "world.machine.threads",
     "world.machine.addresses",
     "world.machine.sizes",
     "base.stopping",
-    "base.interval",
     "tools.check",
     "base.config",
     "world.environment",

@@ -15,7 +15,7 @@ from crew import warm_server
 from logged_runs import run_logged, until, waiting
 
 from lockstep.cli.main import main
-from lockstep.journal.tail import Tail
+from lockstep.journal.history import Tail
 from lockstep.tools.explain.rank_reports import RankReport
 from lockstep.tools.watch.frame import frame
 from lockstep.tools.watch.watched import Watched

@@ -6,7 +6,7 @@ from torch.distributed import HashStore
 
 from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError
-from lockstep.world.comm import own_devices
+from lockstep.world.comm import machines
 from lockstep.world.comm.group import choose_devices, choose_transport
 from lockstep.world.environment import World
 
@@ -86,8 +86,8 @@ def test_nccl_needs_a_gpu_for_each_device_of_each_process(gpus):
 def own(store, ranks):
     """Whether each rank finds that its GPU is its own: the last one to come, that is, so that nobody has to wait."""
     for rank in range(ranks):
-        store.set(f"devices/{rank}", own_devices.uuid_of(None))
-    return own_devices.has_own_devices(place(ranks - 1, ranks), [torch.device("cuda", 0)], store)
+        store.set(f"devices/{rank}", machines.uuid_of(None))
+    return machines.has_own_devices(place(ranks - 1, ranks), [torch.device("cuda", 0)], store)
 
 
 @pytest.mark.parametrize(
@@ -102,11 +102,11 @@ def own(store, ranks):
 def test_processes_that_see_one_gpu_each_are_told_from_those_that_share_one(gpus, monkeypatch, count, uuids, expected):
     gpus(count)
     told = iter(uuids)
-    monkeypatch.setattr(own_devices, "uuid_of", lambda device: next(told))
+    monkeypatch.setattr(machines, "uuid_of", lambda device: next(told))
     assert own(HashStore(), 2) is expected
 
 
 def test_before_ranks_have_met_gpus_that_may_be_their_own_are_no_error(gpus, monkeypatch):
     gpus(1)
-    monkeypatch.setattr(own_devices, "uuid_of", lambda device: "GPU-a")
-    assert own_devices.has_own_devices(place(0, 4), [torch.device("cuda", 0)], None)
+    monkeypatch.setattr(machines, "uuid_of", lambda device: "GPU-a")
+    assert machines.has_own_devices(place(0, 4), [torch.device("cuda", 0)], None)

@@ -23,6 +23,7 @@ class FakeDriver:
         self.step = 0
         self.micro = None
         self.runs = own_runs
+        self.opened = []
         self.phases = self
         self.told = []
         self._leader = None
@@ -57,9 +58,6 @@ class FakeDriver:
 
     def end_step(self):
         self.told.append(("step over", self.step))
-
-    def open(self, shards):
-        pass
 
     def begin_phase(self, batch):
         if self._batch is None:

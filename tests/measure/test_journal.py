@@ -8,8 +8,7 @@ import pytest
 from lockstep.journal.events import FILE_NAME
 from lockstep.journal.history import read_events
 from lockstep.journal.measure.journal import Journal
-from lockstep.journal.measure.tensorboard import TensorBoard
-from lockstep.journal.measure.trackers import Trackers
+from lockstep.journal.measure.trackers import TensorBoard, Trackers
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -51,7 +50,7 @@ def test_tensorboard_gets_training_and_evaluation_apart(tmp_path, run_here):
         """
         import sys
         from pathlib import Path
-        from lockstep.journal.measure.tensorboard import TensorBoard
+        from lockstep.journal.measure.trackers import TensorBoard
         from lockstep.journal.measure.journal import Journal
         from lockstep.journal.measure.trackers import Trackers
 

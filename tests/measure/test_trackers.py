@@ -10,8 +10,7 @@ from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError
 from lockstep.base.trackers import split_track, without_services
 from lockstep.journal.history import read_history
-from lockstep.journal.measure.trackers import Trackers
-from lockstep.journal.measure.wandb_like import last_written
+from lockstep.journal.measure.trackers import Trackers, last_written
 from lockstep.journal.writer import EventWriter
 
 pytestmark = pytest.mark.timeout(120)

@@ -13,7 +13,7 @@ from laboratory import HERE
 
 from lockstep.base.stopping import UNSAVED_END_STATUS
 from lockstep.journal.history import read_events
-from lockstep.journal.measure import journal, tensorboard
+from lockstep.journal.measure import journal, trackers
 from lockstep.journal.measure.trackers import Trackers
 
 pytestmark = pytest.mark.timeout(90)
@@ -142,8 +142,8 @@ def test_a_tensorboard_that_cannot_write_rests_and_is_tried_again(tmp_path, monk
             raise OSError(errno.ENOSPC, NO_ROOM)
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Board))
-    monkeypatch.setattr(tensorboard, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    written = journal.Journal(tmp_path, Trackers([tensorboard.TensorBoard(tmp_path, 0)]))
+    monkeypatch.setattr(trackers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    written = journal.Journal(tmp_path, Trackers([trackers.TensorBoard(tmp_path, 0)]))
     for step in (1, 2, 3):
         written.scalars("step", 0, step, {"loss": 0.5})
     now[0] = 31.0

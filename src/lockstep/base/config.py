@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,36 @@ from urllib.parse import urlsplit
 
 from lockstep.base import extensions
 from lockstep.base.errors import ConfigError, unknown_name
-from lockstep.base.interval import check_interval
 from lockstep.base.option import CHECKPOINTS, PROCESSES, TRAINING, Option, check_options, one_of, option, options_of
 from lockstep.base.trackers import check_track
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def check_interval(value: Any) -> int | str:
+    """``checkpoint_every`` in canonical form, so that settings can be compared and passed on as text: a number of steps, a
+    number of seconds followed by ``s``, or ``off``.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(value, datetime.timedelta):
+        value = f"{value.total_seconds():.15g}s"
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    if value == "off":
+        return "off"
+    if isinstance(value, str):
+        if value.isdecimal() and int(value) >= 1:
+            return int(value)
+        match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)([smhd])", value)
+        seconds = float(match[1]) * _UNITS_S[match[2]] if match else 0.0
+        if 0 < seconds < math.inf:
+            return f"{seconds:.15g}s"
+    raise ConfigError(
+        f"checkpoint_every={value!r}: give a number of steps (1 or more), a time (a timedelta, or a text such as 30s, 10m, "
+        "2h), or 'off'"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +57,8 @@ class Strategy:
     """Devices that a process may use: ``one``; ``several``, on which the script places its models; or ``all`` GPUs."""
     needs: str = ""
     """What the machine must have: ``gpus``, ``horovod``."""
+    promises_bits: bool = False
+    """Whether answers are bit-identical at every world size."""
     audits: bool = False
     """Whether a shard can be computed aside, without a word to other processes."""
     balances: bool = False
@@ -36,11 +66,11 @@ class Strategy:
 
 
 STRATEGIES = {
-    "auto": Strategy(),
+    "auto": Strategy(promises_bits=True),
     "single": Strategy(sync="lockstep.sync.single", one_process=True, audits=True),
     "ddp": Strategy(sync="lockstep.sync.ddp"),
-    "exact": Strategy(sync="lockstep.sync.exact", audits=True, balances=True),
-    "fsdp": Strategy(sync="lockstep.sync.fsdp", devices="one"),
+    "exact": Strategy(sync="lockstep.sync.exact", promises_bits=True, audits=True, balances=True),
+    "fsdp": Strategy(sync="lockstep.sync.fsdp", promises_bits=True, devices="one"),
     "horovod": Strategy(sync="lockstep.sync.horovod", needs="horovod"),
     "dp": Strategy(sync="lockstep.sync.dp", one_process=True, devices="all", needs="gpus"),
 }

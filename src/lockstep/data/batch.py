@@ -33,6 +33,11 @@ class PhaseDriver(Protocol):
         phase. Each is asked for when the one before has ended."""
 
     @property
+    def opened(self) -> list[Shards]:
+        """Where each iterator over a batch's shards is noted that the script requests. Without shards on this process, the loop
+        may end before ``begin_phase``."""
+
+    @property
     def micro(self) -> MicroStep | None:
         """The running micro-step; None: outside of ``batch.shards``."""
 
@@ -42,10 +47,6 @@ class PhaseDriver(Protocol):
 
     def compare_data(self, description: str) -> None:
         """Check that all ranks have read the same first samples. Every rank must call it."""
-
-    def open(self, shards: Shards) -> None:
-        """The script has requested an iterator over a batch's shards. Without shards on this process, the loop may end before
-        ``begin_phase``."""
 
     def begin_phase(self, batch: Batch) -> Batch:
         """Begin a phase on a batch's shards. Returns the batch that leads the phase: another one where a loop runs over the
@@ -146,7 +147,7 @@ class Batch(GlobalBatch):
         gradients over all ranks, so every rank must reach it; leaving the loop early is an error.
         """
         shards = Shards(self, self._driver, self._upload)
-        self._driver.open(shards)
+        self._driver.opened.append(shards)
         return shards
 
     def add(self, *, weight: float | Tensor | None = None, reduction: str | None = None, **values: Any) -> None:

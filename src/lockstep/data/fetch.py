@@ -22,7 +22,7 @@ from lockstep.data.batches import pin
 from lockstep.data.culprit import Culprit
 from lockstep.data.dataset_snapshot import DatasetSnapshot
 from lockstep.data.streams import Purpose, reseed
-from lockstep.plan.loading import USUAL_PREFETCH
+from lockstep.data.torch_loader import USUAL_PREFETCH
 from lockstep.world import devices
 from lockstep.world.machine.threads import Lowered, use_threads
 
@@ -125,39 +125,22 @@ class TableFetcher(Dataset[Any]):
     def __init__(self, by_sample: Fetcher) -> None:
         self.dataset: Any = by_sample.dataset
         self._by_sample = by_sample
-        self.look_again()
-
-    def look_again(self) -> None:
-        """See what the data set has now. Between passes the script may have replaced its tensors, or chosen other indices, also
-        in place."""
-        self._tensors, self._indices = _table_of(self.dataset)
-        self._is_on_cpu = all(tensor.is_cpu for tensor in self._tensors or ())
-        self._rows = None if self._indices is None else torch.as_tensor(self._indices, dtype=torch.long)
+        self._is_subset = type(self.dataset) is Subset
 
     def __getitem__(self, request: Request) -> Any:
         try:
-            tensors, indices = _table_of(self.dataset)
-            if tensors is not self._tensors or indices is not self._indices:
-                self.look_again()
-            rows = _as_rows(request.indices)
-            if self._rows is not None:
-                rows = self._rows[rows]
-            if self._is_on_cpu:
-                try:
-                    return [tensor.index_select(0, rows) for tensor in self._tensors]
-                except IndexError:  # indices may count from the end; wrong ones get the usual error below
-                    pass
-            return [tensor[rows.to(tensor.device)] for tensor in self._tensors]
+            table, indices = self.dataset, request.indices
+            if self._is_subset:
+                chosen, table = table.indices, table.dataset
+                indices = [chosen[index] for index in indices]
+            rows, tensors = _as_rows(indices), table.tensors  # read each time: the script may replace them
+            try:
+                return [t.index_select(0, rows) if t.is_cpu else t[rows.to(t.device)] for t in tensors]
+            except IndexError:  # they may count from the end; wrong ones get the usual error below
+                return [tensor[rows.to(tensor.device)] for tensor in tensors]
         except Exception:  # fetched again outside of this block, so that the user sees the error of the sample alone
             pass
         return self._by_sample[request]
-
-
-def _table_of(dataset: Any) -> tuple[Any, Any]:
-    """The tensors of a ``TensorDataset``, or of that in a ``Subset`` (None: there are none any more), and the subset's indices
-    (None: it is no subset)."""
-    is_subset = type(dataset) is Subset
-    return getattr(dataset.dataset if is_subset else dataset, "tensors", None), dataset.indices if is_subset else None
 
 
 def _as_rows(indices: Any) -> torch.Tensor:
@@ -235,19 +218,21 @@ class FetchPool:
 
     def run(self, requests: Iterable[Request]) -> Iterator[Any]:
         """One batch for each request. Workers run ahead of the loop; without them each batch is fetched on demand."""
-        if isinstance(self._fetcher, TableFetcher):
-            self._fetcher.look_again()
         if self._workers is not None:
             if self._workers.persistent_workers:
                 self._workers = self._renewed(self._workers)
             self._requests.current = requests
-            yield from from_workers(self._workers, self._requests)
-            return
-        one_thread = single_threaded(runs_user_code=not isinstance(self._fetcher, TableFetcher))
+            return from_workers(self._workers, self._requests)
+        is_copied = isinstance(self._fetcher, TableFetcher)  # rows are the same, copied with any number of threads
+        fetched = map(self._fetcher.__getitem__, requests) if is_copied else self._fetch(requests)
+        return map(pin, fetched) if self._pin_memory else fetched
+
+    def _fetch(self, requests: Iterable[Request]) -> Iterator[Any]:
+        one_thread = single_threaded()
         for request in requests:
             with one_thread:
                 batch = self._fetcher[request]
-            yield pin(batch) if self._pin_memory else batch
+            yield batch
 
     def _renewed(self, workers: DataLoader[Any]) -> DataLoader[Any]:
         """``workers``, or new ones if the script has changed its data set since they copied it: ``dataset.epoch = epoch``
@@ -312,8 +297,7 @@ class single_threaded:  # noqa: N801 - a context manager, written as a class bec
     was imported, since the check takes as long as all the rest: a change by the script takes effect at the next pass.
     """
 
-    def __init__(self, *, runs_user_code: bool = True) -> None:
-        self._runs_user_code = runs_user_code  # without user code, NumPy is not used
+    def __init__(self) -> None:
         self._lowered: Lowered | None = None
         self._num_modules = -1
         """Number of imported modules when all libraries had one thread."""
@@ -322,7 +306,7 @@ class single_threaded:  # noqa: N801 - a context manager, written as a class bec
         self._before = torch.get_num_threads()
         if self._before != 1:
             torch.set_num_threads(1)
-        if self._runs_user_code and len(sys.modules) != self._num_modules:
+        if len(sys.modules) != self._num_modules:
             self._lowered = Lowered()
             if not self._lowered.has_changed:
                 self._num_modules = len(sys.modules)

@@ -14,7 +14,7 @@ from lockstep.data.culprit import Culprit
 from lockstep.data.fetch import from_workers, single_threaded, worker_loader
 from lockstep.data.states import has_state, put_state, take_state
 from lockstep.data.streams import Purpose, reseed
-from lockstep.plan.loading import USUAL_PREFETCH
+from lockstep.data.torch_loader import USUAL_PREFETCH
 
 _END = object()
 _MAX_STEPS_AHEAD = 64

@@ -31,8 +31,7 @@ from lockstep.data.fetch import FetchPool, Request, choose_fetcher
 from lockstep.data.reader import StreamReader
 from lockstep.data.states import has_state, put_state, take_state
 from lockstep.data.streams import Purpose
-from lockstep.data.torch_loader import check_batches, is_torch_loader, samplers_of, set_epoch
-from lockstep.plan.length import length_of
+from lockstep.data.torch_loader import check_batches, is_torch_loader, length_of, samplers_of, set_epoch
 from lockstep.plan.shards import MicroStep, StepPlan, shard_slice
 
 T = TypeVar("T")

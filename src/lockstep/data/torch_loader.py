@@ -9,6 +9,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from lockstep.base.errors import DataError
 
+USUAL_PREFETCH = 2
+"""PyTorch's own default for DataLoaders with workers."""
+
 
 def set_epoch(epoch: int, *objects: object) -> None:
     """Call ``set_epoch(epoch)`` on each object that has it, as scripts do with samplers."""
@@ -50,3 +53,11 @@ def check_batches(batches: Iterable[Any], call: str, passes: str) -> None:
             "this DataLoader has a DistributedSampler, which leaves each process only its own samples, and lockstep "
             "would split those again: leave the sampler out (use shuffle=True), and set batch_size to the global batch"
         )
+
+
+def length_of(collection: Any) -> int | None:
+    """``len(collection)``; None if it has no length or does not know it."""
+    try:
+        return len(collection)
+    except (TypeError, NotImplementedError):  # PyTorch's samplers raise either
+        return None

@@ -13,12 +13,9 @@ import torch
 from torch import Tensor
 
 from lockstep.data.batches import map_tensors, to_device
+from lockstep.data.sources import Deal
 from lockstep.data.torch_loader import is_torch_loader
-from lockstep.plan.shards import StepPlan
 from lockstep.world.devices import new_stream
-
-Deal = tuple[StepPlan, list[Any]]
-"""See ``data.sources``."""
 
 
 class _Copy(NamedTuple):

@@ -14,15 +14,14 @@ from typing import Any
 import torch
 
 from lockstep.base import errors
-from lockstep.base.config import RunConfig, settle
+from lockstep.base.config import STRATEGIES, RunConfig, settle
 from lockstep.base.errors import LockstepError, UsageError
 from lockstep.base.trackers import split_track
 from lockstep.data.streams import script_seed
 from lockstep.joining.instrument import make_instruments
 from lockstep.joining.opening import LaunchRequest, OpenRun, open_run
 from lockstep.joining.parts import Parts, RunContext
-from lockstep.joining.startup.consistency import check_run_dir_shared, check_software
-from lockstep.joining.startup.spawned import check_not_imported
+from lockstep.joining.startup.consistency import check_not_imported, check_run_dir_shared, check_software
 from lockstep.joining.team import Team
 from lockstep.joining.unlaunched import show_uncaught
 from lockstep.joining.verifying import await_opening, verify_together
@@ -31,7 +30,7 @@ from lockstep.state.recovery.resuming import Checkpoint
 from lockstep.state.recovery.software import numerics
 from lockstep.state.rundir.birth import Birth, Command
 from lockstep.state.rundir.lock import RunLock
-from lockstep.sync.table import promises_bits, resolve_strategy
+from lockstep.sync.table import resolve_strategy
 from lockstep.world.comm.agreement import compare_ranks
 from lockstep.world.comm.collectives import Collectives
 from lockstep.world.comm.group import (
@@ -43,7 +42,7 @@ from lockstep.world.comm.group import (
     default_group,
     open_group,
 )
-from lockstep.world.comm.own_devices import has_own_devices
+from lockstep.world.comm.machines import has_own_devices
 from lockstep.world.comm.store import OpenStore, open_store
 from lockstep.world.environment import Environment, World, read_environment
 from lockstep.world.machine.cores import num_cores
@@ -161,7 +160,7 @@ def _agree(
     """All ranks take the settings of the run's birth, which rank 0 reads or writes."""
     warnings = check_software(world, collectives)
     given = {name: value for values in (config, *options.values()) for name, value in dataclasses.asdict(values).items()}
-    if promises_bits(config.strategy) and "numerics" not in config.allow:
+    if STRATEGIES[config.strategy].promises_bits and "numerics" not in config.allow:
         given |= numerics()
     compare_ranks(
         "settings",
@@ -232,7 +231,7 @@ def _open(
     block(0, world.world_size, num_shards)  # more processes than shards is an error
     born_with = Birth(
         shards=num_shards,
-        exact=promises_bits(config.strategy),
+        exact=STRATEGIES[config.strategy].promises_bits,
         accumulate=config.accumulate,
         seed=config.seed or 0,
         threads=config.threads or environment.threads or _default_threads(num_shards, world),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lockstep.base.config import RunConfig
+from lockstep.base.config import STRATEGIES, RunConfig
 from lockstep.base.stopping import StopWatch, say
 from lockstep.base.visible import visible
 from lockstep.data.assignment import ShardAssignment
@@ -22,8 +22,7 @@ from lockstep.data.evaluated import EvaluatedLoaders
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.streams import Purpose, draw_on, preserve_rng, reseed
 from lockstep.joining.instrument import Instrument, Run
-from lockstep.joining.startup.announcement import Announcement
-from lockstep.joining.startup.banner import start_event
+from lockstep.joining.startup.announcement import Announcement, start_event
 from lockstep.joining.startup.script_seed import ScriptSeed
 from lockstep.joining.startup.split import SplitRemarks
 from lockstep.journal.measure.journal import Journal
@@ -33,8 +32,7 @@ from lockstep.journal.measure.passes import PassMeter
 from lockstep.journal.measure.progress import choose_display
 from lockstep.journal.measure.split import LOADING
 from lockstep.journal.measure.step_clock import CHECKPOINT, LOGGING, SAVING, LoaderTimer, OverlapTimer, PartTimer, StepClock
-from lockstep.journal.measure.trackers import Trackers, trackers_for
-from lockstep.journal.measure.wandb_like import RunInfo
+from lockstep.journal.measure.trackers import RunInfo, Trackers, trackers_for
 from lockstep.listener import Listener, Listeners, Stage
 from lockstep.loop.at_exit import AtExit
 from lockstep.loop.balance import Balance, may_balance
@@ -58,7 +56,7 @@ from lockstep.state.recovery.unprepared import Unprepared
 from lockstep.state.recovery.unrepeatable import Unrepeatable
 from lockstep.state.rundir.birth import Birth
 from lockstep.state.rundir.lock import RunLock
-from lockstep.sync.table import make_sync, promises_bits
+from lockstep.sync.table import make_sync
 from lockstep.world.comm.collectives import Collectives
 from lockstep.world.comm.group import Transport, close_group, default_group
 from lockstep.world.comm.raw_collectives import RawCollectives
@@ -219,7 +217,7 @@ class Parts:
             self.divergence if world.world_size > 1 else None,
             Unprepared(self.state, self.trained.trains, scales_loss=self.precision.scales_loss, speaks=warns),
             Unrepeatable(self.loop.resumption, speaks=warns),
-            RawCollectives(self.collectives) if promises_bits(config.strategy) and not gathers else None,
+            RawCollectives(self.collectives) if STRATEGIES[config.strategy].promises_bits and not gathers else None,
             NanWatch(config.on_nan, world.rank, config.log_every, self.phases.position),
             self.log,
             self.trackers,

@@ -1,4 +1,4 @@
-"""Reads a run's journal: its events, its launches, and its steps as they count after all resumes.
+"""Reads a run's journal: its events, its launches, its steps as they count after all resumes, and what is new in it.
 
 A file may be damaged, of another version, or somebody else's: it is read if it is a regular one of bounded size, and lines that
 are not as the table in ``events`` says are skipped.
@@ -7,13 +7,14 @@ are not as the table in ``events`` says are skipped.
 from __future__ import annotations
 
 import math
+import os
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.base.regular import read_lines
+from lockstep.base.regular import MOST_BYTES, MOST_LINE_BYTES, open_to_read, read_lines
 from lockstep.journal.events import FILE_NAME, REPEATED, Event, kind_of, number_in, read_event, repeated_after
 
 _SPARE = 4
@@ -163,3 +164,35 @@ def read_history(run_dir: Path) -> list[Event]:
         OSError: it cannot be read, is too large, or is not a regular file.
     """
     return history(read_events(run_dir))
+
+
+_BLOCK_BYTES = 1 << 24
+
+
+class Tail:
+    """Reads new events from a journal, complete lines only."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = 0
+        self._at = 0
+        self._rest = b""
+
+    def read(self) -> tuple[list[dict[str, Any]], bool]:
+        """The new events, and whether these are all, since the file was replaced or truncated."""
+        try:
+            with open_to_read(self._path, MOST_BYTES) as file:
+                status = os.fstat(file.fileno())
+                is_replaced = status.st_ino != self._file or status.st_size < self._at
+                if is_replaced:
+                    self._file, self._at, self._rest = status.st_ino, 0, b""
+                file.seek(self._at)
+                events = []
+                while data := file.read(_BLOCK_BYTES):
+                    self._at += len(data)
+                    *lines, self._rest = (self._rest + data).split(b"\n")
+                    events += [event for line in lines if (event := read_event(line)) is not None]
+                    self._rest = self._rest if len(self._rest) < MOST_LINE_BYTES else b""
+                return events, is_replaced
+        except OSError:  # it has not begun, or the file server does not answer
+            return [], False

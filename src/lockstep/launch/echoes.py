@@ -6,7 +6,7 @@ import traceback
 
 from lockstep.base.errors import AbandonedError, StrangerError
 from lockstep.base.stopping import Stopped
-from lockstep.base.tracebacks.chain import chain, message_of
+from lockstep.base.tracebacks.excerpt import chain, message_of
 from lockstep.base.tracebacks.frames import owner
 
 _TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError", "PeerError", "AbandonedError"}

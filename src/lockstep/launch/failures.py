@@ -15,8 +15,7 @@ from pathlib import Path
 
 from lockstep.base.errors import CheckpointError, ConfigError, LaunchError, LossError, MismatchError, ModelError, UsageError
 from lockstep.base.stopping import AUDIT_STATUS, AuditFailed
-from lockstep.base.tracebacks.chain import message_of
-from lockstep.base.tracebacks.excerpt import excerpt, first_line, plain_message, without_noise
+from lockstep.base.tracebacks.excerpt import excerpt, first_line, message_of, plain_message, without_noise
 from lockstep.launch.echoes import handled_before, is_echo, what_followed
 from lockstep.world.environment import shows_tracebacks
 

@@ -10,9 +10,9 @@ from lockstep.base.errors import ConfigError, DataError, MismatchError
 from lockstep.base.stopping import say
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.streams import Purpose, reseed
+from lockstep.data.torch_loader import length_of
 from lockstep.listener import Listeners
 from lockstep.loop.phases import Phases
-from lockstep.plan.length import length_of
 from lockstep.plan.shards import StepPlan
 from lockstep.state.recovery.divergence import DivergenceCheck
 from lockstep.state.recovery.position import Resumption

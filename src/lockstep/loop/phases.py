@@ -20,11 +20,11 @@ from lockstep.journal.measure.step_clock import BEGINNING, ENDING, IN_BACKWARD, 
 from lockstep.listener import Listeners
 from lockstep.loop import refusals
 from lockstep.loop.ledger import Ledger
+from lockstep.loop.refusals import is_sum
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.prepare.guards import ShardGuards
 from lockstep.prepare.state_adapters import parameters_of
 from lockstep.prepare.strangers import refuse
-from lockstep.prepare.sums import is_sum
 from lockstep.prepare.trained import TrainedObjects
 from lockstep.sync.gradients import Gradients, detach_grads, put_back
 from lockstep.sync.protocol import ShardSync, Sync
@@ -110,7 +110,7 @@ class Phases:
         """That of the current step."""
         self._batch: Batch | None = None
         """The batch that leads the current phase; None: between phases."""
-        self._opened: list[Shards] = []
+        self.opened: list[Shards] = []
         """Iterators over shards that the script has requested since the last phase."""
         self._carried: Gradients = {}
         """Gradients from before the phase, to which those of the phase are added."""
@@ -146,7 +146,7 @@ class Phases:
         self.step += 1
         self._plan = plan
         self.num_done = 0
-        self._opened = []
+        self.opened = []
         for notify in self._methods["begin_step"]:
             notify(self.step)
         reseed(self.seed, Purpose.STEP, self.step, 0)
@@ -176,7 +176,7 @@ class Phases:
         if self._batch is not None:
             if not failed and not self._has_refused:
                 self.was_left = self.step
-            for shards in self._opened:
+            for shards in self.opened:
                 shards.drop()
             self._sync.drop()
             self._ledger.drop()
@@ -253,10 +253,6 @@ class Phases:
         self._ledger.compare_data(description)
 
     # Phases
-
-    def open(self, shards: Shards) -> None:
-        """See PhaseDriver."""
-        self._opened.append(shards)
 
     def begin_phase(self, batch: Batch) -> Batch:
         """See PhaseDriver."""
@@ -338,10 +334,10 @@ class Phases:
             self._carried = {}
         if values:
             batch.note(values)
-        for shards in self._opened:
+        for shards in self.opened:
             if shards.batch is not batch and shards.end_beside():
                 shards.batch.values.update({name: batch.values[name] for name in values})
-        self._opened = []
+        self.opened = []
         self._batch = None
         if guards.strangers.known:
             guards.strangers.end_phase()

@@ -29,7 +29,6 @@ from lockstep.prepare.strangers import forget_gradients
 from lockstep.prepare.trained import TrainedObjects
 from lockstep.state.recovery.run_state import RunState
 from lockstep.sync.protocol import Sync
-from lockstep.sync.table import promises_bits
 from lockstep.world.comm.agreement import compare_ranks
 from lockstep.world.comm.collectives import Collectives
 
@@ -114,7 +113,7 @@ class Preparation:
                     num_shards=self._loop.phases.num_shards,
                     world_size=self._collectives.size,
                     on_cpu=self._device.type == "cpu",
-                    is_exact=promises_bits(self._config.strategy),
+                    is_exact=STRATEGIES[self._config.strategy].promises_bits,
                 )
                 if self._model_devices:
                     check_placed(item, self._model_devices)

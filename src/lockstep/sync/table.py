@@ -14,11 +14,6 @@ from lockstep.world.comm.group import Transport
 from lockstep.world.comm.horovod import find_horovod
 
 
-def promises_bits(strategy: str) -> bool:
-    """Whether a run with this strategy (which may be ``auto``) promises bit-identical answers at every world size."""
-    return strategy in ("exact", "fsdp", "auto")
-
-
 def resolve_strategy(name: str, world_size: int, num_shards: int, *, is_exact: bool, on_gpus: bool) -> str:
     """Resolve ``auto``, and check the strategy against the number of processes and the kind of device.
 

@@ -11,8 +11,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lockstep.base.errors import LockstepError
-from lockstep.base.tracebacks.chain import chain, message_of
 from lockstep.base.tracebacks.frames import Frame, owner, short_path
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception, and those from which or during whose handling it was raised, as tracebacks show them: the oldest last."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def message_of(error: object) -> str:
+    """The message of an exception, whatever the user's class does."""
+    try:
+        return str(error)
+    except Exception:
+        return "(its message could not be made)"
+
 
 _NOISE = re.compile(r"\[/\S*/gloo/\S+\] |\s*This is typically caused by [^\n]*GLHF![^\n]*")
 """Additions of Gloo to its errors: a line of its own source, and advice to look into the logs of the other side."""

@@ -1,8 +1,11 @@
-"""Checking before training that all machines of a run have the same software, script and run directory."""
+"""Checking before training that this process is one of the run, and that all machines have the same software, script and run
+directory."""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
+import multiprocessing
 import platform
 import shlex
 import sys
@@ -11,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from lockstep.base.errors import ConfigError, MismatchError
+from lockstep.base.errors import ConfigError, MismatchError, UsageError
 from lockstep.state.recovery.software import version
 from lockstep.state.rundir.birth import NO_SCRIPT
 from lockstep.state.rundir.sight import PATIENCE_S, blind_hosts
@@ -92,3 +95,23 @@ def check_run_dir_shared(run_dir: Path, token: str, world: World, collectives: C
             f"found within {PATIENCE_S:g} s. Checkpoints are written and read by all machines. Put it on a file system that is "
             "mounted at the same path on all of them: --run-dir DIR (run_dir=), or start the script in a directory there"
         )
+
+
+def check_not_imported() -> None:
+    """Check that ``join`` was not called while ``multiprocessing`` imports the script: ``spawn`` and ``forkserver`` do so in
+    each process that they start, a loader's workers among them, to find the functions and classes that these need.
+
+    Raises:
+        UsageError: it was. The process would wait for the others of a run that it is no part of.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
+            raise UsageError(
+                f"join() in {multiprocessing.current_process().name!r}, a process that multiprocessing has started from this "
+                f"script (a loader's worker, with multiprocessing_context='spawn' or 'forkserver'): it imports "
+                f"{frame.f_code.co_filename} again, with all that stands at its top level. Move the training into a function, "
+                'and call it under a main guard: `if __name__ == "__main__": main()`. Classes and functions that workers need '
+                "stay at the top level."
+            )
+        frame = frame.f_back

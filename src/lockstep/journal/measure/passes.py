@@ -29,7 +29,7 @@ class PassMeter(Listener):
     """Follows every pass of this process, and writes the measurements of all ranks to the journal.
 
     Args:
-        split: returns the seconds of each part of the current pass (``explain.split``).
+        split: returns the seconds of each part of the current pass (``measure.split``).
         speaks: whether to print what bounds the speed, after the first pass and when that is something new.
     """
 

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lockstep.base.trackers import OFF
-from lockstep.journal.measure.tensorboard import TensorBoard
-from lockstep.journal.measure.wandb_like import RunInfo, WandbLike
+from lockstep.base import extensions
+from lockstep.base.atomic import write_atomic
+from lockstep.base.regular import read_bytes
+from lockstep.base.shapes import fits, parse
+from lockstep.base.stopping import say
+from lockstep.base.trackers import OBJECT, OFF, TRACKERS
+from lockstep.journal.history import read_launches
 from lockstep.listener import Listener
 
 TRAINING, EVALUATION = "training", "evaluation"
+_EVENTS = {TRAINING: "step", EVALUATION: "evaluate"}
+"""The kind of events that are written together with a group of values."""
+_FILE_NAME = "trackers.json"
+_RETRY_S = 30.0
 
 
-class Tracker(Protocol):
-    """A tracker. Its methods do not raise."""
+class Tracker:
+    """Base class of trackers. Their methods do not raise."""
 
     def open(self) -> None:
         """Called before the first step, perhaps several times."""
@@ -93,6 +112,195 @@ class Trackers(Listener):
     def _write(self, group: str, step: int, values: Mapping[str, float]) -> None:
         for tracker in self._trackers:
             tracker.write(group, step, values)
+
+
+class TensorBoard(Tracker):
+    """TensorBoard, if that is installed. Its files are opened with the first value: importing it takes about a second.
+
+    Args:
+        resumed_from: the step at which an interrupted run resumes; None: it is new.
+        must: whether to warn if it is not installed, since the user has asked for it.
+    """
+
+    def __init__(self, run_dir: Path, resumed_from: int | None, *, must: bool = False) -> None:
+        self._run_dir = run_dir
+        self._resumed_from = resumed_from
+        self._must = must
+        self._board: Any = None
+        self._next_try_s = 0.0
+
+    @override
+    def write(self, group: str, step: int, values: Mapping[str, float]) -> None:
+        """Write values, unless the disk is full: then it says so, and tries again later."""
+        try:
+            board = self._open()
+            for name, value in values.items() if board is not None else ():
+                board.add_scalar(f"{group}/{name}", value, step)
+        except OSError as error:  # a full disk, say; errors of TensorBoard's own thread are raised here, too
+            self.close(failed=False)
+            self._next_try_s = time.monotonic() + _RETRY_S
+            say(
+                f"WARNING: TensorBoard's files in {self._run_dir} cannot be written: {error}. Training continues; "
+                f"what is measured meanwhile goes to events.jsonl alone, and the next try is in {_RETRY_S:.0f} s."
+            )
+
+    def _open(self) -> Any:
+        if self._board is None and time.monotonic() >= self._next_try_s:
+            self._board = False
+            if importlib.util.find_spec("tensorboard") is None:
+                if self._must:
+                    say("WARNING: --track tensorboard: it is not installed: pip install tensorboard")
+            else:
+                with contextlib.suppress(ImportError):  # too old, or broken; events.jsonl has all values
+                    from torch.utils.tensorboard import SummaryWriter
+
+                    # Later steps will be written again.
+                    purge = None if self._resumed_from is None else self._resumed_from + 1
+                    self._resumed_from = None
+                    self._board = SummaryWriter(str(self._run_dir), purge_step=purge)
+        return self._board or None
+
+    @override
+    def close(self, *, failed: bool) -> None:
+        board, self._board = self._board, None
+        if board:
+            with contextlib.suppress(OSError):
+                board.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """What trackers record about the run."""
+
+    run_dir: Path
+    project: str
+    """The default name of the project."""
+    settings: Mapping[str, Any]
+    hyperparameters: Mapping[str, Any]
+    """Of the script: more become known until the first step."""
+    is_again: bool
+    """Whether an earlier launch has used the run directory."""
+    aside: Callable[[], AbstractContextManager[None]]
+    """A context that restores the random streams."""
+
+
+class WandbLike(Tracker):
+    """Weights & Biases, Trackio, or another with ``init``, ``log`` and ``finish``. After its first error, which is reported, it
+    is no longer used, and training continues.
+
+    Args:
+        name: as in ``RunConfig.track``.
+        given: the tracker's object, if the script has given one.
+    """
+
+    def __init__(self, name: str, about: RunInfo, given: Any = None) -> None:
+        self._name, _, self._project = (name, "", "") if name.startswith(OBJECT) else name.partition(":")
+        self._about = about
+        self._given = given
+        self._run: Any = None
+        self._is_over = False
+        self._known = self._read() if about.is_again else {}
+        self._written = last_written(about.run_dir) if self._name in self._known else {}
+        """The last steps that an earlier launch has written, by group."""
+
+    @override
+    def open(self) -> None:
+        if self._run is None:
+            self._try("cannot be opened", self._open)
+
+    @override
+    def write(self, group: str, step: int, values: Mapping[str, float]) -> None:
+        self.open()
+        if self._run is not None and step > self._written.get(group, 0):
+            row = {f"{group}/{name}": value for name, value in values.items()}
+            self._try("cannot be written to", lambda: self._run.log(row, step=step))
+
+    @override
+    def close(self, *, failed: bool) -> None:
+        if self._run is not None:
+            finish = self._run.finish
+            self._try("cannot be closed", lambda: finish(**_taken(finish, exit_code=int(failed))))
+        self._run, self._is_over = None, True
+
+    def _try(self, what: str, act: Callable[[], object]) -> None:
+        if self._is_over:
+            return
+        try:
+            with self._about.aside():
+                act()
+        except (Exception, SystemExit) as error:
+            self._is_over, self._run = True, None
+            why = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+            if isinstance(error, ModuleNotFoundError) and error.name == self._package:
+                why = f"{self._package} is not installed: pip install {self._package}"
+            title = f"the tracker {self._name.removeprefix(OBJECT)}"
+            say(f"WARNING: {title} {what}: {why}. Training continues without it, and events.jsonl has all values.")
+
+    @property
+    def _package(self) -> str:
+        return TRACKERS[self._name].package if self._name in TRACKERS else self._name
+
+    def _open(self) -> None:
+        tracker = self._load()
+        about = self._about
+        number = self._known.get(self._name) or secrets.token_hex(4)
+        variable = TRACKERS[self._name].project_variable if self._name in TRACKERS else ""
+        arguments = {
+            "project": self._project or os.environ.get(variable or "-", "") or about.project,
+            "name": about.run_dir.absolute().name,
+            "config": {**about.settings, **about.hyperparameters},
+            "dir": str(about.run_dir),
+            "id": number,
+            "resume": "allow",
+        }
+        taken = _taken(tracker.init, **arguments)
+        if "id" not in taken and "name" in taken:  # it identifies runs by name, including those in other directories
+            taken["name"] = f"{arguments['name']}-{number}"
+        run = tracker.init(**taken)
+        self._run = run if callable(getattr(run, "log", None)) and callable(getattr(run, "finish", None)) else tracker
+        write_atomic(about.run_dir / _FILE_NAME, json.dumps({**self._read(), self._name: number}) + "\n")
+
+    def _load(self) -> Any:
+        if self._given is not None:
+            return self._given
+        if self._name in TRACKERS:
+            return importlib.import_module(self._package)
+        tracker = extensions.load("trackers", self._name)
+        return tracker() if isinstance(tracker, type) else tracker
+
+    def _read(self) -> dict[str, str]:
+        try:
+            known = parse(read_bytes(self._about.run_dir / _FILE_NAME))
+        except (OSError, ValueError):
+            return {}
+        return known if fits(known, dict[str, str]) else {}
+
+
+def _taken(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    """The arguments that a function accepts."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return arguments
+    return {name: value for name, value in arguments.items() if name in {parameter.name for parameter in parameters}}
+
+
+def last_written(run_dir: Path) -> dict[str, int]:
+    """The last steps whose values were written, by group, from the journal, which is written together with the trackers.
+
+    Steps that a resumed run repeats have the same values, so only later ones are written. An evaluation counts if its step
+    does.
+    """
+    try:
+        launches = read_launches(run_dir)
+    except OSError:
+        return {}
+    last = {
+        group: max((event.get("step", 0) for launch in launches if (event := launch.last(kind))), default=0)
+        for group, kind in _EVENTS.items()
+    }
+    if last[TRAINING]:
+        last[EVALUATION] = min(last.values())
+    return last
 
 
 def trackers_for(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lockstep.base.trees import map_tensors, tensors_in
 from lockstep.state.recovery.run_state import RunState
+from lockstep.sync.buffers import version
 from lockstep.world.comm.bit_sums import whole_bit_sums
 from lockstep.world.comm.dtensors import is_dtensor
 
@@ -64,9 +65,8 @@ class Fingerprint:
 
     def num_writes(self) -> list[int]:
         """How often each compared tensor has been written in place: writing the same numbers again counts."""
-        # (The only name of PyTorch's for it; its notes on autograd explain it. Inference tensors do not count.)
         tensors = (value for _, _, value in self._state.compared() if isinstance(value, Tensor))
-        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+        return [0 if tensor.is_inference() else version(tensor) for tensor in tensors]
 
     def plain_values(self) -> dict[str, dict[str, str]]:
         """The state that is not in tensors, in words: by part of an object, and by its path there. Local."""

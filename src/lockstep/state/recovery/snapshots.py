@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from lockstep.base.config import RunConfig
-from lockstep.state.checkpoint.gathered import gather_full
 from lockstep.state.checkpoint.manifest import Manifest
 from lockstep.state.checkpoint.staging import Staging
 from lockstep.state.checkpoint.writer import Job
@@ -22,6 +21,7 @@ from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.software import numerics, version
 from lockstep.state.rundir.birth import Birth
 from lockstep.world.comm.collectives import Collectives
+from lockstep.world.comm.dtensors import full_tensor, is_dtensor
 
 
 class Snapshots:
@@ -89,8 +89,12 @@ class Snapshots:
             objects=self._state.describe_objects(),
             **self._origin(),
         )
-        parts = [self._state.weights(), *({} for _ in range(1, self._collectives.size))]
-        weights = gather_full(parts, self._collectives.rank)
+        weights: dict[str, dict[str, Tensor]] = {}
+        for file, tensors in self._state.weights().items():
+            for name, tensor in tensors.items():
+                whole = full_tensor(tensor)  # one at a time, and kept on the CPU of the rank that writes it
+                if self._collectives.rank == 0:
+                    weights.setdefault(file, {})[name] = whole.cpu() if is_dtensor(tensor) else tensor
         if self._collectives.rank != 0:
             return None
         return replace(self._job(manifest, weights, {}, self._staging_of_best), world_size=1)

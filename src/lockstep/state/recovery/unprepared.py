@@ -20,7 +20,7 @@ from typing_extensions import override
 from lockstep.base.errors import UsageError
 from lockstep.base.stopping import say
 from lockstep.listener import Listener
-from lockstep.prepare.shard_weights import progress_of
+from lockstep.prepare.guards import progress_of
 from lockstep.state.recovery.run_state import RunState
 from lockstep.sync.buffers import version
 

@@ -53,7 +53,7 @@ class Figures:
     accuracy: float | None
     accuracy_from: str | None
     shares: Mapping[str, float] | None = None
-    """The share of each part of ``explain.split.PARTS`` in the time of all ranks."""
+    """The share of each part of ``measure.split.PARTS`` in the time of all ranks."""
     slowest_rank: int | None = None
     """The one that was busy with work of its own for longest; None with one process."""
     slowest_by: float | None = None

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from lockstep.base.config import RunConfig
 from lockstep.world.comm.collectives import Collectives
 from lockstep.world.comm.group import Transport, choose_devices, choose_transport, close_group, default_group, open_group
-from lockstep.world.comm.own_devices import has_own_devices
+from lockstep.world.comm.machines import has_own_devices
 from lockstep.world.comm.store import open_store
 from lockstep.world.environment import World, read_environment
 

@@ -9,9 +9,9 @@ Each rank appends to ``<run directory>/digests/rank-<r>.jsonl``, without communi
 ``steps``        ``shards``: a text, with the micro-steps of this rank since the last line separated by semicolons, each
                  ``<step> <phase> <shard> <part> <samples> <content> <losses>``: the digest of the samples' identities, that of
                  their content (in the steps below only, else ``-``), and the losses separated by commas. On rank 0, if ``last``
-                 is a step with more (see ``is_due``): ``gradients``, for each phase the digest of all gradients after the
-                 exchange and their norm; and ``state``, a digest of each object of the run (``model``, ``optimizer``, ...)
-                 after the step
+                 is a step with more (see ``journal.is_due``): ``gradients``, for each phase the digest of all gradients after
+                 the exchange and their norm; and ``state``, a digest of each object of the run (``model``,
+                 ``optimizer``, ...) after the step
 ===============  =======================================================================================================
 
 If the run is bit-exact, all of this is the same for every number of processes. Numbers are written as in a trace, by
@@ -98,12 +98,6 @@ class Digests:
                     "state": line["state"],
                 },
             )
-
-
-def is_due(step: int, every: int) -> bool:
-    """Whether a line is written after a step, with gradients and state: every ``every`` steps, and before the first of these
-    after steps 1, 2, 4, 8, ..., so that short runs have some, too."""
-    return every > 0 and (step % every == 0 or (step < every and step & (step - 1) == 0))
 
 
 def row(key: ShardKey, samples: str, content: str, losses: Sequence[str]) -> str:

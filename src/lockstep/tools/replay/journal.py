@@ -23,7 +23,7 @@ from lockstep.listener import Listener, Stage
 from lockstep.plan.shards import MicroStep
 from lockstep.state.recovery.fingerprint import Fingerprint, short_digest
 from lockstep.sync.gradients import widen
-from lockstep.tools.replay.digests import NOTHING, is_due
+from lockstep.tools.replay.digests import NOTHING
 from lockstep.tools.verify.trace.lines import TraceWriter, exact
 from lockstep.tools.verify.trace.subjects import Subjects
 from lockstep.world.comm.bit_sums import whole_bit_sums
@@ -39,7 +39,7 @@ class DigestJournal(Listener):
 
     Args:
         writer: of the process's file.
-        every: steps between lines (see ``digests.is_due``); 0: only for those in ``always``.
+        every: steps between lines (see ``is_due``); 0: only for those in ``always``.
         fingerprint: of the run's state.
         subjects: the prepared objects.
         is_main: whether this is rank 0, which also writes what is the same on all ranks.
@@ -167,6 +167,12 @@ class DigestJournal(Listener):
             # As ``digests.row``:
             texts.append(f"{step_number} {phase} {shard} {part} {samples:08x} {content} {exact_losses}")
         self._writer.write(event="steps", last=step, shards=";".join(texts), **more)
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether a line is written after a step, with gradients and state: every ``every`` steps, and before the first of these
+    after steps 1, 2, 4, 8, ..., so that short runs have some, too."""
+    return every > 0 and (step % every == 0 or (step < every and step & (step - 1) == 0))
 
 
 def _as_bytes(identities: Sequence[Any]) -> bytes:

@@ -10,8 +10,8 @@ from lockstep.listener import Listener
 from lockstep.loop.aside import Aside
 from lockstep.tools.replay.blame import SampleBySample
 from lockstep.tools.replay.breakpoint import Breakpoint
-from lockstep.tools.replay.digests import DIRECTORY, is_due
-from lockstep.tools.replay.journal import DigestJournal
+from lockstep.tools.replay.digests import DIRECTORY
+from lockstep.tools.replay.journal import DigestJournal, is_due
 from lockstep.tools.replay.request import SAMPLES, Request
 from lockstep.tools.replay.shown_steps import FromStep, ShownSteps
 from lockstep.tools.verify.diagnosis.tracing import begin_trace

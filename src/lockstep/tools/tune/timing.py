@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lockstep.base.atomic import write_atomic
+from lockstep.data.torch_loader import USUAL_PREFETCH
 from lockstep.journal.measure.step_clock import StepClock
 from lockstep.listener import Listener, Stage
-from lockstep.plan.loading import USUAL_PREFETCH
 
 _LEAST_STEPS = 3
 _SETTLING_S, _MOST_SETTLING_S = 1.0, 5.0

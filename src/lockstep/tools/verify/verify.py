@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep.base.errors import UsageError
 from lockstep.journal.events import FILE_NAME
-from lockstep.journal.tail import Tail
+from lockstep.journal.history import Tail
 from lockstep.tools.check.findings import Finding
 from lockstep.tools.trials.machine import Machine
 from lockstep.tools.trials.study import Task

@@ -10,8 +10,8 @@ from typing import Any
 
 from lockstep.base.shapes import check
 from lockstep.journal.events import FILE_NAME
+from lockstep.journal.history import Tail
 from lockstep.journal.measure.pass_progress import PassProgress
-from lockstep.journal.tail import Tail
 from lockstep.state.rundir.lock import holder_of
 from lockstep.tools.explain.rank_reports import RankReport, read_reports
 from lockstep.tools.runs.inventory import RUNNING, read_run

@@ -48,7 +48,7 @@ class Collectives:
         self._transport = transport
         self._guard = guard if guard is not None else lambda _: None
 
-    # Properties and not attributes: Python's profiler sees who asks for them (``diagnosis.calls``).
+    # Properties and not attributes: Python's profiler sees who asks for them (``tools.verify.diagnosis``).
 
     @property
     def rank(self) -> int:

@@ -1,11 +1,29 @@
-"""The cores that this process may use."""
+"""The cores that this process may use, and the control groups that limit it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
-from lockstep.world.machine.cgroups import MEMBERSHIP, ROOT, own_groups
+ROOT, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def own_groups(root: Path = ROOT, membership: Path = MEMBERSHIP, controller: str = "") -> list[Path]:
+    """Their directories, from this process's own up to the root; empty: there are none. A limit of each applies.
+
+    Args:
+        root: where the hierarchy is mounted.
+        membership: the kernel's list of this process's groups.
+        controller: the controller of a version 1 hierarchy, such as ``memory``; empty: the hierarchy of version 2.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        for line in membership.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controller in controllers.split(","):
+                group = root / path.lstrip("/")
+                return [folder for folder in (group, *group.parents) if folder.is_relative_to(root)]
+    return []
 
 
 def num_cores() -> int:

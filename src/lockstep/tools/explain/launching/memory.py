@@ -6,7 +6,7 @@ import contextlib
 import re
 from pathlib import Path
 
-from lockstep.world.machine.cgroups import MEMBERSHIP, ROOT, own_groups
+from lockstep.world.machine.cores import MEMBERSHIP, ROOT, own_groups
 
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
 """Of a control group, of version 2 and of version 1."""

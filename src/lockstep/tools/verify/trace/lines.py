@@ -45,8 +45,21 @@ from typing import Any
 from lockstep.base import regular
 from lockstep.base.regular import own_directory
 from lockstep.journal.events import read_object
-from lockstep.journal.ranks import files
 from lockstep.journal.writer import LineWriter
+
+
+def file_of(directory: str, rank: int) -> str:
+    """The path of a rank's file, relative to the run directory."""
+    return f"{directory}/rank-{rank}.jsonl"
+
+
+def files(run_dir: Path, directory: str) -> Iterator[str]:
+    """Those of all ranks, in order. (Every launch has a rank 0, and all ranks below its highest.)"""
+    rank = 0
+    while (run_dir / (name := file_of(directory, rank))).is_file():
+        yield name
+        rank += 1
+
 
 DIRECTORY = "trace"
 _MOST_BYTES = 16 * regular.MOST_BYTES

@@ -16,8 +16,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lockstep.base.digest import digest, squared_norm
+from lockstep.data.torch_loader import length_of
 from lockstep.listener import Listener, Stage
-from lockstep.plan.length import length_of
 from lockstep.plan.shards import MicroStep
 from lockstep.tools.verify.trace.lines import TraceWriter, exact
 from lockstep.tools.verify.trace.subjects import Subjects
