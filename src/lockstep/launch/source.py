@@ -18,6 +18,11 @@ _DEFINES_OPTIONS = {"add_argument", "add_option", "option", "Option", "startswit
 _STARTERS = {"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"}
 _LIGHTNING = ("lightning.", "lightning_fabric.", "pytorch_lightning.")
 _OPTIM = re.compile(rb"\boptim\b")
+_TOGETHER = re.compile(
+    rb"distributed|rank|world_size|environ|getpid|lockstep|trainer|accelerat|lightning|fabric|ignite|deepspeed|horovod|\bray\b|jax",
+    re.IGNORECASE,
+)
+"""Words of scripts that know of other processes, or leave that to a library."""
 _OF_A_LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"}
 
 
@@ -95,6 +100,19 @@ class Source:
     def has_optimizer(self) -> bool:
         """Whether the word ``optim`` is in the script or a module of its own. (Only the duration of a start depends on it.)"""
         return any(_OPTIM.search(source.text) for source in (self, *self._imported(b"optim")))
+
+    def trains_alone(self) -> bool:
+        """Whether the script has an optimizer, and neither it nor a module of its own has a word, be it in a comment, of those
+        by which several processes could train together."""
+        waiting, seen, has_optimizer = [self], set[Path](), False
+        while waiting:
+            source = waiting.pop()
+            seen.add(source.path.resolve())
+            has_optimizer = has_optimizer or _OPTIM.search(source.text) is not None
+            if _TOGETHER.search(source.text):
+                return False
+            waiting.extend(module for module in source._imported() if module.path.resolve() not in seen)
+        return has_optimizer
 
     def _line(self, node: ast.AST) -> str:
         return f"{self.path}, line {getattr(node, 'lineno', 0)}"
