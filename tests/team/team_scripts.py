@@ -416,7 +416,7 @@ def keep_a_function_for_each_shard(at_start):
     """The error, and the shards' numbers for which the next line ran."""
     beyond = []
     with lockstep.join() as team:
-        model, loader = team.prepare(linear(), DataLoader(numbers(8), 8))
+        _, loader = team.prepare(linear(), DataLoader(numbers(8), 8))
         try:
             kept = team.per_shard("kept", print if at_start else None)
             for batch in loader:
