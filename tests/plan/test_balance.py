@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.plan.balance import LEAST_GAIN, Balancer, Pace, best_blocks, can_balance, fair_sizes
+from lockstep.plan.balance import LEAST_GAIN, Balancer, Pace, best_blocks, can_balance, fair_sizes, first_blocks
 from lockstep.plan.blocks import blocks_of, even_blocks
 
 pytestmark = pytest.mark.timeout(60)
@@ -85,6 +85,21 @@ def test_what_ranks_do_once_a_step_counts():
 def test_where_exchanging_takes_longest_blocks_stay_aligned():
     assert best_blocks(16, pace_of([1.0, 2.0], exchange_s=0.0)).sizes == (11, 5)
     assert best_blocks(16, pace_of([1.0, 2.0], exchange_s=100.0)).most_roots == 1
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "speeds", "sizes"),
+    [
+        (8, [1.0, 0.5], (6, 2)),
+        (16, [2.0, 2.0, 1.0], (7, 6, 3)),
+        (8, [1.0, 1.0], None),
+        (8, [1.0, 0.95], None),
+        (4, [1.0, 0.8], None),  # as even as whole shards allow
+    ],
+)
+def test_a_launch_begins_with_shares_that_suit_machines_which_clearly_differ(num_shards, speeds, sizes):
+    proposal = first_blocks(num_shards, speeds)
+    assert (proposal and proposal.blocks.sizes) == sizes
 
 
 @pytest.mark.parametrize(("world_size", "num_shards", "can"), [(1, 8, False), (2, 3, False), (2, 4, True), (3, 5, False)])

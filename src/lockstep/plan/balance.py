@@ -136,6 +136,21 @@ class Proposal:
     """The share of a step's time that they are predicted to save."""
 
 
+def first_blocks(num_shards: int, speeds: Sequence[float]) -> Proposal | None:
+    """Blocks for the beginning of a launch, before anything is measured. None: even ones.
+
+    Args:
+        num_shards: V.
+        speeds: of the ranks, as far as it can be told beforehand, in any unit.
+    """
+    even = even_blocks(len(speeds), num_shards)
+    shard_s = [1 / speed for speed in speeds]
+    pace = Pace(shard_s=shard_s, once_s=[0.0] * len(speeds), exchange_s=0.0, num_roots=even.most_roots)
+    best = best_blocks(num_shards, pace)
+    gain = 1 - pace.predicted_s(best) / pace.predicted_s(even)
+    return Proposal(blocks=best, gain=gain) if gain >= LEAST_GAIN else None
+
+
 class Balancer:
     """Measures the ranks, window by window, and says when other blocks would be better.
 
