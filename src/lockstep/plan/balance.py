@@ -25,6 +25,8 @@ _STEPS, _SECONDS = 8, 0.5
 """A window has at least so many steps, in which the busiest rank is busy for so long..."""
 _MOST_DOUBLINGS = 2
 """... and twice as many after each move, so that shards do not move forever; but at most this often doubled."""
+_MOST_DOUBTS = 4
+"""Twice as many, too, as long as there seems to be a gain that may be noise; at most this often doubled."""
 _HALVINGS = 60
 
 SAMPLES, DATA, FORWARD, BACKWARD, SCRIPT, BUSY, IN_SHARDS, IDLE, AHEAD = range(9)
@@ -168,6 +170,7 @@ class Balancer:
     def restart(self, blocks: Blocks) -> None:
         """Measure anew, with these blocks in force."""
         self._blocks = blocks
+        self._num_doubts = 0
         self._before: Pace | None = None
         self._clear()
 
@@ -192,7 +195,7 @@ class Balancer:
         self._slowest_s += max(self._in_step)
         self._squares += math.fsum(map(operator.mul, self._in_step, self._in_step))
         self._in_step = [0.0] * len(self._in_step)
-        factor = 1 << min(self._num_moves, _MOST_DOUBLINGS)
+        factor = 1 << min(self._num_moves, _MOST_DOUBLINGS) + self._num_doubts
         if self._num_steps < _STEPS * factor or self._slowest_s < _SECONDS * factor:
             return None
         before, self._before = self._before, self._pace()
@@ -202,7 +205,11 @@ class Balancer:
         pace = self._before.better_of(before)
         best = best_blocks(self._blocks.num_shards, pace)
         now_s, then_s = pace.predicted_s(self._blocks), pace.predicted_s(best)
-        if now_s - then_s < max(LEAST_GAIN * now_s, _STANDARD_ERRORS * pace.error_s):
+        if now_s - then_s < LEAST_GAIN * now_s:
+            self._num_doubts = 0
+            return None
+        if now_s - then_s < _STANDARD_ERRORS * pace.error_s:
+            self._num_doubts = min(self._num_doubts + 1, _MOST_DOUBTS)
             return None
         self._num_moves += 1
         return Proposal(blocks=best, gain=1 - then_s / now_s)
