@@ -66,6 +66,12 @@ def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     return median_bounds([mine / other for mine, other in zip(ours, theirs, strict=True)])
 
 
+def scaled(ratio: Ratio, factor: float) -> Ratio:
+    """The ratio times a factor."""
+    bounds = (factor * value for value in (ratio.median, ratio.lower95, ratio.upper95))
+    return Ratio(**dict(zip(("median", "lower95", "upper95"), bounds, strict=True)), coverage=ratio.coverage)
+
+
 def interleave(contenders: Mapping[str, Callable[[], float]], rounds: int, say: Callable[[str], None]) -> Timings:
     """Let every contender run once a round, in an order drawn anew for each round; what they return, by name."""
     timings: Timings = {name: [] for name in contenders}
@@ -188,6 +194,13 @@ def ratio_fields(ratio: Ratio, prefix: str = "ratio") -> dict[str, float]:
         f"{prefix}_lower95": round(ratio.lower95, 4),
         f"{prefix}_upper95": round(ratio.upper95, 4),
     }
+
+
+def circumstances(
+    args: argparse.Namespace, rounds: int, machine: Mapping[str, Any], distributions: Iterable[str] = ()
+) -> dict[str, Any]:
+    """How and where a result came about, as fields of the last line. ``machine``: as it was at the start."""
+    return {"rounds": rounds, "quick": args.quick, "machine": machine, "versions": versions(distributions)}
 
 
 def finish(result: Mapping[str, Any]) -> None:

@@ -143,10 +143,7 @@ def report(
             "coverage": round(ratios[PEER].coverage, 4),
             "nproc": args.nproc,
             "threads": args.threads,
-            "rounds": rounds,
-            "quick": args.quick,
-            "machine": machine,
-            "versions": harness.versions(["safetensors"]),
+            **harness.circumstances(args, rounds, machine, ["safetensors"]),
         }
     )
 

@@ -106,10 +106,7 @@ def main() -> None:
             "nproc": args.nproc,
             "shards": shards,
             "link_mbit": args.link,
-            "rounds": rounds,
-            "quick": args.quick,
-            "machine": machine,
-            "versions": harness.versions(()),
+            **harness.circumstances(args, rounds, machine),
         }
     )
 

@@ -216,10 +216,7 @@ def report(
             "every": args.every,
             "peer_timeout_s": args.peer_timeout,
             "limit_s": args.limit,
-            "rounds": rounds,
-            "quick": args.quick,
-            "machine": machine,
-            "versions": harness.versions(()),
+            **harness.circumstances(args, rounds, machine),
         }
     )
 

@@ -93,10 +93,7 @@ def main() -> None:
             "goal_met": worst.median <= GOAL,
             "medians_us": harness.medians(timings),
             "coverage": round(worst.coverage, 4),
-            "rounds": rounds,
-            "quick": args.quick,
-            "machine": harness.machine(),
-            "versions": harness.versions(()),
+            **harness.circumstances(args, rounds, harness.machine()),
         }
     )
 

@@ -197,10 +197,7 @@ def report(
             "size": args.size,
             "every": args.every,
             "kills": args.kills,
-            "rounds": rounds,
-            "quick": args.quick,
-            "machine": machine,
-            "versions": harness.versions(()),
+            **harness.circumstances(args, rounds, machine),
         }
     )
 

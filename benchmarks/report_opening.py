@@ -131,10 +131,7 @@ def main() -> None:
             "medians_s": harness.medians(timings),
             "size_bytes": size_bytes,
             "coverage": round(ratio.coverage, 4),
-            "rounds": rounds,
-            "quick": args.quick,
-            "machine": harness.machine(),
-            "versions": harness.versions(()),
+            **harness.circumstances(args, rounds, harness.machine()),
         }
     )
 

@@ -148,10 +148,7 @@ def main() -> None:
             **options,
             "nproc": args.nproc,
             "gpu": gpu,
-            "rounds": rounds,
-            "quick": args.quick,
-            "machine": machine,
-            "versions": harness.versions(()),
+            **harness.circumstances(args, rounds, machine),
         }
     )
 

@@ -69,10 +69,7 @@ def main() -> None:
             "nproc": NPROC,
             "batch": batch,
             "steps": steps,
-            "rounds": rounds,
-            "quick": args.quick,
-            "machine": machine,
-            "versions": harness.versions(()),
+            **harness.circumstances(args, rounds, machine),
         }
     )
 

@@ -121,10 +121,7 @@ def report(
             "medians_whole_s": harness.medians(whole),
             "coverage": round(ratio.coverage, 4),
             "nproc": nproc,
-            "rounds": rounds,
-            "quick": args.quick,
-            "machine": machine,
-            "versions": harness.versions(()),
+            **harness.circumstances(args, rounds, machine),
         }
     )
 

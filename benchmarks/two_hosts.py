@@ -143,10 +143,7 @@ def main() -> None:
             "size": size,
             "link_mbit": args.link,
             "steps": steps,
-            "rounds": rounds,
-            "quick": args.quick,
-            "machine": machine,
-            "versions": harness.versions(()),
+            **harness.circumstances(args, rounds, machine),
         }
     )
 

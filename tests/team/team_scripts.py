@@ -412,6 +412,21 @@ def states_of_shards(start, reset_after=None):
         return seen, start
 
 
+def keep_a_function_for_each_shard(at_start):
+    """The error, and the shards' numbers for which the next line ran."""
+    beyond = []
+    with lockstep.join() as team:
+        _, loader = team.prepare(linear(), DataLoader(numbers(8), 8))
+        try:
+            kept = team.per_shard("kept", print if at_start else None)
+            for batch in loader:
+                for (inputs,) in batch.shards:
+                    kept.value = {"then": print}
+                    beyond.append(inputs[0].item())
+        except lockstep.ConfigError as error:
+            return str(error), beyond
+
+
 def first_and_then(order):
     with lockstep.join() as team:
         with team.main_first():

@@ -190,6 +190,14 @@ def test_states_of_shards_start_over_when_they_are_reset(standing_crew, nproc):
         assert seen[3, 16.0 + first] == [-1.0]
 
 
+@pytest.mark.parametrize("at_start", [True, False])
+def test_what_a_shard_cannot_take_along_is_refused_where_it_is_assigned(standing_crew, at_start):
+    [(error, beyond)] = standing_crew(1, team_scripts.keep_a_function_for_each_shard, at_start)
+    assert "per_shard('kept')" in error
+    assert "cannot hold" in error
+    assert beyond == []
+
+
 def test_one_shard_on_one_process_is_the_plain_loop_to_the_bit(standing_crew):
     plain, plain_norms = standing_crew(1, team_scripts.train_plainly)[0]
     ours, norms = standing_crew(1, team_scripts.train_to_the_end)[0]

@@ -130,6 +130,11 @@ class PreparedLoader:
             setattr(self.wrapped, name, value)
 
     @property
+    def reads_all(self) -> bool:
+        """Whether each rank reads whole global batches, of which it keeps its part."""
+        return self._source.reads_all
+
+    @property
     def averages(self) -> dict[str, float]:
         """The weighted means of the values of ``batch.add`` over all steps of the newest pass. The same on every rank."""
         return {name: total / weight if weight else float("nan") for name, (total, weight) in self._totals.items()}

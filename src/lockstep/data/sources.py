@@ -45,6 +45,9 @@ Deal = tuple[StepPlan, list[Any]]
 class Source(Protocol):
     """Yields one process's part of each global batch, in order."""
 
+    reads_all: bool
+    """Whether each rank reads whole global batches, of which it keeps its part."""
+
     def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
         """The steps of one pass, numbered from ``first_step``, without the first ``skip``, which were taken before the run
         was interrupted. ``compared``: the first step yielded gets a digest of its data."""
@@ -68,6 +71,8 @@ _DRAW_ONCE = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRan
 
 class SampleSource(Source):
     """A DataLoader over a map-style data set."""
+
+    reads_all = False
 
     def __init__(self, loader: DataLoader[Any], assignment: ShardAssignment) -> None:
         self._loader = loader
@@ -187,6 +192,8 @@ def _positions(first_sample: int, sizes: tuple[int, ...], micro: MicroStep) -> r
 class StreamSource(Source):
     """A DataLoader over an ``IterableDataset``: every rank reads the whole stream and keeps its part."""
 
+    reads_all = True
+
     def __init__(self, loader: DataLoader[Any], assignment: ShardAssignment) -> None:
         self._loader = loader
         self._assignment = assignment
@@ -231,6 +238,8 @@ class _ReadyReader(StreamReader):
 
 class ReadySource(Source):
     """Any iterable of ready batches: every rank reads each batch and keeps its own rows."""
+
+    reads_all = True
 
     def __init__(self, batches: Iterable[Any], assignment: ShardAssignment) -> None:
         self._batches = batches

@@ -61,6 +61,7 @@ from lockstep.world.comm.collectives import Collectives
 from lockstep.world.comm.group import Transport, close_group, default_group
 from lockstep.world.comm.raw_collectives import RawCollectives
 from lockstep.world.environment import World
+from lockstep.world.machine.cores import num_cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +118,11 @@ class Parts:
         reseed(config.seed, Purpose.START)
         # Unguarded: the loop issues its own collectives only at points that all ranks reach.
         self.collectives = Collectives(default_group(), transport)
-        self.hosts = [world.host] * world.world_size
+        # A rank computes with no more cores than it has threads.
+        speed = min(float(config.threads), (world.num_cores or num_cores()) / world.local_world_size)
+        self.hosts, self._speeds = [world.host] * world.world_size, [speed] * world.world_size
         if world.num_nodes > 1:
-            self.hosts = self.collectives.all_gather_plain(world.host)
+            self.hosts, self._speeds = map(list, zip(*self.collectives.all_gather_plain((world.host, speed)), strict=True))
         self.transport = dataclasses.replace(transport, ranks_per_host=equal_hosts(self.hosts))
         self._started = start_event(config, world, devices[0], transport, self.hosts)
         self._build_records()
@@ -242,6 +245,8 @@ class Parts:
             self.journal.write("resume", step=checkpoint.manifest.step, checkpoint=checkpoint.path.name)
         elif not context.is_new:
             self.journal.write("resume", step=0, checkpoint=None)
+        if self.balance is not None:
+            self.balance.begin(1 if checkpoint is None else checkpoint.manifest.step + 1, self._speeds)
         notices, run = [*context.notices], self._as_run()
         for instrument in instruments:
             self.listeners.add(instrument.listeners(run))

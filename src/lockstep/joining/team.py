@@ -24,6 +24,7 @@ from lockstep.loop.preparing import A, B, C, D, Kept
 from lockstep.prepare.guarded_methods import idle_when
 from lockstep.prepare.model import unwrap
 from lockstep.prepare.per_shard import PerShard
+from lockstep.state.checkpoint.tree import take_apart
 from lockstep.state.script_state import SavedValue, ScriptState
 from lockstep.world.comm.collectives import Collectives
 from lockstep.world.comm.dtensors import full_tensor
@@ -187,8 +188,12 @@ class Team(Collectives):
         Args:
             name: a unique name, the same when the run is resumed.
             start: the initial value, copied for each shard: a tensor, a plain value, or a list or dict of them.
+
+        Raises:
+            UsageError: the name is taken.
+            ConfigError: a checkpoint cannot hold the value. (Also raised when such a value is assigned.)
         """
-        per_shard = PerShard(name, start, self._phases, self._parts.collectives, self._parts.blocks)
+        per_shard = PerShard(name, start, self._phases, self._parts.collectives, self._parts.blocks, take_apart)
         idle_when(per_shard, "reset", lambda: self._loop.resumption.is_catching_up)
         self.register(name, per_shard)
         return per_shard

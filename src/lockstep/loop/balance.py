@@ -9,17 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from time import perf_counter
-from typing import Any
 
 from typing_extensions import override
 
 from lockstep.base.config import STRATEGIES, RunConfig
+from lockstep.data.loader import PreparedLoader
 from lockstep.data.moves import Moves
 from lockstep.journal.measure.journal import Journal
 from lockstep.journal.measure.step_clock import StepClock
 from lockstep.listener import Listener
-from lockstep.plan.balance import AHEAD, BACKWARD, FORWARD, SCRIPT, Balancer, Row, can_balance
-from lockstep.plan.blocks import even_blocks
+from lockstep.plan.balance import (
+    AHEAD,
+    BACKWARD,
+    BUSY,
+    DATA,
+    FORWARD,
+    SCRIPT,
+    Balancer,
+    Proposal,
+    Row,
+    can_balance,
+    first_blocks,
+)
+from lockstep.plan.blocks import Blocks, even_blocks
 from lockstep.prepare.per_shard import PerShard
 from lockstep.prepare.state_adapters import StateAdapter
 
@@ -56,6 +68,8 @@ class Balance(Listener):
         self._journal = journal
         self._registered = registered
         self._num_loaders = 0
+        self._reads_all = False
+        """Whether each rank reads the data of all shards, so that getting them takes as long whatever its shards are."""
         self._step = self._ended = 0
         """The step that has begun last, and the one that has ended."""
         self._since_s = 0.0
@@ -66,6 +80,23 @@ class Balance(Listener):
         since loader workers start for it."""
         self._rows: Sequence[Row] = ()
         """Those of the step's last phase."""
+
+    def begin(self, step: int, speeds: Sequence[float]) -> None:
+        """Give each rank as many shards as suit its speed, as far as it is known, before anything is planned.
+
+        Args:
+            step: the first of the launch.
+            speeds: of all ranks.
+        """
+        even = self.moves.newest
+        proposal = first_blocks(even.num_shards, speeds)
+        if proposal is not None:
+            self.moves = Moves(proposal.blocks)
+            self._balancer.restart(proposal.blocks)
+            self._write(step, even, proposal)
+
+    def _write(self, step: int, before: Blocks, proposal: Proposal) -> None:
+        self._journal.write("move", step=step, before=before.sizes, shards=proposal.blocks.sizes, gain=proposal.gain)
 
     # Clock
 
@@ -78,8 +109,12 @@ class Balance(Listener):
         row = self._clock.report(num_samples)
         began_s, self._since_s = self._since_s, perf_counter()
         in_phase_s = self._since_s - self._phase_began_s - self._clock.exposed_s
-        inside_s = min(row[SCRIPT], max(0.0, in_phase_s - row[FORWARD] - row[BACKWARD]))
-        return [*row, inside_s, self._since_s - began_s, float(self.moves.planned_until(self._step))]
+        computing_s = row[FORWARD] + row[BACKWARD]
+        in_shards_s = computing_s + min(row[SCRIPT], max(0.0, in_phase_s - computing_s))
+        if not self._reads_all:
+            in_shards_s += row[DATA]
+        idle_s = self._since_s - began_s - row[BUSY]
+        return [*row, in_shards_s, idle_s, float(self.moves.planned_until(self._step))]
 
     def receive(self, rows: Sequence[Row]) -> None:
         """See Clock."""
@@ -91,8 +126,9 @@ class Balance(Listener):
     # Listener
 
     @override
-    def made_loader(self, loader: Any, number: int) -> None:
+    def made_loader(self, loader: PreparedLoader, number: int) -> None:
         self._num_loaders += 1
+        self._reads_all = loader.reads_all
 
     @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
@@ -116,9 +152,9 @@ class Balance(Listener):
         if proposal is None:
             return
         first = 1 + int(max(map(itemgetter(AHEAD), self._rows)))
-        before, after = self.moves.in_force.sizes, proposal.blocks.sizes
+        before = self.moves.in_force
         self.moves.move(first, proposal.blocks)
-        self._journal.write("move", step=first, before=before, shards=after, gain=proposal.gain)
+        self._write(first, before, proposal)
 
     @override
     def tick(self, step: int) -> None:

@@ -37,12 +37,21 @@ class PerShard:
         phases: provides the running shard.
         collectives: over all ranks.
         blocks: tells the blocks in force.
+        check: raises ConfigError, with this name, for a value that neither a checkpoint nor another process can take.
     """
 
     def __init__(
-        self, name: str, start: Any, phases: Current, collectives: Collectives, blocks: Callable[[], Blocks]
+        self,
+        name: str,
+        start: Any,
+        phases: Current,
+        collectives: Collectives,
+        blocks: Callable[[], Blocks],
+        check: Callable[[Any, str], object],
     ) -> None:
         self._name = name
+        self._check = check
+        check(start, f"the start of per_shard({name!r})")
         self._start = copy.deepcopy(start)
         self._phases = phases
         self._collectives = collectives
@@ -59,7 +68,9 @@ class PerShard:
 
     @value.setter
     def value(self, value: Any) -> None:
-        self._values[self._shard()] = value
+        shard = self._shard()
+        self._check(value, f"per_shard({self._name!r}).value")  # now, not when the shard moves or a checkpoint is due
+        self._values[shard] = value
 
     def reset(self) -> None:
         """Give every shard the initial value again, at the beginning of an epoch, say. Every rank must call it, outside of

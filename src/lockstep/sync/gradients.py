@@ -88,7 +88,8 @@ def take_gradient(parameter: Tensor, name: str) -> Tensor:
     if gradient.is_sparse:
         raise ModelError(
             f"parameter {name!r} has a sparse gradient, which has no place in the fixed tree: use a dense one "
-            "(Embedding(sparse=False)), or strategy='ddp', whose answer is the same up to rounding"
+            "(Embedding(sparse=False); for SparseAdam, weight.grad = weight.grad.to_sparse(1) after the loop over "
+            "batch.shards), or strategy='ddp', whose answer is the same up to rounding"
         )
     return gradient
 
