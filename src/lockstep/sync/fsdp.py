@@ -142,7 +142,6 @@ class FSDPSync(Sync):
         has entered."""
         self._ran: list[int] = []
         """The same of the running micro-step."""
-        self._shard_samples = 0
         self._forget_backward()
 
     def _forget_backward(self) -> None:
@@ -225,7 +224,6 @@ class FSDPSync(Sync):
     @override
     def begin_shard(self, micro: MicroStep) -> None:
         self._micro = micro
-        self._shard_samples = micro.num_samples + (0 if micro.begins_shard else self._shard_samples)
         self._ran = []
         for unit in self._units:
             unit.begin_shard()
@@ -265,13 +263,9 @@ class FSDPSync(Sync):
     def end_shard(self) -> None:
         micro, self._micro = self._micro, None
         assert micro is not None
-        if not micro.ends_shard:  # each part of a shard continues with the buffers of the part before
-            return
-        fraction = self._shard_samples / micro.step_samples
-        samples = self._shard_samples if micro.begins_shard else 0
-        changes = self.buffers.changes(fraction, is_lowest_shard=micro.shard == 0, num_samples=samples)
-        push(self._changes, Node(micro.shard, 1, changes), add_changes)
-        self.buffers.rewind()
+        changes = self.buffers.end_shard(micro)
+        if changes is not None:
+            push(self._changes, Node(micro.shard, 1, changes), add_changes)
 
     @override
     def unforeseen(self) -> Sequence[Hashable]:
