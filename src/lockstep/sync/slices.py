@@ -1,4 +1,4 @@
-"""Gradients of parameters of which each rank owns some rows, as ``fully_shard`` deals them out: dimension 0 in equal chunks.
+"""Gradients of parameters of which each rank owns some rows, as ``fully_shard`` deals them out: see ``rows_of``.
 
 A *leaf* holds the gradients of one shard of the data, by owner: row r is what rank r owns of each of them, side by side, and
 is sent to it as it is.
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lockstep.sync.buckets import ABSENT, summed_dtype
-from lockstep.world.comm.dtensors import to_local
+from lockstep.world.comm.dtensors import rows_of, to_local
 
 _ALIGNED = 16  # elements: 64 bytes of float32
 
@@ -34,12 +34,12 @@ class Slices:
         self._world_size = world_size
         self._starts: list[int] = []
         self._widths: list[int] = []
-        """For each parameter how many numbers a rank owns, unless it is among the last, which may own fewer."""
+        """For each parameter how many numbers rank 0 owns; none owns more."""
         end = 0
         for parameter in parameters:
             numbers = parameter.numel() * (2 if parameter.is_complex() else 1)
-            rows = len(parameter)
-            width = -(-rows // world_size) * (numbers // rows) if numbers else 0
+            num_rows = len(parameter)
+            width = len(rows_of(num_rows, 0, world_size)) * (numbers // num_rows) if numbers else 0
             self._starts.append(end)
             self._widths.append(width)
             end += -(-width // _ALIGNED) * _ALIGNED

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -53,20 +52,24 @@ def cut_like(rows: Callable[[int, int], Tensor], like: Tensor) -> Tensor:
         like: the other.
     """
     mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
-    first, end = rows_of(like)
+    own = own_rows(like)
     made: Tensor = sys.modules[_HOME].DTensor.from_local(
-        rows(first, end).to(like.device), mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
+        rows(own.start, own.stop).to(like.device), mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
     )
     return made
 
 
-def rows_of(tensor: Tensor) -> tuple[int, int]:
-    """The rows of a cut DTensor that this rank has: from the first number up to the second. Local."""
-    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
-    numbers = torch.arange(len(tensor), device=tensor.device)
-    mine = sys.modules[_HOME].distribute_tensor(numbers, mesh, placements, src_data_rank=None).to_local()
-    first = int(mine[0]) if len(mine) else len(tensor)
-    return first, first + len(mine)
+def rows_of(num_rows: int, rank: int, world_size: int) -> range:
+    """The rows of a cut tensor that a rank has, as ``Shard(0)`` deals them out: equal chunks, of which the last that is not
+    empty may be shorter."""
+    chunk = -(-num_rows // world_size)
+    return range(min(num_rows, rank * chunk), min(num_rows, (rank + 1) * chunk))
+
+
+def own_rows(tensor: Tensor) -> range:
+    """The rows of a cut DTensor that this rank has. Local."""
+    mesh = tensor.device_mesh  # type: ignore[attr-defined]
+    return rows_of(len(tensor), mesh.get_local_rank(), mesh.size())
 
 
 def sum_over_ranks(numbers: Tensor, like: Tensor) -> Tensor:
