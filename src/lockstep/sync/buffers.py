@@ -196,8 +196,8 @@ class ShardBuffers:
         _restart(self._changed_slots())
 
     def end_shard(self, micro: MicroStep) -> dict[int, Tensor] | None:
-        """End a micro-step. If it is the last of its shard, return the shard's ``changes``, and undo them; otherwise return None:
-        each part of a shard continues with the buffers of the part before."""
+        """End a micro-step. If it is the last of its shard, return the shard's ``changes``, and undo them. Otherwise return
+        None: each part of a shard continues with the buffers of the part before."""
         self._shard_samples = micro.num_samples + (0 if micro.begins_shard else self._shard_samples)
         if not micro.ends_shard:
             return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any, TypeGuard
 
 import torch.distributed as dist
@@ -44,17 +43,11 @@ def distribute_like(value: Tensor, like: Tensor) -> Tensor:
     return distributed
 
 
-def cut_like(rows: Callable[[int, int], Tensor], like: Tensor) -> Tensor:
-    """A DTensor cut like another one (see ``is_cut``), of which only this rank's rows are made. Local.
-
-    Args:
-        rows: returns the rows from the first number up to the second.
-        like: the other.
-    """
+def cut_like(rows: Tensor, like: Tensor) -> Tensor:
+    """The DTensor cut like another one (see ``is_cut``) of which this rank has these rows: see ``own_rows``. Local."""
     mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
-    own = own_rows(like)
     made: Tensor = sys.modules[_HOME].DTensor.from_local(
-        rows(own.start, own.stop).to(like.device), mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
+        rows.to(like.device), mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
     )
     return made
 
