@@ -46,6 +46,7 @@ def test_the_answer_is_that_of_one_process_to_the_bit(crew, nproc, shards, weigh
         assert_same(result, expected)
         assert result["not spread"] == []
         assert result["numbers"] == results[0]["numbers"]
+        assert result["whole"] == 0, "the parameters from before are kept"
     assert sum(result["part"] for result in results) == pytest.approx(1)
     assert max(result["part"] for result in results) < 1.3 / nproc + 1e-9
 

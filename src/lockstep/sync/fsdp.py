@@ -132,6 +132,8 @@ class FSDPSync(Sync):
         before = dict(model.named_parameters())
         self.shard(model)
         self.replaced.update({old: model.get_parameter(name) for name, old in before.items()})
+        for old in before.values():  # an optimizer, say, that still has them would keep the whole model
+            old.data = old.data.new_empty(0)
         names = {parameter: name for name, parameter in model.named_parameters()}
         for parameter in names:
             self._numbers[parameter] = len(self._parameters)
