@@ -102,7 +102,7 @@ class FSDPSync(Sync):
         self._numbers: dict[Parameter, int] = {}
         """Their numbers in that list."""
         self._names: dict[Parameter, str] = {}
-        """Of whole parameters, on which autograd works."""
+        """Of the sharded ones, and of whole ones, on which autograd works."""
         self._places: dict[Parameter, tuple[Unit, Slices, int]] = {}
         """Each whole parameter's unit, and where the slices of its gradient go: the slot."""
         self._hooks: list[RemovableHandle] = []
@@ -163,10 +163,10 @@ class FSDPSync(Sync):
             parameter: (unit, slices, slot) for slices in unit.slices for slot, parameter in enumerate(slices.parameters)
         }
         for whole, parameter in unit.gathered.items():
-            self._names[whole] = names[parameter]
+            self._names[whole] = self._names[parameter] = names[parameter]
             if has_gradient(whole):
                 self._places[whole] = places[parameter]
-                self._hooks.append(on_gradient(whole, self._arrived))
+                self._hooks += [on_gradient(whole, self._arrived), on_gradient(parameter, self._strayed)]
 
     @override
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
@@ -202,10 +202,7 @@ class FSDPSync(Sync):
         self.waited_in_forward_s = self._waited.take()
         refuse_create_graph(options, "fsdp")
         if is_dtensor(loss):
-            raise LossError(
-                "the loss is a DTensor, since a part of it was computed from the parameters themselves, which strategy='fsdp' "
-                "has sharded (a penalty on the weights?): compute that in the model's forward pass, or use weight_decay"
-            )
+            raise _penalty("the loss is a DTensor: a part of it was computed from parameters")
         self._call, self._factor, self._sent = call, float(factor), set()
         self._gradients.begin_backward(call)
         self._runs.begin_backward()
@@ -309,6 +306,11 @@ class FSDPSync(Sync):
             self._gradients.put(slices, slot, gradient, self._factor)
             self._used.add(self._call, self._numbers[slices.parameters[slot]])
 
+    def _strayed(self, parameter: Parameter) -> None:
+        """A backward pass has a gradient of what this rank holds of a parameter, which no other rank's shards are in."""
+        if self._listening:
+            raise _penalty(f"a part of the loss was computed from the parameter {self._names[parameter]!r}")
+
     def _enters(self, unit: Unit) -> None:
         """The backward pass has the gradient of an output of a unit, whose parameters PyTorch gathers if it is the first."""
         if self._listening:
@@ -338,6 +340,14 @@ class FSDPSync(Sync):
             parameter: Any = slices.parameters[slot]
             gradient = cut_like(own.to(parameter.dtype), parameter)
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+
+def _penalty(what: str) -> LossError:
+    return LossError(
+        f"{what}, outside of the forward pass of the block that has it. With strategy='fsdp' it is sharded there, and this "
+        "part of the gradient would not be summed over the shards. For a penalty on the weights use weight_decay, or compute "
+        "it in the block's forward pass, where they are whole."
+    )
 
 
 def _check(model: nn.Module) -> None:
