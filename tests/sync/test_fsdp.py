@@ -3,18 +3,22 @@
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import fsdp_scripts as scripts
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from lockstep.base.errors import LaunchError, PeerError
 from lockstep.cli.main import main
 from lockstep.state.checkpoint.manifest import Manifest
 from lockstep.state.checkpoint.parts import state_files, weights_files
 from lockstep.state.checkpoint.store import Store
+from lockstep.sync.buckets import ABSENT
+from lockstep.sync.slices import Slices
 from lockstep.sync.timed_comms import Waited
 from lockstep.tools.replay.digests import DIRECTORY
 from lockstep.tools.verify.trace.lines import read_ranks
@@ -152,6 +156,18 @@ def test_it_trains_in_other_precisions_with_the_answer_of_exact(crew, precision)
 def test_what_cannot_work_is_refused_with_the_reason_and_a_remedy(crew, what, message):
     with pytest.raises(LaunchError, match=message):
         crew(2, scripts.try_to, what, strategy="fsdp", shards=6)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("slots", [{0, 1, 2, 3}, {1, 3}, set()])
+def test_a_leaf_holds_gradients_and_the_neutral_element_and_nothing_else(world_size, slots):
+    shapes = [(7, 5), (1,), (16, 16), (2, 9)]
+    slices = Slices([nn.Parameter(torch.ones(shape)) for shape in shapes], torch.float32, world_size)
+    leaves = [slices.new_leaf().fill_(value) for value in (ABSENT, float("nan"))]
+    for leaf, slot in product(leaves, slots):
+        slices.put(leaf, slot, torch.ones(shapes[slot]), 0.5, adds=False)
+    expected, found = (leaf.view(torch.int32) for leaf in (leaves[0], slices.complete(leaves[1], slots)))
+    assert torch.equal(found, expected)
 
 
 def test_a_pass_in_which_another_rank_takes_no_part_says_what_to_look_for():

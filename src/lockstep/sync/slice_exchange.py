@@ -75,6 +75,7 @@ class SliceExchange:
             if not any(parameter.requires_grad for parameter in slices.parameters):
                 return
             leaf = slices.new_leaf()
+        slices.complete(leaf, self._filled.pop(slices, ()))
         with self._on_stream():
             key = (self._call, slices)
             if key not in self._sums:
