@@ -72,9 +72,9 @@ def accuracy(logits, targets, k):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=32, help="lines in a step, over all processes")
-    parser.add_argument("--lr", type=float, default=0.003)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=64, help="lines in a step, over all processes")
+    parser.add_argument("--lr", type=float, default=0.006)
     parser.add_argument("--workers", type=int, default=0, help="loader workers of each process")
     args = parser.parse_args()
 

@@ -38,6 +38,7 @@ NAMES = (
     "loop_overhead",
     "scaling",
     "exact",
+    "fsdp",
     "recovery",
     "checkpoint",
     "resnet50 --device cpu --nproc 2",

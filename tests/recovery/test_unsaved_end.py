@@ -8,6 +8,9 @@ import pytest
 from laboratory import PLAIN
 
 from lockstep.base.stopping import UNSAVED_END_STATUS
+from lockstep.state.checkpoint.manifest import verify
+from lockstep.state.checkpoint.parts import weights_files
+from lockstep.state.checkpoint.weights import load_weights
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.long]
 
@@ -49,14 +52,46 @@ def test_the_last_checkpoint_is_lost_and_the_status_says_so_after_everything_els
     assert (again.status, again.words) == (0, undisturbed()), again
 
 
-@pytest.mark.parametrize(("what", "closes"), [("the best weights", False), ("the last checkpoint", True)])
-def test_whatever_is_to_be_saved_at_the_end(lab, what, closes):
+@pytest.mark.parametrize(
+    ("what", "closes", "strategy"),
+    [("the best weights", False, "exact"), ("the best weights", False, "fsdp"), ("the last checkpoint", True, "exact")],
+)
+def test_whatever_is_to_be_saved_at_the_end(lab, what, closes, strategy):
     words, every = (["best"], "off") if what == "the best weights" else ([], 100)
-    ended = lab.run(BROKEN, *words, *(["close"] if closes else []), nproc=2, checkpoint_every=every)
+    words += ["close"] if closes else []
+    ended = lab.run(BROKEN, *words, nproc=2, checkpoint_every=every, strategy=strategy)
     assert ended.status == UNSAVED_END_STATUS, ended
     assert ("still here" in ended.out) == closes, ended
     assert ended.out.count("the script's own exit handler") == 2, ended
     assert "Traceback" not in ended.err, ended
+
+
+BEST = """
+import torch, lockstep
+from striking import arm
+team = lockstep.join()
+arm(team)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(40, 4)), 8)
+model, optimizer, loader = team.prepare(model, optimizer, loader)
+for batch in loader:
+    for (x,) in batch.shards:
+        team.backward(model(x).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+    team.best(-team.step)  # the first
+"""
+
+
+@pytest.mark.parametrize("every", ["off", 2])
+def test_where_one_rank_could_not_write_its_part_of_the_best_weights_all_write_theirs_again(lab, every):
+    fault = {"at": "save", "what": "fail", "rank": 1, "number": 1, "times": 1}
+    ended = lab.run(BEST, nproc=2, fault=fault, checkpoint_every=every, strategy="fsdp")
+    assert (ended.status, "could not write the best weights" in ended.err) == (0, True), ended
+    files = verify(lab.run_dir / "best").files
+    assert weights_files("model.safetensors", files) == ["model.rank-0.safetensors", "model.rank-1.safetensors"]
+    assert load_weights(lab.run_dir / "best")["weight"].shape == (2, 4)
 
 
 def test_where_nothing_is_to_be_saved_nothing_is_missed(lab):

@@ -98,6 +98,7 @@ def train(die_after=None, weight=None):
     """Two epochs with clipping and an evaluation. Returns what came of it."""
     with lockstep.join(checkpoint_every=die_after or "1h") as team:
         model, optimizer, schedule = made()
+        whole = list(model.parameters())
         average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.7), use_buffers=True)
         loader = DataLoader(data(), 16, shuffle=True, drop_last=True)
         model, optimizer, schedule, average, loader = team.prepare(model, optimizer, schedule, average, loader)
@@ -140,6 +141,7 @@ def train(die_after=None, weight=None):
             "norms": norms,
             "evaluated": evaluation["loss"] + evaluation["average"],
             "part": parts,
+            "whole": sum(p.untyped_storage().nbytes() for p in whole),
             "not spread": spread,
             "rates": [group["lr"] for group in optimizer.param_groups],
             "step": team.step,
@@ -283,6 +285,10 @@ def try_to(what):
         for batch in loader:
             for x, y in batch.shards:
                 loss = nn.functional.mse_loss(model(x), y)
+                if what == "a penalty":
+                    loss = loss + full_tensor(model.blocks[1].inner.bias).square().sum()
+                if what == "a penalty of parts":
+                    loss = loss + model.blocks[1].inner.bias.square().sum()
                 team.backward(loss, **({"create_graph": True} if what == "a graph of gradients" else {}))
             optimizer.step()
             optimizer.zero_grad()

@@ -3,18 +3,22 @@
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import fsdp_scripts as scripts
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from lockstep.base.errors import LaunchError, PeerError
 from lockstep.cli.main import main
 from lockstep.state.checkpoint.manifest import Manifest
 from lockstep.state.checkpoint.parts import state_files, weights_files
 from lockstep.state.checkpoint.store import Store
+from lockstep.sync.buckets import ABSENT
+from lockstep.sync.slices import Slices
 from lockstep.sync.timed_comms import Waited
 from lockstep.tools.replay.digests import DIRECTORY
 from lockstep.tools.verify.trace.lines import read_ranks
@@ -46,6 +50,7 @@ def test_the_answer_is_that_of_one_process_to_the_bit(crew, nproc, shards, weigh
         assert_same(result, expected)
         assert result["not spread"] == []
         assert result["numbers"] == results[0]["numbers"]
+        assert result["whole"] == 0, "the parameters from before are kept"
     assert sum(result["part"] for result in results) == pytest.approx(1)
     assert max(result["part"] for result in results) < 1.3 / nproc + 1e-9
 
@@ -79,15 +84,15 @@ def test_each_rank_saves_its_part_and_all_together_are_what_exact_saves_with_the
     checkpoint = Store(run_dir).newest()
     files = Manifest.read(checkpoint).files
     assert weights_files("model.safetensors", files) == ["model.rank-0.safetensors", "model.rank-1.safetensors"]
-    for names in (weights_files("model.safetensors", files), state_files(files)):
-        sizes = [files[name]["bytes"] for name in names]
+    best = Manifest.read(run_dir / "best").files
+    for names in (weights_files("model.safetensors", files), state_files(files), weights_files("model.safetensors", best)):
+        sizes = [{**files, **best}[name]["bytes"] for name in names]
         assert len(sizes) == 2
         assert max(sizes) < 0.65 * sum(sizes)
     with pytest.raises(SystemExit) as ended:
         main(["checkpoint", "export", str(checkpoint), str(tmp_path / "whole.safetensors")])
     assert not ended.value.code
-    for whole in (run_dir / "best", Store(Path(exact_dir)).newest()):
-        assert (tmp_path / "whole.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert (tmp_path / "whole.safetensors").read_bytes() == (Path(exact_dir) / "best" / "model.safetensors").read_bytes()
     assert digests_in(run_dir) == digests_in(Path(exact_dir))
 
 
@@ -143,12 +148,26 @@ def test_it_trains_in_other_precisions_with_the_answer_of_exact(crew, precision)
         ("whole tensors", r"Muon with strategy='fsdp': it computes with whole tensors"),
         ("other blocks", r"the processes have run different parts of the model"),
         ("other results", r"the processes have run different parts of the model, forward or backward.*torch\.where"),
+        ("a penalty", r"computed from the parameter 'blocks.1.inner.bias', outside of.*use weight_decay"),
+        ("a penalty of parts", r"the loss is a DTensor.*use weight_decay"),
         ("a graph of gradients", r"backward\(create_graph=True\) with strategy 'fsdp'"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason_and_a_remedy(crew, what, message):
     with pytest.raises(LaunchError, match=message):
         crew(2, scripts.try_to, what, strategy="fsdp", shards=6)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("slots", [{0, 1, 2, 3}, {1, 3}, set()])
+def test_a_leaf_holds_gradients_and_the_neutral_element_and_nothing_else(world_size, slots):
+    shapes = [(7, 5), (1,), (16, 16), (2, 9)]
+    slices = Slices([nn.Parameter(torch.ones(shape)) for shape in shapes], torch.float32, world_size)
+    leaves = [slices.new_leaf().fill_(value) for value in (ABSENT, float("nan"))]
+    for leaf, slot in product(leaves, slots):
+        slices.put(leaf, slot, torch.ones(shapes[slot]), 0.5, adds=False)
+    expected, found = (leaf.view(torch.int32) for leaf in (leaves[0], slices.complete(leaves[1], slots)))
+    assert torch.equal(found, expected)
 
 
 def test_a_pass_in_which_another_rank_takes_no_part_says_what_to_look_for():

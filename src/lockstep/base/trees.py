@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -15,12 +15,3 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
     elif isinstance(tree, (dict, list, tuple)):
         for item in tree.values() if isinstance(tree, dict) else tree:
             yield from tensors_in(item)
-
-
-def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
-    """A copy of a tree, of plain dicts and lists, with what ``function`` returns for each tensor in its place."""
-    if isinstance(tree, Tensor):
-        return function(tree)
-    if isinstance(tree, dict):
-        return {key: map_tensors(function, item) for key, item in tree.items()}
-    return [map_tensors(function, item) for item in tree] if isinstance(tree, (list, tuple)) else tree

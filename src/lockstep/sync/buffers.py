@@ -19,12 +19,14 @@ from torch import Tensor, nn
 
 from lockstep.base.errors import ModelError
 from lockstep.base.stopping import say
+from lockstep.plan.shards import MicroStep
 from lockstep.plan.tree import Node
 from lockstep.sync.buffer_looks import Look, judge, look_at
 from lockstep.sync.changes import as_bits, changed, from_bits, pack, pack_absent, packed_size
 
 version: Callable[[Tensor], int] = operator.attrgetter("_version")
 """The number of in-place changes of a tensor. (PyTorch has no public name for it. Read twice a step from each parameter.)"""
+_start_of: Callable[[_Slot], Tensor] = operator.attrgetter("start")
 _MOST_COMPARED = 65536
 """Elements up to which a buffer is compared with its start value."""
 _WATCHED_PHASES = 8
@@ -161,6 +163,8 @@ class ShardBuffers:
         self._unmade: list[tuple[nn.Module, str]] = []
         """Buffers that are None. One that a forward pass creates and then leaves alone is a constant created lazily."""
         self._made_late: list[_Slot] = []
+        self._shard_samples = 0
+        """Of the newest shard, in its micro-steps so far."""
         self._as_bits = False
         """Whether the phase has a single shard, whose buffers are sent as bits: adding a difference back would round."""
         self._looks: dict[Look, None] = {}
@@ -190,6 +194,18 @@ class ShardBuffers:
         self._as_bits = num_shards == 1
         self._looks = {}
         _restart(self._changed_slots())
+
+    def end_shard(self, micro: MicroStep) -> dict[int, Tensor] | None:
+        """End a micro-step. If it is the last of its shard, return the shard's ``changes``, and undo them. Otherwise return
+        None: each part of a shard continues with the buffers of the part before."""
+        self._shard_samples = micro.num_samples + (0 if micro.begins_shard else self._shard_samples)
+        if not micro.ends_shard:
+            return None
+        fraction = self._shard_samples / micro.step_samples
+        samples = self._shard_samples if micro.begins_shard else 0
+        found = self.changes(fraction, is_lowest_shard=micro.shard == 0, num_samples=samples)
+        self.rewind()
+        return found
 
     @torch.no_grad()
     def changes(self, fraction: float, *, is_lowest_shard: bool, num_samples: int = 0) -> dict[int, Tensor]:
@@ -320,7 +336,7 @@ class ShardBuffers:
     def rewind(self) -> None:
         """Undo all changes since the start values were set."""
         slots = self._changed_slots()
-        _put(slots, [slot.start for slot in slots])
+        _put(slots, list(map(_start_of, slots)))
 
     def _check_late_buffers(self) -> None:
         for slot in self._made_late:

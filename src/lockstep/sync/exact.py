@@ -125,7 +125,6 @@ class ExactSync(Sync):
         self._num_calls = 0
         """Backward calls of this process's last micro-step."""
         self._changes: list[Node[dict[int, Tensor]]] = []
-        self._shard_samples = 0
         self._next_shard = 0
         """This process's first shard that has yet to run in this phase."""
 
@@ -159,7 +158,6 @@ class ExactSync(Sync):
     @override
     def begin_shard(self, micro: MicroStep) -> None:
         self._micro = micro
-        self._shard_samples = micro.num_samples + (0 if micro.begins_shard else self._shard_samples)
 
     @override
     def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
@@ -194,12 +192,9 @@ class ExactSync(Sync):
     def end_shard(self) -> None:
         micro, self._micro = self._micro, None
         assert micro is not None
-        if not micro.ends_shard:  # each part of a shard continues with the buffers of the part before
-            return
-        fraction = self._shard_samples / micro.step_samples
-        samples = self._shard_samples if micro.begins_shard else 0
-        self._end_leaves(micro.shard, self.buffers.changes(fraction, is_lowest_shard=micro.shard == 0, num_samples=samples))
-        self.buffers.rewind()
+        changes = self.buffers.end_shard(micro)
+        if changes is not None:
+            self._end_leaves(micro.shard, changes)
 
     def _end_leaves(self, shard: int, changes: dict[int, Tensor]) -> None:
         for key, bucket_sum in self._sums.items():

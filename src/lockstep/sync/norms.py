@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 
-from lockstep.world.comm.dtensors import is_dtensor, to_local
+from lockstep.world.comm.dtensors import is_dtensor, rows_of, to_local
 
 _MOST_BYTES = 64 << 20
 """What a rank gathers at once, unless a single gradient is larger."""
@@ -117,8 +117,6 @@ def _numbers(part: Tensor) -> Tensor:
 
 
 def _length(gradient: Tensor, rank: int, world_size: int) -> int:
-    """How many numbers of a gradient a rank owns: rows in equal chunks, of which the last may be shorter or empty."""
-    rows = len(gradient)
-    chunk = -(-rows // world_size)
-    owned = min(rows, (rank + 1) * chunk) - min(rows, rank * chunk)
-    return owned * math.prod(gradient.shape[1:]) * (2 if gradient.is_complex() else 1)
+    """How many numbers of a gradient a rank owns."""
+    num_rows = len(rows_of(len(gradient), rank, world_size))
+    return num_rows * math.prod(gradient.shape[1:]) * (2 if gradient.is_complex() else 1)

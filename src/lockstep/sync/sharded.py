@@ -41,7 +41,6 @@ class ShardedSync(Sync):
         self._plan: StepPlan | None = None
         self._phase = 0
         self._micro: MicroStep | None = None
-        self._shard_samples = 0
 
     @override
     def attach(self, model: nn.Module) -> Callable[..., Any]:
@@ -59,7 +58,6 @@ class ShardedSync(Sync):
     @override
     def begin_shard(self, micro: MicroStep) -> None:
         self._micro = micro
-        self._shard_samples = micro.num_samples + (0 if micro.begins_shard else self._shard_samples)
 
     @override
     def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
@@ -71,12 +69,9 @@ class ShardedSync(Sync):
     def end_shard(self) -> None:
         micro, self._micro = self._micro, None
         assert micro is not None
-        if micro.ends_shard:  # each part of a shard continues with the buffers of the part before
-            fraction = self._shard_samples / micro.step_samples
-            samples = self._shard_samples if micro.begins_shard else 0
-            changes = self.buffers.changes(fraction, is_lowest_shard=micro.shard == 0, num_samples=samples)
+        changes = self.buffers.end_shard(micro)
+        if changes is not None:
             add_changes(self._changes, changes)
-            self.buffers.rewind()
 
     @override
     def unforeseen(self) -> Sequence[Hashable]:

@@ -42,7 +42,7 @@ class SliceSum:
     def _push_until(self, index: int) -> None:
         """Add the leaves before this index to the tree."""
         while self._index < index:
-            leaf = self._leaf if self._leaf is not None else self._slices.new_leaf()
+            leaf = self._leaf if self._leaf is not None else self._slices.complete(self._slices.new_leaf())
             for block, stack, row in zip(self._blocks, self._stacks, leaf, strict=True):
                 push(stack, Node(block[self._index], 1, row), Tensor.add_)
             self._leaf = None

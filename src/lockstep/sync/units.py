@@ -7,7 +7,7 @@ forward and backward: each pass is a collective.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -151,8 +151,3 @@ SAME_BLOCKS = (
     "backward pass runs them all, or use another strategy."
 )
 """For messages."""
-
-
-def fingerprint(runs: Sequence[tuple[int, ...]]) -> int:
-    """A number that is the same for the same units in the same order, in every process."""
-    return hash(tuple(runs))

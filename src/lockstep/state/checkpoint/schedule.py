@@ -97,7 +97,7 @@ class CheckpointSchedule:
             self._retry_s = _FIRST_RETRY_S
         else:
             self._failed = True
-            self._retry_at = self._clock() + self._retry_s
+            self._retry_at = None if self.is_off else self._clock() + self._retry_s
             self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
 
     def acknowledge(self) -> None:

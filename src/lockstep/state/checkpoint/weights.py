@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from lockstep.base.errors import CheckpointError
 from lockstep.state.checkpoint.manifest import verify
 from lockstep.state.checkpoint.parts import weights_files, weights_name
 from lockstep.state.checkpoint.store import find_checkpoint
-from lockstep.world.comm.dtensors import cut_like, is_cut
+from lockstep.world.comm.dtensors import cut_like, is_cut, own_rows
 
 Form = Callable[[str], Tensor | None]
 """Returns the tensor whose form the named one will have, whole or cut over the ranks; None: it is not known."""
@@ -82,7 +81,7 @@ class Tensors(Mapping[str, Tensor]):
         files = self._files_of[name]
         form = self._form(name.removeprefix(self._prefix))
         if is_cut(form) and list(form.shape) == self._shape(name):
-            return cut_like(functools.partial(self._rows, name), form)
+            return cut_like(self._rows(name, own_rows(form)), form)
         parts: list[Tensor] = [file.get_tensor(name) for file in files]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -90,12 +89,12 @@ class Tensors(Mapping[str, Tensor]):
         shapes = [file.get_slice(name).get_shape() for file in self._files_of[name]]
         return [sum(shape[0] for shape in shapes), *shapes[0][1:]] if shapes[0] else []
 
-    def _rows(self, name: str, first: int, end: int) -> Tensor:
+    def _rows(self, name: str, wanted: range) -> Tensor:
         slices, begin = list[Tensor](), 0
         for file in self._files_of[name]:
             part = file.get_slice(name)
             num_rows = part.get_shape()[0]
-            low, high = max(first - begin, 0), min(end - begin, num_rows)
+            low, high = max(wanted.start - begin, 0), min(wanted.stop - begin, num_rows)
             if low < high:
                 slices.append(part[low:high])
             begin += num_rows

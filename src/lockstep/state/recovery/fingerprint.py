@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lockstep.base.trees import map_tensors, tensors_in
+from lockstep.base.trees import tensors_in
+from lockstep.data.batches import map_tensors
 from lockstep.state.recovery.run_state import RunState
 from lockstep.sync.buffers import version
 from lockstep.world.comm.bit_sums import whole_bit_sums

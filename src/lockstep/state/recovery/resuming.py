@@ -15,7 +15,6 @@ from torch import Tensor
 from lockstep.base.errors import CheckpointError, MismatchError
 from lockstep.base.regular import read_bytes
 from lockstep.base.shapes import fits
-from lockstep.base.trees import tensors_in
 from lockstep.prepare.model_precision import fit_state
 from lockstep.prepare.precision import find_precision
 from lockstep.state.checkpoint.manifest import FILE_NAME, Manifest, Object
@@ -26,7 +25,6 @@ from lockstep.state.checkpoint.writer import STATE
 from lockstep.state.recovery.position import ScriptPosition
 from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.software import numerics
-from lockstep.world.comm.dtensors import is_cut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +215,7 @@ class Restorer:
     def _registered_forms(self) -> Form:
         """Those of what is registered: known only where it may be cut over the ranks, since a script's own ``state_dict`` need
         not work before the state is restored."""
-        if not any(map(is_cut, tensors_in(self.state.weights()))):
+        if not self.state.is_cut:
             return lambda _: None
         now = {name: value for name, adapter in self.state.registered.items() for _, value in adapter.compared()}
         return take_apart(now, "registered")[1].get

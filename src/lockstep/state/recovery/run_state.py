@@ -54,13 +54,26 @@ class RunState:
         """The description of the objects for a manifest."""
         return [_record(adapter) for adapter in self.objects]
 
-    def weights(self) -> dict[str, Weights]:
-        """The weights of all models, by the name of their file."""
-        return {weights_name(name): weights for name, weights in self._models()}
-
-    def _models(self) -> Iterator[tuple[str, Weights]]:
+    def _weights(self) -> dict[str, Weights]:
+        """Those of all models, by the name of their file if they are not cut."""
         named = ((adapter.name, adapter.weights()) for adapter in self.objects)
-        return ((name, weights) for name, weights in named if weights is not None)
+        return {weights_name(name): weights for name, weights in named if weights is not None}
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether any weights are cut over the ranks. The same on every rank."""
+        return any(is_cut(tensor) for weights in self._weights().values() for tensor in weights.values())
+
+    def weights(self, rank: int) -> dict[str, Weights]:
+        """The files that a rank writes of the weights of all models: its own rows of what is cut over the ranks, and on rank 0
+        what is whole. Every rank must call it."""
+        files: dict[str, Weights] = {}
+        for file, current in self._weights().items():
+            weights = _cut_or_whole(current)
+            files[part_name(file, rank) if any(map(is_cut, weights.values())) else file] = {
+                name: to_local(tensor) for name, tensor in weights.items() if is_cut(tensor) or rank == 0
+            }
+        return {name: part for name, part in files.items() if part}
 
     def part(self, rank: int, world_size: int) -> tuple[dict[str, Weights], dict[str, Any]]:
         """The files that a rank writes of a checkpoint, with their tensors, and the JSON value of ``state.json``, which is the
@@ -82,14 +95,9 @@ class RunState:
             "best": apart(self.best, "best"),
             "best_epoch": self.best_epoch,
         }
-        files: dict[str, Weights] = {}
+        files = self.weights(rank)
         held = [0] * world_size
-        for name, current in self._models():
-            file, weights = weights_name(name), _cut_or_whole(current)
-            files[part_name(file, rank) if any(map(is_cut, weights.values())) else file] = {
-                name: to_local(tensor) for name, tensor in weights.items() if is_cut(tensor) or rank == 0
-            }
-            held[0] += sum(tensor.nbytes for tensor in weights.values() if not is_cut(tensor))
+        held[0] = sum(tensor.nbytes for each in self._weights().values() for tensor in each.values() if not is_cut(tensor))
         sizes = {name: tensor.nbytes for name, tensor in tensors.items() if not is_cut(tensor)}
         mine = {*deal_out(sizes, held)[rank]}
         files[state_part_name(rank)] = {

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
@@ -97,7 +98,9 @@ class Saver(Listener):
         self._held_s: dict[int, float] = {}
         self._lateness = Lateness(config.interval)
         self._best_job: Job | None = None
-        """On rank 0: the best weights, until they are written."""
+        """The best weights, until they are written: this rank's part, if each has one; otherwise on rank 0."""
+        self._best_failed = False
+        """Whether the newest try has failed on this rank."""
         self._best_retry_at = 0.0
         self._is_first_step = False
         """Whether a pass has begun, and no step of it has ended."""
@@ -216,6 +219,8 @@ class Saver(Listener):
 
     def _save(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool) -> None:
         began = time.perf_counter()
+        if self._shares_best and not self._has_written_best():
+            self._submit_best()
         self.wait_until_written()
         self._copies = step
         self.is_due = False
@@ -236,9 +241,10 @@ class Saver(Listener):
         for result in self._writer.results():
             step, is_best = result.manifest.step, result.manifest.kind == "weights"
             if is_best:
-                self._best_job = self._best_job if result.error else None
+                self._best_failed = bool(result.error)
+                self._best_job = self._best_job if result.error or self._shares_best else None
                 self._best_retry_at = time.monotonic() + _BEST_RETRY_S
-            else:
+            if not is_best or (result.error and self._shares_best):  # then rank 0 is told to give up, too
                 self._schedule.written(well=not result.error)
                 well = well and not result.error
             if result.error:
@@ -258,9 +264,10 @@ class Saver(Listener):
         return well
 
     def _warn(self, result: Written) -> None:
-        label, retry_s = "the checkpoint", self._schedule.retry_s
+        label, next_try = "the checkpoint", f"in {self._schedule.retry_s:.0f} s"
         if result.manifest.kind == "weights":
-            label, retry_s = "the best weights,", _BEST_RETRY_S
+            label = "the best weights,"
+            next_try = "with the next checkpoint" if self._shares_best else f"in {_BEST_RETRY_S:.0f} s"
         sound = None
         with contextlib.suppress(
             OSError, CheckpointError
@@ -270,7 +277,7 @@ class Saver(Listener):
         _print(
             f"rank {self._collectives.rank} could not write {label} of step {result.manifest.step} in {self._store.run_dir}: "
             f"{result.error}. Training continues without it ({newest}); the "
-            f"next try is in {retry_s:.0f} s."
+            f"next try is {next_try}."
         )
         self._journal.write("checkpoint_failed", step=result.manifest.step, error=result.error)
 
@@ -368,30 +375,52 @@ class Saver(Listener):
         """Save the weights as the best so far. Every rank must call it, with the same value."""
         self._state.best, self._state.best_epoch = value, epoch
         self.wait_until_written()
-        self._best_job = self._snapshots.take_weights(value, step, epoch)
+        self._best_job, self._best_failed = self._snapshots.take_weights(value, step, epoch), False
         if self._best_job is not None:
             self._writer.submit(self._best_job)
+
+    @property
+    def _shares_best(self) -> bool:
+        """Whether best weights are to be written of which each rank has a part: then all try again together. The same on every
+        rank."""
+        return self._best_job is not None and self._best_job.world_size > 1
+
+    def _has_written_best(self) -> bool:
+        """Wait for the best weights; returns whether they are written. If each rank has a part, every rank must call it."""
+        if self._shares_best:
+            self.wait_until_written()
+            if not any(self._exchange([self._best_failed])):
+                self._best_job = None
+        else:
+            self._writer.wait()
+            self._read_results()
+        return self._best_job is None
+
+    def _submit_best(self) -> None:
+        """Try again. No rank may be writing; if each has a part, every rank must call it."""
+        assert self._best_job is not None
+        if self._shares_best:  # in a new directory, where no part is there already
+            self._best_job, self._best_failed = replace(self._best_job, token=f"{self._best_job.token}-again"), False
+        self._writer.submit(self._best_job)
 
     def _write_best(self, step: int) -> bool:
         """At the end, write the best weights if they are still to be written, in a few tries; returns whether they are. Every
         rank must call it, if a step was taken."""
         for attempt in range(_FINAL_TRIES):
-            self._writer.wait()
-            self._read_results()
-            if self._best_job is None:
+            if self._has_written_best():
                 break
             time.sleep(attempt)
-            self._writer.submit(self._best_job)
-        self._writer.wait()
-        self._read_results()
-        is_lost = self._best_job is not None
-        if is_lost:
+            self._submit_best()
+        is_lost = not self._has_written_best()
+        if is_lost and self._is_main:
             _print(f"the best weights of the run could not be saved in {self._store.run_dir}.")
         return not any(self._exchange([is_lost])) if step > 0 else not is_lost
 
     def _retry_best(self) -> None:
-        if self._best_job is not None and not self._writer.is_busy and time.monotonic() >= self._best_retry_at:
-            self._writer.submit(self._best_job)
+        if self._best_job is None or self._shares_best or self._writer.is_busy:
+            return
+        if time.monotonic() >= self._best_retry_at:
+            self._submit_best()
 
 
 def _print(warning: str) -> None:

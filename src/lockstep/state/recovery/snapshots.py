@@ -21,7 +21,6 @@ from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.software import numerics, version
 from lockstep.state.rundir.birth import Birth
 from lockstep.world.comm.collectives import Collectives
-from lockstep.world.comm.dtensors import full_tensor, is_dtensor
 
 
 class Snapshots:
@@ -36,6 +35,8 @@ class Snapshots:
         self.num_taken = 0
         """How many of the whole state this launch has taken. The same on every rank."""
         self.is_rehearsed = False
+        self._num_best = 0
+        """How many of the weights alone. The same on every rank."""
         self._keep, self._keep_every = config.keep, config.keep_every
         self._token = token
         self._birth = birth
@@ -76,7 +77,8 @@ class Snapshots:
         return self._job(manifest, mine, state, self._staging)
 
     def take_weights(self, value: float, step: int, epoch: int) -> Job | None:
-        """A copy of the weights on rank 0, which writes them alone, since they are the same on every rank; None on others.
+        """A copy of the weights: of its own rows on each rank, if they are cut over the ranks. Otherwise rank 0 writes them
+        alone, since they are the same on every rank; None on others.
 
         Every rank must call it, when nothing is being written. ``value``: that by which they are the best.
         """
@@ -89,15 +91,12 @@ class Snapshots:
             objects=self._state.describe_objects(),
             **self._origin(),
         )
-        weights: dict[str, dict[str, Tensor]] = {}
-        for file, tensors in self._state.weights().items():
-            for name, tensor in tensors.items():
-                whole = full_tensor(tensor)  # one at a time, and kept on the CPU of the rank that writes it
-                if self._collectives.rank == 0:
-                    weights.setdefault(file, {})[name] = whole.cpu() if is_dtensor(tensor) else tensor
-        if self._collectives.rank != 0:
+        weights = self._state.weights(self._collectives.rank)
+        self._num_best += 1
+        num_writers = self._collectives.size if self._state.is_cut else 1
+        if self._collectives.rank >= num_writers:
             return None
-        return replace(self._job(manifest, weights, {}, self._staging_of_best), world_size=1)
+        return replace(self._job(manifest, weights, {}, self._staging_of_best), world_size=num_writers)
 
     def _origin(self) -> dict[str, Any]:
         return {
@@ -110,10 +109,10 @@ class Snapshots:
         flat = {f"{file}/{name}": tensor for file, part in files.items() for name, tensor in part.items()}
         copies, copied = staging.copy(flat)
         # The token is the same on all ranks: they have saved equally many checkpoints.
-        is_best = manifest.kind == "weights"
+        number = f"best-{self._num_best}" if manifest.kind == "weights" else self.num_taken
         return Job(
             manifest=manifest,
-            token=f"{self._token}-{'best' if is_best else self.num_taken}",
+            token=f"{self._token}-{number}",
             rank=self._collectives.rank,
             world_size=self._collectives.size,
             keep=self._keep,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lockstep.base.digest import bit_sum, bit_sum_of_part, read_sums
-from lockstep.world.comm.dtensors import is_cut, rows_of, sum_over_ranks, to_local
+from lockstep.world.comm.dtensors import is_cut, own_rows, sum_over_ranks, to_local
 
 
 def whole_bit_sums(tensors: Sequence[Tensor]) -> list[int]:
@@ -26,4 +26,4 @@ def whole_bit_sums(tensors: Sequence[Tensor]) -> list[int]:
 
 def _of_part(tensor: Tensor) -> Tensor:
     row_bytes = math.prod(tensor.shape[1:]) * tensor.itemsize
-    return bit_sum_of_part(to_local(tensor), rows_of(tensor)[0] * row_bytes, len(tensor) * row_bytes)
+    return bit_sum_of_part(to_local(tensor), own_rows(tensor).start * row_bytes, len(tensor) * row_bytes)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any, TypeGuard
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -45,28 +43,29 @@ def distribute_like(value: Tensor, like: Tensor) -> Tensor:
     return distributed
 
 
-def cut_like(rows: Callable[[int, int], Tensor], like: Tensor) -> Tensor:
-    """A DTensor cut like another one (see ``is_cut``), of which only this rank's rows are made. Local.
-
-    Args:
-        rows: returns the rows from the first number up to the second.
-        like: the other.
-    """
-    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
-    first, end = rows_of(like)
-    made: Tensor = sys.modules[_HOME].DTensor.from_local(
-        rows(first, end).to(like.device), mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
+def cut_like(rows: Tensor, like: Tensor) -> Tensor:
+    """The DTensor cut like another one (see ``is_cut``) of which this rank has these rows: see ``own_rows``. Local."""
+    kind: Any = sys.modules[_HOME].DTensor
+    rows = rows.to(like.device)
+    if rows.dtype == like.dtype:  # as fully_shard makes its gradients; from_local() is 25 times as slow, in every step
+        made: Tensor = kind(rows, like._spec, requires_grad=False)  # type: ignore[attr-defined]
+    else:
+        mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+        made = kind.from_local(rows, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
     return made
 
 
-def rows_of(tensor: Tensor) -> tuple[int, int]:
-    """The rows of a cut DTensor that this rank has: from the first number up to the second. Local."""
-    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
-    numbers = torch.arange(len(tensor), device=tensor.device)
-    mine = sys.modules[_HOME].distribute_tensor(numbers, mesh, placements, src_data_rank=None).to_local()
-    first = int(mine[0]) if len(mine) else len(tensor)
-    return first, first + len(mine)
+def rows_of(num_rows: int, rank: int, world_size: int) -> range:
+    """The rows of a cut tensor that a rank has, as ``Shard(0)`` deals them out: equal chunks, of which the last that is not
+    empty may be shorter."""
+    chunk = -(-num_rows // world_size)
+    return range(min(num_rows, rank * chunk), min(num_rows, (rank + 1) * chunk))
+
+
+def own_rows(tensor: Tensor) -> range:
+    """The rows of a cut DTensor that this rank has. Local."""
+    mesh = tensor.device_mesh  # type: ignore[attr-defined]
+    return rows_of(len(tensor), mesh.get_local_rank(), mesh.size())
 
 
 def sum_over_ranks(numbers: Tensor, like: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 from typing_extensions import override
 
 from lockstep.base.digest import digest
-from lockstep.base.trees import map_tensors
+from lockstep.data.batches import map_tensors
 from lockstep.listener import Listener, Stage
 from lockstep.world.comm.dtensors import full_tensor
 
