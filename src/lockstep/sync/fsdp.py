@@ -40,6 +40,7 @@ from lockstep.sync.units import Unit, find_units
 from lockstep.sync.used_parameters import UsedParameters
 from lockstep.world.comm.dtensors import cut_like, is_dtensor
 from lockstep.world.comm.group import Transport, default_group
+from lockstep.world.devices import move
 
 _USED, _ORDER = "used", "order"
 
@@ -150,6 +151,7 @@ class FSDPSync(Sync):
             self._mesh = DeviceMesh.from_group(default_group(), self._device.type)
         for part in (*find_units(model), model) if any(True for _ in model.parameters()) else ():
             if not isinstance(part, FSDPModule):
+                move(part, self._device)  # which fully_shard would do, but cannot where that makes new parameters
                 fully_shard(part, mesh=self._mesh)
         model.to(self._device)  # its buffers
         model.register_forward_hook(self._reshard)
