@@ -27,7 +27,15 @@ from lockstep.plan.shards import MicroStep, StepPlan, num_filled
 from lockstep.plan.tree import Node, push, roots
 from lockstep.sync.buffers import ShardBuffers, add_changes
 from lockstep.sync.exchange import Exchange
-from lockstep.sync.gradients import came_in_parts, has_gradient, on_gradient, refuse_create_graph, take_gradient
+from lockstep.sync.gradients import (
+    came_in_parts,
+    has_gradient,
+    is_left_out,
+    on_gradient,
+    refuse_create_graph,
+    take_gradient,
+    usable,
+)
 from lockstep.sync.norms import WholeNorms
 from lockstep.sync.ordered import OrderedExchange
 from lockstep.sync.protocol import Outcome, Sync
@@ -113,7 +121,8 @@ class FSDPSync(Sync):
         """Numbers of the modules whose buffers any shard has changed; the same on every rank."""
         self._micro: MicroStep | None = None
         self._listening = False
-        self._call, self._factor = 0, 1.0
+        self._call = 0
+        self._factor: float | Tensor = 1.0
         self._norms = WholeNorms()
         self._forget_phase()
 
@@ -205,7 +214,7 @@ class FSDPSync(Sync):
         refuse_create_graph(options, "fsdp")
         if is_dtensor(loss):
             raise _penalty("the loss is a DTensor: a part of it was computed from parameters")
-        self._call, self._factor, self._sent = call, float(factor), set()
+        self._call, self._factor, self._sent = call, usable(factor, self._parameters), set()
         self._gradients.begin_backward(call)
         self._runs.begin_backward()
         self._used.begin_call(call)
@@ -303,7 +312,7 @@ class FSDPSync(Sync):
             gradient = take_gradient(whole, self._names[whole])
             if unit in self._sent:
                 raise came_in_parts(self._names[whole])
-            if self._factor == 0:  # a shard of weight 0 is left out: its gradient may be NaN, from a mean over nothing
+            if is_left_out(self._factor):
                 return
             self._gradients.put(slices, slot, gradient, self._factor)
             self._used.add(self._call, self._numbers[slices.parameters[slot]])

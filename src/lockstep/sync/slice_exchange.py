@@ -55,7 +55,7 @@ class SliceExchange:
         self._filled: dict[Slices, set[int]] = {}
         """The slots of these leaves that have a gradient."""
 
-    def put(self, slices: Slices, slot: int, gradient: Tensor, factor: float) -> None:
+    def put(self, slices: Slices, slot: int, gradient: Tensor, factor: float | Tensor) -> None:
         """Put a whole gradient, multiplied by ``factor``, into the leaf of its slices, or add it to what is there. Local."""
         if slices not in self._leaves:
             self._leaves[slices], self._filled[slices] = slices.new_leaf(), set()
