@@ -232,10 +232,12 @@ def make_deterministic():
         for batch in loader:
             for inputs in batch.shards:
                 team.backward(model(inputs).mean())
+    return os.environ["CUBLAS_WORKSPACE_CONFIG"]
 
 
-def train_on(product, epochs=1):
-    """``train`` on a GPU of some name; a list has a name for each rank."""
-    rank = int(os.environ["RANK"])
-    torch.sim.get_device_name = lambda device=None: product if isinstance(product, str) else product[rank]
+def train_on(products, epochs=1):
+    """``train`` on the products of these names, and with these versions of cuDNN: a pair for each rank."""
+    product, version = products[int(os.environ["RANK"])]
+    torch.sim.get_device_name = lambda device=None: product
+    torch.backends.cudnn.version = lambda: version
     return train(epochs)

@@ -85,14 +85,16 @@ def test_an_error_on_one_rank_is_told_before_it_waits_for_others_that_never_come
 def test_where_bits_are_promised_a_run_says_what_its_kernels_need(crew, capfd):
     crew(1, scripts.fail_on_one_rank, shards=2)  # on one process nothing fails
     assert "use_deterministic_algorithms(True)" in capfd.readouterr().err
-    crew(1, scripts.make_deterministic, shards=2)
+    assert crew(1, scripts.make_deterministic, shards=2) == [":4096:8"]  # without which CUDA refuses a matrix product
     assert "use_deterministic_algorithms" not in capfd.readouterr().err
 
 
-def test_another_product_is_refused_among_ranks_and_on_a_resume_and_may_be_allowed(crew):
+def test_another_product_or_version_of_cudnn_is_refused_among_ranks_and_on_a_resume_and_may_be_allowed(crew):
     with pytest.raises(LaunchError, match="different settings: rank 0 has `gpu='H100'`, rank 1 has `gpu='A100'`"):
-        crew(2, scripts.train_on, ["H100", "A100"], shards=2)
-    crew(1, scripts.train_on, "H100", 1, shards=2, run_dir="run")
+        crew(2, scripts.train_on, [("H100", 91000), ("A100", 91000)], shards=2)
+    with pytest.raises(LaunchError, match="different settings: rank 0 has `cudnn=91000`, rank 1 has `cudnn=92000`"):
+        crew(2, scripts.train_on, [("H100", 91000), ("H100", 92000)], shards=2)
+    crew(1, scripts.train_on, [("H100", 91000)], 1, shards=2, run_dir="run")
     with pytest.raises(LaunchError, match="gpu is 'A100' now, and was 'H100'"):
-        crew(1, scripts.train_on, "A100", 2, shards=2, run_dir="run")
-    crew(1, scripts.train_on, "A100", 2, shards=2, run_dir="run", allow=["numerics"])
+        crew(1, scripts.train_on, [("A100", 91000)], 2, shards=2, run_dir="run")
+    crew(1, scripts.train_on, [("A100", 91000)], 2, shards=2, run_dir="run", allow=["numerics"])
