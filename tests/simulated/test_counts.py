@@ -6,6 +6,7 @@ import pytest
 import scripts
 
 pytestmark = pytest.mark.timeout(120)
+STRATEGIES = [("exact", 1), ("exact", 2), ("single", 1), ("ddp", 2), ("fsdp", 2)]
 BESIDE = 120
 """Launches of a step that do not depend on the model's size."""
 
@@ -22,15 +23,15 @@ def by_file(step):
     return files
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize(("strategy", "nproc"), STRATEGIES)
 @pytest.mark.parametrize(("reads", "expected"), [(False, {}), (True, {"data/values.py": 1})])
-def test_a_step_waits_once_for_the_values_added_to_its_batch_and_never_without(crew, nproc, reads, expected):
-    for one in crew(nproc, scripts.count, 8, 6, reads, True, shards=2, checkpoint_every="off"):
+def test_a_step_waits_once_for_the_values_added_to_its_batch_and_never_without(crew, strategy, nproc, reads, expected):
+    for one in crew(nproc, scripts.count, 8, 6, reads, True, strategy=strategy, shards=2, checkpoint_every="off"):
         assert by_file(one["step"]) == expected
         assert one["step"]["reports"] == []
 
 
-@pytest.mark.parametrize(("strategy", "nproc"), [("exact", 1), ("exact", 2), ("single", 1), ("ddp", 2), ("fsdp", 2)])
+@pytest.mark.parametrize(("strategy", "nproc"), STRATEGIES)
 def test_weights_that_the_device_counts_are_read_with_the_values_and_give_the_bits_of_the_cpu(crew, strategy, nproc):
     ((on_cpu, _, _),) = crew(1, scripts.train_weighted, shards=2, device="cpu")
     for found, waits, reports in crew(nproc, scripts.train_weighted, strategy=strategy, shards=2, checkpoint_every="off"):
