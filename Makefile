@@ -99,8 +99,9 @@ bench-install: $(BENCH_STAMP) ## make .venv-bench, with the peers
 gpu: $(if $(GIVEN_PYTHON),,$(STAMP)) ## what to run first on a CUDA GPU, and a report to send (ARGS="--to 5": 10 minutes; PYTHON=... has torch)
 	@$(or $(GIVEN_PYTHON),$(VENV)/bin/python) tools/gpu $(ARGS)
 
+# For the time limit see test-all.
 simulated: $(STAMP) ## the paths of a GPU, on an accelerator that is simulated: built once with g++ (a minute), kept in ~/.cache
-	SIM_DEVICES=4 PYTHONPATH=$(CURDIR)/tests/simulated/autoload:$(CURDIR)/tests/cuda $(PYTEST) -q $(or $(SIMULATED),tests/simulated tests/cuda) $(ARGS)
+	SIM_DEVICES=4 PYTHONPATH=$(CURDIR)/tests/simulated/autoload:$(CURDIR)/tests/cuda $(PYTEST) -q -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true -n $(or $(JOBS),2) --dist loadfile --no-loadscope-reorder $(or $(SIMULATED),tests/simulated tests/cuda) $(ARGS)
 
 wheel: $(STAMP) ## build dist/*.whl and dist/*.tar.gz
 	@rm -rf dist

@@ -135,12 +135,6 @@ def test_without_a_gpu_its_tests_are_skipped_with_a_reason_and_cannot_count_as_r
     assert "no test marked cuda has run" in run.stdout
 
 
-@pytest.mark.cuda
-def test_with_a_gpu_its_tests_run(tmp_path):
-    run = _pytest(tmp_path, CUDA_TEST, "--require-cuda")
-    assert run.returncode == 0, run.stdout
-
-
 def test_torch_is_not_imported_to_ask_for_a_gpu_when_no_test_needs_one(tmp_path):
     run = _pytest(tmp_path, CUDA_TEST, "-m", "not cuda")
     assert run.returncode == 0, run.stdout

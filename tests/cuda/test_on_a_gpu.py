@@ -132,11 +132,11 @@ def test_a_step_is_split_by_the_clock_of_the_gpu_and_the_parts_add_up(crew):
 
 def test_the_example_learns_on_the_gpu(tmp_path):
     pytest.importorskip("sklearn", reason="the example's images come with scikit-learn")
-    device = [] if IS_SIMULATED else ["--device", "cuda"]
+    device, epochs, least = ([], 1, 70) if IS_SIMULATED else (["--device", "cuda"], 3, 90)
     command = [sys.executable, "-m", "lockstep.cli.main", "run", "--nproc-per-node", "1", *device]
     done = subprocess.run(
-        [*command, str(EXAMPLE), "--epochs", "3"], cwd=tmp_path, capture_output=True, text=True, timeout=150
+        [*command, str(EXAMPLE), "--epochs", str(epochs)], cwd=tmp_path, capture_output=True, text=True, timeout=150
     )
     assert done.returncode == 0, done.stderr
     accuracy = float(done.stdout.rpartition("accuracy ")[2].split("%")[0])
-    assert accuracy > 90
+    assert accuracy > least

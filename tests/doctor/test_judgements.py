@@ -14,20 +14,23 @@ def h100(index, used=4, driver="535.183.01", name="NVIDIA H100 80GB HBM3"):
     return [str(index), name, driver, "81559", str(used)]
 
 
-USUAL = {"present": 2, "visible": 2, "rows": [h100(0), h100(1)], "error": "", "torch_cuda": "12.6", "wants_gpus": False}
-USUAL["num_processes"] = 2
+USUAL = {"present": 2, "visible": 2, "rows": [h100(0), h100(1)], "error": "", "wants_gpus": False, "num_processes": 2}
+USUAL |= {"built_for": "cuda", "version": "12.6"}
 
 
 @pytest.mark.parametrize(
     ("changed", "state", "words"),
     [
         ({}, OK, "2 of 2 GPU(s) visible (NVIDIA H100 80GB HBM3, driver 535.183.01), torch for CUDA 12.6"),
-        ({"torch_cuda": "13.0"}, FAIL, "driver 535.183.01 is too old for torch's CUDA 13.0"),
+        ({"version": "13.0"}, FAIL, "driver 535.183.01 is too old for torch's CUDA 13.0"),
         ({"visible": 0}, WARN, "none of them in CUDA_VISIBLE_DEVICES"),
         ({"visible": 0, "wants_gpus": True}, FAIL, "none of them in CUDA_VISIBLE_DEVICES"),
         ({"num_processes": 4}, WARN, "4 processes for 2 GPU(s)"),
         ({"rows": [h100(0), h100(1, used=71234)]}, WARN, "others use memory of GPU 1: 71234 of 81559 MiB"),
         ({"rows": [h100(0), h100(1, name="Tesla T4")]}, WARN, "GPUs of different kinds: NVIDIA H100 80GB HBM3, Tesla T4"),
+        ({"built_for": None, "version": ""}, WARN, "built without CUDA"),
+        ({"built_for": "hip", "version": "6.4", "rows": []}, OK, "2 of 2 GPU(s) visible, torch for ROCm 6.4"),
+        ({"built_for": "hip", "visible": 0, "rows": []}, WARN, "HIP_VISIBLE_DEVICES"),
         ({"error": "No devices were found"}, FAIL, "nvidia-smi: No devices were found"),
     ],
 )

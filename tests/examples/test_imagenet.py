@@ -55,14 +55,6 @@ def test_resnet50_gives_the_same_answer_too(folder, told_on_one_and_two):
     assert sum(name.startswith("layer") and ".conv" in name for name in weights) == 3 * (3 + 4 + 6 + 3)
 
 
-@pytest.mark.cuda
-def test_it_trains_on_a_gpu_in_mixed_precision(folder, run_here, examples):
-    args = ("--arch", "resnet18", "--epochs", "1", "--channels-last", *SMALL)
-    done = run_here(examples / "imagenet.py", "--device", "cuda", "--precision", "bf16-mixed", args=args)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"epoch 1: loss [\d.]+, top-1", done.stdout)
-
-
 def test_it_says_what_is_missing(run_here, examples, tmp_path):
     done = run_here(examples / "imagenet.py", "--nproc-per-node", "2")
     assert done.returncode == 1

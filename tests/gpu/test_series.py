@@ -1,6 +1,7 @@
 """The series that is run first on a GPU: its order, its report, and what it does about failures. Its stages here need no
 torch."""
 
+import ast
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 from gpu import processes
 from gpu.processes import run
 from gpu.series import Series, unusable
-from gpu.stage import Stage
+from gpu.stage import Setting, Stage
 from gpu.table import STAGES
 
 ROOT = Path(__file__).parents[2]
@@ -146,6 +147,22 @@ def test_every_stage_names_files_that_exist_and_a_cause():
     for one in STAGES:
         assert one.causes
         assert [name for name in one.read if not (ROOT / name).exists()] == []
+
+
+def test_no_test_that_is_marked_cuda_is_outside_of_what_the_stage_runs(tmp_path):
+    (tests,) = [one for one in STAGES if one.name == "tests"]
+    command = tests.command(Setting(device="cuda", num_devices=1, out=tmp_path), tmp_path / "found.json")
+    folders = [Path(word) for word in command if Path(word).parent == ROOT / "tests"]
+    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if is_marked_cuda(path)]
+    assert len(marked) > 3
+    assert [path for path in marked if not set(path.parents).intersection(folders)] == []
+
+
+def is_marked_cuda(path):
+    text = path.read_text()
+    return "mark.cuda" in text and any(
+        isinstance(node, ast.Attribute) and ast.unparse(node) == "pytest.mark.cuda" for node in ast.walk(ast.parse(text))
+    )
 
 
 def test_help_lists_the_stages_and_needs_nothing_but_python(run_command):

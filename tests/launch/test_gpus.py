@@ -2,15 +2,15 @@
 
 import pytest
 
-from lockstep.launch.gpus import built_for, num_present_to_rocm, num_visible, num_visible_to_rocm
+from lockstep.launch.gpus import built_for, num_present_to_rocm, num_visible, num_visible_to
 
 
 @pytest.mark.parametrize(
     ("version", "expected"),
     [
-        ("cuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n", "cuda"),
-        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4.43482'\n", "hip"),
-        ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", None),
+        ("cuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n", ("cuda", "12.8")),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4.43482'\n", ("hip", "6.4.43482")),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", (None, "")),
     ],
 )
 def test_what_a_torch_was_built_for_is_in_its_version_file(version, expected):
@@ -39,7 +39,7 @@ def test_gpus_of_rocm_are_the_nodes_with_an_id(tmp_path):
     ],
 )
 def test_variables_hide_gpus_of_rocm_one_after_the_other(environ, expected):
-    assert num_visible_to_rocm(4, environ) == expected
+    assert num_visible_to("hip", 4, environ) == expected
 
 
 def test_the_list_ends_at_the_first_entry_that_is_none():

@@ -7,9 +7,11 @@ import sys
 import types
 
 import pytest
+import torch
 
 from lockstep.journal.measure import usage
 from lockstep.journal.measure.usage import Usage
+from lockstep.world import devices
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -104,20 +106,14 @@ def test_peak_memory_of_a_small_child_is_not_that_of_its_parent():
     code = "from lockstep.journal.measure.usage import peak_rss_bytes; print(peak_rss_bytes())"
     environment = {**os.environ, "PYTHONPATH": ""}
     small = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert int(small.stdout) < 250_000_000
+    assert int(small.stdout) < 400_000_000  # its parent has these 300 million, and as much as it
 
 
-class FakeCuda:
+class FakeGpus:
     """As much of torch.cuda as the meter looks at."""
 
     def __init__(self, read, reserved=(0, 1000, 70)):
         self.utilization, self.reserved = read, reserved
-
-    def is_initialized(self):
-        return True
-
-    def current_device(self):
-        return 1
 
     def device_count(self):
         return len(self.reserved)
@@ -126,12 +122,13 @@ class FakeCuda:
         return self.reserved[index]
 
 
-def with_cuda(monkeypatch, *args):
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=FakeCuda(*args)))
+def with_gpus(monkeypatch, *args):
+    monkeypatch.setattr(devices, "in_use", lambda: FakeGpus(*args))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 1)
 
 
 def test_without_a_gpu_in_use_its_figures_are_none(monkeypatch):
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(devices, "in_use", lambda: None)
     used = Usage().end()
     assert (used["peak_gpu_bytes"], used["gpu_utilisation"]) == (None, None)
 
@@ -142,7 +139,7 @@ def test_without_a_gpu_in_use_its_figures_are_none(monkeypatch):
     ids=["several in use", "none yet: the current one"],
 )
 def test_with_gpus_their_memory_and_the_mean_utilisation_of_those_in_use(monkeypatch, reserved, utilisation, expected):
-    with_cuda(monkeypatch, utilisation.__getitem__, reserved)
+    with_gpus(monkeypatch, utilisation.__getitem__, reserved)
     used = Usage().end()
     assert (used["peak_gpu_bytes"], used["gpu_utilisation"]) == expected
 
@@ -151,6 +148,6 @@ def test_a_gpu_whose_utilisation_cannot_be_read_spoils_nothing(monkeypatch):
     def refuse(device):
         raise ModuleNotFoundError("pynvml")
 
-    with_cuda(monkeypatch, refuse)
+    with_gpus(monkeypatch, refuse)
     used = Usage().end()
     assert (used["peak_gpu_bytes"], used["gpu_utilisation"]) == (1070, None)

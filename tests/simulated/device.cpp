@@ -705,6 +705,9 @@ struct DeviceGroup : c10d::Backend {
   Work _allgather_base(Tensor& out, Tensor& in, const c10d::AllgatherOptions& o) override {
     return run("all_gather_single", o.asyncOp, {in}, {out}, [&] { auto a = on_cpu(out), b = on_cpu(in); return gloo->_allgather_base(a, b, o); });
   }
+  Work allgather_into_tensor_coalesced(Tensors& out, Tensors& in, const c10d::AllgatherOptions& o) override {
+    return run("all_gather_coalesced", o.asyncOp, in, out, [&] { auto a = on_cpu(out), b = on_cpu(in); return gloo->allgather_into_tensor_coalesced(a, b, o); });
+  }
   Work reduce_scatter(Tensors& out, Lists& in, const c10d::ReduceScatterOptions& o) override {
     return run("reduce_scatter", o.asyncOp, in[0], out, [&] { auto a = on_cpu(out); Lists b{on_cpu(in[0])}; return gloo->reduce_scatter(a, b, o); });
   }

@@ -21,10 +21,12 @@ def account():
 
 
 def digest(tensors):
+    """Of whole tensors, also where each rank has a part."""
     text = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         text.update(name.encode())
-        text.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        text.update(whole.detach().cpu().contiguous().numpy().tobytes())
     return text.hexdigest()
 
 
@@ -138,7 +140,7 @@ def count(num_blocks=8, steps=6, reads=True, clips=False):
     return {"step": found, "plain": count_plain(num_shards, num_blocks)}
 
 
-def train_weighted(steps=4):
+def train_weighted(steps=6):
     """Losses that are means over the tokens of a shard, of which one has none: its loss is NaN, and its weight 0."""
     with lockstep.join(log_every=1, journal_every=0) as team:
         torch.manual_seed(0)
@@ -166,10 +168,10 @@ def train_weighted(steps=4):
             optimizer.zero_grad()
             means.append((batch["loss"], batch["tokens"]))
         run_dir = team.run_dir
+        momentum = {f"momentum {n}": slots["momentum_buffer"] for n, slots in optimizer.state_dict()["state"].items()}
+        found = digest({**model.state_dict(), **momentum})
     events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
     logged = [event["values"] for event in events if event["event"] == "step"]
-    momentum = {f"momentum {n}": slots["momentum_buffer"] for n, slots in optimizer.state_dict()["state"].items()}
-    found = digest({**model.state_dict(), **momentum})
     return {"digest": found, "means": means, "logged": logged}, waits, account()["reports"]
 
 
@@ -230,10 +232,12 @@ def make_deterministic():
         for batch in loader:
             for inputs in batch.shards:
                 team.backward(model(inputs).mean())
+    return os.environ["CUBLAS_WORKSPACE_CONFIG"]
 
 
-def train_on(product, epochs=1):
-    """``train`` on a GPU of some name; a list has a name for each rank."""
-    rank = int(os.environ["RANK"])
-    torch.sim.get_device_name = lambda device=None: product if isinstance(product, str) else product[rank]
+def train_on(products, epochs=1):
+    """``train`` on the products of these names, and with these versions of cuDNN: a pair for each rank."""
+    product, version = products[int(os.environ["RANK"])]
+    torch.sim.get_device_name = lambda device=None: product
+    torch.backends.cudnn.version = lambda: version
     return train(epochs)

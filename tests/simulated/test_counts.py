@@ -6,6 +6,7 @@ import pytest
 import scripts
 
 pytestmark = pytest.mark.timeout(120)
+STRATEGIES = [("exact", 1), ("exact", 2), ("single", 1), ("ddp", 2), ("fsdp", 2)]
 BESIDE = 120
 """Launches of a step that do not depend on the model's size."""
 
@@ -22,18 +23,18 @@ def by_file(step):
     return files
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize(("strategy", "nproc"), STRATEGIES)
 @pytest.mark.parametrize(("reads", "expected"), [(False, {}), (True, {"data/values.py": 1})])
-def test_a_step_waits_once_for_the_values_added_to_its_batch_and_never_without(crew, nproc, reads, expected):
-    for one in crew(nproc, scripts.count, 8, 6, reads, True, shards=2, checkpoint_every="off"):
+def test_a_step_waits_once_for_the_values_added_to_its_batch_and_never_without(crew, strategy, nproc, reads, expected):
+    for one in crew(nproc, scripts.count, 8, 6, reads, True, strategy=strategy, shards=2, checkpoint_every="off"):
         assert by_file(one["step"]) == expected
         assert one["step"]["reports"] == []
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-def test_weights_that_the_device_counts_are_read_with_the_values_and_give_the_bits_of_the_cpu(crew, nproc):
+@pytest.mark.parametrize(("strategy", "nproc"), STRATEGIES)
+def test_weights_that_the_device_counts_are_read_with_the_values_and_give_the_bits_of_the_cpu(crew, strategy, nproc):
     ((on_cpu, _, _),) = crew(1, scripts.train_weighted, shards=2, device="cpu")
-    for found, waits, reports in crew(nproc, scripts.train_weighted, shards=2, checkpoint_every="off"):
+    for found, waits, reports in crew(nproc, scripts.train_weighted, strategy=strategy, shards=2, checkpoint_every="off"):
         assert found == on_cpu
         copies = {place: number for place, number in waits.items() if not place.startswith("synchronize an event")}
         assert by_file({"waits": copies}) == {"data/values.py": 1}  # logging waits for the event of a step before
@@ -49,11 +50,14 @@ def test_a_scaled_loss_costs_one_wait_more_and_two_after_an_overflow(crew, nproc
         assert one["step"]["reports"] == []
 
 
-def test_samples_are_hashed_where_they_were_fetched(crew):
-    (one,) = crew(1, scripts.count, shards=2, checkpoint_every="off", journal_every=1)
-    of_digests = [place for place in one["step"]["waits"] if "base/digest.py" in place]
-    assert len(of_digests) == 1
-    assert "read_sums" in of_digests[0]  # of the state
+@pytest.mark.parametrize(("strategy", "nproc"), [("exact", 1), ("exact", 2), ("fsdp", 2)])
+def test_a_step_that_writes_digests_waits_once_for_all_that_is_hashed_on_the_device(crew, strategy, nproc):
+    for one in crew(nproc, scripts.count, strategy=strategy, shards=2, checkpoint_every="off", journal_every=1):
+        of_digests = [place for place in one["step"]["waits"] if "loop/ledger.py" not in place]
+        assert len(of_digests) == 1
+        assert one["step"]["waits"][of_digests[0]] == 1
+        assert "recovery/fingerprint.py" in of_digests[0]
+        assert one["step"]["reports"] == []
 
 
 @pytest.mark.parametrize("nproc", [1, 2])

@@ -25,18 +25,26 @@ def on_cpu(crew):
     return digest
 
 
-@pytest.mark.parametrize(("shards", "nproc"), [(2, 1), (2, 2), (3, 1), (3, 2), (3, 3), (6, 1), (6, 2), (6, 3)])
-def test_a_run_has_the_digest_of_the_cpu_on_any_number_of_processes(crew, on_cpu, shards, nproc):
-    ranks = crew(nproc, scripts.train, shards=shards)
+EXACT = [(2, 1), (2, 2), (3, 1), (3, 2), (3, 3), (6, 1), (6, 2), (6, 3)]
+FSDP = [(6, 1), (6, 2), (6, 3)]
+RUNS = [("exact", *run) for run in EXACT] + [("fsdp", *run) for run in FSDP]
+
+
+@pytest.mark.parametrize(("strategy", "shards", "nproc"), RUNS)
+def test_a_run_has_the_digest_of_the_cpu_on_any_number_of_processes(crew, on_cpu, strategy, shards, nproc):
+    ranks = crew(nproc, scripts.train, strategy=strategy, shards=shards)
     assert [one["device"] for one in ranks] == [f"sim:{rank}" for rank in range(nproc)]
     assert {one["backend"] for one in ranks} == {"simccl"}
     assert [one["reports"] for one in ranks] == [[]] * nproc
     assert {one["digest"] for one in ranks} == {on_cpu(shards)}
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "16-true"])
-def test_in_any_precision_two_processes_have_the_digest_of_one(crew, precision):
-    ranks = crew(1, scripts.train, shards=2, precision=precision) + crew(2, scripts.train, shards=2, precision=precision)
+@pytest.mark.parametrize(
+    ("strategy", "precision"), [("exact", "bf16-mixed"), ("exact", "16-mixed"), ("exact", "16-true"), ("fsdp", "16-mixed")]
+)
+def test_in_any_precision_two_processes_have_the_digest_of_one(crew, strategy, precision):
+    settings = {"shards": 2, "precision": precision}
+    ranks = crew(1, scripts.train, **settings) + crew(2, scripts.train, strategy=strategy, **settings)
     assert [one["reports"] for one in ranks] == [[]] * 3
     assert len({one["digest"] for one in ranks}) == 1
 
@@ -51,9 +59,11 @@ def test_a_gradient_that_comes_in_two_parts_is_their_sum(crew):
     assert crew(1, scripts.train_in_parts, shards=2) == crew(1, scripts.train_in_parts, shards=2, device="cpu")
 
 
-@pytest.mark.parametrize(("shards", "before", "after"), [(2, 1, 2), (6, 3, 2)])
-def test_a_run_goes_on_from_its_checkpoint_on_another_number_of_processes(crew, on_cpu, shards, before, after):
-    settings = {"shards": shards, "run_dir": "run", "checkpoint_every": 1}
+@pytest.mark.parametrize(
+    ("strategy", "shards", "before", "after"), [("exact", 2, 1, 2), ("exact", 6, 3, 2), ("fsdp", 6, 3, 2)]
+)
+def test_a_run_goes_on_from_its_checkpoint_on_another_number_of_processes(crew, on_cpu, strategy, shards, before, after):
+    settings = {"strategy": strategy, "shards": shards, "run_dir": "run", "checkpoint_every": 1}
     crew(before, scripts.train, 1, **settings)
     for one in crew(after, scripts.train, **settings):
         assert one["reports"] == []
@@ -75,14 +85,16 @@ def test_an_error_on_one_rank_is_told_before_it_waits_for_others_that_never_come
 def test_where_bits_are_promised_a_run_says_what_its_kernels_need(crew, capfd):
     crew(1, scripts.fail_on_one_rank, shards=2)  # on one process nothing fails
     assert "use_deterministic_algorithms(True)" in capfd.readouterr().err
-    crew(1, scripts.make_deterministic, shards=2)
+    assert crew(1, scripts.make_deterministic, shards=2) == [":4096:8"]  # without which CUDA refuses a matrix product
     assert "use_deterministic_algorithms" not in capfd.readouterr().err
 
 
-def test_another_product_is_refused_among_ranks_and_on_a_resume_and_may_be_allowed(crew):
+def test_another_product_or_version_of_cudnn_is_refused_among_ranks_and_on_a_resume_and_may_be_allowed(crew):
     with pytest.raises(LaunchError, match="different settings: rank 0 has `gpu='H100'`, rank 1 has `gpu='A100'`"):
-        crew(2, scripts.train_on, ["H100", "A100"], shards=2)
-    crew(1, scripts.train_on, "H100", 1, shards=2, run_dir="run")
+        crew(2, scripts.train_on, [("H100", 91000), ("A100", 91000)], shards=2)
+    with pytest.raises(LaunchError, match="different settings: rank 0 has `cudnn=91000`, rank 1 has `cudnn=92000`"):
+        crew(2, scripts.train_on, [("H100", 91000), ("H100", 92000)], shards=2)
+    crew(1, scripts.train_on, [("H100", 91000)], 1, shards=2, run_dir="run")
     with pytest.raises(LaunchError, match="gpu is 'A100' now, and was 'H100'"):
-        crew(1, scripts.train_on, "A100", 2, shards=2, run_dir="run")
-    crew(1, scripts.train_on, "A100", 2, shards=2, run_dir="run", allow=["numerics"])
+        crew(1, scripts.train_on, [("A100", 91000)], 2, shards=2, run_dir="run")
+    crew(1, scripts.train_on, [("A100", 91000)], 2, shards=2, run_dir="run", allow=["numerics"])

@@ -76,9 +76,9 @@ def bit_sum_of_part(part: Tensor, begin: int, whole_bytes: int) -> Tensor:
         first = last = end
     words = data[first - begin : last - begin].clone().view(torch.int64)
     loose = torch.cat([data[: first - begin], data[last - begin :]]).to(torch.int64)
-    places = torch.tensor([*range(begin, first), *range(last, end)], dtype=torch.int64)
+    places = torch.cat([torch.arange(*ends, device=data.device) for ends in ((begin, first), (last, end))])
     # Bytes behind the last whole word are added as they are.
-    shifts = torch.where(places < whole_bytes // 8 * 8, places % 8 * 8, torch.zeros_like(places)).to(data.device)
+    shifts = torch.where(places < whole_bytes // 8 * 8, places % 8 * 8, torch.zeros_like(places))
     return words.sum() + torch.bitwise_left_shift(loose, shifts).sum()
 
 

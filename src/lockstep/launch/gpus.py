@@ -14,8 +14,12 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-_OF_ROCM, _OF_PYTORCH = "ROCR_VISIBLE_DEVICES", ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-"""Variables that hide AMD's GPUs: one from all of ROCm; of what that leaves, the first of the others that is set."""
+HIDING = {
+    "cuda": ("CUDA_VISIBLE_DEVICES",),
+    "hip": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+}
+"""Variables that hide GPUs, by what torch was built for. Of AMD's: the first hides them from all of ROCm; of what that leaves,
+the first of the others that is set."""
 
 
 def num_gpus_here() -> int:
@@ -26,33 +30,34 @@ def num_gpus_here() -> int:
 def num_gpus(environ: Mapping[str, str]) -> int:
     """The number of GPUs that CUDA_VISIBLE_DEVICES (with ROCm also ROCR_ and HIP_VISIBLE_DEVICES) leaves visible; 0 if the
     installed torch was built without CUDA and ROCm."""
-    kind = _torch_is_built_for()
-    if kind == "hip":
-        return num_visible_to_rocm(num_present_to_rocm(), environ)
-    return num_visible(num_present(), environ.get("CUDA_VISIBLE_DEVICES")) if kind else 0
+    kind, _ = torch_build()
+    if kind is None:
+        return 0
+    return num_visible_to(kind, num_present_to_rocm() if kind == "hip" else num_present(), environ)
 
 
 def torch_has_cuda() -> bool:
     """Whether the installed torch was built with CUDA or ROCm, according to its version file."""
-    return _torch_is_built_for() is not None
+    return torch_build()[0] is not None
 
 
-def _torch_is_built_for() -> str | None:
-    """``cuda``, or ``hip`` for ROCm; None: neither."""
+def torch_build() -> tuple[str | None, str]:
+    """What the installed torch was built for: see ``built_for``."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        return None
+        return None, ""
     version = Path(spec.origin).with_name("version.py")
     try:
         return built_for(version.read_text(encoding="utf-8"))
     except OSError:
-        return None
+        return None, ""
 
 
-def built_for(version: str) -> str | None:
-    """What a torch with this text in its version file was built for: ``cuda``, or ``hip`` for ROCm; None: neither."""
-    match = re.search(r"^(cuda|hip)\b[^=]*= *['\"]", version, re.MULTILINE)
-    return None if match is None else match[1]
+def built_for(text: str) -> tuple[str | None, str]:
+    """What a torch with this text in its version file was built for: ``cuda``, or ``hip`` for ROCm, and the version of that;
+    None and empty: neither."""
+    match = re.search(r"^(cuda|hip)\b[^=]*= *['\"]([^'\"]*)", text, re.MULTILINE)
+    return (None, "") if match is None else (match[1], match[2])
 
 
 def num_present(dev: Path = Path("/dev")) -> int:
@@ -82,10 +87,13 @@ def _is_gpu(node: Path) -> bool:
         return False
 
 
-def num_visible_to_rocm(present: int, environ: Mapping[str, str]) -> int:
-    """How many of AMD's GPUs the variables leave visible."""
-    left = num_visible(present, environ.get(_OF_ROCM))
-    return num_visible(left, next((environ[name] for name in _OF_PYTORCH if name in environ), None))
+def num_visible_to(kind: str | None, present: int, environ: Mapping[str, str]) -> int:
+    """How many GPUs the variables leave visible to a torch that was built for ``kind``."""
+    if kind != "hip":
+        return num_visible(present, environ.get("CUDA_VISIBLE_DEVICES"))
+    of_rocm, *of_pytorch = HIDING[kind]
+    left = num_visible(present, environ.get(of_rocm))
+    return num_visible(left, next((environ[name] for name in of_pytorch if name in environ), None))
 
 
 def num_visible(present: int, visible: str | None) -> int:

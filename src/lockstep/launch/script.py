@@ -92,8 +92,8 @@ def run_script(
         say(f"WARNING: {late[0]} comes after {target}, so it goes to the script. Options of lockstep run come before it")
     if source is not None and script.starter is None and (count > 1 or nodes is not None) and source.trains_alone():
         say(
-            f"WARNING: nothing in {target} makes its processes one training, as lockstep.join() would: each trains a model of its "
-            "own, on the same data, and writes the same files. --nproc-per-node 1 trains once"
+            f"WARNING: nothing in {target} makes its processes one training, as lockstep.join() would: each trains a model of "
+            "its own, on the same data, and writes the same files. --nproc-per-node 1 trains once"
         )
     endpoint = None
     if nodes is not None:

@@ -24,13 +24,14 @@ from lockstep.prepare.guards import ShardGuards
 from lockstep.prepare.model import wrap_model
 from lockstep.prepare.model_precision import ModelPrecision, check_scaler, fit_optimizer
 from lockstep.prepare.precision import find_precision
-from lockstep.prepare.remap import move, remap
+from lockstep.prepare.remap import remap
 from lockstep.prepare.strangers import forget_gradients
 from lockstep.prepare.trained import TrainedObjects
 from lockstep.state.recovery.run_state import RunState
 from lockstep.sync.protocol import Sync
 from lockstep.world.comm.agreement import compare_ranks
 from lockstep.world.comm.collectives import Collectives
+from lockstep.world.devices import move
 
 Kept = nn.Module | Optimizer | LRScheduler | amp.GradScaler
 """Types that ``prepare`` returns unchanged."""

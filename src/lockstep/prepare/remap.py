@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-from torch import nn, optim
+from torch import optim
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -13,23 +12,6 @@ from lockstep.base.errors import UsageError
 from lockstep.prepare.state_adapters import parameters_of
 from lockstep.sync.gradients import is_narrow
 from lockstep.world.comm.dtensors import is_dtensor
-
-
-def move(model: nn.Module, device: torch.device) -> dict[Parameter, Parameter]:
-    """Move a model to a device, and return the parameters that were replaced, with their replacements.
-
-    ``Module.to`` moves parameters in place where their kind of tensor allows it, as on CUDA. Elsewhere (devices on PyTorch's
-    PrivateUse1) it makes new ones, which no optimizer knows, a new one for each name of a shared parameter: shared again here.
-    """
-    before = dict(model.named_parameters(remove_duplicate=False))
-    model.to(device)
-    replaced: dict[Parameter, Parameter] = {}
-    for name, old in before.items():
-        new = model.get_parameter(name)
-        if new is not old and replaced.setdefault(old, new) is not new:
-            owner, _, own_name = name.rpartition(".")
-            setattr(model.get_submodule(owner), own_name, replaced[old])
-    return replaced
 
 
 def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from lockstep.plan.tree import Node, push
-from lockstep.sync.buckets import ABSENT, Bucket, Flat
+from lockstep.sync.buckets import Bucket, Flat
+from lockstep.sync.gradients import ABSENT
 
 
 class BucketSum:

@@ -15,11 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lockstep.sync.gradients import is_narrow
-
-ABSENT = -0.0
-"""Stands for the gradient of a shard that has none: x + (-0.0) is x to the bit for every x, including -0.0 (IEEE 754), so
-adding it is the same as leaving it out. (+0.0 would turn -0.0 into +0.0.)"""
+from lockstep.sync.gradients import ABSENT, is_narrow
 
 _ALIGNED = 16  # elements: 64 bytes of float32
 _FIRST_BYTES = 4 << 20  # a smaller first bucket is full sooner, so sending begins early; small models are one bucket

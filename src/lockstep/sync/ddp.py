@@ -27,7 +27,7 @@ from lockstep.base.config import RunConfig
 from lockstep.base.errors import ModelError, UsageError
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.sync.afterwards import reduce_afterwards, sparse_weights
-from lockstep.sync.gradients import Gradients, add_weighted, detach_grads, is_narrow, widen
+from lockstep.sync.gradients import Gradients, add_weighted, detach_grads, is_left_out, is_narrow, usable, weigh, widen
 from lockstep.sync.protocol import Outcome, Sync
 from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
@@ -106,7 +106,7 @@ class DDPSync(ShardedSync):
         self._gathered: dict[int, Gradients] = {}
         """The sums over all ranks from that message, by backward call."""
         self._engines: list[_Engine] = []
-        self._factor = 1.0
+        self._factor: float | Tensor = 1.0
         self._earlier: Gradients = {}
         self._is_weighted = False
         """Whether any backward call's sum was divided by weights: 16-bit gradients are then reduced without DDP."""
@@ -149,7 +149,7 @@ class DDPSync(ShardedSync):
 
     @override
     def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
-        factor, self.waited_s = float(factor), 0.0
+        factor, self.waited_s = usable(factor, self._parameters), 0.0
         if not any(engine.overlaps for engine in self._engines):
             super().backward(loss, call, factor, options)
             return
@@ -266,11 +266,7 @@ class DDPSync(ShardedSync):
         self._launched_at_s = time.perf_counter()
         engine.finished = engine.finished or bucket.is_last()
         buffer = bucket.buffer()
-        total = widen(buffer)
-        if self._factor == 0:
-            total = torch.zeros_like(total)  # and not 0 * NaN
-        elif self._factor != 1.0:
-            total.mul_(self._factor)
+        total = torch.zeros_like(widen(buffer)) if is_left_out(self._factor) else weigh(buffer, self._factor)
         total = self._add_earlier(total, bucket.parameters())
         work = dist.all_reduce(total, async_op=True)
         assert work is not None

@@ -27,7 +27,15 @@ from lockstep.plan.shards import MicroStep, StepPlan, num_filled
 from lockstep.plan.tree import Node, push, roots
 from lockstep.sync.buffers import ShardBuffers, add_changes
 from lockstep.sync.exchange import Exchange
-from lockstep.sync.gradients import came_in_parts, has_gradient, on_gradient, refuse_create_graph, take_gradient
+from lockstep.sync.gradients import (
+    came_in_parts,
+    has_gradient,
+    is_left_out,
+    on_gradient,
+    refuse_create_graph,
+    take_gradient,
+    usable,
+)
 from lockstep.sync.norms import WholeNorms
 from lockstep.sync.ordered import OrderedExchange
 from lockstep.sync.protocol import Outcome, Sync
@@ -40,6 +48,7 @@ from lockstep.sync.units import Unit, find_units
 from lockstep.sync.used_parameters import UsedParameters
 from lockstep.world.comm.dtensors import cut_like, is_dtensor
 from lockstep.world.comm.group import Transport, default_group
+from lockstep.world.devices import move
 
 _USED, _ORDER = "used", "order"
 
@@ -112,7 +121,8 @@ class FSDPSync(Sync):
         """Numbers of the modules whose buffers any shard has changed; the same on every rank."""
         self._micro: MicroStep | None = None
         self._listening = False
-        self._call, self._factor = 0, 1.0
+        self._call = 0
+        self._factor: float | Tensor = 1.0
         self._norms = WholeNorms()
         self._forget_phase()
 
@@ -150,6 +160,7 @@ class FSDPSync(Sync):
             self._mesh = DeviceMesh.from_group(default_group(), self._device.type)
         for part in (*find_units(model), model) if any(True for _ in model.parameters()) else ():
             if not isinstance(part, FSDPModule):
+                move(part, self._device)  # which fully_shard would do, but cannot where that makes new parameters
                 fully_shard(part, mesh=self._mesh)
         model.to(self._device)  # its buffers
         model.register_forward_hook(self._reshard)
@@ -203,7 +214,7 @@ class FSDPSync(Sync):
         refuse_create_graph(options, "fsdp")
         if is_dtensor(loss):
             raise _penalty("the loss is a DTensor: a part of it was computed from parameters")
-        self._call, self._factor, self._sent = call, float(factor), set()
+        self._call, self._factor, self._sent = call, usable(factor, self._parameters), set()
         self._gradients.begin_backward(call)
         self._runs.begin_backward()
         self._used.begin_call(call)
@@ -301,7 +312,7 @@ class FSDPSync(Sync):
             gradient = take_gradient(whole, self._names[whole])
             if unit in self._sent:
                 raise came_in_parts(self._names[whole])
-            if self._factor == 0:  # a shard of weight 0 is left out: its gradient may be NaN, from a mean over nothing
+            if is_left_out(self._factor):
                 return
             self._gradients.put(slices, slot, gradient, self._factor)
             self._used.add(self._call, self._numbers[slices.parameters[slot]])

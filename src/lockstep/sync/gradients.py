@@ -13,6 +13,9 @@ from torch.utils.hooks import RemovableHandle
 from lockstep.base.errors import ModelError, UsageError
 
 Gradients = dict[Parameter, Tensor]
+ABSENT = -0.0
+"""Stands for the gradient of a shard that has none: x + (-0.0) is x to the bit for every x, including -0.0 (IEEE 754), so
+adding it is the same as leaving it out. (+0.0 would turn -0.0 into +0.0.)"""
 
 
 def detach_grads(parameters: Iterable[Parameter]) -> Gradients:
@@ -46,15 +49,41 @@ def widen(tensor: Tensor) -> Tensor:
     return tensor.float() if is_narrow(tensor) else tensor
 
 
-def add_weighted(parameters: Iterable[Parameter], sums: Gradients, weight: float) -> None:
-    """Move the gradients of parameters into ``sums``, multiplied by ``weight``. Those of weight 0 are dropped."""
+def usable(factor: float | Tensor, parameters: Iterable[Tensor]) -> float | Tensor:
+    """The factor for the gradients of these parameters: read from its device if any of them is on the CPU."""
+    is_read = isinstance(factor, Tensor) and any(parameter.is_cpu for parameter in parameters)
+    return float(factor) if is_read else factor
+
+
+def is_left_out(factor: float | Tensor) -> bool:
+    """Whether a shard is known to have weight 0. Its gradient is left out: it may be NaN, from a mean over nothing."""
+    return not isinstance(factor, Tensor) and factor == 0
+
+
+def weigh(gradient: Tensor, factor: float | Tensor) -> Tensor:
+    """A gradient times a factor that is not 0, in place unless it has 16 bits. With a scalar tensor on a device, which is not
+    waited for, one of factor 0 becomes ABSENT, also if it was NaN."""
+    wide = widen(gradient)
+    if isinstance(factor, Tensor):
+        numbers = wide._values() if wide.is_sparse else wide
+        here = factor.to(numbers.device)
+        numbers.mul_(here).masked_fill_(here == 0, ABSENT)
+    elif factor != 1.0:
+        wide.mul_(factor)
+    return wide
+
+
+def add_weighted(parameters: Iterable[Parameter], sums: Gradients, weight: float | Tensor) -> None:
+    """Move the gradients of parameters into ``sums``, multiplied by ``weight``. Those of weight 0 are dropped, or ABSENT: see
+    ``weigh``."""
+    is_dropped = is_left_out(weight)
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is None:
             continue
         parameter.grad = None
-        if weight != 0:
-            part = widen(gradient) if weight == 1.0 else widen(gradient).mul_(weight)
+        if not is_dropped:
+            part = weigh(gradient, weight)
             earlier = sums.get(parameter)  # looked up once: hashing a tensor is a call in Python
             sums[parameter] = part if earlier is None else earlier.add_(part)
 

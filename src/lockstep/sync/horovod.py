@@ -22,7 +22,7 @@ from lockstep.base.config import RunConfig
 from lockstep.base.errors import PeerError
 from lockstep.plan.shards import StepPlan
 from lockstep.sync.afterwards import add_absent, sparse_weights
-from lockstep.sync.gradients import Gradients, add_weighted, came_in_parts, has_gradient, on_gradient
+from lockstep.sync.gradients import Gradients, add_weighted, came_in_parts, has_gradient, on_gradient, usable
 from lockstep.sync.protocol import Sync
 from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import take_from_rank_0
@@ -54,7 +54,7 @@ class HorovodSync(ShardedSync):
         self._hooks: list[RemovableHandle] = []
         self._listening = False
         """Whether gradients are sent as they arrive."""
-        self._factor = 1.0
+        self._factor: float | Tensor = 1.0
         self._earlier: Gradients = {}
         self._call = 0
         self._sent: dict[int, dict[Parameter, Callable[[], Tensor]]] = {}
@@ -86,7 +86,7 @@ class HorovodSync(ShardedSync):
     @override
     def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
         assert self._micro is not None
-        factor = float(factor)
+        factor = usable(factor, self._parameters)
         if not self._micro.is_last or self._world_size == 1:
             super().backward(loss, call, factor, options)
             return

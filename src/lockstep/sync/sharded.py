@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lockstep.plan.shards import MicroStep, StepPlan, num_filled
 from lockstep.sync.buffers import ShardBuffers, add_changes
-from lockstep.sync.gradients import Gradients, add_weighted
+from lockstep.sync.gradients import Gradients, add_weighted, usable
 from lockstep.sync.protocol import Outcome, Sync
 
 
@@ -63,7 +63,7 @@ class ShardedSync(Sync):
     def backward(self, loss: Tensor, call: int, factor: float | Tensor, options: dict[str, Any]) -> None:
         with self.buffers.held():
             loss.backward(**options)  # type: ignore[no-untyped-call]
-        add_weighted(self._parameters, self._sums.setdefault(call, {}), float(factor))
+        add_weighted(self._parameters, self._sums.setdefault(call, {}), usable(factor, self._parameters))
 
     @override
     def end_shard(self) -> None:

@@ -33,7 +33,7 @@ class SliceExchange:
         self._blocks, self._first = blocks, blocks[rank].start
         self._device = device
         self._waited = waited
-        self._stream = None if device.type == "cpu" else torch.Stream(device)
+        self._stream = torch.Stream(device) if len(blocks) > 1 and device.type != "cpu" else None
         self._sending: tuple[Tensor, torch.Event] | None = None
         """The newest leaf that the stream sends, and the event after which its memory is free."""
         self.clear()
@@ -55,7 +55,7 @@ class SliceExchange:
         self._filled: dict[Slices, set[int]] = {}
         """The slots of these leaves that have a gradient."""
 
-    def put(self, slices: Slices, slot: int, gradient: Tensor, factor: float) -> None:
+    def put(self, slices: Slices, slot: int, gradient: Tensor, factor: float | Tensor) -> None:
         """Put a whole gradient, multiplied by ``factor``, into the leaf of its slices, or add it to what is there. Local."""
         if slices not in self._leaves:
             self._leaves[slices], self._filled[slices] = slices.new_leaf(), set()
@@ -91,7 +91,10 @@ class SliceExchange:
         if self._stream is not None:
             torch.accelerator.current_stream(self._device).wait_stream(self._stream)
         for call, slices in sorted(self._sums, key=lambda key: key[0]):
-            yield call, slices, self._sums[call, slices].total()
+            total = self._sums[call, slices].total()
+            if self._stream is not None:  # where its memory is from, and which may use it again only behind the script's
+                total.record_stream(torch.accelerator.current_stream(self._device))
+            yield call, slices, total
 
     def _swap(self, leaf: Tensor) -> Tensor:
         """Send each rank its row of a leaf. Row r of the result is what rank r has sent."""

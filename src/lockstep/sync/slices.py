@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lockstep.sync.buckets import ABSENT, summed_dtype
+from lockstep.sync.buckets import summed_dtype
+from lockstep.sync.gradients import ABSENT
 from lockstep.world.comm.dtensors import rows_of, to_local
 
 _ALIGNED = 16  # elements: 64 bytes of float32
@@ -74,8 +75,9 @@ class Slices:
                 leaf[num_full + 1 :, start : start + width] = ABSENT
         return leaf
 
-    def put(self, leaf: Tensor, slot: int, gradient: Tensor, factor: float, *, adds: bool) -> None:
-        """Multiply a whole gradient by ``factor`` and put its slices into a leaf, or add them."""
+    def put(self, leaf: Tensor, slot: int, gradient: Tensor, factor: float | Tensor, *, adds: bool) -> None:
+        """Multiply a whole gradient by ``factor`` and put its slices into a leaf, or add them. If it is a tensor, gradients
+        of weight 0 are ABSENT, but count as gradients."""
         start, width = self._starts[slot], self._widths[slot]
         if not width:
             return
@@ -88,10 +90,11 @@ class Slices:
         if rest:
             pairs.append((leaf[num_full, start : start + rest], numbers[full:]))
         for target, source in pairs:
+            product = torch.mul(source, factor, out=None if adds else target)
+            if isinstance(factor, Tensor):
+                product.masked_fill_(factor == 0, ABSENT)  # and not 0 x NaN
             if adds:
-                target.add_(source * factor)
-            else:
-                torch.mul(source, factor, out=target)
+                target.add_(product)
 
     def own(self, row: Tensor, slots: Iterable[int]) -> list[Tensor]:
         """Views of this rank's slices of some gradients in its row, in the shapes of its parts of the parameters."""

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import Parameter
 
 
 def accelerator() -> str:
@@ -77,3 +79,20 @@ def is_capturing(device: torch.device) -> bool:
 def new_stream(device: torch.device) -> torch.Stream | None:
     """A stream beside that of the script; None where all work of a device is in one, or it does none."""
     return None if device.type in ("cpu", "meta", "mps") else torch.Stream(device)
+
+
+def move(model: nn.Module, device: torch.device) -> dict[Parameter, Parameter]:
+    """Move a model to a device, and return the parameters that were replaced, with their replacements.
+
+    ``Module.to`` moves parameters in place where their kind of tensor allows it, as on CUDA. Elsewhere (devices on PyTorch's
+    PrivateUse1) it makes new ones, which no optimizer knows, a new one for each name of a shared parameter: shared again here.
+    """
+    before = dict(model.named_parameters(remove_duplicate=False))
+    model.to(device)
+    replaced: dict[Parameter, Parameter] = {}
+    for name, old in before.items():
+        new = model.get_parameter(name)
+        if new is not old and replaced.setdefault(old, new) is not new:
+            owner, _, own_name = name.rpartition(".")
+            setattr(model.get_submodule(owner), own_name, replaced[old])
+    return replaced

@@ -14,6 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from lockstep.world import devices
+
 _SAMPLE_EVERY_S = 0.5  # NVML itself averages over 1/6 to 1 s
 
 
@@ -22,8 +26,8 @@ class Usage:
     clock starts."""
 
     def __init__(self) -> None:
-        cuda = _cuda_in_use()
-        self._sampler = None if cuda is None else _GpuSampler(cuda)
+        module = devices.in_use()
+        self._sampler = _GpuSampler(module) if hasattr(module, "utilization") else None
         self._cpu_s = _family_cpu_s()
         self._began_s = time.perf_counter()
 
@@ -35,20 +39,18 @@ class Usage:
             that was never waited for, or has become a daemon; ``peak_rss_bytes``, the peak resident memory of *this process*
             since it started, shared libraries included; ``peak_gpu_bytes``, the same of what PyTorch's allocator has reserved
             (a context and NCCL's buffers take some hundred MB more); ``gpu_utilisation``, the mean percentage of time in which
-            any kernel, of any process, ran on this process's GPUs. The last two are None without CUDA; the last one also if it
-            cannot be read (that takes the package ``nvidia-ml-py``).
+            any kernel, of any process, ran on this process's GPUs. The last two are None without a GPU, or if its kind has no
+            such counter; the last one also if it cannot be read (with CUDA that takes the package ``nvidia-ml-py``).
         """
         wall_s = time.perf_counter() - self._began_s
         # The time of a child that ended without being waited for is lost, so the difference could be negative.
         cpu_s = max(0.0, _family_cpu_s() - self._cpu_s)
-        cuda = _cuda_in_use()
+        module = devices.in_use()
         return {
             "wall_s": wall_s,
             "cpu_s": cpu_s,
             "peak_rss_bytes": peak_rss_bytes(),
-            "peak_gpu_bytes": None
-            if cuda is None
-            else sum(int(cuda.max_memory_reserved(gpu)) for gpu in range(cuda.device_count())),
+            "peak_gpu_bytes": sum(_reserved(module)) if hasattr(module, "max_memory_reserved") else None,
             "gpu_utilisation": None if self._sampler is None else self._sampler.stop(),
         }
 
@@ -100,25 +102,25 @@ def _has_children() -> bool:
     return True
 
 
-def _cuda_in_use() -> Any:
-    """``torch.cuda`` if this process uses a GPU, else None."""
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
-    return cuda if cuda is not None and cuda.is_initialized() else None
+def gpus_in_use(module: Any) -> list[int]:
+    """The GPUs on which this process has memory, or else its current one. (Querying another one would initialize it.)
+    ``module``: see ``devices.in_use``."""
+    reserved = _reserved(module) if hasattr(module, "max_memory_reserved") else []
+    used = [gpu for gpu, num_bytes in enumerate(reserved) if num_bytes > 0]
+    return used or [torch.accelerator.current_device_index()]
 
 
-def gpus_in_use(cuda: Any) -> list[int]:
-    """The GPUs on which this process has memory, or else its current one. (Querying another one would initialize it.)"""
-    used = [index for index in range(cuda.device_count()) if cuda.max_memory_reserved(index) > 0]
-    return used or [cuda.current_device()]
+def _reserved(module: Any) -> list[int]:
+    """For each GPU the peak of the memory that PyTorch's allocator has reserved, in bytes."""
+    return [int(module.max_memory_reserved(gpu)) for gpu in range(module.device_count())]
 
 
 class _GpuSampler:
     """A thread that samples the mean utilisation of this process's GPUs."""
 
-    def __init__(self, cuda: Any) -> None:
-        self._read = cuda.utilization
-        self._gpus = gpus_in_use(cuda)
+    def __init__(self, module: Any) -> None:
+        self._read = module.utilization
+        self._gpus = gpus_in_use(module)
         self._samples: list[float] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lockstep-gpu-usage", daemon=True)

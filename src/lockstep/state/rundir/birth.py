@@ -37,7 +37,7 @@ class Birth:
     threads: int
     precision: str
     device: str
-    """``cpu`` or ``cuda``."""
+    """Its kind: ``cpu``, ``cuda`` ...."""
 
     def as_json(self) -> dict[str, Any]:
         """The JSON object for files."""

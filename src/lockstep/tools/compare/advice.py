@@ -42,7 +42,7 @@ def _too_few_cores(comparison: Comparison) -> Iterator[str]:
         return
     cores, threads = min(figures.num_cores for figures in measured), comparison.threads
     most = max(figures.num_processes for figures in measured)
-    on_cpu = all(figures.device != "cuda" for figures in measured)
+    on_cpu = all(figures.device == "cpu" for figures in measured)
     if most > 1 and cores == 1:
         yield (f"One core for all {most} processes: no speed-up can be expected, whatever the GPUs.")
     elif on_cpu and most * threads > cores:

@@ -97,7 +97,7 @@ class Comparison(Study):
     @property
     def on_gpu(self) -> bool:
         """Whether GPUs did the work in any row."""
-        return any(figures.device == "cuda" for _, figures in self.measured)
+        return any(figures.device != "cpu" for _, figures in self.measured)
 
     @property
     def baseline(self) -> RowResult | None:

@@ -64,12 +64,12 @@ class Figures:
     @property
     def utilisation(self) -> float | None:
         """Of the GPUs if they do the work, else of the cores; in per cent."""
-        return self.gpu_utilisation if self.device == "cuda" else self.cpu_utilisation
+        return self.gpu_utilisation if self.device != "cpu" else self.cpu_utilisation
 
     @property
     def peak_bytes(self) -> int | None:
         """Of the GPUs if they do the work, else of the machine."""
-        return self.peak_gpu_bytes if self.device == "cuda" else self.peak_rss_bytes
+        return self.peak_gpu_bytes if self.device != "cpu" else self.peak_rss_bytes
 
 
 def figures_of(events: Iterable[Mapping[str, Any]]) -> Figures:

@@ -67,7 +67,7 @@ def _spread(result: RowResult) -> str:
 def _busy(figures: Figures) -> str:
     """The mean, and the range of several GPUs."""
     read = [value for value in figures.gpu_utilisation_by_rank or () if value is not None]
-    of_each = f" ({min(read):.0f} to {max(read):.0f})" if figures.device == "cuda" and len(read) > 1 else ""
+    of_each = f" ({min(read):.0f} to {max(read):.0f})" if figures.device != "cpu" and len(read) > 1 else ""
     return percent(figures.utilisation) + of_each
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import platform
 import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from lockstep.launch import gpus
@@ -80,9 +78,11 @@ def _older(version: str, least: str) -> bool:
 
 
 def look_at_gpus(situation: Situation) -> dict[str, Any]:
-    """What the driver reports about GPUs, without initializing CUDA."""
-    present, rows, error = gpus.num_present(), list[list[str]](), ""
-    program = shutil.which("nvidia-smi")
+    """What the driver reports about GPUs, without initializing CUDA. (Of AMD's only their number is known.)"""
+    built_for, version = gpus.torch_build()
+    is_rocm = built_for == "hip"
+    present, rows, error = gpus.num_present_to_rocm() if is_rocm else gpus.num_present(), list[list[str]](), ""
+    program = None if is_rocm else shutil.which("nvidia-smi")
     if program is not None:
         command = [program, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
         try:
@@ -93,10 +93,11 @@ def look_at_gpus(situation: Situation) -> dict[str, Any]:
             error = str(raised)
     return {
         "present": present,
-        "visible": gpus.num_visible(present, situation.environ.get("CUDA_VISIBLE_DEVICES")),
+        "visible": gpus.num_visible_to(built_for, present, situation.environ),
         "rows": [row for row in rows if len(row) == len(_QUERY)],
         "error": error if present else "",
-        "torch_cuda": _torch_cuda(),
+        "built_for": built_for,
+        "version": version,
         "wants_gpus": situation.config.device == "cuda" or situation.config.backend == "nccl",
         "num_processes": situation.num_processes,
     }
@@ -108,33 +109,41 @@ def judge_gpus(
     visible: int,
     rows: Sequence[Sequence[str]],
     error: str,
-    torch_cuda: str | None,
+    built_for: str | None,
+    version: str,
     wants_gpus: bool,
     num_processes: int,
 ) -> Finding:
-    """Whether the driver answers, is new enough for PyTorch's CUDA, and the GPUs are free. ``rows``: see ``_QUERY``."""
+    """Whether the driver answers, is new enough for PyTorch's CUDA, and the GPUs are free.
+
+    Args:
+        rows: see ``_QUERY``.
+        built_for: the installed torch: see ``gpus.torch_build``.
+        version: of that.
+    """
     if error:
         return fail(
             f"nvidia-smi: {error}", "the driver does not answer: reload it, or restart the machine (dmesg tells why)"
         )
     if not present:
-        none = "no NVIDIA GPU"
+        none = "no AMD GPU, for which torch is built" if built_for == "hip" else "no NVIDIA GPU"
         return (
             fail(f"{none}, and one was asked for", "leave out --device cuda and --backend nccl") if wants_gpus else ok(none)
         )
-    if torch_cuda is None:
+    if built_for is None:
         return (fail if wants_gpus else warn)(
             f"{present} GPU(s), and the installed torch is built without CUDA: training runs on the CPU",
             "install a torch with CUDA (pytorch.org/get-started), or ask for --device cpu",
         )
     if not visible:
-        hidden = f"{present} GPU(s), none of them in CUDA_VISIBLE_DEVICES"
-        return (fail if wants_gpus else warn)(hidden, "unset CUDA_VISIBLE_DEVICES, or name GPUs in it")
+        variables = " or ".join(gpus.HIDING[built_for])
+        hidden = f"{present} GPU(s), none of them in {variables}"
+        return (fail if wants_gpus else warn)(hidden, f"unset {variables}, or name GPUs in it")
     driver = rows[0][2] if rows else ""
-    least = _DRIVERS.get(torch_cuda.partition(".")[0])
+    least = _DRIVERS.get(version.partition(".")[0])
     if driver and least and numbers(driver) < least:
         return fail(
-            f"driver {driver} is too old for torch's CUDA {torch_cuda}",
+            f"driver {driver} is too old for torch's CUDA {version}",
             f"install driver {'.'.join(map(str, least))} or later, or a torch for an older CUDA",
         )
     if num_processes > visible:
@@ -151,14 +160,6 @@ def judge_gpus(
             "every step waits for the slowest: choose equal ones by CUDA_VISIBLE_DEVICES",
         )
     names = f" ({rows[0][1]}, driver {driver})" if rows else ""
-    return ok(f"{visible} of {present} GPU(s) visible{names}, torch for CUDA {torch_cuda}")
-
-
-def _torch_cuda() -> str | None:
-    """The CUDA version that the installed torch was built for, from its version file; None: built without CUDA."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-    match = re.search(r"^cuda\b[^=]*= *['\"]([^'\"]+)", text, re.MULTILINE)
-    return None if match is None else match[1]
+    return ok(
+        f"{visible} of {present} GPU(s) visible{names}, torch for {'ROCm' if built_for == 'hip' else 'CUDA'} {version}"
+    )

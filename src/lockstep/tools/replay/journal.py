@@ -7,6 +7,7 @@ whole tensors: each rank adds the bits of its part.
 
 from __future__ import annotations
 
+import itertools
 import marshal
 import math
 import zlib
@@ -19,6 +20,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lockstep.base.digest import digest
+from lockstep.data.values import all_on_cpu
 from lockstep.listener import Listener, Stage
 from lockstep.plan.shards import MicroStep
 from lockstep.state.recovery.fingerprint import Fingerprint, short_digest
@@ -26,7 +28,7 @@ from lockstep.sync.gradients import widen
 from lockstep.tools.replay.digests import NOTHING
 from lockstep.tools.verify.trace.lines import TraceWriter, exact
 from lockstep.tools.verify.trace.subjects import Subjects
-from lockstep.world.comm.bit_sums import whole_bit_sums
+from lockstep.world.comm.bit_sums import unread_bit_sums
 from lockstep.world.comm.dtensors import is_cut, sum_over_ranks, to_local
 
 _FIELDS = 7
@@ -79,8 +81,10 @@ class DigestJournal(Listener):
         of long-lived containers would keep Python's garbage collector busy.)"""
         self._num_safe = 0
         """How many fields are of earlier steps. The current step may yet be discarded."""
-        self._gradients: list[tuple[str, str]] = []
-        """Of each phase of the step: the digest, and the norm."""
+        self._gradients: list[tuple[list[str], list[Tensor]]] = []
+        """Of each phase of the step: names, and then the sums of the bits of each and their norms, to be read."""
+        self._read: list[Any] = []
+        """These numbers of all phases, and then losses that were on a GPU, as soon as they have been read."""
         self._has_seen_nan = False
 
     @override
@@ -107,7 +111,8 @@ class DigestJournal(Listener):
         self._losses.append(number)
         if number != number and not self._has_seen_nan and self._micro is not None:
             self._has_seen_nan = True  # this step may be the last of the process
-            self._write([*self._noted, *self._entry(self._micro)], self._step)
+            noted = [*self._noted, *self._entry(self._micro)]
+            self._write(noted, _losses_in(noted), self._step)
 
     @override
     def end_shard(self) -> None:
@@ -126,9 +131,14 @@ class DigestJournal(Listener):
         self._phase = phase + 1
         gradients = self._subjects.gradients() if self._is_due else {}
         if self._is_due and (self._is_main or any(map(is_cut, gradients.values()))):
-            sums = whole_bit_sums(list(gradients.values()))
-            digest_of_all = short_digest(dict(zip(gradients, sums, strict=True)))
-            self._gradients.append((digest_of_all, exact(norm_of(gradients.values()))))
+            values = list(gradients.values())
+            self._gradients.append((list(gradients), [*unread_bit_sums(values), *_norms_of(values)]))
+
+    @override
+    def end_step(self, step: int, num_samples: int) -> None:
+        if self._is_due:
+            losses = [loss.reshape(()).double() for loss in _losses_in(self._noted) if isinstance(loss, Tensor)]
+            self._read = self._fingerprint.read_beside([n for _, numbers in self._gradients for n in numbers] + losses)
 
     @override
     def drop(self) -> None:
@@ -143,27 +153,28 @@ class DigestJournal(Listener):
         self._is_due = False
         more: dict[str, Any] = {}
         sums = self._fingerprint.after(step)
+        read = iter(self._read)
+        gradients = []
+        for names, _ in self._gradients:
+            digest_of_all = short_digest(dict(zip(names, itertools.islice(read, len(names)), strict=True)))
+            gradients.append((digest_of_all, exact(_norm_of_all(itertools.islice(read, len(names))))))
+        losses = [next(read) if isinstance(loss, Tensor) else loss for loss in _losses_in(self._noted)]
         if self._is_main:
-            more = {
-                "gradients": self._gradients,
-                "state": {owner: short_digest(parts) for owner, parts in sums.items()},
-            }
-        self._write(self._noted, step, **more)
-        self._noted, self._gradients, self._num_safe = [], [], 0
+            more = {"gradients": gradients, "state": {owner: short_digest(parts) for owner, parts in sums.items()}}
+        self._write(self._noted, losses, step, **more)
+        self._noted, self._gradients, self._read, self._num_safe = [], [], [], 0
 
     @override
     def end_run(self, step: int, *, failed: bool) -> None:
         if self._noted:
-            self._write(self._noted, step)
+            self._write(self._noted, _read(_losses_in(self._noted)), step)
         self._writer.close()
 
-    def _write(self, noted: Sequence[Any], step: int, **more: Any) -> None:
-        *columns, losses = [noted[field::_FIELDS] for field in range(_FIELDS)]
-        losses = [item if isinstance(item, tuple) else (item,) for item in losses]
-        numbers = iter(_read([loss for several in losses for loss in several]))
-        texts = []
-        for step_number, phase, shard, part, samples, content, several in zip(*columns, losses, strict=True):
-            exact_losses = ",".join([next(numbers).hex() for _ in several]) or NOTHING
+    def _write(self, noted: Sequence[Any], losses: Sequence[float], step: int, **more: Any) -> None:
+        columns, numbers, texts = [noted[field::_FIELDS] for field in range(_FIELDS)], iter(losses), []
+        for step_number, phase, shard, part, samples, content, several in zip(*columns, strict=True):
+            count = len(several) if isinstance(several, tuple) else 1
+            exact_losses = ",".join([number.hex() for number in itertools.islice(numbers, count)]) or NOTHING
             # As ``digests.row``:
             texts.append(f"{step_number} {phase} {shard} {part} {samples:08x} {content} {exact_losses}")
         self._writer.write(event="steps", last=step, shards=";".join(texts), **more)
@@ -187,24 +198,35 @@ def _as_bytes(identities: Sequence[Any]) -> bytes:
         return repr([item.tolist() if isinstance(item, Tensor) else item for item in identities]).encode()
 
 
+def _losses_in(noted: Sequence[Any]) -> list[Any]:
+    """The losses of micro-steps, in order."""
+    fields = noted[_FIELDS - 1 :: _FIELDS]
+    return [loss for item in fields for loss in (item if isinstance(item, tuple) else (item,))]
+
+
 def _read(losses: Sequence[Any]) -> list[float]:
     """The values of losses; those on GPUs are read together."""
-    gpu = next((loss.device for loss in losses if isinstance(loss, Tensor)), None)
-    if gpu is None:
-        return list(losses)
-    tensors = [loss.reshape(()) if isinstance(loss, Tensor) else torch.tensor(loss) for loss in losses]
-    numbers: list[float] = torch.stack([tensor.to(gpu, torch.float64) for tensor in tensors]).tolist()
-    return numbers
+    numbers = iter(all_on_cpu([loss.reshape(()).double() for loss in losses if isinstance(loss, Tensor)]))
+    return [next(numbers) if isinstance(loss, Tensor) else loss for loss in losses]
 
 
-def norm_of(gradients: Iterable[Tensor]) -> float:
+def norm_of(gradients: Sequence[Tensor]) -> float:
     """The norm of all gradients together. For display: its last bits are not reproducible."""
-    gradients = list(gradients)
-    norms = [torch.linalg.vector_norm(widen(g.coalesce().values() if g.is_sparse else to_local(g))) for g in gradients]
-    if not norms:
-        return 0.0
-    all_norms = torch.stack([norm.to(norms[0].device).double() for norm in norms])
+    return _norm_of_all(all_on_cpu(_norms_of(gradients)))
+
+
+def _norms_of(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """The norm of each, as float64, where the gradient is. With gradients that are cut, every rank must call it."""
+    norms = [
+        torch.linalg.vector_norm(widen(g.coalesce().values() if g.is_sparse else to_local(g))).double() for g in gradients
+    ]
     cut = [number for number, gradient in enumerate(gradients) if is_cut(gradient)]
     if cut:  # each rank has a part
-        all_norms[cut] = sum_over_ranks(all_norms[cut].square(), gradients[cut[0]]).sqrt()
-    return math.sqrt(sum(norm**2 for norm in all_norms.tolist()))
+        squares = sum_over_ranks(torch.stack([norms[number].square() for number in cut]), gradients[cut[0]])
+        for number, square in zip(cut, squares, strict=True):
+            norms[number] = square.sqrt()
+    return norms
+
+
+def _norm_of_all(norms: Iterable[float]) -> float:
+    return math.sqrt(sum(norm**2 for norm in norms))

@@ -13,7 +13,12 @@ from lockstep.world.comm.dtensors import is_cut, own_rows, sum_over_ranks, to_lo
 
 
 def whole_bit_sums(tensors: Sequence[Tensor]) -> list[int]:
-    """``bit_sums`` of whole tensors, also of those that are cut over the ranks (see ``is_cut``), with one message for all of
+    """``unread_bit_sums`` as integers, with one transfer per device."""
+    return read_sums(unread_bit_sums(tensors))
+
+
+def unread_bit_sums(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """``bit_sum`` of whole tensors, also of those that are cut over the ranks (see ``is_cut``), with one message for all of
     these. Then every rank must call it, with the same tensors; otherwise it is local."""
     sums = [_of_part(tensor) if is_cut(tensor) else bit_sum(to_local(tensor)) for tensor in tensors]
     cut = [number for number, tensor in enumerate(tensors) if is_cut(tensor)]
@@ -21,7 +26,7 @@ def whole_bit_sums(tensors: Sequence[Tensor]) -> list[int]:
         totals = sum_over_ranks(torch.stack([sums[number] for number in cut]), tensors[cut[0]])
         for number, total in zip(cut, totals, strict=True):
             sums[number] = total
-    return read_sums(sums)
+    return sums
 
 
 def _of_part(tensor: Tensor) -> Tensor:

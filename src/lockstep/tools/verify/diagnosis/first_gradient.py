@@ -24,6 +24,7 @@ from lockstep.listener import Listener, Stage
 from lockstep.plan.shards import MicroStep
 from lockstep.tools.verify.trace.lines import TraceWriter
 from lockstep.tools.verify.trace.subjects import Subjects
+from lockstep.world import devices
 from lockstep.world.comm.dtensors import full_tensor
 
 _MOST_NUMBERS = 65_536
@@ -102,7 +103,7 @@ def _owner_of(kind: type) -> str:
 
 def _state_of_streams() -> list[Any]:
     """The states of the generators that lockstep reseeds."""
-    generators = (torch.default_generator, *torch.cuda.default_generators)
+    generators = (torch.default_generator, *getattr(devices.in_use(), "default_generators", ()))
     states = [generator.get_state().numpy().tobytes() for generator in generators]
     return [random.getstate(), repr(numpy.random.get_state()), *states]
 
