@@ -43,6 +43,7 @@ NAMES = (
     "checkpoint",
     "resnet50 --device cpu --nproc 2",
     "balance --nproc 2 --shards 8",
+    "scale",
 )
 LONG = [pytest.param(name, marks=[pytest.mark.long, pytest.mark.longest]) for name in NAMES]
 
@@ -152,6 +153,7 @@ WITH_HELP = (
     "two_hosts",
     "host_loss",
     "balance",
+    "scale",
 )
 
 

@@ -1,5 +1,6 @@
 """The protocol of a Sync, walked through by hand, without a team's loop."""
 
+import collections
 from types import SimpleNamespace
 
 import torch
@@ -171,7 +172,15 @@ def send_together(num_calls=2):
 
 
 def sum_in_rounds(ranks_per_host, lengths, num_shards):
-    """The sums of leaves over all shards as several exchanges at a time take them, and the rounds of each rank."""
+    """The sums of leaves over all shards as several exchanges at a time take them, the rounds of each rank, and the number of
+    elements sent to each other rank."""
+    sent = collections.Counter()
+    send = torch.distributed.isend
+
+    def counting(tensor, peer, **options):
+        sent[peer] += tensor.numel()
+        return send(tensor, peer, **options)
+
     with lockstep.join() as team:
         blocks = [block(rank, team.world_size, num_shards) for rank in range(team.world_size)]
         exchange = Exchange(team.rank, ranks_per_host=ranks_per_host)
@@ -182,9 +191,14 @@ def sum_in_rounds(ranks_per_host, lengths, num_shards):
             for shard in blocks[team.rank]:
                 push(stack, Node(shard, 1, leaf(length, shard)), torch.add)
             sums.append([node.value for node in stack])
-            exchange.start(sums[-1])
-        exchange.finish()
-        return [nodes[0] for nodes in sums], [one.members for one in exchange.rounds]
+        torch.distributed.isend = counting
+        try:
+            for nodes in sums:
+                exchange.start(nodes)
+            exchange.finish()
+        finally:
+            torch.distributed.isend = send
+        return [nodes[0] for nodes in sums], [one.members for one in exchange.rounds], sent
 
 
 def gather_short():

@@ -174,15 +174,14 @@ class NodeAgent:
         keeps_store = connection.server is not None
         machine = Machine(host=socket.gethostname(), address=address, num_ranks=self._spec.nproc, keeps_store=keeps_store)
         start = Start(used=self._num_used(), master_port=port) if number == 0 else None
-        start = self._round.begin(machine, start)
-        self._used = start.used
-        machines = self._round.machines
+        place = self._round.begin(machine, start)
+        self._used = place.used
         node = Node(
             number=number,
             num_nodes=num_nodes,
-            first_rank=machines[number].first_rank,
-            world_size=sum(each.num_ranks for each in machines),
-            master_addr=machines[0].address,
+            first_rank=place.first_rank,
+            world_size=place.world_size,
+            master_addr=place.master_addr,
             store=f"tcp://{connection.nodes.endpoint}/{quote(f'{connection.prefix}/start-{count}')}",
             run_id=connection.nodes.run_id,
             interface="lo" if is_loopback(address) else interface_with(address) or "",
@@ -192,7 +191,7 @@ class NodeAgent:
         start_dir = Path(self._spec.private_dir, f"start-{count}")
         start_dir.mkdir(mode=0o700)
         spec = dataclasses.replace(
-            self._spec, private_dir=str(start_dir), node=node, restart=count, master_port=start.master_port
+            self._spec, private_dir=str(start_dir), node=node, restart=count, master_port=place.master_port
         )
         self.verdict, self.stopped_with, self._is_joining = None, None, False
         self._workers = Workers(spec, self._take_server(), self._plan, self._round.exchange)
@@ -228,9 +227,9 @@ class NodeAgent:
         self._check_store()
         if not is_running and not workers.failures and not round_.has_ended and not self._was_stopped:
             round_.done(self.stopped_with)
-            if round_.num_done == len(round_.machines) and not round_.has_stopped:
+            if round_.num_done == round_.num_nodes and not round_.has_stopped:
                 return True
-            if round_.num_done < len(round_.machines) and not round_.silent(self.lost_s):
+            if round_.num_done < round_.num_nodes and not round_.silent(self.lost_s):
                 return False  # others have not finished
         why = self._why_it_ends(is_running)
         if why == "join" and is_running:

@@ -11,7 +11,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lockstep.base.errors import ConfigError
 from lockstep.launch.elastic.signed import SignedStore
-from lockstep.launch.elastic.waiter import Stop, Waiter
+from lockstep.launch.elastic.waiter import PAUSE_S, Stop, Waiter
 from lockstep.launch.endpoint import Endpoint
 from lockstep.launch.nodes import LOST_S, Nodes
 from lockstep.launch.secret import Secret, SharedSecret
@@ -25,6 +25,8 @@ _KNOWN_BY = f"{ALL_RUNS}/secret"
 """The name of a nonce signed by the keeper of the store, by which launchers with another secret are detected."""
 _SEEN_S = 10.0
 """Seconds until a file written by another machine must be visible (NFS caches attributes for seconds)."""
+_ASKED_PER_S = 2000.0
+"""How often a second all nodes that wait ask the store, at most, if there are hundreds."""
 _STORE_S = 60.0
 """Seconds to wait for a value that is about to be written, and that no run can continue without."""
 
@@ -70,7 +72,12 @@ class Connection:
     def waiter(self, remedy: str, timeout_s: float | None = None, *, hints: bool = True) -> Waiter:
         """A wait for other nodes that begins now. ``timeout_s``: None: the run's."""
         return Waiter(
-            self.nodes.endpoint, self.timeout_s if timeout_s is None else timeout_s, self.stop, remedy, hints=hints
+            self.nodes.endpoint,
+            self.timeout_s if timeout_s is None else timeout_s,
+            self.stop,
+            remedy,
+            hints=hints,
+            pause_s=max(PAUSE_S, self.nodes.most / _ASKED_PER_S),
         )
 
     def another_client(self) -> SignedStore:

@@ -1,9 +1,10 @@
 """A round, from one rendezvous of the nodes to the next: what their launchers exchange meanwhile, through their store.
 
-Each launcher sends a heartbeat several times a second, and checks those of the others. A heartbeat is a number that changes, so
-the machines' clocks do not matter. A launcher with a reason to end the round (its processes failed, another node is silent, one
-wants to join, the launcher was stopped) announces it; then all end their processes, and each reports how its own ended. The
-entries of a round have a prefix of their own.
+Each launcher sends a heartbeat several times a second. The first node checks those of all, and tells the others with its own
+what it has seen; they check only that one, and all only if it is silent: else requests would grow with the square of the
+number of nodes. A heartbeat is a number that changes, so the machines' clocks do not matter. A launcher with a reason to end
+the round (its processes failed, another node is silent, one wants to join, the launcher was stopped) announces it; then all
+end their processes, and each reports how its own ended. The entries of a round have a prefix of their own.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from lockstep.launch.failures import Failure
 _GONE_S = 3.0
 """Silence after which a launcher is no longer waited for at the end of a round."""
 
+_QUIET_S = 1.0
+"""Silence that the first node mentions to the others."""
+_LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.4
 _BEATS_PER_MESSAGE = 4
 """Heartbeats between two messages of ``Exchange``, at least: about as often as a launcher looks."""
 
@@ -83,6 +87,33 @@ class Start:
     """A free port of its machine."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Place(Start):
+    """What a node learns at the beginning of a round: of the others no more than it needs, since they may be thousands."""
+
+    master_addr: str
+    """The address of the first node."""
+    first_rank: int
+    """Of the node's processes."""
+    world_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What one node has seen of all."""
+
+    num_done: int = 0
+    has_stopped: bool = False
+    num_waiting: int = 0
+    silence_s: Sequence[tuple[int, float]] = ()
+    """Nodes that have been silent for a while: number, and seconds."""
+
+    @staticmethod
+    def from_beat(beat: bytes) -> Seen:
+        """From a heartbeat of the first node; empty: it has not sent one yet."""
+        return Seen(**json.loads(beat.split(maxsplit=2)[2])) if beat else Seen()
+
+
 class Round:
     """One round, on one node. Must be closed.
 
@@ -101,7 +132,7 @@ class Round:
         self.number = number
         self.exchange = Exchange(number, num_nodes)
         """For messages about workers."""
-        self.machines: tuple[Machine, ...] = ()
+        self.num_nodes = num_nodes
         self.has_ended = False
         """Whether a node has announced the end."""
         self.num_waiting = 0
@@ -113,35 +144,53 @@ class Round:
         self._store = store.under(prefix)
         self._client = heartbeat.store.under(prefix)
         self._heartbeat = heartbeat
-        self._num_nodes = num_nodes
         self._look = look
         self._count = 0
         self._posted, self._num_posted = "", 0  # this node's last message, and their number
-        self._received: dict[int, bytes] = {}  # number of the last message read, by node
-        self._beats: list[tuple[bytes, float]] = []  # the last heartbeat of each node, and when it changed
+        self._received: dict[int, int] = {}  # number of the last message read, by node
+        self._machines: tuple[Machine, ...] = ()
+        self._beats: dict[int, tuple[bytes, float]] = {}  # of nodes that are watched: the last, and when it changed
+        self._silence_s: dict[int, float] = {}  # of others, by the first node
 
-    def begin(self, machine: Machine, start: Start | None) -> Start:
-        """Announce this node, and wait for the others. Every node must call it; all return the ``start`` of the first."""
-        self._store.set(f"beat/{self.number}", "")
-        self._store.set(f"done/{self.number}", "")
-        self._store.set(f"message/{self.number}", "")
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """All nodes, by number. Asks the store for them."""
+        if not self._machines:
+            self._machines = tuple(Machine(**fields) for fields in json.loads(self._store.get("machines")))
+        return self._machines
+
+    def begin(self, machine: Machine, start: Start | None) -> Place:
+        """Announce this node, and wait for the others. Every node must call it, and the first one with a ``start``."""
         self._store.set(f"machine/{self.number}", json.dumps(asdict(machine)))
         if start is not None:
-            self._store.set("start", json.dumps(asdict(start)))
-        machines = [Machine(**json.loads(self._store.get(f"machine/{number}"))) for number in range(self._num_nodes)]
-        firsts = accumulate((each.num_ranks for each in machines), initial=0)
-        self.machines = tuple(replace(each, first_rank=first) for each, first in zip(machines, firsts, strict=False))
-        agreed = Start(**json.loads(self._store.get("start")))
-        self._beats = [(b"", time.monotonic())] * self._num_nodes
+            self._place_all(start)
+        place = Place(**json.loads(self._store.get(f"place/{self.number}")))
+        watched = range(self.num_nodes) if self.number == 0 else range(1)
+        self._beats = {number: (b"", time.monotonic()) for number in watched}
         self._heartbeat.also(self._beat)
-        return agreed
+        return place
+
+    def _place_all(self, start: Start) -> None:
+        """Tell every node its place, once all have announced themselves. (If each looked at all, a thousand nodes would ask a
+        million times.)"""
+        nodes = range(self.num_nodes)
+        machines = [Machine(**json.loads(text)) for text in self._store.multi_get([f"machine/{node}" for node in nodes])]
+        *firsts, world_size = accumulate((each.num_ranks for each in machines), initial=0)
+        self._machines = tuple(replace(each, first_rank=first) for each, first in zip(machines, firsts, strict=True))
+        values = {f"{name}/{node}": "" for name in ("beat", "done", "message") for node in nodes}
+        values["machines"] = json.dumps([asdict(each) for each in self._machines])
+        for node, first in enumerate(firsts):
+            place = Place(**asdict(start), master_addr=machines[0].address, first_rank=first, world_size=world_size)
+            values[f"place/{node}"] = json.dumps(asdict(place))  # last: now it may begin
+        self._store.multi_set(list(values), list(values.values()))
 
     def silent(self, limit_s: float) -> list[int]:
         """The other nodes without a heartbeat for longer than this, while the store did answer."""
         if self._heartbeat.silence_s() > limit_s:
             return []
         now = self._heartbeat.answered_at
-        return [number for number, (_, at) in enumerate(self._beats) if number != self.number and now - at > limit_s]
+        silence_s = {**self._silence_s, **{number: now - at for number, (_, at) in self._beats.items()}}
+        return sorted(number for number, seconds in silence_s.items() if number != self.number and seconds > limit_s)
 
     def done(self, stopped_with: int | None) -> None:
         """Announce that this node's processes have ended successfully, or with this status because they were asked to stop."""
@@ -158,34 +207,48 @@ class Round:
 
     def reports(self, wait: Callable[[float], None]) -> Mapping[int, Report]:
         """The reports of all nodes, by number; waits for them, except for silent nodes."""
-        by_node: dict[int, Report] = {}
+        pause_s = _LEAST_PAUSE_S
         while True:
-            for number in set(range(self._num_nodes)) - by_node.keys():
-                if self._store.check([f"report/{number}"]):
-                    by_node[number] = Report.from_json(self._store.get(f"report/{number}").decode())
-            if set(range(self._num_nodes)) - by_node.keys() <= set(self.silent(_GONE_S)):
-                return by_node
+            gone = {number for number in self.silent(_GONE_S) if not self._store.check([f"report/{number}"])}
+            there = [number for number in range(self.num_nodes) if number not in gone]
+            names = [f"report/{number}" for number in there]
+            if self._store.check(names):
+                reports = (Report.from_json(text.decode()) for text in self._store.multi_get(names))
+                return dict(zip(there, reports, strict=True))
             if self._heartbeat.error is not None:
                 raise self._heartbeat.error
-            wait(0.05)
+            wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def close(self) -> None:
         """End the heartbeats of this round."""
         self._heartbeat.also(None)
 
     def _beat(self) -> None:
-        names = range(self._num_nodes)
         self._count += 1
         if self._count % _BEATS_PER_MESSAGE == 0:
             self._send()
-        self._client.set(f"beat/{self.number}", f"{self._count} {self._num_posted}")
-        self._note_beats(self._client.multi_get([f"beat/{number}" for number in names]))
-        done = [value for value in self._client.multi_get([f"done/{number}" for number in names]) if value]
-        self.has_stopped = any(value != b"0" for value in done)
-        self.num_done = len(done)
+        if self.number and 0 in self.silent(_GONE_S):  # so this node has to look for itself
+            self._beats = {number: self._beats.get(number, (b"", time.monotonic())) for number in range(self.num_nodes)}
+        watched = list(self._beats)
+        self._note_beats(dict(zip(watched, self._client.multi_get([f"beat/{number}" for number in watched]), strict=True)))
+        seen = self._look_at_all() if len(watched) == self.num_nodes else Seen.from_beat(self._beats[0][0])
+        told = "" if self.number else json.dumps(asdict(seen))
+        self._client.set(f"beat/{self.number}", f"{self._count} {self._num_posted} {told}")
+        self.has_stopped, self.num_done, self.num_waiting = seen.has_stopped, seen.num_done, seen.num_waiting
+        self._silence_s = dict(seen.silence_s)
         self.has_ended = self.has_ended or self._client.check(["ended"])
-        self.num_waiting = self._look()
         self._receive()
+
+    def _look_at_all(self) -> Seen:
+        done = [value for value in self._client.multi_get([f"done/{number}" for number in range(self.num_nodes)]) if value]
+        now = time.monotonic()
+        return Seen(
+            num_done=len(done),
+            has_stopped=any(value != b"0" for value in done),
+            num_waiting=self._look(),
+            silence_s=[(number, now - at) for number, (_, at) in self._beats.items() if now - at > _QUIET_S],
+        )
 
     def _send(self) -> None:
         if self.exchange.outgoing != self._posted:
@@ -195,15 +258,17 @@ class Round:
 
     def _receive(self) -> None:
         """Read the new messages, according to the numbers in the heartbeats: with many nodes, reading all takes long."""
-        numbers = {node: self._beats[node][0].partition(b" ")[2] for node in self.exchange.peers}
-        new = {node: number for node, number in numbers.items() if number and number != self._received.get(node, b"0")}
+        beats = {node: self._beats[node][0] for node in self.exchange.peers}
+        numbers = {node: int(beat.split(maxsplit=2)[1]) for node, beat in beats.items() if beat}
+        new = {node: number for node, number in numbers.items() if number != self._received.get(node, 0)}
         if new:
             messages = self._client.multi_get([f"message/{node}" for node in new])
             self.exchange.receive(dict(zip(new, messages, strict=True)))
             self._received.update(new)
 
-    def _note_beats(self, beats: Sequence[bytes]) -> None:
+    def _note_beats(self, beats: Mapping[int, bytes]) -> None:
         now, gap_s = time.monotonic(), self._heartbeat.silence_s()
-        for number, (beat, (before, at)) in enumerate(zip(beats, self._beats, strict=True)):
+        for number, beat in beats.items():
+            before, at = self._beats[number]
             # While the store did not answer, no heartbeat could be seen: that time does not count.
             self._beats[number] = (beat, now) if beat != before else (before, at + max(0.0, gap_s - 2 * BEAT_S))

@@ -7,6 +7,8 @@ refused, repeat an earlier value of the same name and launch, and create names. 
 
 from __future__ import annotations
 
+import random
+import time
 import uuid
 from typing import Any
 
@@ -15,6 +17,8 @@ from typing_extensions import override
 
 from lockstep.base.errors import LaunchError
 from lockstep.launch.secret import Secret
+
+_LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.5
 
 
 class ForgedError(LaunchError):
@@ -64,8 +68,9 @@ class SignedStore(Store):
 
     @override
     def add(self, key: str, amount: int) -> int:
-        """By compare_set: numbers that the store adds itself could not be signed."""
-        name, before, number = self._prefix + key, b"", 0
+        """By compare_set: numbers that the store adds itself could not be signed. Callers that fail wait longer and longer, or
+        a thousand of them would need a million attempts."""
+        name, before, number, pause_s, num_failed = self._prefix + key, b"", 0, _LEAST_PAUSE_S, 0
         while True:
             # Concurrent callers write different bytes, so that each knows whether it was first.
             after = self._sign(name, f"{number + amount} {uuid.uuid4().hex}")
@@ -78,11 +83,20 @@ class SignedStore(Store):
             before, number = current, int(self._open(name, current).split()[0])
             if amount == 0:
                 return number
+            num_failed += 1
+            if num_failed % 2 == 0:  # the next attempt will only read the number, and the one after that can succeed
+                time.sleep(random.random() * pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     @override
     def multi_get(self, keys: list[str]) -> list[bytes]:
         names = [self._prefix + key for key in keys]
         return [self._open(name, value) for name, value in zip(names, self._inner.multi_get(names), strict=True)]
+
+    def multi_set(self, keys: list[str], values: list[str]) -> None:
+        """Set several names, in this order, with one request."""
+        names = [self._prefix + key for key in keys]
+        self._inner.multi_set(names, [self._sign(name, value) for name, value in zip(names, values, strict=True)])
 
     @override
     def check(self, keys: list[str]) -> bool:

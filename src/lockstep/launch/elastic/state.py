@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import datetime
 import pickle
+import random
+import time
 from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
 from typing_extensions import override
+
+_LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
 
 
 class StateByOneClock(RendezvousBackend):
@@ -29,6 +33,7 @@ class StateByOneClock(RendezvousBackend):
         self._inner = inner
         self._ahead = datetime.timedelta(seconds=ahead_s)
         self._tell = tell
+        self._pause_s = _LEAST_PAUSE_S
 
     @property
     @override
@@ -48,7 +53,19 @@ class StateByOneClock(RendezvousBackend):
     @override
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         stored = self._inner.set_state(pickle.dumps(_shifted(state, -self._ahead)), token)
-        return None if stored is None else (pickle.dumps(_shifted(stored[0], self._ahead)), stored[1], stored[2])
+        if stored is None:
+            return None
+        if stored[2]:
+            self._pause_s = _LEAST_PAUSE_S
+        else:
+            # torchelastic tries again at once. Of dozens of nodes that join so at once, few ever succeed: by the time that one
+            # has changed what it got, another has written.
+            time.sleep(random.random() * self._pause_s)
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            newest = self._inner.get_state()
+            if newest is not None:
+                stored = (*newest, False)
+        return pickle.dumps(_shifted(stored[0], self._ahead)), stored[1], stored[2]
 
 
 def _shifted(data: bytes, by: datetime.timedelta) -> Any:

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]
@@ -18,6 +19,9 @@ from lockstep.launch.elastic.waiter import StoppedError
 from lockstep.launch.processes import state_of
 from lockstep.launch.supervise import SAVING_GRACE_S
 from lockstep.world.machine.identity import shared_by
+
+_SHOWN = 10
+"""Missing nodes that a message names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,11 +128,28 @@ class StaticRendezvous:
             f"failed.{self._connection.nodes.caution} (To wait longer: --rdzv-conf join_timeout=N, or --timeout.)",
             self._connection.nodes.conf.get("join_timeout"),
         )
+        all_here, missing = f"all/{self._number}", f"missing/{self._number}"
+        # Node 0 looks for the others, and tells them: if each did, a thousand nodes would ask a million times.
+        if self._rank == 0:
+            for absent in self._absent(store):
+                store.set(missing, absent)
+                waiter.pause(absent)
+            store.set(all_here, "")
+        absent = "node 0"
+        while not store.check([all_here]):
+            if waiter.is_due and store.check([missing]):
+                absent = store.get(missing).decode()
+            waiter.pause(absent)
+
+    def _absent(self, store: Store) -> Iterator[str]:
+        """Which nodes have not arrived, for the user, again and again until all have."""
         nodes = range(self._connection.nodes.most)
-        while not store.check([self._key(node) for node in nodes]):
-            missing = [str(node) for node in nodes if not store.check([self._key(node)])]
-            if missing:
-                waiter.pause(f"node{'s' if len(missing) > 1 else ''} {', '.join(missing)} of {len(nodes)}")
+        absent: Sequence[int] = nodes
+        while not store.check([self._key(node) for node in nodes]):  # of all: one that had arrived may have withdrawn
+            absent = [node for node in absent or nodes if not store.check([self._key(node)])]
+            if absent:
+                more = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
+                yield f"node{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent[:_SHOWN]))}{more} of {len(nodes)}"
 
     def _key(self, node: int) -> str:
         return f"here/{self._number}/{node}"

@@ -10,7 +10,7 @@ from lockstep.base.stopping import say
 
 _TELL_AFTER_S = 1.0
 _TELL_EVERY_S = 10.0
-_PAUSE_S = 0.1
+PAUSE_S = 0.1
 
 
 class StoppedError(Exception):
@@ -38,13 +38,24 @@ class Waiter:
         stop: ends the wait as well.
         remedy: advice for the user if the wait times out.
         hints: whether to give it already after a while.
+        pause_s: how long ``pause`` sleeps, in seconds.
     """
 
-    def __init__(self, endpoint: str, timeout_s: float, stop: Stop, remedy: str, *, hints: bool = True) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        timeout_s: float,
+        stop: Stop,
+        remedy: str,
+        *,
+        hints: bool = True,
+        pause_s: float = PAUSE_S,
+    ) -> None:
         self._endpoint = endpoint
         self._timeout_s = timeout_s
         self._stop = stop
         self._remedy = remedy
+        self._pause_s = pause_s
         self._whom = "other nodes"
         self._began = time.monotonic()
         self._began_at = time.time()
@@ -61,6 +72,11 @@ class Waiter:
     def remaining_s(self) -> float:
         """Seconds left, 0 or more."""
         return max(0.0, self._timeout_s - self.waited_s)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next ``tell`` or ``pause`` prints, or ends the wait."""
+        return time.monotonic() >= self._tell_at or self.remaining_s == 0
 
     def tell(self, whom: str, *, ends: bool = True) -> None:
         """Report, if it is due, that this node waits for ``whom``. ``ends``: whether the timeout applies.
@@ -92,4 +108,4 @@ class Waiter:
         self.tell(whom, ends=ends)
         if self.remaining_s == 0:
             raise self.timed_out()
-        self._stop.sleep(_PAUSE_S)
+        self._stop.sleep(min(self._pause_s, self.remaining_s))

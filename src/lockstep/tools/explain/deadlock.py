@@ -7,7 +7,7 @@ data, is stopped or does not answer, whatever it keeps the others waiting for.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 from lockstep.base.tracebacks.frames import OURS
@@ -33,8 +33,9 @@ def deadlocked(reports: Sequence[RankReport]) -> frozenset[int]:
         return frozenset()
     ended = {rank for rank, report in by_rank.items() if report.state in _ENDED}
     waiting = {rank for rank, report in by_rank.items() if _waits(report)}
+    holders = _Holders(reports)
     while True:  # until those that remain hold each other
-        held = {rank for rank in waiting if _is_held(by_rank[rank], reports, waiting | ended)}
+        held = {rank for rank in waiting if holders.hold(by_rank[rank], waiting | ended)}
         if held == waiting:
             return frozenset(held)
         waiting = held
@@ -47,19 +48,41 @@ def _waits(report: RankReport) -> bool:
     return report.state == "running" and report.still_s >= LEAST_S and bool(waits)
 
 
-def _is_held(report: RankReport, reports: Sequence[RankReport], stuck: Collection[int]) -> bool:
-    """Whether a waiting rank never goes on if those in ``stuck`` do not."""
-    others = [peer for peer in reports if peer.rank != report.rank]
-    collective = report.record["collective"]
-    if collective is not None:
-        return any(
-            _differs(collective, peer) or (peer.rank in stuck and _has_not_begun(collective, peer)) for peer in others
-        )
-    if transfer_in(report.frames):
-        return all(peer.rank in stuck for peer in others)  # it is not known from whom it receives
-    if any(file.startswith(_EXCHANGE) for file, _, _ in report.frames):
-        return any(peer.rank in stuck and _is_before_exchange(report, peer) for peer in others)
-    return False
+class _Holders:
+    """Which ranks can hold a waiting one. All that wait for the same are treated at once: a thousand ranks wait for few things,
+    and a million comparisons would take many seconds.
+
+    Args:
+        reports: of all ranks.
+    """
+
+    def __init__(self, reports: Sequence[RankReport]) -> None:
+        self._reports = reports
+        self._ranks = frozenset(report.rank for report in reports)
+        self._found: dict[Hashable, frozenset[int]] = {}
+
+    def hold(self, report: RankReport, stuck: Collection[int]) -> bool:
+        """Whether a waiting rank never goes on if those in ``stuck`` do not."""
+        me = {report.rank}
+        if (collective := report.record["collective"]) is not None:
+            call = collective["text"], collective["number"], collective.get("group"), tuple(collective.get("members", ()))
+            if self._among_all(("differs", call), lambda peer: _differs(collective, peer)) - me:
+                return True
+            late = self._among_all(("late", call), lambda peer: _has_not_begun(collective, peer))
+            return bool((late - me).intersection(stuck))
+        if transfer_in(report.frames):
+            return (self._ranks - me).issubset(stuck)  # it is not known from whom it receives
+        if any(file.startswith(_EXCHANGE) for file, _, _ in report.frames):
+            doing = report.record["doing"]
+            place = "exchange", doing.get("step"), doing.get("phase")
+            return bool((self._among_all(place, lambda peer: _is_before_exchange(report, peer)) - me).intersection(stuck))
+        return False
+
+    def _among_all(self, key: Hashable, condition: Callable[[RankReport], bool]) -> frozenset[int]:
+        """The ranks that fulfil a condition. ``key``: the same for the same condition."""
+        if key not in self._found:
+            self._found[key] = frozenset(peer.rank for peer in self._reports if condition(peer))
+        return self._found[key]
 
 
 def _differs(collective: Mapping[str, Any], peer: RankReport) -> bool:

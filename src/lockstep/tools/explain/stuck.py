@@ -311,8 +311,10 @@ def _is_behind(report: RankReport, reports: Sequence[RankReport]) -> bool:
 
 def _has_ended_early(report: RankReport, reports: Sequence[RankReport]) -> bool:
     """Whether a rank's program is over while others wait in theirs, for a collective that it will never call."""
+    if not (report.ending and report.call):
+        return False
     waiting = [peer for peer in reports if peer.is_waiting and not peer.ending]
-    return bool(report.ending and report.call and waiting) and all(peer.call not in ("", report.call) for peer in waiting)
+    return bool(waiting) and all(peer.call not in ("", report.call) for peer in waiting)
 
 
 def _is_still(report: RankReport) -> bool:

@@ -11,6 +11,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lockstep.base.errors import PeerError
 
+_ANSWER_S = 0.5
+"""How soon a store answers, usually."""
+
 
 def serve(listener: socket.socket, address: str | None, timeout_s: float) -> TCPStore:
     """Start a store on a listening socket, which it takes over, for the lifetime of the returned object.
@@ -54,6 +57,7 @@ def connect(host: str, port: int, remaining_s: Callable[[], float], pause: Calla
 
     thread = threading.Thread(target=open_client, name="lockstep-connect", daemon=True)
     thread.start()
+    thread.join(_ANSWER_S)
     while not results:
         pause(f"what listens at {host}:{port} has not answered as a run's rank 0 would")
     if isinstance(results[0], BaseException):

@@ -1,0 +1,198 @@
+"""What more processes cost, of one machine: `lockstep run` against `torchrun` with DistributedDataParallel.
+
+    python benchmarks/scale.py --world-sizes 2,4,8,16,32,64,128     powers of two, at most 128
+    python benchmarks/scale.py --hosts 1024,4096                    launchers that meet, instead
+
+Each round runs both commands with W processes of one thread to their end, in an order drawn anew. They train a tiny model on a
+global batch of 128, so a step is hardly more than what processes have to tell each other. Two figures count:
+
+  start   seconds from the command until rank 0 has joined the others (for DDP: until a barrier of all has passed)
+  step    milliseconds of a step, the median of a run, on rank 0
+
+W processes share the machine's cores, so that both grow at least in proportion to W once there are more processes than cores.
+How fast is told by exponents, of a power of W fitted to the medians: 1 is proportional to W, and 2 quadratic.
+
+  ratio              lockstep's step / DDP's, with the most processes: lower is better. ratio_start is the same of the start
+  growth             fitted exponents of start and step, of both
+  goal_met           whether lockstep's exponents are at most those of DDP, or 1.2
+
+--hosts lets the launchers of so many hosts meet, in threads of this process: with numbers (--node-rank), at a store on
+loopback. Each has two connections to it, and a heartbeat. No process is started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import _harness as harness
+import _meeting
+from _crew import WORKERS, clean_environ
+
+GOAL = 1.2
+OURS, PEER = "lockstep", "torchrun"
+_TIMEOUT_S = 1200
+_MEETS_IN_S = {1024: 3.0, 4096: 10.0}
+
+
+def command(name: str, nproc: int) -> list[str]:
+    """A contender's command line, up to the script's arguments."""
+    started_by = [str(Path(sys.executable).with_name(name)), *(["run"] if name == OURS else [])]
+    return [*started_by, "--nproc-per-node", str(nproc), str(WORKERS / f"many_{name}.py")]
+
+
+def run_once(name: str, nproc: int, steps: int) -> tuple[float, float]:
+    """Seconds until rank 0 has joined, and of a step."""
+    with tempfile.TemporaryDirectory() as scratch:
+        note = Path(scratch) / "note"
+        began = time.monotonic()
+        done = subprocess.run(
+            [*command(name, nproc), str(note), str(steps)],
+            cwd=scratch,
+            env=clean_environ(),
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode or not note.exists():
+            raise SystemExit(f"{name} with {nproc} processes failed: {done.returncode}:\n{done.stdout}{done.stderr}")
+        ready, step_s = map(float, note.read_text(encoding="utf-8").split())
+    return ready - began, step_s
+
+
+def turn(name: str, nproc: int, steps: int, step_ms: list[float]) -> Callable[[], float]:
+    """A contender's turn: its start in seconds. The time of a step is appended to ``step_ms``."""
+
+    def run() -> float:
+        start_s, step_s = run_once(name, nproc, steps)
+        step_ms.append(1e3 * step_s)
+        return start_s
+
+    return run
+
+
+def growth(by_size: Mapping[int, float]) -> float:
+    """The exponent of W in a power law through these figures."""
+    logs = [(math.log(size), math.log(figure)) for size, figure in by_size.items()]
+    slope, _ = statistics.linear_regression(*zip(*logs, strict=True))
+    return round(slope, 3)
+
+
+def meetings(sizes: Sequence[int], args: argparse.Namespace) -> None:
+    """Let launchers meet, and print what it took."""
+    say, rounds = harness.speaker(args), harness.resolve_rounds(args, quick=1)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if max(sizes) * 4 + 200 > most:
+        raise SystemExit(f"--hosts {max(sizes)}: two connections of two ends each are too many for {most} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    machine = harness.machine()
+    found = {size: [_meeting.meet(size, numbered=True) for _ in range(rounds)] for size in sizes}
+    rows = [
+        [
+            str(size),
+            f"{statistics.median(one.wall_s for one in each):.2f}",
+            f"{statistics.median(one.cpu_s for one in each):.2f}",
+            f"{statistics.median(one.requests for one in each):.1f}",
+        ]
+        for size, each in found.items()
+    ]
+    say(harness.table(["hosts", "median s", "processor s", "requests a host"], rows))
+    medians = {size: statistics.median(one.wall_s for one in each) for size, each in found.items()}
+    harness.finish(
+        {
+            "benchmark": "meeting",
+            "better": "lower",
+            "medians_s": medians,
+            "goals_s": _MEETS_IN_S,
+            "goal_met": all(medians[size] <= limit for size, limit in _MEETS_IN_S.items() if size in medians),
+            "rounds": rounds,
+            "quick": args.quick,
+            "machine": machine,
+            "versions": harness.versions(()),
+        }
+    )
+
+
+def main() -> None:
+    parser = harness.make_parser(__doc__ or "", rounds=5)
+    parser.add_argument("--world-sizes", metavar="W,W", help="numbers of processes (default: 2,4,8,16,32,64,128)")
+    parser.add_argument("--steps", type=int, metavar="N", help="steps of a run (default: 50)")
+    parser.add_argument("--hosts", metavar="N,N", help="let so many launchers meet instead")
+    args = parser.parse_args()
+    if args.hosts:
+        meetings([int(number) for number in args.hosts.split(",")], args)
+        return
+    say, rounds = harness.speaker(args), harness.resolve_rounds(args)
+    sizes = [int(number) for number in (args.world_sizes or ("1,2" if args.quick else "2,4,8,16,32,64,128")).split(",")]
+    if len(sizes) < 2 or any(128 % size for size in sizes):
+        raise SystemExit(f"--world-sizes {args.world_sizes}: give at least two powers of two, at most 128")
+    steps = args.steps or (5 if args.quick else 50)
+    machine = harness.machine()
+    starts: dict[int, harness.Timings] = {}
+    taken: dict[int, harness.Timings] = {}
+    for size in sizes:
+        say(f"{size} processes, {rounds} rounds of {steps} steps")
+        step_ms: harness.Timings = {PEER: [], OURS: []}
+
+        starts[size] = harness.interleave({name: turn(name, size, steps, step_ms[name]) for name in step_ms}, rounds, say)
+        taken[size] = step_ms
+    report(args, rounds, steps, starts, taken, machine)
+
+
+def report(
+    args: argparse.Namespace,
+    rounds: int,
+    steps: int,
+    starts: Mapping[int, harness.Timings],
+    taken: Mapping[int, harness.Timings],
+    machine: dict[str, object],
+) -> None:
+    """A table for each figure, and the last line."""
+    say = harness.speaker(args)
+    for title, unit, by_size in (("start", "s", starts), ("step", "ms", taken)):
+        rows = []
+        for size, timings in by_size.items():
+            ratio = harness.paired_ratio(timings[OURS], timings[PEER])
+            middle = [f"{statistics.median(timings[name]):.2f}" for name in (OURS, PEER)]
+            rows.append([str(size), *middle, f"{ratio.median:.3f} [{ratio.lower95:.3f}, {ratio.upper95:.3f}]"])
+        say(f"\n{title}, {unit}:\n{harness.table(['processes', OURS, PEER, 'ratio [95 % bounds]'], rows)}")
+    fitted = {
+        f"{figure} of {name}": growth({size: statistics.median(timings[name]) for size, timings in by_size.items()})
+        for figure, by_size in (("start", starts), ("step", taken))
+        for name in (OURS, PEER)
+    }
+    most = max(taken)
+    ratio, ratio_start = (harness.paired_ratio(by_size[most][OURS], by_size[most][PEER]) for by_size in (taken, starts))
+    harness.finish(
+        {
+            "benchmark": "scale",
+            "goal": GOAL,
+            "better": "lower",
+            **harness.ratio_fields(ratio),
+            **harness.ratio_fields(ratio_start, "ratio_start"),
+            "growth": fitted,
+            "goal_met": all(fitted[f"{of} of {OURS}"] <= max(GOAL, fitted[f"{of} of {PEER}"]) for of in ("start", "step")),
+            "medians_ms": harness.medians(taken[most]),
+            "medians_start_s": harness.medians(starts[most]),
+            "by_size": {size: [harness.medians(starts[size]), harness.medians(taken[size])] for size in taken},
+            "coverage": round(ratio.coverage, 4),
+            "steps": steps,
+            "rounds": rounds,
+            "quick": args.quick,
+            "machine": machine,
+            "versions": harness.versions(()),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""These tests run functions in several processes: see ``crew``."""
+
+from crew import crew, standing_crew
+
+__all__ = ["crew", "standing_crew"]

@@ -1,0 +1,32 @@
+"""What a rank sends beside its gradients, counted: calls do not depend on the number of ranks, and messages are few."""
+
+import math
+
+import pytest
+import scale_scripts
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.quick]
+
+WHEN_DUE = "all_reduce"
+"""By which the ranks agree on a stop and compare their state: now and then, by the clock."""
+SHORT = ("all_gather_flat", "isend")
+"""By which short rows are gathered: of a few ranks by a collective, of more by messages."""
+MOST_STEPS = 10
+
+
+def without(counts, *names):
+    return {name: number for name, number in counts.items() if name not in names}
+
+
+def test_a_rank_calls_no_more_collectives_among_more_ranks_and_sends_a_message_for_each_doubling(standing_crew):
+    by_size = {nproc: standing_crew(nproc, scale_scripts.control_plane)[-1] for nproc in (2, 4, 8)}
+    for phase, among_two in by_size[2].items():
+        for nproc, phases in by_size.items():
+            counts = phases[phase]
+            assert counts.get(WHEN_DUE, 0) <= 2 * MOST_STEPS
+            assert without(counts, WHEN_DUE, *SHORT) == without(among_two, WHEN_DUE, *SHORT), (phase, nproc)
+            calls = among_two.get("all_gather_flat", 0)
+            assert counts.get("all_gather_flat", 0) <= calls
+            assert counts.get("isend", 0) <= math.ceil(math.log2(nproc)) * calls, (phase, nproc)
+    for phases in by_size.values():
+        assert without(phases["steps with log"], WHEN_DUE) == without(phases["steps"], WHEN_DUE), "it goes with the step"

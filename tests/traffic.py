@@ -1,0 +1,29 @@
+"""What a rank sends for a sum in rounds, by its plan: a model of ``sync.exchange`` that is checked against real sends."""
+
+import collections
+
+from lockstep.plan.blocks import block
+from lockstep.plan.rounds import bases, plan_rounds
+from lockstep.plan.tree import roots
+from lockstep.sync.exchange import split
+
+
+def elements_sent(rank, world_size, num_shards, ranks_per_host, length):
+    """The elements of a long tensor that a rank sends to each other one."""
+    owned = [roots(block(each, world_size, num_shards)) for each in range(world_size)]
+    sent, span = collections.Counter(), range(length)
+    for one in plan_rounds(rank, owned, bases(world_size, ranks_per_host)):
+        parts = split(span, len(one.members))
+        mine = one.members.index(rank)
+        for peer, part in zip(one.members, parts, strict=True):
+            if peer != rank:
+                sent[peer] += len(one.roots[mine]) * len(part) + len(parts[mine])  # nodes there, the result back
+        span = parts[mine]
+    return sent
+
+
+def out_of_host(world_size, num_shards, ranks_per_host, length, host=0):
+    """The elements that leave a host."""
+    own = range(host * ranks_per_host, (host + 1) * ranks_per_host)
+    of_ranks = [elements_sent(rank, world_size, num_shards, ranks_per_host, length) for rank in own]
+    return sum(number for sent in of_ranks for peer, number in sent.items() if peer not in own)
