@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from test_layers import layer_violations, read_tree
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -106,6 +107,10 @@ def package(tmp_path, monkeypatch, sources):
 def test_each_of_the_three_within_is_one_file_and_one_row():
     assert [Path(name).name for name, _ in FILES] == ["small_steps.py", "deques.py", "late.py"]
     assert [Path(name).name for name, _ in ROWS] == ["extensions.py", "registry.py", "config.py"]
+
+
+def test_what_is_added_keeps_the_layers(sources):
+    assert layer_violations(read_tree(sources / "lockstep")) == []
 
 
 def test_the_listener_of_a_tool_and_that_of_another_package_are_told_of_steps(train, package, tmp_path):

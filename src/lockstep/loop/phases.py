@@ -240,7 +240,7 @@ class Phases:
             self.guards.gradients.check_first_step(call, self.step)
 
     def resume_stream(self) -> None:
-        """See Driver."""
+        """Give back the random stream of this position, after something else has drawn from another."""
         micro = self.micro
         if micro is not None:
             reseed(self.seed, Purpose.TRAIN, self.step, micro.shard, micro.part, self.num_done)

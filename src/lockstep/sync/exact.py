@@ -2,7 +2,8 @@
 
 The gradients of a shard are a leaf: weighted, in float32, with ABSENT where the shard has none. A process sums its leaves
 in tree order (``plan.tree``), and on its last shard sends each bucket (``sync.exchange``) as soon as the backward pass has
-filled it. Buffers go through the same tree. A single process runs the same code without sending anything.
+filled it. Buffers go through the same tree. A single process runs the same code without sending anything. (V = 1 needs none
+of it: ``auto`` is then ``single``.)
 """
 
 from __future__ import annotations

@@ -46,8 +46,9 @@ class Sync(ShardSync, Protocol):
     """A strategy: the only place where strategies differ. Created once per run.
 
     In each phase every rank calls ``begin_phase``; for each of its micro-steps, if any, ``begin_shard``, ``backward`` as
-    often as the script does, and ``end_shard``; then ``end_phase``, which synchronizes gradients and buffers. Or ``drop`` at
-    any point, if all ranks end or leave the step.
+    often as the script does, and ``end_shard``; then ``unforeseen`` and ``gather``, by which the ledger settles weights and
+    values, and ``end_phase``, which synchronizes gradients and buffers. Or ``drop`` at any point, if all ranks end or leave
+    the step.
     """
 
     forward_is_collective: bool
