@@ -24,8 +24,8 @@ from lockstep.loop.refusals import is_sum
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.prepare.guards import ShardGuards
 from lockstep.prepare.state_adapters import parameters_of
-from lockstep.prepare.strangers import refuse
 from lockstep.prepare.trained import TrainedObjects
+from lockstep.prepare.unprepared import refuse
 from lockstep.sync.gradients import Gradients, detach_grads, put_back
 from lockstep.sync.protocol import ShardSync, Sync
 
@@ -274,8 +274,8 @@ class Phases:
             self._sync.begin_phase(batch.plan, self.num_done)
         if guards.is_strict:
             guards.weights.begin_phase(self.step)
-        if guards.strangers.known:
-            guards.strangers.begin_phase()
+        if guards.unprepared.known:
+            guards.unprepared.begin_phase()
         for notify in self._methods["begin_phase"]:
             notify(self.num_done)
         self.own.mark((BEGINNING, perf_counter()))
@@ -339,8 +339,8 @@ class Phases:
                 shards.batch.values.update({name: batch.values[name] for name in values})
         self.opened = []
         self._batch = None
-        if guards.strangers.known:
-            guards.strangers.end_phase()
+        if guards.unprepared.known:
+            guards.unprepared.end_phase()
         for notify in self._methods["end_phase"]:
             notify(self.num_done)
         self.num_done += 1
@@ -379,8 +379,8 @@ class Phases:
         factor = ledger.call(weight, reduction, micro)
         for notify in methods["before_backward"]:
             notify(loss, weight)
-        if self.step >= guards.strangers.looks.next and not self.is_aside:
-            guards.strangers.look(loss, self.step)
+        if self.step >= guards.unprepared.looks.next and not self.is_aside:
+            guards.unprepared.look(loss, self.step)
         mark((IN_BACKWARD, perf_counter()))
         guards.gradients.before_backward(call)
         run: Callable[..., None] = sync.backward
@@ -422,19 +422,19 @@ class Phases:
                 f"{_step_of(optimizer)}: this optimizer was not given to team.prepare(), which has replaced the model's "
                 "parameters (strategy='fsdp' by sharded ones), so it would train nothing. Prepare it together with its model."
             )
-        trains, stranger = self.trained.sort_out(optimizer)
+        trains, unprepared = self.trained.sort_out(optimizer)
         if not trains:
-            if stranger is not None:
-                raise refuse(stranger.shape, f"{_step_of(optimizer)} in step {self.step}: ")
+            if unprepared is not None:
+                raise refuse(unprepared.shape, f"{_step_of(optimizer)} in step {self.step}: ")
             if self.in_step and not self.in_phase:
-                self.guards.strangers.note(optimizer)
+                self.guards.unprepared.note(optimizer)
             return
         if self._batch is not None or self.was_left or self.evaluated:
             self.check_outside(_step_of(optimizer))
         if self._plan is None:
             return
-        if stranger is not None:
-            raise refuse(stranger.shape, f"{_step_of(optimizer)} in step {self.step}: ")
+        if unprepared is not None:
+            raise refuse(unprepared.shape, f"{_step_of(optimizer)} in step {self.step}: ")
         if len(args) == 1 and not options and not self.guards.gradients.have_been:
             self.guards.gradients.check_first_step(_step_of(optimizer), self.step)
         for notify in self._methods["before_optimizer"]:

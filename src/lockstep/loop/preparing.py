@@ -25,8 +25,8 @@ from lockstep.prepare.model import wrap_model
 from lockstep.prepare.model_precision import ModelPrecision, check_scaler, fit_optimizer
 from lockstep.prepare.precision import find_precision
 from lockstep.prepare.remap import remap
-from lockstep.prepare.strangers import forget_gradients
 from lockstep.prepare.trained import TrainedObjects
+from lockstep.prepare.unprepared import forget_gradients
 from lockstep.state.recovery.run_state import RunState
 from lockstep.sync.protocol import Sync
 from lockstep.world.comm.agreement import compare_ranks

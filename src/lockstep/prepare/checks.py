@@ -141,10 +141,10 @@ def check_optimizers(objects: Sequence[Any], prepared: set[nn.Parameter]) -> Non
     for item in objects:
         if not isinstance(item, Optimizer):
             continue
-        strangers = sum(parameter not in trained for parameter in parameters_of(item))
-        if strangers:
+        unprepared = sum(parameter not in trained for parameter in parameters_of(item))
+        if unprepared:
             raise ModelError(
-                f"{strangers} of the parameters of {type(item).__name__} belong to no prepared model, so nothing would "
+                f"{unprepared} of the parameters of {type(item).__name__} belong to no prepared model, so nothing would "
                 "keep them equal on all ranks: create the optimizer from the parameters of the model that you prepare, and "
                 "prepare the model first or in the same call"
             )

@@ -13,10 +13,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lockstep.base.digest import bit_sums
 from lockstep.base.errors import ModelError, UsageError
-from lockstep.plan.now_and_then import NowAndThen
+from lockstep.plan.powers_of_two import PowersOfTwo
 from lockstep.plan.shards import MicroStep
-from lockstep.prepare.strangers import Strangers
 from lockstep.prepare.trained import TrainedObjects
+from lockstep.prepare.unprepared import UnpreparedParameters
 from lockstep.sync.buffers import version
 from lockstep.world.comm.dtensors import is_dtensor
 
@@ -40,7 +40,7 @@ class ShardWeights:
         self._addresses: list[int] = []
         self._bits: list[int] | None = None
         """Checksums of what ``_stored`` held when the phase began, in a step in which they are compared."""
-        self._looks = NowAndThen()
+        self._looks = PowersOfTwo()
 
     def add_model(self, model: nn.Module) -> None:
         """Guard a model's weights."""
@@ -303,7 +303,7 @@ class ShardGuards:
         self.is_strict = num_shards > 1
         """Whether changes inside ``batch.shards`` are refused."""
         self.gradients = ShardGradients(trained.parameters, is_plain=is_plain)
-        self.strangers = Strangers(trained.ids)
+        self.unprepared = UnpreparedParameters(trained.ids)
         self.weights = ShardWeights(trained.parameters, trained.optimizers, trained.schedules)
 
     def add_model(self, model: nn.Module) -> None:

@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lockstep.prepare.model_precision import ModelPrecision
 from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.state_adapters import parameters_of
-from lockstep.prepare.strangers import is_of_one_process
+from lockstep.prepare.unprepared import is_of_one_process
 
 
 class TrainedObjects:
@@ -55,7 +55,7 @@ class TrainedObjects:
         """``trains``, and any parameter of the optimizer that belongs to no prepared model and has a gradient: if the optimizer
         has no parameters of such models, one from inside ``batch.shards``."""
         trains = False
-        strangers: list[Tensor] = []
+        unprepared: list[Tensor] = []
         for group in optimizer.param_groups:
             parameters = group["params"]
             if self.ids.issuperset(map(id, parameters)):  # nearly always, and quick
@@ -65,7 +65,7 @@ class TrainedObjects:
                 if id(parameter) in self.ids:
                     trains = True
                 elif parameter.grad is not None:
-                    strangers.append(parameter)
-        if not strangers:
+                    unprepared.append(parameter)
+        if not unprepared:
             return trains, None
-        return trains, next((p for p in strangers if trains or is_of_one_process(p.grad)), None)
+        return trains, next((p for p in unprepared if trains or is_of_one_process(p.grad)), None)

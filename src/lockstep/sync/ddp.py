@@ -30,7 +30,7 @@ from lockstep.sync.afterwards import reduce_afterwards, sparse_weights
 from lockstep.sync.gradients import Gradients, add_weighted, detach_grads, is_left_out, is_narrow, usable, weigh, widen
 from lockstep.sync.protocol import Outcome, Sync
 from lockstep.sync.sharded import ShardedSync
-from lockstep.sync.start import take_from_rank_0
+from lockstep.sync.start import broadcast_from_rank_0
 from lockstep.sync.together import fits, gather_together, size_of
 from lockstep.world.comm.group import Transport
 
@@ -209,7 +209,7 @@ class DDPSync(ShardedSync):
     # Models
 
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:
-        take_from_rank_0(model)
+        broadcast_from_rank_0(model)
         engine = _Engine(model)
         for earlier in self._engines:
             if not engine.names.keys().isdisjoint(earlier.model.parameters()):

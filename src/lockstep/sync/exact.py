@@ -30,7 +30,7 @@ from lockstep.sync.exchange import Exchange
 from lockstep.sync.gradients import came_in_parts, has_gradient, on_gradient, refuse_create_graph, take_gradient
 from lockstep.sync.ordered import OrderedExchange
 from lockstep.sync.protocol import Outcome, Sync
-from lockstep.sync.start import take_from_rank_0
+from lockstep.sync.start import broadcast_from_rank_0
 from lockstep.world.comm.group import Transport
 
 MOST_TOGETHER = 1 << 20
@@ -134,7 +134,7 @@ class ExactSync(Sync):
     @override
     def attach(self, model: nn.Module) -> Callable[..., Any]:
         if self._world_size > 1:
-            take_from_rank_0(model)
+            broadcast_from_rank_0(model)
         for name, parameter in model.named_parameters():
             if parameter not in self._names:
                 self._names[parameter] = name

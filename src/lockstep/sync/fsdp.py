@@ -41,7 +41,7 @@ from lockstep.sync.ordered import OrderedExchange
 from lockstep.sync.protocol import Outcome, Sync
 from lockstep.sync.slice_exchange import SliceExchange
 from lockstep.sync.slices import Slices
-from lockstep.sync.start import take_from_rank_0
+from lockstep.sync.start import broadcast_from_rank_0
 from lockstep.sync.timed_comms import TimedAllGather, Waited
 from lockstep.sync.unit_runs import UnitRuns
 from lockstep.sync.units import Unit, find_units
@@ -138,7 +138,7 @@ class FSDPSync(Sync):
     def attach(self, model: nn.Module) -> Callable[..., Any]:
         """The parameters of ``model`` are replaced by DTensors: see ``replaced``."""
         _check(model)
-        take_from_rank_0(model)
+        broadcast_from_rank_0(model)
         before = dict(model.named_parameters())
         self.shard(model)
         self.replaced.update({old: model.get_parameter(name) for name, old in before.items()})

@@ -25,7 +25,7 @@ from lockstep.sync.afterwards import add_absent, sparse_weights
 from lockstep.sync.gradients import Gradients, add_weighted, came_in_parts, has_gradient, on_gradient, usable
 from lockstep.sync.protocol import Sync
 from lockstep.sync.sharded import ShardedSync
-from lockstep.sync.start import take_from_rank_0
+from lockstep.sync.start import broadcast_from_rank_0
 from lockstep.world.comm.group import Transport
 from lockstep.world.comm.horovod import start_horovod
 
@@ -69,7 +69,7 @@ class HorovodSync(ShardedSync):
         self._hooks = []
 
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:
-        take_from_rank_0(model)
+        broadcast_from_rank_0(model)
         self._sparse += sparse_weights(model)
         for name, parameter in model.named_parameters():
             if parameter not in self._names and has_gradient(parameter):

@@ -16,12 +16,12 @@ from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
 from lockstep.base.errors import UsageError
-from lockstep.plan.now_and_then import NowAndThen
+from lockstep.plan.powers_of_two import PowersOfTwo
 from lockstep.prepare.state_adapters import parameters_of
 from lockstep.sync.buffers import version
 
 
-class Strangers:
+class UnpreparedParameters:
     """Finds them in the graphs of losses, now and then, and in optimizers; from then on it guards their gradients.
 
     Args:
@@ -32,23 +32,23 @@ class Strangers:
         self._ids = ids
         self.known: dict[int, ref[Tensor]] = {}
         """Those found so far: nearly always none, and then there is nothing to do when a phase begins or ends."""
-        self.looks = NowAndThen()
+        self.looks = PowersOfTwo()
         """The steps whose graphs are looked at."""
         self._before: dict[int, tuple[Tensor, int]] = {}
         """Their gradients when the phase began, with the number of in-place changes: made outside, these are right."""
 
     def note(self, optimizer: Optimizer) -> None:
-        """An optimizer steps outside of ``batch.shards``, all of whose parameters are strangers."""
+        """An optimizer steps outside of ``batch.shards``, all of whose parameters belong to no prepared model."""
         self.known.update({id(parameter): ref(parameter) for parameter in parameters_of(optimizer)})
 
     def begin_phase(self) -> None:
         """Remove the placeholders, to which autograd could add nothing."""
         self._before = {}
-        for key, stranger in self._alive():
-            if isinstance(stranger.grad, OfOneProcess):
-                stranger.grad = None
-            elif stranger.grad is not None:
-                self._before[key] = stranger.grad, version(stranger.grad)
+        for key, parameter in self._alive():
+            if isinstance(parameter.grad, OfOneProcess):
+                parameter.grad = None
+            elif parameter.grad is not None:
+                self._before[key] = parameter.grad, version(parameter.grad)
 
     def look(self, loss: Tensor, step: int) -> None:
         """Look at the graph of a loss, if that is due: it takes as long as a few percent of a shard."""
@@ -57,13 +57,13 @@ class Strangers:
 
     def end_phase(self) -> None:
         """Put placeholders for the gradients, which raise an error when used."""
-        for key, stranger in self._alive():
-            gradient = stranger.grad
+        for key, parameter in self._alive():
+            gradient = parameter.grad
             if gradient is None:
                 continue
             before, changes = self._before.get(key, (None, 0))
             if gradient is not before or version(gradient) != changes:
-                stranger.grad = OfOneProcess.like(stranger)
+                parameter.grad = OfOneProcess.like(parameter)
 
     def _alive(self) -> list[tuple[int, Tensor]]:
         found = {key: tensor for key, reference in self.known.items() if (tensor := reference()) is not None}
@@ -99,7 +99,7 @@ def is_of_one_process(gradient: Tensor | None) -> bool:
 
 
 def refuse(shape: torch.Size, where: str = "") -> UsageError:
-    """The error for a gradient of a stranger. ``where``: the call that uses it, for the message."""
+    """The error for a gradient of a parameter of no prepared model. ``where``: the call that uses it, for the message."""
     return UsageError(
         f"{where}a tensor of shape {tuple(shape)} got a gradient inside batch.shards and belongs to no prepared model: the "
         "gradient is of this process's shards only, so every process would train a different copy, of which no checkpoint "
@@ -111,12 +111,12 @@ def refuse(shape: torch.Size, where: str = "") -> UsageError:
 
 
 class OfOneProcess(Tensor):
-    """A placeholder in ``.grad`` of a stranger, outside of ``batch.shards``. Operations on it raise UsageError."""
+    """A placeholder in ``.grad`` of such a parameter, outside of ``batch.shards``. Operations on it raise UsageError."""
 
     @staticmethod
-    def like(stranger: Tensor) -> OfOneProcess:
+    def like(parameter: Tensor) -> OfOneProcess:
         """A placeholder of a tensor's shape, which takes no memory."""
-        return stranger.detach().new_zeros(()).expand(stranger.shape).as_subclass(OfOneProcess)
+        return parameter.detach().new_zeros(()).expand(parameter.shape).as_subclass(OfOneProcess)
 
     @classmethod
     def __torch_function__(
@@ -125,7 +125,7 @@ class OfOneProcess(Tensor):
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__"):  # its shape, say
             return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
-        if name == "__deepcopy__":  # a copy of the stranger has no gradient
+        if name == "__deepcopy__":  # a copy of the parameter has no gradient
             return None
         first = next((value for value in _flat(args) if isinstance(value, OfOneProcess)), None)
         raise refuse(torch.Size() if first is None else first.shape)

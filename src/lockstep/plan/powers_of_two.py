@@ -1,9 +1,9 @@
-"""When to take a look that costs too much for every step."""
+"""Steps at growing intervals, for a look that costs too much for every step."""
 
 from __future__ import annotations
 
 
-class NowAndThen:
+class PowersOfTwo:
     """Chooses the first step of a launch, the second, the fourth, the eighth and so on: what a script does wrong it nearly
     always does from the first step on, and the looks cost nothing on average."""
 
