@@ -44,7 +44,7 @@ install: $(STAMP) ## make .venv with the pinned requirements and lockstep itself
 horovod: $(STAMP) ## build Horovod against the torch of .venv and install it there (once: some 3 minutes)
 	@tools/horovod.sh $(VENV)/bin/python
 
-demo: $(if $(filter $(VENV),$(DEMO_VENV)),,$(DEMO_STAMP)) ## train on 1, 2 and 3 processes, kill and resume: the same bits, and a page to look at (some 2 minutes)
+demo: $(if $(filter $(VENV),$(DEMO_VENV)),,$(DEMO_STAMP)) ## train on 1, 2 and 3 processes, kill and resume: ends with PASS, and the digest (some 2 minutes)
 	$(DEMO_VENV)/bin/lockstep $(DEMO)
 
 test: $(STAMP) ## the quick tests, some 4 minutes on 2 cores: what is pure, and what starts processes for a promise

@@ -296,7 +296,7 @@ def test_a_module_is_verified_as_python_runs_it(verify, tmp_path, launcher):
     done = verify("--world-sizes", "1", "--launchers", launcher, "-m", "package.show", "--epochs", "3")
     assert "given package ['--epochs', '3']" in done.output
     missing = verify("--world-sizes", "1", "-m", "package.missing")
-    assert (missing.exit_code, "No module named" in missing.output) == (1, True)
+    assert (missing.exit_code, "no module named 'package.missing'" in missing.output) == (1, True)
 
 
 def test_a_run_that_takes_too_long_is_stopped_with_all_it_started(verify, tmp_path):

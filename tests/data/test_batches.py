@@ -167,6 +167,11 @@ def test_an_object_that_may_hold_something_a_sample_is_refused():
         cut((rows(4), Boxes(rows(4))), slice(0, 2), 4)
 
 
+def test_what_a_mapping_adds_up_when_it_is_updated_is_moved_as_it_is():
+    counts = collections.Counter(dogs=2)
+    assert to_device({"x": rows(), "counts": counts}, META)["counts"] == counts
+
+
 @pytest.mark.parametrize("batch", KINDS.values(), ids=KINDS)
 def test_a_batch_of_any_kind_is_moved_as_a_copy_of_its_kind(batch):
     moved, devices = to_device(batch, META), set()

@@ -88,6 +88,14 @@ def test_workers_that_persist_serve_several_passes_also_after_one_was_left():
     assert {worker.pid for worker in pool._workers._iterator._workers} == workers
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_passes_side_by_side_get_what_each_asks_for(num_workers):
+    loader = DataLoader(Numbers(40), collate_fn=list, num_workers=num_workers)
+    pool = FetchPool(choose_fetcher(0, loader), loader)
+    one, other = pool.run(request(i) for i in range(4)), pool.run(request(i) for i in range(20, 24))
+    assert list(zip(one, other, strict=True)) == [([i], [i + 20]) for i in range(4)]
+
+
 class Epochal(Numbers):
     epoch = "unset"
 

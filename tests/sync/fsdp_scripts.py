@@ -278,6 +278,11 @@ def try_to(what):
             model.scale = nn.Parameter(torch.ones(()))
         if what == "sharded before":
             torch.distributed.fsdp.fully_shard(model)
+        if what == "shared parameters":
+            other = nn.Linear(2, 2)
+            other.weight = model.first.weight
+            team.prepare(model, other)
+        before = model.blocks[1].inner.bias
         model, loader = team.prepare(model, loader)
         if what == "fused later":
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -287,6 +292,8 @@ def try_to(what):
                 loss = nn.functional.mse_loss(model(x), y)
                 if what == "a penalty":
                     loss = loss + full_tensor(model.blocks[1].inner.bias).square().sum()
+                if what == "a penalty of before":
+                    loss = loss + before.square().sum()
                 if what == "a penalty of parts":
                     loss = loss + model.blocks[1].inner.bias.square().sum()
                 team.backward(loss, **({"create_graph": True} if what == "a graph of gradients" else {}))

@@ -150,6 +150,8 @@ def test_it_trains_in_other_precisions_with_the_answer_of_exact(crew, precision)
         ("other results", r"the processes have run different parts of the model, forward or backward.*torch\.where"),
         ("a penalty", r"computed from the parameter 'blocks.1.inner.bias', outside of.*use weight_decay"),
         ("a penalty of parts", r"the loss is a DTensor.*use weight_decay"),
+        ("a penalty of before", r"computed from the parameter 'blocks.1.inner.bias', outside of"),
+        ("shared parameters", r"parameter '\w+' belongs to another prepared model"),
         ("a graph of gradients", r"backward\(create_graph=True\) with strategy 'fsdp'"),
     ],
 )

@@ -190,6 +190,12 @@ def test_states_of_shards_start_over_when_they_are_reset(standing_crew, nproc):
         assert seen[3, 16.0 + first] == [-1.0]
 
 
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_shard_keeps_what_it_was_given_though_the_script_reuses_it(standing_crew, nproc):
+    for found in standing_crew(nproc, team_scripts.one_tensor_for_all_shards, shards=4):
+        assert found == {(step, first): first - 8.0 if step > 1 else 0.0 for step, first in found}
+
+
 @pytest.mark.parametrize("at_start", [True, False])
 def test_what_a_shard_cannot_take_along_is_refused_where_it_is_assigned(standing_crew, at_start):
     [(error, beyond)] = standing_crew(1, team_scripts.keep_a_function_for_each_shard, at_start)

@@ -15,9 +15,9 @@ OVERVIEW = {
         "new": "Write a training script to start from, and say what to do next.",
         "run": "Run a training script on several processes, on one or several machines.",
         "verify": "Verify that a script gives the same answer with any number of processes.",
-        "runs": "List runs, with their states and how to resume them; delete old ones.",
-        "watch": "Show a run live: progress, loss curve, ranks, events.",
-        "report": "Write a report on a run, a comparison or a verification, as one HTML file.",
+        "runs": "List runs, with their states and how to resume them.",
+        "watch": "Show a run live: progress, values, ranks, events.",
+        "report": "Write a report on a run, as one HTML file.",
     },
     "When needed": {
         "compare": "Run a script with several methods, and compare speed and answer.",

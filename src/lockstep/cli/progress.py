@@ -1,4 +1,4 @@
-"""Shows which of several trials or checks runs, and for how long. An ``tools.trials.trial.Observer``."""
+"""Shows which of several trials or checks runs, and for how long. A ``tools.trials.trial.Observer``."""
 
 from __future__ import annotations
 

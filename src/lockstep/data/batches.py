@@ -43,7 +43,8 @@ def _rebuild(value: Any, convert: Callable[[str, Any], Any], path: str) -> Any:
 def _like_mapping(original: Any, items: dict[Any, Any]) -> Any:
     if isinstance(original, MutableMapping):  # a copy keeps attributes besides the items (of a tokenizer's batch, say)
         result = copy.copy(original)
-        result.update(items)
+        for key, item in items.items():  # ``update`` of a Counter would add
+            result[key] = item
         return result
     try:
         return type(original)(items)

@@ -219,13 +219,17 @@ class FetchPool:
     def run(self, requests: Iterable[Request]) -> Iterator[Any]:
         """One batch for each request. Workers run ahead of the loop; without them each batch is fetched on demand."""
         if self._workers is not None:
-            if self._workers.persistent_workers:
-                self._workers = self._renewed(self._workers)
-            self._requests.current = requests
-            return from_workers(self._workers, self._requests)
+            return self._by_workers(self._workers, requests)
         is_copied = isinstance(self._fetcher, TableFetcher)  # rows are the same, copied with any number of threads
         fetched = map(self._fetcher.__getitem__, requests) if is_copied else self._fetch(requests)
         return map(pin, fetched) if self._pin_memory else fetched
+
+    def _by_workers(self, workers: DataLoader[Any], requests: Iterable[Request]) -> Iterator[Any]:
+        """(What follows happens with the first batch: until then another pass may begin.)"""
+        if workers.persistent_workers:
+            self._workers = workers = self._renewed(workers)
+        self._requests.current = requests
+        yield from from_workers(workers, self._requests)
 
     def _fetch(self, requests: Iterable[Request]) -> Iterator[Any]:
         one_thread = single_threaded()

@@ -61,7 +61,6 @@ from lockstep.world.comm.collectives import Collectives
 from lockstep.world.comm.group import Transport, close_group, default_group
 from lockstep.world.comm.raw_collectives import RawCollectives
 from lockstep.world.environment import World
-from lockstep.world.machine.cores import num_cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +117,9 @@ class Parts:
         reseed(config.seed, Purpose.START)
         # Unguarded: the loop issues its own collectives only at points that all ranks reach.
         self.collectives = Collectives(default_group(), transport)
-        # A rank computes with no more cores than it has threads.
-        speed = min(float(config.threads), (world.num_cores or num_cores()) / world.local_world_size)
+        # A rank computes with no more cores than it has threads; on a device, cores say nothing.
+        cores = world.num_cores if devices[0].type == "cpu" else None
+        speed = min(float(config.threads), cores / world.local_world_size) if cores else float(config.threads)
         self.hosts, self._speeds = [world.host] * world.world_size, [speed] * world.world_size
         if world.num_nodes > 1:
             self.hosts, self._speeds = map(list, zip(*self.collectives.all_gather_plain((world.host, speed)), strict=True))

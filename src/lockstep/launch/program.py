@@ -119,4 +119,6 @@ def _find_module(name: str) -> Path | None:
     (Looking elsewhere would import parent packages, which may import torch, or do anything.)
     """
     path = Path(*name.split("."))
-    return next((file for file in (path.with_name(f"{path.name}.py"), path / "__main__.py") if file.is_file()), None)
+    is_package = (path / "__init__.py").is_file()
+    file = path / "__main__.py" if is_package else path.with_name(f"{path.name}.py")
+    return file if file.is_file() else None

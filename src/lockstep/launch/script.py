@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,6 @@ from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome
 from lockstep.launch.surroundings import check_surroundings
 from lockstep.world.environment import read_secret
-
-_OF_LAUNCHES = ("--nproc", "--nproc-per-node", "--nnodes", "--node-rank")
-"""Options that hardly any script has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +83,14 @@ def run_script(
     check_fit(config, count, nodes.most - 1 if nodes is not None else 0)
     check_binding(options.bind, config)
     plan = _plan_output(options, count, nodes)
-    late = [arg for arg in script.args if arg.partition("=")[0].replace("_", "-") in _OF_LAUNCHES]
+    late = [] if source is None else source.lacks(arg.partition("=")[0] for arg in takewhile("--".__ne__, script.args))
     for line in (*script.guesses, *([remark] if remark else [])):
         say(line)
     if late:
-        say(f"WARNING: {late[0]} comes after {target}, so it goes to the script. Options of lockstep run come before it")
+        say(
+            f"WARNING: {late[0]} comes after {target}, so it goes to the script, which has no option of that name. Options of "
+            "lockstep run come before the script"
+        )
     if source is not None and script.starter is None and (count > 1 or nodes is not None) and source.trains_alone():
         say(
             f"WARNING: nothing in {target} makes its processes one training, as lockstep.join() would: each trains a model of "

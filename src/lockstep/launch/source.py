@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,8 @@ _TOGETHER = re.compile(
     re.IGNORECASE,
 )
 """Words of scripts that know of other processes, or leave that to a library."""
+_OF_LAUNCHES = ("--nproc", "--nproc-per-node", "--nnodes", "--node-rank")
+"""Options that hardly any script has."""
 _OF_A_LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"}
 
 
@@ -100,6 +102,12 @@ class Source:
     def has_optimizer(self) -> bool:
         """Whether the word ``optim`` is in the script or a module of its own. (Only the duration of a start depends on it.)"""
         return any(_OPTIM.search(source.text) for source in (self, *self._imported(b"optim")))
+
+    def lacks(self, args: Iterable[str]) -> list[str]:
+        """Those of the script's arguments that are options of launchers, and of which the script itself says nothing."""
+        names = {arg: arg.lstrip("-").replace("-", "_") for arg in args if arg.replace("_", "-") in _OF_LAUNCHES}
+        text = self.text.replace(b"-", b"_")
+        return [arg for arg, name in names.items() if name.encode() not in text]
 
     def trains_alone(self) -> bool:
         """Whether the script has an optimizer, and neither it nor a module of its own has a word, be it in a comment, of those

@@ -93,5 +93,5 @@ def blocks_of(sizes: tuple[int, ...]) -> Blocks:
 
 @functools.lru_cache(maxsize=256)
 def even_blocks(world_size: int, num_shards: int) -> Blocks:
-    """The blocks with which every run begins: see ``block``."""
+    """Blocks as equal as can be: see ``block``."""
     return blocks_of(tuple(len(block(rank, world_size, num_shards)) for rank in range(world_size)))

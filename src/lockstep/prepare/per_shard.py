@@ -70,7 +70,10 @@ class PerShard:
     def value(self, value: Any) -> None:
         shard = self._shard()
         self._check(value, f"per_shard({self._name!r}).value")  # now, not when the shard moves or a checkpoint is due
-        self._values[shard] = value
+        # A copy: the script may use what it has assigned again, for the next shard. Tensors keep their graphs.
+        clones: dict[int, Any] = {}
+        map_tensors(lambda tensor: clones.setdefault(id(tensor), tensor.clone()), value)
+        self._values[shard] = copy.deepcopy(value, clones)
 
     def reset(self) -> None:
         """Give every shard the initial value again, at the beginning of an epoch, say. Every rank must call it, outside of

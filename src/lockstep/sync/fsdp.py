@@ -137,13 +137,16 @@ class FSDPSync(Sync):
     @override
     def attach(self, model: nn.Module) -> Callable[..., Any]:
         """The parameters of ``model`` are replaced by DTensors: see ``replaced``."""
-        _check(model)
+        self._check(model)
         broadcast_from_rank_0(model)
         before = dict(model.named_parameters())
         self.shard(model)
         self.replaced.update({old: model.get_parameter(name) for name, old in before.items()})
-        for old in before.values():  # an optimizer, say, that still has them would keep the whole model
+        for name, old in before.items():  # an optimizer, say, that still has them would keep the whole model
             old.data = old.data.new_empty(0)
+            if has_gradient(old):
+                self._names[old] = name
+                self._hooks.append(on_gradient(old, self._strayed))
         names = {parameter: name for name, parameter in model.named_parameters()}
         for parameter in names:
             self._numbers[parameter] = len(self._parameters)
@@ -153,6 +156,19 @@ class FSDPSync(Sync):
                 self._add_unit(part, names)
         self.buffers.attach(model)
         return model
+
+    def _check(self, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 0:
+                raise ModelError(
+                    f"parameter {name!r} is a scalar, which cannot be sharded over processes (strategy='fsdp'): give it the "
+                    "shape (1,), or use another strategy"
+                )
+            if parameter in self.replaced or is_dtensor(parameter):
+                raise ModelError(
+                    f"parameter {name!r} belongs to another prepared model, too, and with strategy='fsdp' models share no "
+                    "parameters: prepare one module that holds both models, or use another strategy"
+                )
 
     @override
     def shard(self, model: nn.Module) -> None:
@@ -359,15 +375,6 @@ def _penalty(what: str) -> LossError:
         "part of the gradient would not be summed over the shards. For a penalty on the weights use weight_decay, or compute "
         "it in the block's forward pass, where they are whole."
     )
-
-
-def _check(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.dim() == 0:
-            raise ModelError(
-                f"parameter {name!r} is a scalar, which cannot be sharded over processes (strategy='fsdp'): give it the "
-                "shape (1,), or use another strategy"
-            )
 
 
 def make(config: RunConfig, num_shards: int, transport: Transport, devices: tuple[torch.device, ...]) -> Sync:

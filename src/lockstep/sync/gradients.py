@@ -66,7 +66,7 @@ def weigh(gradient: Tensor, factor: float | Tensor) -> Tensor:
     wide = widen(gradient)
     if isinstance(factor, Tensor):
         numbers = wide._values() if wide.is_sparse else wide
-        here = factor.to(numbers.device)
+        here = factor.to(numbers.device, numbers.dtype)
         numbers.mul_(here).masked_fill_(here == 0, ABSENT)
     elif factor != 1.0:
         wide.mul_(factor)

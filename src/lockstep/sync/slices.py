@@ -84,6 +84,8 @@ class Slices:
         numbers = (torch.view_as_real(gradient) if gradient.is_complex() else gradient).reshape(-1)
         if numbers.dtype != leaf.dtype:  # 16-bit gradients are weighted in float32
             numbers = numbers.to(leaf.dtype)
+        if isinstance(factor, Tensor):
+            factor = factor.to(leaf.device, leaf.dtype)
         num_full, rest = divmod(numbers.numel(), width)
         full = num_full * width
         pairs = [(leaf[:num_full, start : start + width], numbers[:full].view(num_full, width))]

@@ -15,6 +15,7 @@ from lockstep.launch.elastic.waiter import PAUSE_S, Stop, Waiter
 from lockstep.launch.endpoint import Endpoint
 from lockstep.launch.nodes import LOST_S, Nodes
 from lockstep.launch.secret import Secret, SharedSecret
+from lockstep.world.machine.open_files import allow_connections
 from lockstep.world.machine.tcp_store import connect, serve
 
 OTHERS_S = 5.0
@@ -95,6 +96,8 @@ def open_connection(endpoint: Endpoint, timeout_s: float, stop: Stop) -> Connect
         StoppedError: this launcher was stopped.
     """
     nodes = endpoint.nodes
+    if endpoint.listener:
+        allow_connections(4 * nodes.most)  # two of each launcher, and some ranks; see the limits in docs/notes/scale.md
     server = serve(endpoint.listener, endpoint.listens_at, _STORE_S) if endpoint.listener else None
     who = "node 0" if nodes.node_rank is not None else "its machine"
     remedy = f"Was {who} started, with this address and port, and is it running?{nodes.caution} (To wait longer: --timeout.)"

@@ -150,7 +150,8 @@ class Round:
         self._received: dict[int, int] = {}  # number of the last message read, by node
         self._machines: tuple[Machine, ...] = ()
         self._beats: dict[int, tuple[bytes, float]] = {}  # of nodes that are watched: the last, and when it changed
-        self._silence_s: dict[int, float] = {}  # of others, by the first node
+        self._silence_s: dict[int, float] = {}  # of others, as the first node tells it
+        self._num_seen_waiting = 0
 
     @property
     def machines(self) -> tuple[Machine, ...]:
@@ -189,7 +190,8 @@ class Round:
         if self._heartbeat.silence_s() > limit_s:
             return []
         now = self._heartbeat.answered_at
-        silence_s = {**self._silence_s, **{number: now - at for number, (_, at) in self._beats.items()}}
+        watched = {number: now - at for number, (_, at) in self._beats.items() if self.number}
+        silence_s = {**self._silence_s, **watched}  # the first node, too, acts on what it has told: so all do
         return sorted(number for number, seconds in silence_s.items() if number != self.number and seconds > limit_s)
 
     def done(self, stopped_with: int | None) -> None:
@@ -228,17 +230,21 @@ class Round:
         self._count += 1
         if self._count % _BEATS_PER_MESSAGE == 0:
             self._send()
-        if self.number and 0 in self.silent(_GONE_S):  # so this node has to look for itself
-            self._beats = {number: self._beats.get(number, (b"", time.monotonic())) for number in range(self.num_nodes)}
-        watched = list(self._beats)
-        self._note_beats(dict(zip(watched, self._client.multi_get([f"beat/{number}" for number in watched]), strict=True)))
-        seen = self._look_at_all() if len(watched) == self.num_nodes else Seen.from_beat(self._beats[0][0])
+        if self.number:  # it has to look for itself while the first node is silent
+            watched = range(self.num_nodes if 0 in self.silent(_GONE_S) else 1)
+            self._beats = {number: self._beats.get(number, (b"", time.monotonic())) for number in watched}
+        names = [f"beat/{number}" for number in self._beats]
+        self._note_beats(dict(zip(list(self._beats), self._client.multi_get(names), strict=True)))
+        looks_at_all = len(self._beats) == self.num_nodes
+        seen = self._look_at_all() if looks_at_all else Seen.from_beat(self._beats[0][0])
         told = "" if self.number else json.dumps(asdict(seen))
         self._client.set(f"beat/{self.number}", f"{self._count} {self._num_posted} {told}")
         self.has_stopped, self.num_done, self.num_waiting = seen.has_stopped, seen.num_done, seen.num_waiting
         self._silence_s = dict(seen.silence_s)
         self.has_ended = self.has_ended or self._client.check(["ended"])
         self._receive()
+        if looks_at_all:  # last, since torchelastic's state may be locked for a while
+            self._num_seen_waiting = self._look()
 
     def _look_at_all(self) -> Seen:
         done = [value for value in self._client.multi_get([f"done/{number}" for number in range(self.num_nodes)]) if value]
@@ -246,7 +252,7 @@ class Round:
         return Seen(
             num_done=len(done),
             has_stopped=any(value != b"0" for value in done),
-            num_waiting=self._look(),
+            num_waiting=self._num_seen_waiting,
             silence_s=[(number, now - at) for number, (_, at) in self._beats.items() if now - at > _QUIET_S],
         )
 

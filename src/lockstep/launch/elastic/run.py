@@ -147,7 +147,8 @@ class _Launch:
                 agent.leave()
             raise
         rendezvous.shutdown()
-        agent.leave()
+        with contextlib.suppress(DistError):  # its keeper has left already: all is done
+            agent.leave()
         if agent.verdict is not None and not agent.verdict.continues and agent.stopped_with is None:
             raise LaunchError(agent.verdict.text if agent.is_reporter else agent.verdict.brief, agent.verdict.status)
 

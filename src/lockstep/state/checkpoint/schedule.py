@@ -105,6 +105,11 @@ class CheckpointSchedule:
         self._failed = False
 
     @property
+    def has_failed(self) -> bool:
+        """Whether writing has failed here since the last exchange."""
+        return self._failed
+
+    @property
     def retry_s(self) -> float:
         """Seconds until the next attempt after a failure."""
         return 0.0 if self._retry_at is None else max(0.0, self._retry_at - self._clock())

@@ -267,7 +267,8 @@ class Saver(Listener):
         label, next_try = "the checkpoint", f"in {self._schedule.retry_s:.0f} s"
         if result.manifest.kind == "weights":
             label = "the best weights,"
-            next_try = "with the next checkpoint" if self._shares_best else f"in {_BEST_RETRY_S:.0f} s"
+            with_others = "at the end" if self._schedule.is_off else "with the next checkpoint"
+            next_try = with_others if self._shares_best else f"in {_BEST_RETRY_S:.0f} s"
         sound = None
         with contextlib.suppress(
             OSError, CheckpointError
@@ -294,7 +295,7 @@ class Saver(Listener):
             return self._wait_until_written()
 
     def _wait_until_written(self) -> bool:
-        well = True
+        well = not self._schedule.has_failed  # of which the others may not know yet
         while True:
             is_busy = self._writer.is_busy
             well = self._read_results() and well

@@ -112,7 +112,7 @@ class DigestJournal(Listener):
         if number != number and not self._has_seen_nan and self._micro is not None:
             self._has_seen_nan = True  # this step may be the last of the process
             noted = [*self._noted, *self._entry(self._micro)]
-            self._write(noted, _losses_in(noted), self._step)
+            self._write(noted, _read(_losses_in(noted)), self._step)
 
     @override
     def end_shard(self) -> None:

@@ -47,7 +47,7 @@ Examples:
       what it has logged: a row per step with values, evaluation and epoch
   lockstep runs --json | jq -r '.[]
   | select(.state == "finished" and .active_s < now - 7 * 86400) | .directory'
-      what was finished a week ago: | xargs -d '\n' rm -r deletes it
+      what was finished a week ago: | xargs -rd '\\n' rm -r deletes it
 
 Listing changes nothing, needs no write permission, and does not disturb active runs.
 """

@@ -21,7 +21,6 @@ from lockstep.world.comm.peers import NewConnections, ranks_key, recognise
 from lockstep.world.comm.store import OpenStore, leave_store
 from lockstep.world.devices import accelerator, name_of
 from lockstep.world.environment import World
-from lockstep.world.machine.open_files import allow_connections
 from lockstep.world.machine.sizes import counted
 
 _FAREWELL_S = 0.02
@@ -159,7 +158,6 @@ def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.
     A single process opens one too, over a store in its memory, so that code with collectives runs unchanged.
 
     Raises:
-        ConfigError: this process may not have as many open files as that takes.
         StrangerError: what has connected in the place of a rank does not belong to the run.
         PeerError: a rank has ended meanwhile.
     """
@@ -174,7 +172,6 @@ def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.
     device_id = devices[0] if transport.is_on_devices and len(devices) == 1 else None
     global _key, _waits_at_end
     _key, _waits_at_end = ranks_key(opened.store), transport.is_on_devices
-    allow_connections(2 * opened.world.world_size)  # Gloo opens one to each rank, and all may ask the store of rank 0
     connections = NewConnections()
     with listening_on(transport):
         dist.init_process_group(

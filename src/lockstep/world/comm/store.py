@@ -25,6 +25,7 @@ from lockstep.world.comm.tcp import client, tcp_store
 from lockstep.world.comm.waiter import Waiter
 from lockstep.world.environment import World
 from lockstep.world.machine.addresses import is_loopback, with_port
+from lockstep.world.machine.open_files import allow_connections
 from lockstep.world.machine.tcp_store import first_line
 
 _openings = itertools.count()
@@ -49,10 +50,12 @@ def open_store(config: RunConfig, world: World) -> OpenStore:
     """Open the store of this run. Every rank must call it; it blocks until all have, except with launchers that ensure it.
 
     Raises:
-        ConfigError: the endpoint cannot be used, or the rank of this process is unknown.
+        ConfigError: the endpoint cannot be used, the rank of this process is unknown, or it may not have as many open files as
+            ranks connect to it.
         PeerError: a rank did not arrive within the timeout.
     """
     timeout = datetime.timedelta(seconds=config.timeout_s)
+    allow_connections(2 * world.world_size)  # Gloo opens one to each rank, and all may ask a store that rank 0 keeps
     # A process that joins again must not find the addresses of its earlier group, which the store may outlive.
     prefix = f"lockstep/{next(_openings)}"
     if config.init_method is None and world.store_path is not None:
