@@ -41,7 +41,7 @@ def write(run_dir, *objects, step=10, kind="checkpoint"):
     state, writer = RunState(), Writer(Store(run_dir))
     for thing in objects:
         state.keep(thing)
-    tensors = {file: Staging().copy(weights)[0] for file, weights in state.weights().items()}
+    tensors = {file: Staging().copy(weights)[0] for file, weights in state.weights(0).items()}
     manifest = Manifest(kind=kind, step=step, epoch=0, time_s=0.0, objects=state.describe_objects())
     writer.submit(Job(manifest=manifest, token="t", rank=0, world_size=1, keep=2, tensors=tensors))
     assert writer.wait(30)

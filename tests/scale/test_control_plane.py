@@ -12,6 +12,8 @@ WHEN_DUE = "all_reduce"
 SHORT = ("all_gather_flat", "isend")
 """By which short rows are gathered: of a few ranks by a collective, of more by messages."""
 MOST_STEPS = 10
+BUCKET = 3.5
+"""Messages of a bucket for each doubling, at most (``tests/plan/test_message_rounds.py``): the first step sends one."""
 
 
 def without(counts, *names):
@@ -27,6 +29,7 @@ def test_a_rank_calls_no_more_collectives_among_more_ranks_and_sends_a_message_f
             assert without(counts, WHEN_DUE, *SHORT) == without(among_two, WHEN_DUE, *SHORT), (phase, nproc)
             calls = among_two.get("all_gather_flat", 0)
             assert counts.get("all_gather_flat", 0) <= calls
-            assert counts.get("isend", 0) <= math.ceil(math.log2(nproc)) * calls, (phase, nproc)
+            messages = calls + BUCKET * (phase == "steps")
+            assert counts.get("isend", 0) <= math.ceil(math.log2(nproc)) * messages, (phase, nproc)
     for phases in by_size.values():
         assert without(phases["steps with log"], WHEN_DUE) == without(phases["steps"], WHEN_DUE), "it goes with the step"
