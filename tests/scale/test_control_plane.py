@@ -32,4 +32,5 @@ def test_a_rank_calls_no_more_collectives_among_more_ranks_and_sends_a_message_f
             messages = calls + BUCKET * (phase == "steps")
             assert counts.get("isend", 0) <= math.ceil(math.log2(nproc)) * messages, (phase, nproc)
     for phases in by_size.values():
-        assert without(phases["steps with log"], WHEN_DUE) == without(phases["steps"], WHEN_DUE), "it goes with the step"
+        logged, plain = phases["steps with log"], phases["steps"]
+        assert all(number <= plain.get(name, 0) for name, number in without(logged, WHEN_DUE).items()), "it goes with the step"
