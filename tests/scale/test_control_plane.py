@@ -33,4 +33,6 @@ def test_a_rank_calls_no_more_collectives_among_more_ranks_and_sends_a_message_f
             assert counts.get("isend", 0) <= math.ceil(math.log2(nproc)) * messages, (phase, nproc)
     for phases in by_size.values():
         logged, plain = phases["steps with log"], phases["steps"]
-        assert all(number <= plain.get(name, 0) for name, number in without(logged, WHEN_DUE).items()), "it goes with the step"
+        assert all(number <= plain.get(name, 0) for name, number in without(logged, WHEN_DUE).items()), (
+            "it goes with the step"
+        )
