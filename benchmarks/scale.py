@@ -95,6 +95,7 @@ def meetings(sizes: Sequence[int], args: argparse.Namespace) -> None:
         raise SystemExit(f"--hosts {max(sizes)}: two connections of two ends each are too many for {most} open files")
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     machine = harness.machine()
+    _meeting.meet(2, numbered=True)  # PyTorch looks up names of hosts first: for 10 s where no name server answers
     found = {size: [_meeting.meet(size, numbered=True) for _ in range(rounds)] for size in sizes}
     rows = [
         [
