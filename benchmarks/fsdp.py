@@ -97,10 +97,7 @@ def main() -> None:
             "nproc": args.nproc,
             "shards": shards,
             "beside": args.beside,
-            "rounds": rounds,
-            "quick": args.quick,
-            "machine": machine,
-            "versions": harness.versions(()),
+            **harness.circumstances(args, rounds, machine),
         }
     )
 

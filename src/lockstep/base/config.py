@@ -61,6 +61,8 @@ class Strategy:
     """Whether answers are bit-identical at every world size."""
     audits: bool = False
     """Whether a shard can be computed aside, without a word to other processes."""
+    even: bool = False
+    """Whether each process must have equally many shards."""
     balances: bool = False
     """Whether shards may move between processes during a run, without a change in the answer."""
 
@@ -70,7 +72,7 @@ STRATEGIES = {
     "single": Strategy(sync="lockstep.sync.single", one_process=True, audits=True),
     "ddp": Strategy(sync="lockstep.sync.ddp"),
     "exact": Strategy(sync="lockstep.sync.exact", promises_bits=True, audits=True, balances=True),
-    "fsdp": Strategy(sync="lockstep.sync.fsdp", promises_bits=True, devices="one"),
+    "fsdp": Strategy(sync="lockstep.sync.fsdp", promises_bits=True, devices="one", even=True),
     "horovod": Strategy(sync="lockstep.sync.horovod", needs="horovod"),
     "dp": Strategy(sync="lockstep.sync.dp", one_process=True, devices="all", needs="gpus"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from lockstep.base.config import STRATEGIES
 from lockstep.base.errors import ConfigError
 from lockstep.tools.verify.diagnosis.setting import Setting
 from lockstep.tools.verify.trace.traced_run import TracedRun
@@ -14,10 +15,11 @@ LAUNCHERS = ("local", "torchrun", "python")
 
 
 def default_world_sizes(*, num_cores: int, num_gpus: int, strategy: str | None = None) -> tuple[int, ...]:
-    """1, 2 and 3, or with ``fsdp``, where each must divide V, 1, 2 and 4; no more than twice the cores, and than the GPUs where
-    there are several."""
+    """1, 2 and 3, or with a strategy for which each must divide V 1, 2 and 4; no more than twice the cores, and than the GPUs
+    where there are several."""
     largest = num_gpus if num_gpus > 1 else 2 * num_cores
-    return tuple(size for size in ((1, 2, 4) if strategy == "fsdp" else (1, 2, 3)) if size <= largest)
+    sizes = (1, 2, 4) if STRATEGIES[strategy or "auto"].even else (1, 2, 3)
+    return tuple(size for size in sizes if size <= largest)
 
 
 def default_shards(world_sizes: Sequence[int]) -> int:

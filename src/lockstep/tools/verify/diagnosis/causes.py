@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lockstep.base.config import STRATEGIES
 from lockstep.tools.verify.diagnosis.experiments import Findings
 
 
@@ -134,7 +135,7 @@ def _cause(findings: Findings) -> str:
         return "unknown"
     if findings.data_by_rank:
         return "data by rank"
-    if where == "exchange" and findings.strategy not in ("exact", "fsdp"):
+    if where == "exchange" and not STRATEGIES[findings.strategy].promises_bits:
         return "rounding"
     if findings.repeats is False:
         return "timing"
