@@ -89,6 +89,17 @@ class _Foreseen:
     kinds: list[str] = field(default_factory=list)
     names: set[Name] = field(default_factory=set)
 
+    def foresees(self, page: _Page) -> bool:
+        """Whether a page has this form."""
+        has_more = page.unforeseen or page.others or not page.names <= self.names
+        return not has_more and page.kinds == self.kinds[: len(page.kinds)]
+
+    def learn(self, kinds: list[str], pages: Sequence[_Page]) -> None:
+        """Foresee what all ranks have had. ``kinds``: of the rank that made the most backward calls."""
+        if len(kinds) >= len(self.kinds) or kinds != self.kinds[: len(kinds)]:
+            self.kinds = kinds
+        self.names = self.names.union(*(page.names for page in pages))
+
 
 class Clock(Protocol):
     """Measures how long this rank was busy, and learns how long the others were."""
@@ -252,32 +263,30 @@ class Ledger:
         """
         if self._on_device or self._given:
             self._wait_for_devices()
-        page, form = self._page, self._foreseen[phase]
+        page = self._page
+        if self._is_alone and not (page.values or page.weights or page.others or unforeseen):
+            num_calls = len(page.kinds)
+            page.kinds.clear()
+            return Outcome([None] * num_calls), {}
         self._page = _Page()
         page.unforeseen = tuple(unforeseen)
-        is_foreseen = page.kinds == form.kinds[: len(page.kinds)] and not page.unforeseen and not page.others
-        is_foreseen = is_foreseen and (not page.values or page.names <= form.names)
-        if is_foreseen and self._is_alone and not page.values and not page.weights:
-            return Outcome([None] * len(page.kinds)), {}
-        pages = [page] if self._is_alone else self._exchange(plan, page, form, gather, step, is_foreseen=is_foreseen)
+        pages = [page] if self._is_alone else self._exchange(plan, page, self._foreseen[phase], gather, step)
         kinds = max((peer.kinds for peer in pages), key=len)
         for peer in pages:
             for call, kind in enumerate(peer.kinds):
                 if kind != kinds[call]:
                     _refuse_kinds(call, {kind, kinds[call]})
-        if not is_foreseen or len(pages) > 1:
-            form.kinds = kinds if len(kinds) >= len(form.kinds) or kinds != form.kinds[: len(kinds)] else form.kinds
-            form.names = form.names.union(*(peer.names for peer in pages))
+        if not self._is_alone:
+            self._foreseen[phase].learn(kinds, pages)
         totals = [_total(pages, call, step) if kind == "weight" else None for call, kind in enumerate(kinds)]
         in_order = (item for peer in pages for item in sorted(peer.parts(), key=operator.itemgetter(1)))
         values = dict(sorted(combine(((name, part) for name, _, part in in_order), "batch.add").items()))
         together = dict.fromkeys(item for peer in pages for item in peer.unforeseen)
         return Outcome(totals, tuple(together)), values
 
-    def _exchange(
-        self, plan: StepPlan, page: _Page, form: _Foreseen, gather: Gather, step: int, *, is_foreseen: bool
-    ) -> list[_Page]:
+    def _exchange(self, plan: StepPlan, page: _Page, form: _Foreseen, gather: Gather, step: int) -> list[_Page]:
         """The pages of all ranks."""
+        is_foreseen = form.foresees(page)
         weighted = [call for call, kind in enumerate(form.kinds) if kind == "weight"]
         slots = range(self._accumulate * plan.blocks.most)  # the most micro-steps that a rank has
         busy = self._clock.report(sum(micro.num_samples for micro in plan.micro_steps))
