@@ -10,7 +10,7 @@ from lockstep.launch import server
 from lockstep.launch.function import launch
 from lockstep.launch.private import private_directory
 from lockstep.launch.spec import Call, LaunchSpec
-from lockstep.sync import exact, together
+from lockstep.sync import exact
 
 STUCK_S = 150  # less than the limit of a test, and more than one takes on a slow machine
 MOST_STANDING = 4  # processes of a crew that stays
@@ -19,7 +19,7 @@ _standing = {}  # crews, by the fork server that they come from, and their numbe
 
 def in_buckets(fn, *args):
     """``fn(*args)``, with gradients that are too large for one message."""
-    together.MOST_BYTES = exact.MOST_TOGETHER = 0
+    exact.MOST_TOGETHER = 0
     return fn(*args)
 
 
@@ -41,12 +41,8 @@ def warm_server(request, outlives_tests):
 
 
 def arranged(nproc, fn, settings):
-    """The function and the settings for a crew: three processes, and those with the strategy ``ddp, in buckets``, train as
-    larger models than those of tests do."""
-    is_large = settings.get("strategy") == "ddp, in buckets"
-    if is_large:
-        settings = {**settings, "strategy": "ddp"}
-    if is_large or nproc == 3:
+    """The function and the settings for a crew: three processes train as larger models than those of tests do."""
+    if nproc == 3:
         fn = functools.partial(in_buckets, fn)
     return fn, {"threads": 1, "progress": "off", **settings}
 

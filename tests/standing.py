@@ -24,7 +24,7 @@ import lockstep
 from lockstep.base.errors import LaunchError
 from lockstep.base.stopping import SIGNALS
 from lockstep.launch.spec import Call, LaunchSpec, worker_environ
-from lockstep.sync import exact, together
+from lockstep.sync import exact
 
 
 class StandingCrew:
@@ -104,7 +104,7 @@ def serve():
 
 def _run(spec, rank, fn, args):
     """As in a process that has just been forked, with the team closed that was left to the end of the process."""
-    join, teams, sizes = lockstep.join, [], (together.MOST_BYTES, exact.MOST_TOGETHER)
+    join, teams, size = lockstep.join, [], exact.MOST_TOGETHER
 
     def remember(*args, **settings):
         teams.append(join(*args, **settings))
@@ -126,7 +126,7 @@ def _run(spec, rank, fn, args):
         return result
     finally:
         lockstep.join = join
-        together.MOST_BYTES, exact.MOST_TOGETHER = sizes
+        exact.MOST_TOGETHER = size
 
 
 def _send(end, message):

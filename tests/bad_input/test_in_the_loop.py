@@ -82,7 +82,7 @@ def test_batchnorm_that_meets_one_sample_is_named_with_the_remedy(
 @pytest.mark.parametrize("on_rank", [None, 1])
 def test_parameters_that_are_no_longer_used_are_named_and_nobody_waits(crew, on_rank):
     with pytest.raises(LaunchError) as caught:
-        crew(2, bad_scripts.run, bad_scripts.unused_after_the_first_step, on_rank, strategy="ddp, in buckets", **QUICK)
+        crew(2, bad_scripts.run, bad_scripts.unused_after_the_first_step, on_rank, strategy="ddp", **QUICK)
     message = str(caught.value)
     assert "ModelError" in message
     assert "second.weight, second.bias" in message
@@ -92,7 +92,7 @@ def test_parameters_that_are_no_longer_used_are_named_and_nobody_waits(crew, on_
 
 @pytest.mark.parametrize("on_rank", [None, 1])
 def test_parameters_that_are_no_longer_used_are_welcome_if_said_so(standing_crew, on_rank):
-    settings = {"find_unused_parameters": True, "strategy": "ddp, in buckets", **QUICK}
+    settings = {"find_unused_parameters": True, "strategy": "ddp", **QUICK}
     assert standing_crew(2, bad_scripts.told, bad_scripts.unused_after_the_first_step, on_rank, **settings) == [None, None]
 
 

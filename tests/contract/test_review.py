@@ -30,7 +30,7 @@ def test_shards_may_make_other_numbers_of_backward_calls(standing_crew, weighted
 @pytest.mark.parametrize("nproc", [1, 2, 4])
 @pytest.mark.parametrize("strategy", ["exact", "stock"])
 def test_a_buffer_that_begins_with_infinity_becomes_what_the_shards_make_of_it(standing_crew, nproc, strategy):
-    name = "exact" if strategy == "exact" else {1: "single", 2: "ddp"}.get(nproc, "ddp, in buckets")
+    name = "exact" if strategy == "exact" else "single" if nproc == 1 else "ddp"
     for lowest in standing_crew(nproc, review_tasks.running_minimum, shards=4, strategy=name):
         assert lowest == pytest.approx(-2.5)
 

@@ -34,7 +34,7 @@ def assert_as_alone(name, run_alone, run, nproc, strategy):
     training = ROUNDED[name]
     task, settings = partial(in_numbers, training.task), {"shards": 4, "checkpoint_every": "off", **training.settings}
     [alone] = run_alone(1, task, **settings, strategy="single")
-    if strategy == "ddp, in buckets" and name == "unused parameters":
+    if strategy == "ddp" and name == "unused parameters":
         settings["find_unused_parameters"] = True
     first, *others = run(nproc, task, **settings, strategy=strategy)
     for other in others:
@@ -49,12 +49,7 @@ def assert_as_alone(name, run_alone, run, nproc, strategy):
 
 @pytest.mark.parametrize("name", ROUNDED)
 def test_pytorchs_sum_gives_the_answer_of_one_process(standing_crew, name):
-    assert_as_alone(name, standing_crew, standing_crew, 3, "ddp, in buckets")
-
-
-@pytest.mark.parametrize("name", ["plain", "unused parameters", "fewer samples than shards"])
-def test_in_one_message_too(standing_crew, name):
-    assert_as_alone(name, standing_crew, standing_crew, 2, "ddp")
+    assert_as_alone(name, standing_crew, standing_crew, 3, "ddp")
 
 
 @pytest.mark.usefixtures("horovod")

@@ -45,7 +45,7 @@ def test_a_delay_is_counted_where_it_is_and_all_parts_add_up_to_the_pass(crew, d
     [
         pytest.param("exact", "data_s", "data", marks=pytest.mark.long),
         ("exact", "backward_s", "backward"),
-        ("ddp, in buckets", "forward_s", "forward"),
+        ("ddp", "forward_s", "forward"),
         pytest.param("ddp", "backward_s", "backward", marks=pytest.mark.long),
         pytest.param("fsdp", "forward_s", "forward", marks=pytest.mark.long),
         pytest.param("fsdp", "backward_s", "backward", marks=pytest.mark.long),

@@ -62,9 +62,7 @@ def test_weights_passes_gradients_and_state_are_in_the_formats_of_the_precision(
 
 @pytest.mark.parametrize("precision", EXPECTED)
 def test_pytorchs_ddp_reduces_while_the_backward_pass_runs_in_every_precision(standing_crew, precision):
-    for launched in standing_crew(
-        2, format_scripts.kinds_of_reduction, precision=precision, strategy="ddp, in buckets", shards=2
-    ):
+    for launched in standing_crew(2, format_scripts.kinds_of_reduction, precision=precision, strategy="ddp", shards=2):
         assert launched[0] == 0
         assert all(number > 0 for number in launched[1:])
 

@@ -12,14 +12,13 @@ from lockstep.loop.ledger import Ledger
 from lockstep.plan.blocks import block, even_blocks
 from lockstep.plan.shards import plan_step
 from lockstep.plan.tree import Node, push, roots
-from lockstep.sync import exact, together
+from lockstep.sync import exact
 from lockstep.sync.ddp import DDPSync
 from lockstep.sync.dp import DataParallelSync
 from lockstep.sync.exact import ExactSync
 from lockstep.sync.exchange import Exchange
 from lockstep.sync.horovod import HorovodSync
 from lockstep.sync.single import SingleSync
-from lockstep.sync.together import gather_together
 from lockstep.world.comm.short import all_gather_short
 
 
@@ -48,7 +47,7 @@ def samples(step, number):
 
 def make(kind, team, **options):
     if kind.endswith(", in buckets"):  # as if gradients were too large for one message
-        together.MOST_BYTES = exact.MOST_TOGETHER = 0
+        exact.MOST_TOGETHER = 0
         kind = kind.removesuffix(", in buckets")
     if kind == "single":
         return SingleSync(team.num_shards)
@@ -135,40 +134,6 @@ def start_unlike():
         sync.attach(model)
         sync.close()
         return {name: tensor.tolist() for name, tensor in model.state_dict().items()}
-
-
-def of_many_formats():
-    """Parameters by name, an odd number of elements in each."""
-    made = {
-        "weight": torch.zeros(3, 5),
-        "narrow": torch.zeros(7, dtype=torch.bfloat16),
-        "double": torch.zeros(3, dtype=torch.float64),
-        "complex": torch.zeros(5, dtype=torch.complex64),
-        "filters": torch.zeros(3, 5, 3, 1).to(memory_format=torch.channels_last),
-        "never": torch.zeros(3),
-    }
-    return {name: nn.Parameter(tensor) for name, tensor in made.items()}
-
-
-def gradient_of(parameter, rank, call):
-    """What a rank adds to the sum of a parameter: in float32 at least, and the sums over ranks round nothing."""
-    numbers = torch.arange(parameter.numel()).reshape(parameter.shape) * (10 + call) + rank
-    return numbers.to(torch.promote_types(parameter.dtype, torch.float32))
-
-
-def send_together(num_calls=2):
-    """What comes of a row and of gradients that this rank has."""
-    with lockstep.join() as team:
-        parameters = of_many_formats()
-        absent = {"never", *(["weight"] if team.rank == 0 else [])}
-        calls = [
-            {p: gradient_of(p, team.rank, call) for name, p in parameters.items() if name not in absent}
-            for call in range(num_calls)
-        ]
-        row = [float(team.rank), 0.1, float("-inf")]
-        rows, sums = gather_together(row, calls, list(parameters.values()))
-        names = {parameter: name for name, parameter in parameters.items()}
-        return rows, [{names[p]: (sum_.dtype, sum_.stride(), sum_) for p, sum_ in one.items()} for one in sums]
 
 
 def sum_in_rounds(ranks_per_host, lengths, num_shards):

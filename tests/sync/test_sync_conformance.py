@@ -9,7 +9,6 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 KINDS = [("single", 1, 1), ("single", 1, 2), ("single", 1, 3), ("single", 1, 4), ("ddp", 1, 1), ("ddp", 1, 3)]
 KINDS += [("dp", 1, 1), ("dp", 1, 3)]  # without GPUs: see test_dp
 KINDS += [("ddp", 2, 2), ("ddp", 2, 3), ("ddp", 2, 4), ("ddp", 3, 3), ("ddp", 3, 4)]
-KINDS += [("ddp, in buckets", 2, 2), ("ddp, in buckets", 2, 3), ("ddp, in buckets", 3, 3), ("ddp, in buckets", 3, 4)]
 KINDS += [("exact, in buckets", 2, 2), ("exact, in buckets", 2, 3), ("exact, in buckets", 4, 4)]
 KINDS += [("exact", 1, 1), ("exact", 1, 4), ("exact", 2, 2), ("exact", 2, 3), ("exact", 3, 4), ("exact", 4, 4)]
 KINDS += [("exact, by collectives", 1, 3), ("exact, by collectives", 2, 3), ("exact, by collectives", 3, 5)]
@@ -106,9 +105,7 @@ def test_buffers_are_combined_shard_by_shard_and_constants_never_touched(walked,
         assert all(torch.equal(by_rank[0][step - 1][2]["mean"], seen[step - 1][2]["mean"]) for seen in by_rank)
 
 
-@pytest.mark.parametrize(
-    ("kind", "nproc", "shards"), [("single", 1, 4), ("ddp", 2, 4), ("ddp, in buckets", 3, 4), ("exact", 3, 4)]
-)
+@pytest.mark.parametrize(("kind", "nproc", "shards"), [("single", 1, 4), ("ddp", 2, 4), ("ddp", 3, 4), ("exact", 3, 4)])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_empty_shards_are_absent(walked, kind, nproc, shards, size):
     by_rank = walked(nproc, kind, [8, size, 8], shards=shards)
@@ -120,7 +117,7 @@ def test_empty_shards_are_absent(walked, kind, nproc, shards, size):
         assert all(torch.equal(buffers[name], by_rank[0][1][2][name]) for name in buffers)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "ddp, in buckets", "exact"])
+@pytest.mark.parametrize("kind", ["ddp", "exact"])
 def test_which_ranks_have_samples_may_change_with_every_step(walked, kind):
     sizes = [4, 2, 3, 1, 2, 4, 3]
     by_rank = walked(4, kind, sizes, shards=4)
@@ -137,7 +134,6 @@ def test_which_ranks_have_samples_may_change_with_every_step(walked, kind):
         ("single", 1, 2),
         ("single", 1, 4),
         ("ddp", 2, 4),
-        ("ddp, in buckets", 2, 4),
         ("ddp", 1, 2),
         ("exact", 1, 4),
         ("exact", 2, 4),

@@ -3,14 +3,12 @@
 Its communication hook multiplies a bucket by the shard's weight, adds the sums of the process's earlier shards, and sums
 over the ranks. DDP requires a gradient for every parameter on every rank. So gradients are reduced without it, in one piece
 at the end of the phase: in the first step (which shows whether all parameters are used), for a model that does not use them
-all, and in a step in which some ranks have no samples. Gradients too small for any overlap go in one message with the numbers
-of the phase.
+all, and in a step in which some ranks have no samples.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +29,6 @@ from lockstep.sync.gradients import Gradients, add_weighted, detach_grads, is_le
 from lockstep.sync.protocol import Outcome, Sync
 from lockstep.sync.sharded import ShardedSync
 from lockstep.sync.start import broadcast_from_rank_0
-from lockstep.sync.together import fits, gather_together, size_of
 from lockstep.world.comm.group import Transport
 
 # Buffers are combined over shards, so DDP's broadcast before every forward pass is off. (The option was renamed in 2.13.)
@@ -74,7 +71,6 @@ class _Engine:
     def build(self) -> None:
         """Create the DDP. Every rank must call it: it broadcasts the parameters of rank 0."""
         self.trainable = self.learning()
-        self.size = math.inf if self.sparse else size_of(self.trainable)  # infinite: never sent in one message
         self.is_narrow = any(map(is_narrow, self.trainable))
         self.launched = 0
         self.finished = False
@@ -101,10 +97,6 @@ class DDPSync(ShardedSync):
     def __init__(self, num_shards: int, *, find_unused: bool) -> None:
         super().__init__(num_shards, dist.get_world_size())
         self._find_unused = find_unused
-        self._is_small = False
-        """Whether all gradients of the phase go in one message, without DDP."""
-        self._gathered: dict[int, Gradients] = {}
-        """The sums over all ranks from that message, by backward call."""
         self._engines: list[_Engine] = []
         self._factor: float | Tensor = 1.0
         self._earlier: Gradients = {}
@@ -126,10 +118,8 @@ class DDPSync(ShardedSync):
             if phase == 0:
                 self._follow_changes(engine)
             engine.overlaps = False
-        self._is_small = self._world_size > 1 and fits(sum(engine.size for engine in self._engines), self._world_size)
         for engine in self._engines:
             engine.may_overlap = phase in engine.proven and not engine.shares and plan.num_active_ranks == self._world_size
-            engine.may_overlap = engine.may_overlap and not self._is_small
             # 16-bit gradients must be divided by the weights before they are rounded to 16 bits, which DDP does first.
             engine.may_overlap = engine.may_overlap and not (engine.is_narrow and self._is_weighted)
 
@@ -192,12 +182,10 @@ class DDPSync(ShardedSync):
         self._num_calls[self._phase] = len(outcome.totals)
         self._is_weighted = self._is_weighted or any(total is not None for total in outcome.totals)
         super().end_phase(outcome)
-        self._gathered = {}
 
     @override
     def drop(self) -> None:
         super().drop()
-        self._gathered = {}
         for engine in self._engines:
             engine.overlaps = False
 
@@ -236,19 +224,7 @@ class DDPSync(ShardedSync):
 
     # Gradients
 
-    @override
-    def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
-        if not self._is_small:
-            return None
-        learning = list(dict.fromkeys(p for engine in self._engines for p in engine.learning()))
-        sums = [self._sums.pop(call, {}) for call in range(num_calls)]
-        rows, gathered = gather_together(row, sums, learning)
-        self._gathered = dict(enumerate(gathered))
-        return rows
-
     def _reduce(self, call: int) -> Gradients:
-        if call in self._gathered:
-            return self._gathered.pop(call)
         sums = self._sums.pop(call, {})
         done: set[Parameter] = {p for engine in self._overlapped.get(call, ()) for p in engine.trainable}
         for engine in self._engines:

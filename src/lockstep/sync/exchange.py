@@ -24,7 +24,7 @@ from torch import Tensor
 from lockstep.base.errors import PeerError
 from lockstep.plan.rounds import Roots, Round, bases, plan_rounds
 from lockstep.plan.tree import Node, fold, sum_siblings, sum_subtrees
-from lockstep.sync.together import gather_parts
+from lockstep.sync.together import gather_together
 from lockstep.world.comm.waiter import has_timed_out
 
 _UNIT = 16  # elements: slices begin at multiples of 64 bytes of float32
@@ -122,7 +122,7 @@ class Exchange:
         held, self._held, self.holds = self._held, [], False
         most_nodes = max(map(len, self.roots))
         parts = [part for nodes in held for part in (*nodes, *[torch.zeros_like(nodes[0])] * (most_nodes - len(nodes)))]
-        rows, by_rank = gather_parts(row, parts)
+        rows, by_rank = gather_together(row, parts)
         for number, nodes in enumerate(held):
             node_parts = by_rank[number * most_nodes :]
             values = (node_parts[node][rank] for rank, roots in enumerate(self.roots) for node in range(len(roots)))
