@@ -12,11 +12,12 @@ from lockstep.data.fetch import set_workers
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.torch_loader import is_torch_loader
 
-_MAX_CACHED = 8
+_MOST_KEPT = 8
+"""Of the loaders that are no DataLoaders, which a script may make anew for every evaluation."""
 
 
 class EvaluatedLoaders:
-    """Caches the newest evaluation loaders with their workers, and numbers the evaluations.
+    """Keeps the sources of the loaders that the script has, with their workers, and numbers the evaluations.
 
     Args:
         assignment: makes this process's shard assignment.
@@ -26,14 +27,15 @@ class EvaluatedLoaders:
     def __init__(self, assignment: Callable[[], ShardAssignment], workers: int | None) -> None:
         self._assignment = assignment
         self._workers = workers
-        self._cache: dict[int, tuple[Any, EvaluationSource]] = {}
-        """By ``id``: the loader, unless it is in ``_alive``, and its source."""
-        self._alive: dict[int, weakref.ref[Any]] = {}
-        """The DataLoaders that the script has, as far as they were evaluated on, by ``id``."""
+        self._known: dict[int, tuple[object, EvaluationSource]] = {}
+        """By ``id`` of the loader: what stands for it, and its source. (An ``id`` may later be that of another loader, and
+        differs between ranks, so none may be taken for it.)"""
+        self._kept: list[int] = []
+        """The ids of those that are no DataLoaders, which their sources keep alive, from the oldest on."""
         self._since: tuple[int, bool] = (0, False)
         """The steps taken before the newest evaluation, and whether it was within a step."""
         self._repeats: dict[object, int] = {}
-        """The ``repeat`` of the newest evaluation since then, by ``id`` of its loader, in the order of the loaders' first."""
+        """The ``repeat`` of the newest evaluation since then, of each loader, in the order of the loaders' first."""
 
     def next(self, loader: Any, step: int, *, in_step: bool) -> tuple[EvaluationSource, EvaluationKey]:
         """The source and the key of the next evaluation.
@@ -44,39 +46,25 @@ class EvaluatedLoaders:
             in_step: whether the evaluation is inside the body of a loop over a training loader.
         """
         batches = loader.wrapped if isinstance(loader, PreparedLoader) else loader
-        identity = id(batches)
         if (step, in_step) != self._since:
             self._since = (step, in_step)
             self._repeats.clear()
-        if identity in self._cache:
-            self._cache[identity] = self._cache.pop(identity)
+        if id(batches) not in self._known:
+            self._add(batches)
+        it, source = self._known[id(batches)]
+        repeat = self._repeats[it] = self._repeats.get(it, -1) + 1
+        return source, EvaluationKey(step=step, number=list(self._repeats).index(it), repeat=repeat)
+
+    def _add(self, batches: Any) -> None:
+        set_workers(batches, self._workers)
+        own = batches
+        if is_torch_loader(batches):
+            # A copy: the script's is kept no longer than the script has it, since its workers would stay as well.
+            own = object.__new__(type(batches))
+            vars(own).update(vars(batches))
+            weakref.finalize(batches, self._known.pop, id(batches), None)
         else:
-            set_workers(batches, self._workers)
-            own = self._own(batches)
-            self._cache[identity] = (None if identity in self._alive else batches, EvaluationSource(own, self._assignment()))
-            alike = [known for known in self._cache if (known in self._alive) == (identity in self._alive)]
-            for oldest in alike[:-_MAX_CACHED]:  # a script may create a loader for every evaluation
-                if oldest in self._alive:
-                    del self._cache[oldest]
-                else:
-                    self._forget(oldest)
-        repeat = self._repeats[identity] = self._repeats.get(identity, -1) + 1
-        key = EvaluationKey(step=step, number=list(self._repeats).index(identity), repeat=repeat)
-        return self._cache[identity][1], key
-
-    def _own(self, batches: Any) -> Any:
-        """The loader for the source. Of a DataLoader, a copy: the script's is kept no longer than the script has it, since its
-        workers would stay as well."""
-        if not is_torch_loader(batches):
-            return batches
-        identity, own = id(batches), object.__new__(type(batches))
-        vars(own).update(vars(batches))
-        self._alive[identity] = weakref.ref(batches, lambda _: self._forget(identity))
-        return own
-
-    def _forget(self, identity: int) -> None:
-        """Drop a loader that the script has dropped, or one that was evaluated on least recently. Its ``id`` may be that of
-        another one from now on, but differs between ranks, so none may be taken for it."""
-        self._cache.pop(identity, None)
-        self._alive.pop(identity, None)
-        self._repeats = {object() if key == identity else key: repeat for key, repeat in self._repeats.items()}
+            self._kept.append(id(batches))
+            if len(self._kept) > _MOST_KEPT:
+                del self._known[self._kept.pop(0)]
+        self._known[id(batches)] = object(), EvaluationSource(own, self._assignment())
