@@ -178,21 +178,6 @@ def keep_best():
     return weights, [{name: value.tolist() for name, value in each.items()} for each in read], str(run_dir.absolute())
 
 
-def evaluate_few(num_batches):
-    """An evaluation with fewer batches than processes, or not a multiple of them: the losses, and how often the body ran."""
-    with lockstep.join() as team:
-        model = team.prepare(made()[0])
-        x, y = data().tensors
-        few = DataLoader(TensorDataset(x[: 4 * num_batches], y[: 4 * num_batches]), 4)
-        runs, metric = 0, Seen()
-        with team.evaluate(model, few, metrics=[metric]) as evaluation:
-            for inputs, targets in evaluation.shards:
-                evaluation.add(loss=nn.functional.mse_loss(model(inputs), targets))
-                evaluation.update(metric, inputs[:, 0])
-                runs += 1
-        return evaluation["loss"], runs, metric.seen
-
-
 LOOPS = {
     "the first": lambda number: number < 1,
     "the first three": lambda number: number < 3,
@@ -224,14 +209,6 @@ def evaluate_in_part():
                         break
             found[name] = dict(evaluation.results)
         return found
-
-
-class Seen:
-    def __init__(self):
-        self.seen = []
-
-    def update(self, values):
-        self.seen += values.tolist()
 
 
 def train_narrow(kind=torch.optim.SGD):

@@ -103,16 +103,6 @@ def digests_in(run_dir):
     return [(line["last"], [digest for digest, _ in line["gradients"]], line["state"]) for line in lines]
 
 
-@pytest.mark.parametrize("num_batches", [1, 3, 4])
-def test_an_evaluation_counts_each_batch_once_although_all_ranks_run_equally_often(crew, num_batches):
-    [(expected, _, _)] = crew(1, scripts.evaluate_few, num_batches, strategy="single")
-    results = crew(2, scripts.evaluate_few, num_batches, strategy="fsdp")
-    for loss, runs, seen in results:
-        assert loss == pytest.approx(expected, rel=1e-12)
-        assert runs == (num_batches + 1) // 2
-        assert len(seen) == len(set(seen)) == 4 * num_batches
-
-
 @pytest.mark.parametrize("nproc", [2, pytest.param(3, marks=LONG)])
 def test_an_evaluation_may_leave_batches_out_and_be_left_early_although_its_forward_pass_is_a_collective(crew, nproc):
     [expected] = crew(1, scripts.evaluate_in_part, strategy="single")
