@@ -26,10 +26,6 @@ def samples_of(batches):
     return [list(batch.shards) for batch in batches]
 
 
-def steps_of(driver):
-    return [told[1] for told in driver.told if told[0] == "step"]
-
-
 # The clock
 
 
