@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,8 @@ class EvaluatedLoaders:
         self._known: dict[int, tuple[object, EvaluationSource]] = {}
         """By ``id`` of the loader: what stands for it, and its source. (An ``id`` may later be that of another loader, and
         differs between ranks, so none may be taken for it.)"""
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        """The DataLoaders among them, which the script keeps alive."""
         self._kept: list[int] = []
         """The ids of those that are no DataLoaders, which their sources keep alive, from the oldest on."""
         self._since: tuple[int, bool] = (0, False)
@@ -57,14 +60,18 @@ class EvaluatedLoaders:
 
     def _add(self, batches: Any) -> None:
         set_workers(batches, self._workers)
-        own = batches
-        if is_torch_loader(batches):
+        is_dataloader, own = is_torch_loader(batches), batches
+        if is_dataloader:
             # A copy: the script's is kept no longer than the script has it, since its workers would stay as well.
             own = object.__new__(type(batches))
             vars(own).update(vars(batches))
-            weakref.finalize(batches, self._known.pop, id(batches), None)
-        else:
-            self._kept.append(id(batches))
-            if len(self._kept) > _MOST_KEPT:
-                del self._known[self._kept.pop(0)]
         self._known[id(batches)] = object(), EvaluationSource(own, self._assignment())
+        if is_dataloader:
+            self._alive[id(batches)] = weakref.ref(batches, functools.partial(self._forget, id(batches)))
+            return
+        self._kept.append(id(batches))
+        if len(self._kept) > _MOST_KEPT:
+            del self._known[self._kept.pop(0)]
+
+    def _forget(self, identity: int, _: object) -> None:
+        del self._known[identity], self._alive[identity]
