@@ -40,6 +40,48 @@ def test_every_shard_starts_from_the_same_buffers_and_changes_are_averaged():
     assert model.mean.item() == 11.0
 
 
+def test_a_single_shards_buffers_become_its_own_bit_for_bit():
+    model = Buffers(
+        wide=torch.tensor([1.0, 1e15, -3.0, float("inf"), 5.0], dtype=torch.float64),
+        low=torch.tensor([1e10, 1.0]),
+        narrow=torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
+        spectrum=torch.tensor([1 + 1j]),
+        count=torch.tensor(-(2**62)),
+        flag=torch.tensor([False, True]),
+        scalar=torch.tensor(1.0),
+        zero=torch.tensor(1.0),
+    )
+    values = {
+        "wide": torch.tensor([0.1, 1e-9, -0.0, float("nan"), 5.0], dtype=torch.float64),
+        "low": torch.tensor([1e-10, 0.1]),
+        "narrow": torch.tensor([0.1, 3e38], dtype=torch.bfloat16),
+        "spectrum": torch.tensor([complex(-0.0, 0.1)]),
+        "count": torch.tensor(2**62 + 1),
+        "flag": torch.tensor([True, True]),
+        "scalar": torch.tensor(0.3),
+        "zero": torch.tensor(-0.0),
+    }
+
+    def shard():
+        for name, value in values.items():
+            model.get_buffer(name).copy_(value)
+
+    run(model, shard)
+    for name, value in values.items():
+        found = model.get_buffer(name)
+        assert (found.dtype, found.shape) == (value.dtype, value.shape)
+        assert found.reshape(-1).view(torch.uint8).tolist() == value.reshape(-1).view(torch.uint8).tolist(), name
+
+
+def test_what_a_single_shard_leaves_alone_stays():
+    model = Buffers(mean=torch.tensor([-0.0, float("nan")]))
+    buffers = ShardBuffers()
+    buffers.attach(model)
+    buffers.begin_step(1)
+    buffers.apply({0: buffers.absent(0)})  # changed in an earlier phase only
+    assert model.mean.view(torch.int32).tolist() == torch.tensor([-0.0, float("nan")]).view(torch.int32).tolist()
+
+
 def test_integers_become_those_of_the_lowest_shard_exactly_also_beyond_2_to_53():
     big = 2**62 + 1
     model = Buffers(count=torch.tensor([2**53 + 1, -big]))

@@ -3,7 +3,7 @@
 Each shard's forward pass may change them. Its changes are recorded and undone, so that the next shard starts from the same
 values, and at the end of the phase they are combined: for a floating buffer, start + Σ fraction_i * (shard_i - start), the
 weighted mean over shards; an integer buffer becomes that of the lowest shard. A buffer that no shard changed is left alone
-(averaging a constant with itself can make it drift).
+(averaging a constant with itself can make it drift). Those of a phase's only shard become its own, bit for bit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lockstep.base.stopping import say
 from lockstep.plan.shards import MicroStep
 from lockstep.plan.tree import Node
 from lockstep.sync.buffer_looks import Look, judge, look_at
-from lockstep.sync.changes import changed, pack, pack_absent, packed_size
+from lockstep.sync.changes import as_bits, changed, from_bits, pack, pack_absent, packed_size
 
 version: Callable[[Tensor], int] = operator.attrgetter("_version")
 """The number of in-place changes of a tensor. (PyTorch has no public name for it. Read twice a step from each parameter.)"""
@@ -165,8 +165,8 @@ class ShardBuffers:
         self._made_late: list[_Slot] = []
         self._shard_samples = 0
         """Of the newest shard, in its micro-steps so far."""
-        self._is_single = False
-        """Whether the phase has a single shard, of which nothing is lost."""
+        self._as_bits = False
+        """Whether the phase has a single shard, whose buffers are sent as bits: adding a difference back would round."""
         self._looks: dict[Look, None] = {}
         """At the buffers of this process's shards in the phase."""
         self._num_looks: dict[int, int] = {}
@@ -191,7 +191,7 @@ class ShardBuffers:
     def begin_step(self, num_shards: int) -> None:
         """Begin a phase with so many shards that are not empty. Accepts changes since the last one (by loading a checkpoint,
         say)."""
-        self._is_single = num_shards == 1
+        self._as_bits = num_shards == 1
         self._looks = {}
         _restart(self._changed_slots())
 
@@ -222,12 +222,12 @@ class ShardBuffers:
             slots = [slot for number in numbers for slot in self._owners[number].slots]
             for slot in slots:
                 slot.check_form()
-            starts, after = [slot.start for slot in slots], [slot.tensor for slot in slots]
-            packed = pack(starts, after, fraction, is_lowest_shard=is_lowest_shard)
+            after = [as_bits(slot.tensor) if self._as_bits else slot.tensor for slot in slots]
+            packed = pack(list(map(self._start, slots)), after, fraction, is_lowest_shard=is_lowest_shard)
             found.update(zip(numbers, torch.split(packed, list(map(self.packed_size, numbers))), strict=True))
         for number, owner in enumerate(self._owners):
             num_looks = self._num_looks.get(number, 0 if are_changed[number] else _WATCHED_PHASES)
-            if num_looks < _WATCHED_PHASES and not owner.is_normalization and not self._is_single:
+            if num_looks < _WATCHED_PHASES and not owner.is_normalization and not self._as_bits:
                 looks = (look_at(number, i, slot.start, slot.tensor, num_samples) for i, slot in enumerate(owner.slots))
                 self._looks.update(dict.fromkeys(looks))
         return found
@@ -263,11 +263,14 @@ class ShardBuffers:
 
     def absent(self, number: int) -> Tensor:
         """The neutral element for a module's ``changes``, of the same shape."""
-        return torch.cat([pack_absent(slot.start) for slot in self._owners[number].slots])
+        return torch.cat([pack_absent(self._start(slot)) for slot in self._owners[number].slots])
 
     def packed_size(self, number: int) -> int:
         """The length of a module's ``changes``."""
-        return sum(packed_size(slot.start) for slot in self._owners[number].slots)
+        return sum(packed_size(self._start(slot)) for slot in self._owners[number].slots)
+
+    def _start(self, slot: _Slot) -> Tensor:
+        return as_bits(slot.start) if self._as_bits else slot.start
 
     def by_device(self, numbers: Iterable[int]) -> list[list[int]]:
         """Group modules by the device of their buffers, in an order that is the same on every rank."""
@@ -301,7 +304,10 @@ class ShardBuffers:
         """Set buffers to their start values plus ``changes``, the sums over all shards."""
         for numbers in self.by_device(changes):
             slots = [slot for number in numbers for slot in self._owners[number].slots]
-            _put(slots, changed([slot.start for slot in slots], torch.cat([changes[number] for number in numbers])))
+            results = changed(list(map(self._start, slots)), torch.cat([changes[number] for number in numbers]))
+            if self._as_bits:
+                results = [from_bits(result, slot.start) for result, slot in zip(results, slots, strict=True)]
+            _put(slots, results)
             _restart(slots)
 
     @contextlib.contextmanager

@@ -13,6 +13,20 @@ from torch import Tensor
 
 _LARGEST_BASE = 1e15
 """Differences are taken in float64: from this magnitude on they would have fewer digits than a float32."""
+_AS_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def as_bits(tensor: Tensor) -> Tensor:
+    """A floating tensor's bits as integers, whose differences are exact; integers themselves."""
+    tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    return tensor.view(_AS_INTEGERS[tensor.element_size()]) if tensor.is_floating_point() else tensor
+
+
+def from_bits(bits: Tensor, like: Tensor) -> Tensor:
+    """The tensor with these bits, of the dtype of ``like``."""
+    if like.is_complex():
+        return torch.view_as_complex(bits.clone().view(torch.view_as_real(like).dtype))
+    return bits.view(like.dtype) if like.is_floating_point() else bits
 
 
 def packed_size(start: Tensor) -> int:
