@@ -33,7 +33,6 @@ from lockstep.listener import Listener, Stage
 from lockstep.state.checkpoint.schedule import CheckpointSchedule
 from lockstep.state.checkpoint.store import Store, step_of
 from lockstep.state.checkpoint.writer import Job, Writer, Written
-from lockstep.state.recovery.lateness import Lateness
 from lockstep.state.recovery.position import ScriptPosition
 from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.snapshots import Snapshots
@@ -96,7 +95,6 @@ class Saver(Listener):
         self._copies: int | None = None
         """The step of the checkpoint that is being copied."""
         self._held_s: dict[int, float] = {}
-        self._lateness = Lateness(config.interval)
         self._best_job: Job | None = None
         """The best weights, until they are written: this rank's part, if each has one; otherwise on rank 0."""
         self._best_failed = False
@@ -224,9 +222,6 @@ class Saver(Listener):
         self.wait_until_written()
         self._copies = step
         self.is_due = False
-        warning = self._lateness.begin(step, began, is_late=self._schedule.is_late)
-        if warning and self._is_main:
-            say(f"WARNING: {warning}")
         self._schedule.begin_save()
         self._writer.submit(self._snapshots.take(position, step, epoch, finished=finished))
         self._copies = None
@@ -251,8 +246,6 @@ class Saver(Listener):
                 self._warn(result)
             elif result.path is not None:
                 self._last_sound = self._last_sound if is_best else step
-                if not is_best:
-                    self._lateness.written(result.wall_s, result.parts_s)
                 self._journal.write(
                     "checkpoint",
                     step=step,
