@@ -83,7 +83,7 @@ NAN_POLICIES = ("stop", "warn", "ignore")
 PROGRESS_STYLES = ("auto", "bar", "plain", "off")
 RUNS = Path("runs")
 """The folder, in the working directory, of the run directories that are not named by ``run_dir``."""
-ALLOWABLE = ("data", "device", "numerics", "optimizer", "precision", "shards", "threads")
+ALLOWABLE = ("data", "device", "numerics", "optimizer", "shards", "threads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,7 @@ class RunConfig:
     """Resume although this differs from the interrupted run; the answer may then differ too. May be repeated.
 
     ``data`` (length of the data set, batch size, sampler), ``device``, ``numerics`` (PyTorch's numeric switches),
-    ``optimizer`` (its options: the current ones apply), ``precision``, ``shards``, ``threads``."""
+    ``optimizer`` (its options: the current ones apply), ``shards``, ``threads``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "checkpoint_every", check_interval(self.checkpoint_every))

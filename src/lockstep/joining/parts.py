@@ -153,7 +153,7 @@ class Parts:
         )
         self.restorer = None
         if checkpoint is not None:
-            self.restorer = Restorer(checkpoint, self.state, config.precision, config.allow)
+            self.restorer = Restorer(checkpoint, self.state, config.allow)
         self.fingerprint = Fingerprint(self.state)
         self.divergence = DivergenceCheck(self.fingerprint, self.collectives)
 
