@@ -82,15 +82,6 @@ def test_a_directory_without_a_manifest_is_no_checkpoint(checkpoint):
         verify(checkpoint)
 
 
-def test_one_from_before_there_were_parts_is_read(checkpoint, monkeypatch):
-    manifest = Manifest.read(checkpoint)
-    monkeypatch.setattr("lockstep.state.checkpoint.manifest.FORMAT", 2)
-    manifest.write(checkpoint)
-    monkeypatch.undo()
-    assert json.loads((checkpoint / FILE_NAME).read_text())["format"] == 2
-    assert Manifest.read(checkpoint) == manifest
-
-
 @pytest.mark.parametrize(("version", "message"), [(FORMAT + 1, "newer lockstep"), (0, "format 0"), ("1", "format '1'")])
 def test_another_format_is_said_to_be_one_whatever_else_is_in_it(checkpoint, version, message):
     content = {"format": version, "step": 7, "what no version knows yet": []}

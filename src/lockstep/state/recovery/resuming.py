@@ -47,16 +47,13 @@ class Checkpoint:
         return Checkpoint(path=Path(value["path"]), manifest=Manifest(**value["manifest"]))
 
 
-class _Always(TypedDict):
+class _State(TypedDict):
+    """What ``state.json`` holds, as ``checkpoint.tree`` has taken it apart."""
+
     objects: list[Any]
     loaders: list[Any]
     registered: Any
     best: Any
-
-
-class _State(_Always, total=False):
-    """What ``state.json`` holds, as ``checkpoint.tree`` has taken it apart."""
-
     best_epoch: int
 
 
@@ -82,11 +79,9 @@ class Restorer:
         Raises:
             MismatchError: it differs, and with it all random streams.
         """
-        birth = self.checkpoint.manifest.birth
-        if "script_seed" in birth and birth["script_seed"] != seed:
-            now, was = (
-                f"torch.manual_seed({each})" if each is not None else "none" for each in (seed, birth["script_seed"])
-            )
+        before = self.checkpoint.manifest.birth["script_seed"]
+        if before != seed:
+            now, was = (f"torch.manual_seed({each})" if each is not None else "none" for each in (seed, before))
             self._refuse(f"the seed that the script sets after join() is {now} now, and was {was}")
 
     def check_objects(self) -> None:
@@ -175,7 +170,7 @@ class Restorer:
         for name, adapter in self.state.registered.items():
             if name in registered:
                 adapter.load_state_dict(registered[name])
-        self.state.best, self.state.best_epoch = put_together(state["best"], {}), state.get("best_epoch", -1)
+        self.state.best, self.state.best_epoch = put_together(state["best"], {}), state["best_epoch"]
 
     def _weights(self, record: Object, form: Form) -> Mapping[str, Tensor] | None:
         """A model's weights; None: it is not a model."""
