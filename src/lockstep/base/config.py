@@ -171,8 +171,7 @@ class RunConfig:
     """Trackers to write values to: tensorboard, wandb, trackio, or another package's; wandb:birds names the project; or
     off.  [default: tensorboard, where it is installed]
 
-    Other packages' trackers are entry points in the group ``lockstep.trackers``; ``join`` also takes an object of wandb's
-    shape. The journal has all values in any case."""
+    Other packages' trackers are entry points in the group ``lockstep.trackers``. The journal has all values in any case."""
     workers: int | None = option(None, group=TRAINING, least=0, metavar="N")
     """Loader workers per process of every DataLoader, also for evaluation.  [default: those of the script]
 

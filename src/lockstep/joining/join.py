@@ -16,7 +16,6 @@ import torch
 from lockstep.base import errors
 from lockstep.base.config import STRATEGIES, RunConfig, settle
 from lockstep.base.errors import LockstepError, UsageError
-from lockstep.base.trackers import split_track
 from lockstep.data.streams import script_seed
 from lockstep.joining.instrument import make_instruments
 from lockstep.joining.opening import LaunchRequest, OpenRun, open_run
@@ -89,9 +88,6 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     if _joined is not None and not _joined.is_closed:
         raise UsageError("join() was called before in this process: keep the team that it returned, one per process")
     environment = read_environment()
-    trackers: dict[str, Any] = {}
-    if "track" in settings:
-        settings["track"], trackers = split_track(settings["track"])
     instruments, given = make_instruments(environment.asked), dict(settings)
     for instrument in instruments.values():
         settings = dict(instrument.given(settings))
@@ -121,7 +117,6 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         config, context = _agree(config, options, explicit, environment, world, devices[0].type, collectives)
         context = dataclasses.replace(
             context,
-            trackers={} if environment.asked else trackers,
             given=given,
             asked=environment.asked,
             on_terminal=environment.terminal if environment.terminal is not None else sys.stdout.isatty(),

@@ -81,8 +81,6 @@ class RunContext:
     """Whether the script or the command line gave V. If not, it is the number of processes of the run's first launch."""
     notices: Sequence[str] = ()
     """Lines that rank 0 prints at the start."""
-    trackers: Mapping[str, Any] = field(default_factory=dict)
-    """Objects that the script has given as ``track``, by name."""
     given: Mapping[str, Any] = field(default_factory=dict)
     """See ``instrument.Run``, as the next one."""
     asked: Mapping[str, Any] = field(default_factory=dict)
@@ -294,7 +292,7 @@ class Parts:
             aside=preserve_rng,
         )
         resumed_from = None if checkpoint is None else checkpoint.manifest.step
-        return Trackers(trackers_for(config.track, context.trackers, about, resumed_from), hyperparameters)
+        return Trackers(trackers_for(config.track, about, resumed_from), hyperparameters)
 
     def _announcement(self) -> Announcement:
         context = self.context
