@@ -17,9 +17,9 @@ from lockstep.base import errors
 from lockstep.base.config import STRATEGIES, RunConfig, settle
 from lockstep.base.errors import LockstepError, UsageError
 from lockstep.data.streams import script_seed
+from lockstep.joining.engine import Engine, RunContext
 from lockstep.joining.instrument import make_instruments
 from lockstep.joining.opening import LaunchRequest, OpenRun, open_run
-from lockstep.joining.parts import Parts, RunContext
 from lockstep.joining.startup.consistency import check_not_imported, check_run_dir_shared, check_software
 from lockstep.joining.team import Team
 from lockstep.joining.unlaunched import show_uncaught
@@ -123,15 +123,15 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         )
         assert config.threads is not None
         use_threads(config.threads)
-        parts = Parts(config, world, devices, transport, context, list(instruments.values()))
-        team = Team(parts)
+        engine = Engine(config, world, devices, transport, context, list(instruments.values()))
+        team = Team(engine)
     except BaseException:
         collectives.release()  # the traceback would keep the group alive, and with it Gloo's thread and socket
         close_group(failed=True)
         raise
     _joined = team
     _num_joined += 1
-    parts.at_exit.call(team.close_at_exit)
+    engine.at_exit.call(team.close_at_exit)
     return team
 
 

@@ -1,4 +1,4 @@
-"""The parts of a run, assembled for this process: the only module that knows all of them."""
+"""The engine of one process, assembled: the only module that knows all of it."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class RunContext:
     """Whether the output goes to a terminal."""
 
 
-class Parts:
-    """Builds the parts of a team and wires them together.
+class Engine:
+    """What runs steps in this process: builds all of it, and wires it together.
 
     Args:
         config: the run's settings, with every default resolved.
