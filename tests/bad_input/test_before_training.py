@@ -53,7 +53,7 @@ def test_sync_batchnorm_is_for_gpus(standing_crew):
 
 def test_sync_batchnorm_needs_as_many_processes_as_shards(tmp_path):
     with lockstep.join(run_dir=str(tmp_path), shards=4, strategy="single") as team:
-        team._parts.preparation._device = torch.device("cuda")  # refused before anything is moved there
+        team._engine.preparation._device = torch.device("cuda")  # refused before anything is moved there
         with pytest.raises(lockstep.ModelError) as caught:
             bad_scripts.sync_batchnorm(team)
     assert "layer '1' is SyncBatchNorm" in str(caught.value)

@@ -1,16 +1,10 @@
 """Promises about state: it comes back as it was, to the bit and to the type, or is refused by its place; no code is run."""
 
 import collections
-import contextlib
-import datetime
-import enum
 import json
 import math
-import pickle
 import random
 import struct
-import sys
-import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +16,6 @@ from safetensors.torch import load, save
 from torch import nn
 
 from lockstep.base.errors import ConfigError
-from lockstep.state.checkpoint.kinds import KINDS
 from lockstep.state.checkpoint.tree import put_together, take_apart
 
 pytestmark = pytest.mark.timeout(60)
@@ -185,10 +178,6 @@ def test_what_is_written_can_be_read_by_people(tree, value):
     assert json.dumps(take_apart(tree, "state")[0]) == json.dumps(value)
 
 
-def test_two_names_of_one_numpy_type_are_one():
-    assert [type(value).__name__ for value in there_and_back([np.longlong(-1), np.ulonglong(1)])] == ["int64", "uint64"]
-
-
 # --- tensors
 
 
@@ -287,24 +276,8 @@ def test_a_set_is_written_the_same_in_whatever_order_it_is():
 # --- what is refused
 
 
-class Color(enum.Enum):
-    RED = 1
-
-
-class Level(enum.IntEnum):
-    LOW = 1
-
-
-class Word(str, enum.Enum):  # noqa: UP042 - as most write it
-    YES = "yes"
-
-
 class Pair(NamedTuple):
     first: int
-
-
-class Whole(int):
-    pass
 
 
 class Bag(dict):
@@ -319,53 +292,19 @@ def function():
     pass
 
 
-def quantized():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # on its way out of torch
-        return torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8)
-
-
-def nested():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a prototype, says torch
-        return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
-
-
 REFUSED = {
     "function": lambda: function,
-    "function of a name": lambda: lambda: None,
-    "builtin_function_or_method": lambda: len,
     "type": lambda: int,
-    "module": lambda: json,
     "object": object,
-    "bytearray": bytearray,
-    "generator": lambda: (i for i in ()),
     "torch._C.Generator": torch.Generator,
-    "numpy.random._generator.Generator": np.random.default_rng,
-    "test_state_tree.Color": lambda: Color.RED,
-    "test_state_tree.Level": lambda: Level.LOW,
-    "test_state_tree.Word": lambda: Word.YES,
     "test_state_tree.Pair": lambda: Pair(1),
-    "test_state_tree.Whole": lambda: Whole(1),
     "test_state_tree.Bag": Bag,
     "test_state_tree.Marked": lambda: torch.zeros(1).as_subclass(Marked),
-    "numpy.datetime64": lambda: np.datetime64("2020-01-01"),
-    "numpy.matrix": lambda: np.ones((1, 1)).view(np.matrix),
     "a numpy array of object": lambda: np.array([None]),
-    "a numpy array of <U1": lambda: np.array(["a"]),
-    "a numpy array of datetime64": lambda: np.array(["2020"], "M8[Y]"),
-    "a numpy array of [('a', '<i4')]": lambda: np.zeros(1, [("a", "<i4")]),
     "a sparse_coo tensor": lambda: torch.zeros(2).to_sparse(),
     "a strided tensor of float32 on the device meta": lambda: torch.zeros(2, device="meta"),
-    "tensor of qint8": quantized,
-    "a nested tensor": nested,
-    "UninitializedParameter": nn.parameter.UninitializedParameter,
-    "a strided tensor of bits8": lambda: torch.zeros(2, dtype=torch.uint8).view(torch.bits8),
     "a defaultdict with the factory <class 'bytes'>": lambda: collections.defaultdict(bytes),
-    "datetime.date": lambda: datetime.date(2020, 1, 1),
-    "range": lambda: range(3),
     "str": lambda: "\ud800",  # one half of a surrogate pair
-    "numpy.str_": lambda: np.str_("a"),
 }
 
 
@@ -376,7 +315,7 @@ def test_anything_else_is_refused_by_its_place_its_type_and_with_what_to_do(what
         take_apart(tree, "optimizer-1")
     message = str(refusal.value)
     assert message.startswith("optimizer-1.param_groups[0]['hook'] is ")
-    assert what.removesuffix(" of a name") in message
+    assert what in message
     assert "could not resume" in message
     assert "state_dict()" in message
 
@@ -475,88 +414,9 @@ def test_strides_with_gaps_or_repeats_are_refused(strides):
         put_together({"$tensor": "real", "device": "cpu", "strides": strides}, GIVEN)
 
 
-def test_the_tensors_given_stay_as_they_are():
-    kept = put_together({"$tensor": "real", "device": "cpu", "requires_grad": True}, GIVEN)
-    assert kept.requires_grad
-    assert not GIVEN["real"].requires_grad
-
-
 def test_depth_that_take_apart_does_not_make_is_refused():
     value = 1
     for _ in range(5000):
         value = {"$tuple": [value]}
     with pytest.raises(ConfigError, match="cannot be decoded: RecursionError"):
         put_together(value, {})
-
-
-BAIT = "lockstep_bait"  # if it were imported or run, the name would be seen
-words = st.sampled_from(
-    [f"{BAIT}.run", f"__import__('{BAIT}')", f"$pickle:{BAIT}", "int", "float32", "cpu", "nan", "real", "half"]
-)
-options = st.sampled_from(
-    ["device", "strides", "requires_grad", "complex", "maxlen", "factory", "dtype", "metadata", "self"]
-)
-tags = st.sampled_from([*KINDS, "$tensor", "$parameter", "$array", "$object", "$reduce", "$"])
-noise = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | words,
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(tags | options | st.text(max_size=3), inner, max_size=3)
-        | st.builds(
-            lambda tag, content, rest: {tag: content, **rest}, tags, inner, st.dictionaries(options, inner, max_size=2)
-        )
-    ),
-    max_leaves=15,
-)
-
-
-@st.composite
-def bent(draw):
-    """What was made of a tree, with some bytes of its text changed."""
-    text = bytearray(json.dumps(take_apart(draw(trees), "state")[0]).encode())
-    for _ in range(draw(st.integers(1, 3))):
-        text[draw(st.integers(0, len(text) - 1))] = draw(st.sampled_from(b'0129-$.,:[]{}"aefx'))
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
-
-
-class Watch:
-    """Sees what is run, or imported by a name out of the file, while it is held. Python lets go of no audit hook."""
-
-    def __init__(self):
-        self.seen = []
-        self.held = False
-        sys.addaudithook(self._see)
-
-    def _see(self, event, arguments):
-        runs = event in ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class")
-        if self.held and (runs or (event in ("import", "compile", "exec", "open") and BAIT in str(arguments))):
-            self.seen.append(event)
-
-    def __enter__(self):
-        self.held = True
-
-    def __exit__(self, *_):
-        self.held = False
-
-
-@pytest.fixture(scope="module")
-def watch():
-    watch = Watch()
-    with watch, pytest.raises(ModuleNotFoundError):
-        pickle.loads(f"c{BAIT}\nrun\n.".encode())
-    assert set(watch.seen) == {"pickle.find_class", "import"}  # so it does see
-    watch.seen.clear()
-    return watch
-
-
-@pytest.mark.long
-@thorough
-@given(value=noise | bent())
-def test_whatever_a_file_holds_no_code_is_run_and_only_config_errors_are_raised(watch, value):
-    with watch, contextlib.suppress(ConfigError), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        put_together(value, GIVEN)
-    assert watch.seen == []

@@ -264,28 +264,6 @@ def test_a_damaged_one_is_named_and_the_one_before_it_is_taken(tmp_path, name, h
         assert len(store.all()) == 2  # they are as they were
 
 
-@pytest.mark.parametrize("how", ["flipped", "missing", "cut short"])
-def test_a_damaged_pointer_does_no_harm(tmp_path, how):
-    store = prepare(tmp_path, [11, 222])
-    for seed in range(30):
-        (store.directory / "newest").write_text("step-00000222\n")
-        damage(store.directory / "newest", how, random.Random(seed))
-        assert newest(store) == (222, False)
-
-
-@pytest.mark.parametrize("text", ["", "\n", ".", "..", "/", "/etc", "step-00000099", "step-1\0", "newest", "../checkpoints"])
-def test_a_pointer_to_nowhere_is_passed_over(tmp_path, text):
-    store = prepare(tmp_path, [10, 20])
-    (store.directory / "newest").write_text(text)
-    assert newest(store) == (20, False)
-
-
-def test_a_pointer_that_is_one_behind_loses_nothing(tmp_path):
-    store = prepare(tmp_path, [10, 20])
-    (store.directory / "newest").write_text("step-00000010\n")  # killed before it was written
-    assert newest(store) == (20, False)
-
-
 def test_a_damaged_one_is_kept_beside_and_does_not_come_in_the_way_of_what_follows(tmp_path):
     store = prepare(tmp_path, [10, 20, 30], damaged=30)
     assert newest(store, []) == (20, False)

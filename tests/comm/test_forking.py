@@ -1,8 +1,6 @@
 """The promise that a process which forks while threads of a process group finish their work has a child that lives."""
 
 import ctypes
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -10,46 +8,6 @@ import pytest
 from lockstep.world.comm import forking
 
 pytestmark = pytest.mark.timeout(120)
-
-# Threads that Python does not know, made by C, each of which asks for Python once, as a thread of Gloo does that lets go
-# of a tensor; and forks right behind their start. Without the wait some 3 in 10000 children hang on Python 3.11.7.
-FORKS = """
-import ctypes, os, signal, sys, time
-from lockstep.world.comm.forking import guard_forks
-
-@ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
-def ask_for_python(_):
-    return 0
-
-guard_forks()
-guard_forks()
-libc = ctypes.CDLL(None)
-at_once = ctypes.PyDLL(None)  # does not let go of Python's lock
-at_once.pthread_create.argtypes = [ctypes.c_void_p] * 4
-for number in range(int(sys.argv[1])):
-    threads = [ctypes.c_ulong() for _ in range(24)]
-    for thread in threads:
-        at_once.pthread_create(ctypes.addressof(thread), None, ctypes.cast(ask_for_python, ctypes.c_void_p), None)
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    for thread in threads:
-        libc.pthread_join(thread, None)
-    deadline = time.monotonic() + 50
-    while os.waitpid(child, os.WNOHANG) == (0, 0):
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            sys.exit(f"the child of fork {number} hangs")
-        time.sleep(0.0005)
-"""
-
-
-@pytest.mark.longest
-def test_no_child_hangs_whatever_threads_do_while_it_is_forked():
-    command = [sys.executable, "-c", FORKS, "1000"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.fixture

@@ -133,16 +133,6 @@ def test_what_a_killed_run_has_left_is_named_and_the_next_runs_without_it(crew, 
     assert [one[0] for one in crew(2, scripts.meet, url)] == [3.0, 3.0]
 
 
-def test_what_plain_pytorch_has_left_does_no_harm(crew, place):
-    url = place("file")
-    path = Path(url.removeprefix("file://"))
-    store = dist.FileStore(str(path), 4)  # as init_process_group(init_method="file://...") of a killed run leaves it
-    store.set("0", "an address of a process that is gone")
-    before = path.read_bytes()
-    assert [one[0] for one in crew(2, scripts.meet, url)] == [3.0, 3.0]
-    assert path.read_bytes() == before
-
-
 # What cannot be
 
 

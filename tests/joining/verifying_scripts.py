@@ -24,7 +24,7 @@ def verify(directories, blind):
             verify_file(directory, manifest, name)
 
         verifying.verify_file = noted
-        collectives = team._parts.collectives
+        collectives = team._engine.collectives
         try:
             if team.rank > 0:
                 return verifying.await_opening(collectives), read

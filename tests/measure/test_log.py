@@ -6,7 +6,6 @@ import time
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import lockstep
 from lockstep.base.errors import ConfigError, UsageError
@@ -232,23 +231,6 @@ def test_what_is_not_the_same_on_all_ranks_behind_the_shards_is_told_of_on_all(c
         )
         assert "batch.add(rate=...) inside" in message
     assert crew(2, log_unlike, 0.5) == [None, None]
-
-
-def log_beside_a_barrier():
-    team = lockstep.join()
-    rows = []
-    log = MetricLog(2, 1, rows.append)
-    for step in range(1, 4):
-        log.add(0, step, 1.0, {"loss": float(team.rank)})
-        log.end_step(step, 4)
-        log.tick(step)
-    dist.barrier()
-    log.flush()
-    return [row[1] for row in rows]
-
-
-def test_other_collectives_may_come_in_between(crew):
-    assert crew(2, log_beside_a_barrier) == [[1, 2, 3]] * 2
 
 
 # On a GPU

@@ -119,13 +119,6 @@ def test_a_bar_shows_how_far_the_pass_has_come_and_leaves_no_thread(capsys):
     assert threading.active_count() == threads
 
 
-def test_a_bar_takes_names_with_brackets_as_they_are(capsys):
-    Shown(Bar).run_pass(values={"loss[a]": 1.0, "[/red]": 2.0})
-    out = plain(capsys.readouterr().out)
-    assert "loss[a] 1" in out
-    assert "[/red] 2" in out
-
-
 def test_what_is_printed_meanwhile_appears_above_the_bar(capsys):
     shown = Shown(Bar)
     shown.begin()
@@ -136,13 +129,6 @@ def test_what_is_printed_meanwhile_appears_above_the_bar(capsys):
     assert out.index("a word from the script") < out.rindex("1/3")
     print("after it")
     assert capsys.readouterr().out == "after it\n"
-
-
-def test_a_bar_whose_pass_was_cut_short_gives_way_to_the_next(capsys):
-    shown = Shown(Bar)
-    shown.begin()
-    shown.run_pass(num_steps=None)
-    assert "3/?" in plain(capsys.readouterr().out)
 
 
 def test_what_is_said_on_a_terminal_takes_the_place_of_the_bar(capsys):

@@ -83,17 +83,6 @@ print(json.dumps({"cpu_s": used.cpu_s, "child_s": used_s(resource.RUSAGE_CHILDRE
     assert used.child_s - 0.01 <= used.cpu_s <= 1.5 * used.child_s
 
 
-def test_a_stretch_counts_only_its_own_work():
-    used = measured("""
-burn(0.5)
-first = SimpleNamespace(**meter.end())
-meter = Usage()
-second = SimpleNamespace(**meter.end())
-print(json.dumps({"first_s": first.cpu_s, "second_s": second.cpu_s}))
-""")
-    assert used.first_s >= 0.49 > used.second_s
-
-
 def test_peak_memory_keeps_what_was_given_back():
     before = usage.peak_rss_bytes()
     block = bytearray(os.urandom(1)) * 300_000_000

@@ -97,13 +97,6 @@ def test_what_could_not_be_given_its_state_back_is_refused_by_name_with_what_to_
 
 
 @pytest.mark.parametrize(
-    "thing", [torch.zeros(2), [], {}, random.Random(), torch.Generator(), Counter(), torch.nn.Linear(1, 1)]
-)
-def test_what_can_be_is_taken(thing):
-    registered_adapter("x", thing)
-
-
-@pytest.mark.parametrize(
     ("then", "now", "message"),
     [
         (

@@ -26,7 +26,7 @@ DIFFERENCES = {
     "seed": ([], {"seed": 7}, "seed is 7 now, and was 0 when the run in", ""),
     "seed of the script's own": (["script_seed=7"], {}, "is torch.manual_seed(7) now, and was none", ""),
     "accumulate": ([], {"accumulate": 2}, "accumulate is 2 now, and was 1 when the run in", ""),
-    "precision": ([], {"precision": "bf16-mixed"}, "precision is 'bf16-mixed' now, and was '32-true' when", "precision"),
+    "precision": ([], {"precision": "bf16-mixed"}, "precision is 'bf16-mixed' now, and was '32-true' when", ""),
     "shards": ([], {"shards": 3}, "shards is 3 now, and was 2 when the run in", "shards"),
     "threads": ([], {"threads": 2}, "threads is 2 now, and was 1 when the run in", "threads"),
     "strategy": ([], {"strategy": "ddp"}, "strategy is 'ddp' now, and the run in", ""),

@@ -83,7 +83,7 @@ NAN_POLICIES = ("stop", "warn", "ignore")
 PROGRESS_STYLES = ("auto", "bar", "plain", "off")
 RUNS = Path("runs")
 """The folder, in the working directory, of the run directories that are not named by ``run_dir``."""
-ALLOWABLE = ("data", "device", "numerics", "optimizer", "precision", "shards", "threads")
+ALLOWABLE = ("data", "device", "numerics", "optimizer", "shards", "threads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +171,7 @@ class RunConfig:
     """Trackers to write values to: tensorboard, wandb, trackio, or another package's; wandb:birds names the project; or
     off.  [default: tensorboard, where it is installed]
 
-    Other packages' trackers are entry points in the group ``lockstep.trackers``; ``join`` also takes an object of wandb's
-    shape. The journal has all values in any case."""
+    Other packages' trackers are entry points in the group ``lockstep.trackers``. The journal has all values in any case."""
     workers: int | None = option(None, group=TRAINING, least=0, metavar="N")
     """Loader workers per process of every DataLoader, also for evaluation.  [default: those of the script]
 
@@ -195,7 +194,7 @@ class RunConfig:
     """Resume although this differs from the interrupted run; the answer may then differ too. May be repeated.
 
     ``data`` (length of the data set, batch size, sampler), ``device``, ``numerics`` (PyTorch's numeric switches),
-    ``optimizer`` (its options: the current ones apply), ``precision``, ``shards``, ``threads``."""
+    ``optimizer`` (its options: the current ones apply), ``shards``, ``threads``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "checkpoint_every", check_interval(self.checkpoint_every))

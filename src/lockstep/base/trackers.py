@@ -11,8 +11,6 @@ from lockstep.base import extensions
 from lockstep.base.errors import ConfigError, unknown_name
 
 OFF = "off"
-OBJECT = "object "
-"""Begins the name of a tracker that the script has given as an object."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,27 +31,6 @@ TRACKERS = {
 }
 
 
-def split_track(track: Any) -> tuple[Any, dict[str, Any]]:
-    """Split what a script gave as ``track`` into names, and the tracker objects by name."""
-    given = [track] if isinstance(track, str) or not isinstance(track, (list, tuple)) else list(track)
-    objects = {name_of(item): item for item in given if item is not None and not isinstance(item, str)}
-    if not objects:
-        return track, {}
-    for name, item in objects.items():
-        missing = [method for method in ("init", "log", "finish") if not callable(getattr(item, method, None))]
-        if missing:
-            raise ConfigError(
-                f"track={name.removeprefix(OBJECT)}: it has no {' and no '.join(missing)}. A tracker has wandb's shape: "
-                "init(project=, name=, config=, ...), log(values, step=) and finish()"
-            )
-    return [item if isinstance(item, str) else name_of(item) for item in given if item is not None], objects
-
-
-def name_of(item: Any) -> str:
-    """The name of an object that is a tracker: the same on every rank."""
-    return OBJECT + str(getattr(item, "__name__", type(item).__name__))
-
-
 def check_track(value: Any) -> tuple[str, ...] | None:
     """``RunConfig.track`` in canonical form: names, each with a project if one is given, as in ``wandb:birds``.
 
@@ -63,12 +40,12 @@ def check_track(value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
     if not isinstance(value, str) and not (isinstance(value, Iterable) and all(isinstance(item, str) for item in value)):
-        raise ConfigError(f"track={value!r}: give names, {', '.join([*TRACKERS, OFF])}, or objects of wandb's shape")
+        raise ConfigError(f"track={value!r}: give names: {', '.join([*TRACKERS, *extensions.names('trackers'), OFF])}")
     texts = [value] if isinstance(value, str) else list(value)
     names = tuple(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
     for name in names:
         kind = name.partition(":")[0]
-        if kind not in TRACKERS and kind != OFF and not name.startswith(OBJECT) and kind not in extensions.names("trackers"):
+        if kind not in TRACKERS and kind != OFF and kind not in extensions.names("trackers"):
             raise unknown_name("tracker", kind, [*TRACKERS, *extensions.names("trackers"), OFF])
     if not names or (OFF in names and len(names) > 1):
         raise ConfigError(f"track={value!r}: give names with commas between them, or off alone")

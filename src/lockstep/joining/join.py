@@ -16,11 +16,10 @@ import torch
 from lockstep.base import errors
 from lockstep.base.config import STRATEGIES, RunConfig, settle
 from lockstep.base.errors import LockstepError, UsageError
-from lockstep.base.trackers import split_track
 from lockstep.data.streams import script_seed
+from lockstep.joining.engine import Engine, RunContext
 from lockstep.joining.instrument import make_instruments
 from lockstep.joining.opening import LaunchRequest, OpenRun, open_run
-from lockstep.joining.parts import Parts, RunContext
 from lockstep.joining.startup.consistency import check_not_imported, check_run_dir_shared, check_software
 from lockstep.joining.team import Team
 from lockstep.joining.unlaunched import show_uncaught
@@ -89,9 +88,6 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     if _joined is not None and not _joined.is_closed:
         raise UsageError("join() was called before in this process: keep the team that it returned, one per process")
     environment = read_environment()
-    trackers: dict[str, Any] = {}
-    if "track" in settings:
-        settings["track"], trackers = split_track(settings["track"])
     instruments, given = make_instruments(environment.asked), dict(settings)
     for instrument in instruments.values():
         settings = dict(instrument.given(settings))
@@ -121,22 +117,21 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         config, context = _agree(config, options, explicit, environment, world, devices[0].type, collectives)
         context = dataclasses.replace(
             context,
-            trackers={} if environment.asked else trackers,
             given=given,
             asked=environment.asked,
             on_terminal=environment.terminal if environment.terminal is not None else sys.stdout.isatty(),
         )
         assert config.threads is not None
         use_threads(config.threads)
-        parts = Parts(config, world, devices, transport, context, list(instruments.values()))
-        team = Team(parts)
+        engine = Engine(config, world, devices, transport, context, list(instruments.values()))
+        team = Team(engine)
     except BaseException:
         collectives.release()  # the traceback would keep the group alive, and with it Gloo's thread and socket
         close_group(failed=True)
         raise
     _joined = team
     _num_joined += 1
-    parts.at_exit.call(team.close_at_exit)
+    engine.at_exit.call(team.close_at_exit)
     return team
 
 

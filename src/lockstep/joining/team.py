@@ -18,7 +18,7 @@ from lockstep.data.evaluation import Evaluation
 from lockstep.data.evaluation_pass import EvaluationPass
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.values import check_weight
-from lockstep.joining.parts import Parts
+from lockstep.joining.engine import Engine
 from lockstep.journal.failure import FailureRecord
 from lockstep.loop.preparing import A, B, C, D, Kept
 from lockstep.prepare.guarded_methods import idle_when
@@ -35,21 +35,21 @@ from lockstep.world.environment import World, failure_file
 class Team(Collectives):
     """One process's view of the run, including collectives over all its processes. Created by ``join()``."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(default_group(), parts.transport, parts.phases.check_outside)
-        self.config = parts.config
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(default_group(), engine.transport, engine.phases.check_outside)
+        self.config = engine.config
         """The run's settings, with every default resolved."""
-        self.devices = parts.devices
+        self.devices = engine.devices
         """The devices of this process: one, or ``devices_per_process`` of them."""
-        self.device = parts.devices[0]
+        self.device = engine.devices[0]
         """The first of ``devices``, to which batches are moved."""
-        self.run_dir = parts.context.run_dir
+        self.run_dir = engine.context.run_dir
         """Directory of the run."""
-        self.num_shards = parts.phases.num_shards
+        self.num_shards = engine.phases.num_shards
         """Number of shards that each global batch is split into."""
-        self._parts = parts
-        self._loop = parts.loop
-        self._phases = parts.phases
+        self._engine = engine
+        self._loop = engine.loop
+        self._phases = engine.phases
         self._closed = False
 
     # Properties and not attributes: see Collectives.rank.
@@ -57,22 +57,22 @@ class Team(Collectives):
     @property
     def world(self) -> World:
         """Which process this is, and how it was started."""
-        return self._parts.world
+        return self._engine.world
 
     @property
     def local_rank(self) -> int:
         """Rank of this process among those on its host."""
-        return self._parts.world.local_rank
+        return self._engine.world.local_rank
 
     @property
     def world_size(self) -> int:
         """Number of processes of the run."""
-        return self._parts.world.world_size
+        return self._engine.world.world_size
 
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0, which prints and writes."""
-        return self._parts.world.rank == 0
+        return self._engine.world.rank == 0
 
     @property
     def seed(self) -> int:
@@ -121,7 +121,7 @@ class Team(Collectives):
             DataError: a loader cannot be split into shards.
             MismatchError: the ranks gave different objects.
         """
-        prepared = self._parts.prepare(objects)
+        prepared = self._engine.prepare(objects)
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def register(self, name: str, value: Any) -> Any:
@@ -140,9 +140,9 @@ class Team(Collectives):
         Raises:
             UsageError: the name is taken, or the value is of another kind.
         """
-        if name in self._parts.state.registered:
+        if name in self._engine.state.registered:
             raise UsageError(f"the name {name!r} is taken by an earlier team.register() or team.state(): choose another")
-        self._parts.state.register(name, value)
+        self._engine.state.register(name, value)
         return value
 
     def state(self, **values: Any) -> ScriptState:
@@ -193,7 +193,7 @@ class Team(Collectives):
             UsageError: the name is taken.
             ConfigError: a checkpoint cannot hold the value. (Also raised when such a value is assigned.)
         """
-        per_shard = PerShard(name, start, self._phases, self._parts.collectives, self._parts.blocks, take_apart)
+        per_shard = PerShard(name, start, self._phases, self._engine.collectives, self._engine.blocks, take_apart)
         idle_when(per_shard, "reset", lambda: self._loop.resumption.is_catching_up)
         self.register(name, per_shard)
         return per_shard
@@ -219,7 +219,7 @@ class Team(Collectives):
     @property
     def best_metric(self) -> float | None:
         """The best metric given to ``best`` so far; None: there is none. Restored on resume, and the same on every rank."""
-        return self._parts.state.best
+        return self._engine.state.best
 
     @property
     def best_epoch(self) -> int:
@@ -231,7 +231,7 @@ class Team(Collectives):
 
         Restored on resume, and the same on every rank.
         """
-        return self._parts.state.best_epoch
+        return self._engine.state.best_epoch
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The user's own model behind a prepared one."""
@@ -291,7 +291,7 @@ class Team(Collectives):
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The autocast context of the run's precision, for computation outside of a prepared model's forward pass."""
-        return self._parts.precision.autocast(self.device)
+        return self._engine.precision.autocast(self.device)
 
     def log(self, *, weight: float | Tensor | None = None, **values: Any) -> None:
         """Write values to the run's journal and the progress display. Never waits for a GPU or another rank.
@@ -311,7 +311,7 @@ class Team(Collectives):
         if shard_weight is None and weight is not None:
             raise UsageError("team.log(weight=...) outside of batch.shards: there is nothing to average there")
         weight = shard_weight if weight is None else check_weight(weight, None, "log")
-        self._parts.log.add(self.epoch, self.step, weight, values)
+        self._engine.log.add(self.epoch, self.step, weight, values)
 
     # Evaluating
 
@@ -327,9 +327,9 @@ class Team(Collectives):
         """
         self._phases.check_outside("team.evaluate()")
         models = [model] if isinstance(model, nn.Module) else list(model)
-        source, key = self._parts.evaluated.next(loader, self.step, in_step=self._phases.in_step)
-        together = self._parts.sync.forward_is_collective and self.world_size > 1
-        collectives = self._parts.collectives
+        source, key = self._engine.evaluated.next(loader, self.step, in_step=self._phases.in_step)
+        together = self._engine.sync.forward_is_collective and self.world_size > 1
+        collectives = self._engine.collectives
         over = EvaluationPass(source, key, collectives, self.device, self._phases, metrics, together=together)
         return Evaluation(models, over, self._evaluated)
 
@@ -337,8 +337,8 @@ class Team(Collectives):
         if self._loop.resumption.is_catching_up:
             return
         results = {name: float(value) for name, value in results.items() if not isinstance(value, Tensor)}
-        self._parts.journal.scalars("evaluate", self.epoch, self.step, results, waits=self._parts.log.is_behind)
-        self._parts.listeners.evaluated(self.step, results)
+        self._engine.journal.scalars("evaluate", self.epoch, self.step, results, waits=self._engine.log.is_behind)
+        self._engine.listeners.evaluated(self.step, results)
 
     # Printing and one-rank work
 
@@ -354,7 +354,7 @@ class Team(Collectives):
         Rank 0 has written the file when it returns; the others do not wait.
         """
         self._phases.check_outside("team.save()")
-        if self._parts.sync.forward_is_collective:  # fsdp: gather one tensor at a time, and keep it where it is written
+        if self._engine.sync.forward_is_collective:  # fsdp: gather one tensor at a time, and keep it where it is written
             value = map_tensors(self._whole_on_main, value)
         if self.is_main:
             torch.save(value, path)
@@ -370,7 +370,7 @@ class Team(Collectives):
         Every rank must enter it. If rank 0 fails in the block, the other ranks raise PeerError without running it.
         """
         self._phases.check_outside("team.main_first()")
-        if not self.is_main and not self._parts.collectives.broadcast_plain(None):
+        if not self.is_main and not self._engine.collectives.broadcast_plain(None):
             raise PeerError("rank 0 failed in main_first(), so this rank did not run the block: see rank 0's error")
         done = False
         try:
@@ -378,7 +378,7 @@ class Team(Collectives):
             done = True
         finally:
             if self.is_main:
-                self._parts.collectives.broadcast_plain(done)
+                self._engine.collectives.broadcast_plain(done)
 
     # Closing
 
@@ -402,16 +402,16 @@ class Team(Collectives):
         if self._closed:
             return
         self._closed = True
-        self._parts.at_exit.cancel()
+        self._engine.at_exit.cancel()
         error = sys.exc_info()[1]
         went_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
         # After a failure the other ranks may be gone, or never arrive.
-        failed = self._loop.script_failed() or not went_well or self._parts.saver.has_stopped
+        failed = self._loop.script_failed() or not went_well or self._engine.saver.has_stopped
         try:
             is_saved = self._loop.close(failed=failed)
             if not failed:
-                self._parts.journal.write("end", step=self.step)
-                if self._parts.stop_watch.received is not None and self.is_main and is_saved:
+                self._engine.journal.write("end", step=self.step)
+                if self._engine.stop_watch.received is not None and self.is_main and is_saved:
                     say("the run is finished and need not be started again.")
             if not is_saved:
                 end_unsaved(
@@ -428,9 +428,9 @@ class Team(Collectives):
             raise
         finally:
             if failed or not at_exit:  # at exit a signal comes too late, and must not change the exit status
-                self._parts.stop_watch.end()
+                self._engine.stop_watch.end()
             self.release()
-            self._parts.close(self.step, failed=failed)
+            self._engine.close(self.step, failed=failed)
 
     def close_at_exit(self) -> None:
         """``close`` as the process exits. Python would exit with status 0 after an error here; this exits with 1."""

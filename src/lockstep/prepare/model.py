@@ -59,7 +59,7 @@ class PreparedModel(nn.Module):
         try:
             return self._model_precision.forward(run, args, kwargs) if self._is_cast else run(*args, **kwargs)
         except (ValueError, RuntimeError) as error:
-            explain(error, self._wrapped, self._model_precision.precision)
+            explain(error, self._wrapped)
             raise
 
     @property

@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 from lockstep.base.errors import ConfigError, UsageError
 from lockstep.data.batches import map_tensors
 from lockstep.prepare.precision import CastScope, Precision
-from lockstep.prepare.state_adapters import innermost, parameters_of
 from lockstep.sync.buffers import NORMALIZATIONS
 from lockstep.sync.gradients import widen
 
@@ -121,35 +120,6 @@ def fit_optimizer(optimizer: Optimizer, precision: Precision) -> None:
             )
     if optimizer.state:
         optimizer.load_state_dict(optimizer.state_dict())  # loading casts to the parameters' dtype
-
-
-def fit_state(target: Any, weights: Mapping[str, Tensor] | None, state: Any) -> tuple[dict[str, Tensor] | None, Any]:
-    """Cast an object's weights and state from a checkpoint of another precision (see ``StateAdapter``) to its dtypes."""
-    if isinstance(target, nn.Module):
-        assert weights is not None
-        current = {name: value for name, value in innermost(target).state_dict().items() if isinstance(value, Tensor)}
-        tensors = {**dict(target.named_parameters()), **dict(target.named_buffers())}
-        return _cast(weights, current), {**state, **{key: _cast(state[key], tensors) for key in ("hidden", "gradients")}}
-    if isinstance(target, Optimizer):
-        parameters = list(parameters_of(target))
-        slots = {
-            index: _cast(
-                values, {name: parameters[index] for name, value in values.items() if getattr(value, "ndim", 0) > 0}
-            )
-            for index, values in state["state"].items()
-        }
-        return None, {**state, "state": slots}
-    return None, state
-
-
-def _cast(values: Mapping[str, Any], like: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Cast floating-point tensors to the dtypes of those of the same names."""
-    return {
-        name: value.to(like[name].dtype)
-        if name in like and isinstance(value, Tensor) and value.is_floating_point() and like[name].is_floating_point()
-        else value
-        for name, value in values.items()
-    }
 
 
 def check_scaler(precision: Precision) -> None:

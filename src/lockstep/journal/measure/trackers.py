@@ -24,7 +24,7 @@ from lockstep.base.atomic import write_atomic
 from lockstep.base.regular import read_bytes
 from lockstep.base.shapes import fits, parse
 from lockstep.base.stopping import say
-from lockstep.base.trackers import OBJECT, OFF, TRACKERS
+from lockstep.base.trackers import OFF, TRACKERS
 from lockstep.journal.history import read_launches
 from lockstep.listener import Listener
 
@@ -190,13 +190,11 @@ class WandbLike(Tracker):
 
     Args:
         name: as in ``RunConfig.track``.
-        given: the tracker's object, if the script has given one.
     """
 
-    def __init__(self, name: str, about: RunInfo, given: Any = None) -> None:
-        self._name, _, self._project = (name, "", "") if name.startswith(OBJECT) else name.partition(":")
+    def __init__(self, name: str, about: RunInfo) -> None:
+        self._name, _, self._project = name.partition(":")
         self._about = about
-        self._given = given
         self._run: Any = None
         self._is_over = False
         self._known = self._read() if about.is_again else {}
@@ -233,8 +231,10 @@ class WandbLike(Tracker):
             why = " ".join(str(error).split()).rstrip(".") or type(error).__name__
             if isinstance(error, ModuleNotFoundError) and error.name == self._package:
                 why = f"{self._package} is not installed: pip install {self._package}"
-            title = f"the tracker {self._name.removeprefix(OBJECT)}"
-            say(f"WARNING: {title} {what}: {why}. Training continues without it, and events.jsonl has all values.")
+            say(
+                f"WARNING: the tracker {self._name} {what}: {why}. Training continues without it, and events.jsonl has all "
+                "values."
+            )
 
     @property
     def _package(self) -> str:
@@ -261,8 +261,6 @@ class WandbLike(Tracker):
         write_atomic(about.run_dir / _FILE_NAME, json.dumps({**self._read(), self._name: number}) + "\n")
 
     def _load(self) -> Any:
-        if self._given is not None:
-            return self._given
         if self._name in TRACKERS:
             return importlib.import_module(self._package)
         tracker = extensions.load("trackers", self._name)
@@ -303,21 +301,16 @@ def last_written(run_dir: Path) -> dict[str, int]:
     return last
 
 
-def trackers_for(
-    track: Sequence[str] | None, objects: Mapping[str, Any], about: RunInfo, resumed_from: int | None
-) -> list[Tracker]:
+def trackers_for(track: Sequence[str] | None, about: RunInfo, resumed_from: int | None) -> list[Tracker]:
     """The trackers for ``RunConfig.track``: by default TensorBoard, if it is installed.
 
     Args:
-        objects: given by the script, by name.
         resumed_from: the step at which an interrupted run resumes; None: it is new.
     """
     if track is None:
         return [TensorBoard(about.run_dir, resumed_from)]
     names = [name for name in track if name != OFF]
     return [
-        TensorBoard(about.run_dir, resumed_from, must=True)
-        if name == "tensorboard"
-        else WandbLike(name, about, objects.get(name))
+        TensorBoard(about.run_dir, resumed_from, must=True) if name == "tensorboard" else WandbLike(name, about)
         for name in names
     ]

@@ -1,7 +1,7 @@
 """The description of a checkpoint, ``manifest.json``.
 
 =================  =====================================================================================================
-``format``         version of this format; that of 2 had no weights in parts
+``format``         version of this format
 ``kind``           ``checkpoint`` (all that a run needs to resume) or ``weights`` (the best weights)
 ``step``           steps taken so far in the run
 ``epoch``          the current epoch, from 0
@@ -41,7 +41,6 @@ from lockstep.state.checkpoint.files import checksum, write_json
 from lockstep.state.checkpoint.parts import weights_files
 
 FORMAT = 3
-_OLDEST = 2
 FILE_NAME = "manifest.json"
 
 
@@ -125,11 +124,11 @@ class Manifest:
             raise CheckpointError(f"{path} was damaged: its checksum does not match its content")
         if isinstance(version, int) and version > FORMAT:
             raise NewerFormatError(
-                f"{path} has format {version}, and this lockstep knows formats up to {FORMAT}: it was written by a newer "
+                f"{path} has format {version}, and this lockstep knows format {FORMAT}: it was written by a newer "
                 "lockstep. Use that version."
             )
-        if not isinstance(version, int) or version < _OLDEST:
-            raise CheckpointError(f"{path} has format {version!r}, and this lockstep knows formats {_OLDEST} to {FORMAT}")
+        if version != FORMAT:
+            raise CheckpointError(f"{path} has format {version!r}, and this lockstep knows format {FORMAT}")
         try:
             return _checked(Manifest(**content))
         except (TypeError, ValueError) as error:

@@ -47,8 +47,6 @@ class CheckpointSchedule:
         self._retry_at: float | None = None
         self._retry_s = _FIRST_RETRY_S
         self._failed = False
-        self.is_late = False
-        """Whether the next checkpoint is due, and waits until the last one is written. The same on every rank."""
         self.stop_request = 0
         """The largest ``stop_request`` of the ranks in the last exchange. The same on every rank."""
 
@@ -75,7 +73,6 @@ class CheckpointSchedule:
         due, busy, failed, num_steps, self.stop_request = self._exchange(numbers)
         self._failed = False
         self._due = bool(due)
-        self.is_late = self.is_late or bool(due and busy)
         # One that falls due while the last one is being written is saved after the first step at which all have finished.
         self._next_exchange = step + (1 if due and busy else num_steps)
         return self.stop_request > 0 or (self._due and not busy), bool(failed)
@@ -87,7 +84,7 @@ class CheckpointSchedule:
 
     def begin_save(self) -> None:
         """Record that a checkpoint is about to be saved."""
-        self._due = self.is_late = False
+        self._due = False
         self._saved_at = self._clock()
         self._retry_at = None
 

@@ -64,8 +64,6 @@ class Written:
     wall_s: float
     path: Path | None = None
     """The path of the checkpoint, on rank 0, on success."""
-    parts_s: Sequence[float] = ()
-    """How long each rank took to write its part, on rank 0, on success."""
     error: str = ""
     """Why this rank's part was not written; empty: success."""
 
@@ -145,33 +143,29 @@ class Writer:
     def _write(self, job: Job) -> Written:
         began = time.perf_counter()
         directory = self._store.unfinished(job.manifest.step, job.token)
-        path, error, parts_s = None, "", [0.0] * job.world_size
+        path, error = None, ""
         try:
             for event in job.copied:
                 event.synchronize()
             if job.rank == 0:
                 self._store.clear_failed(directory)
-            files = _write_part(directory, job, began)
+            files = _write_part(directory, job)
             if job.rank == 0:
-                parts_s[0] = time.perf_counter() - began
-                path = self._finish(directory, job, files, parts_s)
+                path = self._finish(directory, job, files)
         except Exception as problem:  # of any kind: if this thread ended, all ranks would wait for it
             error = f"{type(problem).__name__}: {problem}"
             if job.rank == 0 or job.world_size == 1:
                 shutil.rmtree(directory, ignore_errors=True)  # frees space on a full disk
-        wall_s = time.perf_counter() - began
-        return Written(manifest=job.manifest, wall_s=wall_s, path=path, parts_s=() if path is None else parts_s, error=error)
+        return Written(manifest=job.manifest, wall_s=time.perf_counter() - began, path=path, error=error)
 
-    def _finish(self, directory: Path, job: Job, files: dict[str, File], parts_s: list[float]) -> Path:
+    def _finish(self, directory: Path, job: Job, files: dict[str, File]) -> Path:
         """On rank 0: wait for the other parts, and commit."""
         waiting = set(range(1, job.world_size))
         while waiting:
             for rank in sorted(waiting):
                 note = _note(directory, rank)
                 if note.exists():
-                    part = parse(read_bytes(note))
-                    files.update(part["files"])
-                    parts_s[rank] = float(part["wall_s"])
+                    files.update(parse(read_bytes(note)))
                     note.unlink()
                     waiting.discard(rank)
             with self._changed:
@@ -183,8 +177,8 @@ class Writer:
         return self._store.commit(directory, manifest, job.keep, job.keep_every)
 
 
-def _write_part(directory: Path, job: Job, began: float) -> dict[str, File]:
-    """Write this rank's files, flush and verify them; returns their entries for the manifest. ``began``: when it did."""
+def _write_part(directory: Path, job: Job) -> dict[str, File]:
+    """Write this rank's files, flush and verify them; returns their entries for the manifest."""
     own_directory(directory.parent, may_be_link=True)
     own_directory(directory)
     files: dict[str, File] = {}
@@ -195,7 +189,7 @@ def _write_part(directory: Path, job: Job, began: float) -> dict[str, File]:
         text = write_json(directory / STATE, job.state)
         files[STATE] = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
     if job.rank > 0:
-        write_json(_note(directory, job.rank), {"files": files, "wall_s": time.perf_counter() - began})
+        write_json(_note(directory, job.rank), files)
     return files
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypedDict
@@ -15,8 +15,6 @@ from torch import Tensor
 from lockstep.base.errors import CheckpointError, MismatchError
 from lockstep.base.regular import read_bytes
 from lockstep.base.shapes import fits
-from lockstep.prepare.model_precision import fit_state
-from lockstep.prepare.precision import find_precision
 from lockstep.state.checkpoint.manifest import FILE_NAME, Manifest, Object
 from lockstep.state.checkpoint.parts import state_files, weights_files
 from lockstep.state.checkpoint.tree import put_together, take_apart
@@ -49,16 +47,13 @@ class Checkpoint:
         return Checkpoint(path=Path(value["path"]), manifest=Manifest(**value["manifest"]))
 
 
-class _Always(TypedDict):
+class _State(TypedDict):
+    """What ``state.json`` holds, as ``checkpoint.tree`` has taken it apart."""
+
     objects: list[Any]
     loaders: list[Any]
     registered: Any
     best: Any
-
-
-class _State(_Always, total=False):
-    """What ``state.json`` holds, as ``checkpoint.tree`` has taken it apart."""
-
     best_epoch: int
 
 
@@ -73,7 +68,6 @@ class Restorer:
 
     checkpoint: Checkpoint
     state: RunState
-    precision: str
     allow: Collection[str]
     is_done: bool = False
     """Whether all state has been restored."""
@@ -85,11 +79,9 @@ class Restorer:
         Raises:
             MismatchError: it differs, and with it all random streams.
         """
-        birth = self.checkpoint.manifest.birth
-        if "script_seed" in birth and birth["script_seed"] != seed:
-            now, was = (
-                f"torch.manual_seed({each})" if each is not None else "none" for each in (seed, birth["script_seed"])
-            )
+        before = self.checkpoint.manifest.birth["script_seed"]
+        if before != seed:
+            now, was = (f"torch.manual_seed({each})" if each is not None else "none" for each in (seed, before))
             self._refuse(f"the seed that the script sets after join() is {now} now, and was {was}")
 
     def check_objects(self) -> None:
@@ -98,20 +90,18 @@ class Restorer:
         Raises:
             MismatchError: an object differs; the message names the difference.
         """
-        then, now = self._aligned(self.checkpoint.manifest.objects), self.state.describe_objects()
+        then, now = self.checkpoint.manifest.objects, self.state.describe_objects()
         for number, new in enumerate(now):
             if number >= len(then):
                 self._refuse(f"object {number + 1} to prepare, {_article(new['kind'])} ({new['type']}), is new")
             old = then[number]
-            if old is None:
-                continue
             # The class of a model may have been renamed: its parameters identify it.
             if old["kind"] != new["kind"] or (old["type"] != new["type"] and new["kind"] != "model"):
                 self._refuse(
                     f"object {number + 1} to prepare is {_article(new['kind'])} ({new['type']}) now, and was "
                     f"{_article(old['kind'])} ({old['type']})"
                 )
-            self._check_lines(f"{new['name']} ({new['type']})", self._lines_of(old), self._lines_of(new))
+            self._check_lines(f"{new['name']} ({new['type']})", old["lines"], new["lines"])
             changed = [
                 key for key in {**old["options"], **new["options"]} if old["options"].get(key) != new["options"].get(key)
             ]
@@ -121,25 +111,6 @@ class Restorer:
                 )
                 self._refuse(f"{new['name']} ({new['type']}) is made with other options now: {differences}", "optimizer")
             self._changed_options[number] = changed
-
-    @property
-    def _other_precision(self) -> bool:
-        return bool(self.checkpoint.manifest.birth["precision"] != self.precision)
-
-    def _aligned(self, records: Sequence[Any]) -> list[Any]:
-        """The checkpoint's records in the order of the current objects: with another precision the run's own loss scaler,
-        which is the first object, may be new (None: no record) or gone."""
-        had = find_precision(self.checkpoint.manifest.birth["precision"]).scales_loss
-        has = find_precision(self.precision).scales_loss
-        if had and not has:
-            return list(records[1:])
-        return [None, *records] if has and not had else list(records)
-
-    def _lines_of(self, record: Mapping[str, Any]) -> list[str]:
-        """The lines of an object that must be the same: with another precision, without the dtypes of its weights."""
-        lines = record["lines"]
-        is_model = self._other_precision and record["kind"] in ("model", "average")
-        return [line.rpartition(", ")[0] for line in lines] if is_model else list(lines)
 
     def check_loaders(self) -> None:
         """Compare the loaders prepared so far with those of the checkpoint.
@@ -186,15 +157,11 @@ class Restorer:
             self._check_numerics()
         tensors = Tensors([directory / name for name in state_files(manifest.files)])
         state = self._read_state()
-        records = zip(self._aligned(manifest.objects), self._aligned(state["objects"]), strict=True)
+        records = zip(manifest.objects, state["objects"], strict=True)
         for number, (adapter, (record, object_state)) in enumerate(zip(self.state.objects, records, strict=False)):
-            if record is None:
-                continue
             form = adapter.forms()
             weights = self._weights(record, form)
             object_state = put_together(object_state, tensors.formed(form, f"{record['name']}."))
-            if self._other_precision:
-                weights, object_state = fit_state(adapter.target, weights, object_state)
             adapter.load_state_dict(object_state, weights)
             adapter.apply_options(self._changed_options.get(number, []), record["options"])
         for loader, value in zip(self.state.loaders, state["loaders"], strict=False):
@@ -203,7 +170,7 @@ class Restorer:
         for name, adapter in self.state.registered.items():
             if name in registered:
                 adapter.load_state_dict(registered[name])
-        self.state.best, self.state.best_epoch = put_together(state["best"], {}), state.get("best_epoch", -1)
+        self.state.best, self.state.best_epoch = put_together(state["best"], {}), state["best_epoch"]
 
     def _weights(self, record: Object, form: Form) -> Mapping[str, Tensor] | None:
         """A model's weights; None: it is not a model."""
@@ -232,9 +199,8 @@ class Restorer:
 
     def _check_all_there(self) -> None:
         manifest, state = self.checkpoint.manifest, self.state
-        objects = self._aligned(manifest.objects)
-        if len(state.objects) < len(objects):
-            missing = objects[len(state.objects)]
+        if len(state.objects) < len(manifest.objects):
+            missing = manifest.objects[len(state.objects)]
             self._refuse(f"{missing['name']} ({missing['type']}) is not prepared now, and was")
         if len(state.loaders) < len(manifest.loaders):
             self._refuse(f"{len(state.loaders)} training loaders are prepared now, and {len(manifest.loaders)} were", "data")

@@ -33,7 +33,6 @@ from lockstep.listener import Listener, Stage
 from lockstep.state.checkpoint.schedule import CheckpointSchedule
 from lockstep.state.checkpoint.store import Store, step_of
 from lockstep.state.checkpoint.writer import Job, Writer, Written
-from lockstep.state.recovery.lateness import Lateness
 from lockstep.state.recovery.position import ScriptPosition
 from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.snapshots import Snapshots
@@ -46,7 +45,6 @@ _FINAL_TRIES = 3
 _LAST_WORDS_S = 1.0
 """Seconds that a failing run waits for a checkpoint that is being written."""
 _LOOK_EVERY_S = 0.02
-_BEST_RETRY_S = 10.0
 _SIGNAL_RANGE = 128
 """Larger than any signal number."""
 
@@ -96,12 +94,10 @@ class Saver(Listener):
         self._copies: int | None = None
         """The step of the checkpoint that is being copied."""
         self._held_s: dict[int, float] = {}
-        self._lateness = Lateness(config.interval)
         self._best_job: Job | None = None
         """The best weights, until they are written: this rank's part, if each has one; otherwise on rank 0."""
         self._best_failed = False
         """Whether the newest try has failed on this rank."""
-        self._best_retry_at = 0.0
         self._is_first_step = False
         """Whether a pass has begun, and no step of it has ended."""
 
@@ -126,8 +122,6 @@ class Saver(Listener):
         self.is_due = self.is_due or is_due
         if failed:
             self._writer.give_up()
-        if self._best_job is not None:
-            self._retry_best()
 
     def ask(self) -> None:
         """At the end of an epoch, tail included, check whether the run must stop here. Every rank must call it."""
@@ -171,7 +165,6 @@ class Saver(Listener):
         signaled_rank, name = self._collectives.size - ranks_above, signal.Signals(number)
         self._stop_watch.say(name, signaled_rank)
         self.has_stopped = True
-        self._retry_best()
         saved = step == 0 or self._save_for_good(position, step, epoch)  # at step 0 there is nothing to lose
         self._journal.write("preempted", step=step, signal=name.name, rank=signaled_rank, saved=saved)
         if self._is_main and saved:
@@ -219,14 +212,12 @@ class Saver(Listener):
 
     def _save(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool) -> None:
         began = time.perf_counter()
-        if self._shares_best and not self._has_written_best():
-            self._submit_best()
         self.wait_until_written()
+        if self._best_job is not None and not self._has_written_best():
+            self._submit_best()
+            self._has_written_best()
         self._copies = step
         self.is_due = False
-        warning = self._lateness.begin(step, began, is_late=self._schedule.is_late)
-        if warning and self._is_main:
-            say(f"WARNING: {warning}")
         self._schedule.begin_save()
         self._writer.submit(self._snapshots.take(position, step, epoch, finished=finished))
         self._copies = None
@@ -243,7 +234,6 @@ class Saver(Listener):
             if is_best:
                 self._best_failed = bool(result.error)
                 self._best_job = self._best_job if result.error or self._shares_best else None
-                self._best_retry_at = time.monotonic() + _BEST_RETRY_S
             if not is_best or (result.error and self._shares_best):  # then rank 0 is told to give up, too
                 self._schedule.written(well=not result.error)
                 well = well and not result.error
@@ -251,8 +241,6 @@ class Saver(Listener):
                 self._warn(result)
             elif result.path is not None:
                 self._last_sound = self._last_sound if is_best else step
-                if not is_best:
-                    self._lateness.written(result.wall_s, result.parts_s)
                 self._journal.write(
                     "checkpoint",
                     step=step,
@@ -267,8 +255,7 @@ class Saver(Listener):
         label, next_try = "the checkpoint", f"in {self._schedule.retry_s:.0f} s"
         if result.manifest.kind == "weights":
             label = "the best weights,"
-            with_others = "at the end" if self._schedule.is_off else "with the next checkpoint"
-            next_try = with_others if self._shares_best else f"in {_BEST_RETRY_S:.0f} s"
+            next_try = "at the end" if self._schedule.is_off else "with the next checkpoint"
         sound = None
         with contextlib.suppress(
             OSError, CheckpointError
@@ -416,12 +403,6 @@ class Saver(Listener):
         if is_lost and self._is_main:
             _print(f"the best weights of the run could not be saved in {self._store.run_dir}.")
         return not any(self._exchange([is_lost])) if step > 0 else not is_lost
-
-    def _retry_best(self) -> None:
-        if self._best_job is None or self._shares_best or self._writer.is_busy:
-            return
-        if time.monotonic() >= self._best_retry_at:
-            self._submit_best()
 
 
 def _print(warning: str) -> None:

@@ -1,4 +1,4 @@
-"""The parts of a run, assembled for this process: the only module that knows all of them."""
+"""The engine of one process, assembled: the only module that knows all of it."""
 
 from __future__ import annotations
 
@@ -81,8 +81,6 @@ class RunContext:
     """Whether the script or the command line gave V. If not, it is the number of processes of the run's first launch."""
     notices: Sequence[str] = ()
     """Lines that rank 0 prints at the start."""
-    trackers: Mapping[str, Any] = field(default_factory=dict)
-    """Objects that the script has given as ``track``, by name."""
     given: Mapping[str, Any] = field(default_factory=dict)
     """See ``instrument.Run``, as the next one."""
     asked: Mapping[str, Any] = field(default_factory=dict)
@@ -90,8 +88,8 @@ class RunContext:
     """Whether the output goes to a terminal."""
 
 
-class Parts:
-    """Builds the parts of a team and wires them together.
+class Engine:
+    """What runs steps in this process: builds all of it, and wires it together.
 
     Args:
         config: the run's settings, with every default resolved.
@@ -153,7 +151,7 @@ class Parts:
         )
         self.restorer = None
         if checkpoint is not None:
-            self.restorer = Restorer(checkpoint, self.state, config.precision, config.allow)
+            self.restorer = Restorer(checkpoint, self.state, config.allow)
         self.fingerprint = Fingerprint(self.state)
         self.divergence = DivergenceCheck(self.fingerprint, self.collectives)
 
@@ -294,7 +292,7 @@ class Parts:
             aside=preserve_rng,
         )
         resumed_from = None if checkpoint is None else checkpoint.manifest.step
-        return Trackers(trackers_for(config.track, context.trackers, about, resumed_from), hyperparameters)
+        return Trackers(trackers_for(config.track, about, resumed_from), hyperparameters)
 
     def _announcement(self) -> Announcement:
         context = self.context
