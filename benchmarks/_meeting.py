@@ -1,38 +1,23 @@
-"""Launchers of many machines that meet: threads of one process, with the launchers' own rendezvous, round and heartbeat over
+"""Launchers of many machines that meet: in threads of a few processes, with the launchers' own rendezvous and heartbeat over
 PyTorch's TCP store on loopback. They start no workers."""
 
 from __future__ import annotations
 
-import collections
-import datetime
-import logging
+import json
+import os
 import socket
+import subprocess
+import sys
 import threading
-import time
-from collections.abc import Mapping
-from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from _crew import WORKERS, clean_environ
 
-from lockstep.launch.elastic.compatibility import agree, launch_name
-from lockstep.launch.elastic.connection import Connection
-from lockstep.launch.elastic.dynamic_rendezvous import DynamicRendezvous
-from lockstep.launch.elastic.heartbeat import Heartbeat
-from lockstep.launch.elastic.round import Machine, Round, Start
-from lockstep.launch.elastic.signed import SignedStore
-from lockstep.launch.elastic.static_rendezvous import StaticRendezvous
-from lockstep.launch.elastic.waiter import Stop
-from lockstep.launch.endpoint import Endpoint
-from lockstep.launch.nodes import QUICK, Nodes
-from lockstep.launch.secret import Secret, SharedSecret
-from lockstep.world.machine.tcp_store import serve
-
-_TIMEOUT_S = 300.0
-_SECRET = Secret(b"of a benchmark")
+LOCKSTEP, STORE = "lockstep", "store"
+LIMIT_S = 60.0
+"""After so many seconds a meeting is given up."""
+_QUIET = {"RES_OPTIONS": "attempts:0"}
+"""PyTorch's client asks for the name of each address that it connects to, and waits 5 s for a name server that is silent."""
 
 
 @dataclass(frozen=True)
@@ -44,108 +29,69 @@ class Meeting:
     cpu_s: float
     """Processor time of all hosts and the store meanwhile."""
     requests: float
-    """To the store, of a host on average, without its heartbeats."""
-    most_requests: int
-    """Of the host with the most."""
+    """To the store, of a host in the middle, without its heartbeats."""
 
 
-class _Counted:
-    """A store's client that counts requests."""
-
-    def __init__(self, client: TCPStore) -> None:
-        self._client = client
-        self.requests: collections.Counter[str] = collections.Counter()
-
-    def __getattr__(self, name: str) -> Any:
-        self.requests[name] += 1
-        return getattr(self._client, name)
-
-
-class _Host:
-    """A launcher. ``server``: the store, if it keeps it."""
-
-    def __init__(
-        self, number: int, num_hosts: int, port: int, server: TCPStore | None, terms: Mapping[str, str], *, numbered: bool
-    ) -> None:
-        self._number = number
-        self._port = port
-        self._server = server
-        self._nodes = Nodes(
-            least=num_hosts,
-            most=num_hosts,
-            node_rank=number if numbered else None,
-            host="127.0.0.1",
-            port=port,
-            run_id="benchmark",
-            conf=QUICK,
-        )
-        self._terms = terms
-        self.requests = 0
-        self.kept = ExitStack()
-
-    def meet(self) -> None:
-        """As ``launch.elastic.run`` and ``agent`` do."""
-        timeout = datetime.timedelta(seconds=_TIMEOUT_S)
-        client = _Counted(TCPStore("127.0.0.1", self._port, None, False, timeout, False))
-        secret = SharedSecret(given=_SECRET, path=Path("unused"))
-        endpoint = Endpoint(nodes=self._nodes, secret=secret, local_address="127.0.0.1", listener=None, listens_at=None)
-        connection = Connection(
-            endpoint=endpoint,
-            timeout_s=_TIMEOUT_S,
-            stop=Stop(),
-            store=SignedStore(client, _SECRET, "the benchmark"),  # type: ignore[arg-type]
-            secret=_SECRET,
-            server=self._server,
-        )
-        heartbeat = self.kept.enter_context(closing(Heartbeat(connection)))
-        agree(connection.run_store, self._terms)
-        launch_name(connection.run_store, "benchmark")
-        rendezvous = (DynamicRendezvous if self._nodes.node_rank is None else StaticRendezvous)(connection)
-        met = rendezvous.next_rendezvous()
-        round_ = Round(connection.store, heartbeat, f"{connection.prefix}/round-0", met.rank, met.world_size, lambda: 0)
-        self.kept.callback(round_.close)
-        machine = Machine(host=f"host{self._number}", address="127.0.0.1", num_ranks=8, keeps_store=self._server is not None)
-        round_.begin(machine, Start(used=0, master_port=self._port) if met.rank == 0 else None)
-        self.requests = sum(client.requests.values())
-
-
-def meet(num_hosts: int, *, numbered: bool) -> Meeting:
-    """Let hosts meet.
+def meet(num_hosts: int, how: str) -> Meeting | None:
+    """Let hosts with numbers (``--node-rank``) meet; None: they have not within the limit.
 
     Args:
-        numbered: whether they have numbers (``--node-rank``), or get them from torchelastic (``--rdzv-endpoint``).
+        how: see ``workers/meeting.py``.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen(4096)
-    port = listener.getsockname()[1]
-    server = serve(listener, "127.0.0.1", _TIMEOUT_S)
-    terms = {"torch": torch.__version__}
-    hosts = [
-        _Host(number, num_hosts, port, None if number else server, terms, numbered=numbered) for number in range(num_hosts)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    num_others = min(num_hosts - 1, os.cpu_count() or 1)
+    command = [sys.executable, str(WORKERS / "meeting.py"), how, str(port), str(num_hosts)]
+    processes = [
+        subprocess.Popen(
+            [*command, str(first), str(num_others)],
+            env=clean_environ(_QUIET),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for first in range(num_others + 1)
     ]
-    begin = threading.Event()
-    errors: list[BaseException] = []
 
-    def take_part(host: _Host) -> None:
-        begin.wait()
-        try:
-            host.meet()
-        except BaseException as error:
-            errors.append(error)
+    def kill() -> None:
+        for process in processes:
+            process.kill()
 
-    threads = [threading.Thread(target=take_part, args=(host,), daemon=True) for host in hosts]
-    for thread in threads:
-        thread.start()
-    began_s, began_cpu_s = time.monotonic(), time.process_time()
-    begin.set()
-    for thread in threads:
-        thread.join()
-    wall_s, cpu_s = time.monotonic() - began_s, time.process_time() - began_cpu_s
-    for host in hosts:
-        host.kept.close()
+    limit = threading.Timer(LIMIT_S, kill)
+    try:
+        for process in processes:
+            _read(process)
+        limit.start()
+        for process in processes:
+            _tell(process)
+        lines = [_read(process) for process in processes]
+    finally:
+        limit.cancel()
+        kill()
+        for process in processes:
+            process.communicate()
+    if not all(lines):
+        return None
+    found = [json.loads(line) for line in lines]
+    errors = [error for each in found for error in each["errors"]]
     if errors:
-        raise errors[0]
-    requests = [host.requests for host in hosts]
-    return Meeting(wall_s, cpu_s, sum(requests) / num_hosts, max(requests))
+        raise SystemExit(f"{num_hosts} hosts did not meet: {errors[0]}")
+    requests = sorted(number for each in found for number in each["requests"])
+    return Meeting(
+        wall_s=max(each["ended_at"] for each in found) - min(each["began_at"] for each in found),
+        cpu_s=sum(each["cpu_s"] for each in found),
+        requests=requests[len(requests) // 2],
+    )
+
+
+def _tell(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def _read(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()

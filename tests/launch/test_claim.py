@@ -7,7 +7,7 @@ import sys
 import pytest
 from launch_helpers import is_running, until
 
-from lockstep.launch.elastic.static_rendezvous import Claim
+from lockstep.launch.elastic.places import Machine
 
 
 @pytest.fixture
@@ -18,26 +18,29 @@ def other():
     process.wait(10)
 
 
+HERE = Machine.here("127.0.0.1", 1, keeps_store=False)
+
+
 @pytest.fixture
 def claim(other):
-    return dataclasses.replace(Claim.of_this_process(), pid=other.pid, token="other")
+    return dataclasses.replace(HERE, pid=other.pid, token="other")
 
 
 def test_a_launcher_that_runs_has_not_ended(claim):
-    assert not Claim.of_this_process().has_ended(Claim.of_this_process())
-    assert not claim.has_ended(Claim.of_this_process())
+    assert not HERE.has_ended(HERE)
+    assert not claim.has_ended(HERE)
 
 
 def test_one_that_was_killed_has_ended_also_while_nobody_has_waited_for_it(other, claim):
     other.kill()
     until(lambda: not is_running(other.pid))
-    assert claim.has_ended(Claim.of_this_process())
+    assert claim.has_ended(HERE)
     other.wait(10)
-    assert claim.has_ended(Claim.of_this_process())
+    assert claim.has_ended(HERE)
 
 
 @pytest.mark.parametrize("elsewhere", [{"host": "elsewhere"}, {"pid_namespace": "elsewhere"}, {"pid_namespace": ""}])
 def test_of_a_launcher_whose_processes_cannot_be_seen_from_here_nothing_is_known(other, claim, elsewhere):
     other.kill()
     other.wait(10)
-    assert not dataclasses.replace(claim, **elsewhere).has_ended(Claim.of_this_process())
+    assert not dataclasses.replace(claim, **elsewhere).has_ended(HERE)

@@ -3,13 +3,14 @@
 import json
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 from torch.distributed import HashStore
 
-from lockstep.launch.elastic.round import Machine, Round, Start
+from lockstep.launch.elastic.places import Machine, Place, Start, answer_key, machine_key, place_all
+from lockstep.launch.elastic.round import Round
 from lockstep.launch.elastic.signed import SignedStore
 from lockstep.launch.exchange import Exchange
 from lockstep.launch.observer import Launch
@@ -92,28 +93,28 @@ def test_nothing_is_said_and_no_reports_are_carried_while_nobody_waits(launchers
 
 
 @pytest.fixture
-def rounds(monkeypatch):
+def rounds():
     """The rounds of two launchers, whose heartbeats are the test's; and what each has read."""
     store, read = SignedStore(HashStore(), Secret(b"a secret"), "here"), []
-    heartbeat = SimpleNamespace(store=store, also=lambda _: None, silence_s=lambda: 0.0, answered_at=0.0)
-    rounds = [Round(store, heartbeat, "round-0", number, 2, lambda: 0) for number in range(2)]
+    heartbeat = SimpleNamespace(also=lambda _: None, silence_s=lambda: 0.0, answered_at=0.0, beat_s=0.25)
+    for number in range(2):
+        store.set(machine_key(number), json.dumps(asdict(Machine(host=f"node{number}", address="here", num_ranks=1))))
+    place_all(store, 2, 0, Start(used=0, master_port=1))
+    places = [Place(**json.loads(store.get(answer_key(number)))) for number in range(2)]
+    rounds = [Round(store, heartbeat, place, lambda: 0) for place in places]
     for each in rounds:
         hear = each.exchange.receive
         each.exchange.receive = lambda messages, hear=hear: (read.append(dict(messages)), hear(messages))
-    machines = [Machine(host=f"node{number}", address="127.0.0.1", num_ranks=1) for number in range(2)]
-    start = Start(used=0, master_port=1)
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda each: each.begin(machines[each.number], None if each.number else start), rounds))
-    return rounds, read
+    return rounds, read, store
 
 
 def test_a_word_is_read_once_and_again_only_when_another_was_said(rounds):
-    (first, second), read = rounds
+    (first, second), read, store = rounds
 
     def beat(times):
         for _ in range(times):
-            second._beat()
-            first._beat()
+            second._beat(store)
+            first._beat(store)
 
     beat(8)
     assert read == []

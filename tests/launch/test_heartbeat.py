@@ -26,7 +26,11 @@ def start():
         def make(store, *, keeps_store=False):
             signed = SignedStore(store, Secret(b"a secret"), "here")
             connection = SimpleNamespace(
-                another_client=lambda: signed, store=signed, server=object() if keeps_store else None
+                another_client=lambda: signed,
+                store=signed,
+                server=object() if keeps_store else None,
+                nodes=SimpleNamespace(node_rank=None),
+                beat_s=0.25,
             )
             return connection, stack.enter_context(contextlib.closing(Heartbeat(connection)))
 
@@ -67,7 +71,7 @@ def test_a_store_that_does_not_answer_is_noticed_and_nobody_waits_for_it(start):
     _, beats = start(store)
     assert store.is_asked.wait(10)
     until(lambda: beats.silence_s() > 1.0)
-    beats.also(lambda: None)
+    beats.also(lambda _: None)
     beats.close()
     assert beats.error is None
     store.is_restored.set()
@@ -86,7 +90,7 @@ def test_what_is_done_no_more_is_at_its_end(start, monkeypatch):
     _, beats = start(HashStore())
     began, ended = [], []
 
-    def act():
+    def act(_):
         began.append(0)
         time.sleep(0.1)
         ended.append(0)
@@ -120,7 +124,7 @@ def test_an_error_of_what_else_is_done_is_kept_and_whoever_keeps_the_store_goes_
     store, error, num_done = HashStore(), ValueError("forged"), []
     keeper, beats = start(store, keeps_store=True)
 
-    def act():
+    def act(_):
         num_done.append(1)
         raise error
 
@@ -136,7 +140,7 @@ def test_an_error_of_what_is_done_no_more_is_nobodys(start, monkeypatch):
     _, beats = start(HashStore())
     began, goes_on = threading.Event(), threading.Event()
 
-    def act():
+    def act(_):
         began.set()
         goes_on.wait()
         raise ValueError("of a round that is over")
@@ -144,7 +148,7 @@ def test_an_error_of_what_is_done_no_more_is_nobodys(start, monkeypatch):
     done = threading.Event()
     beats.also(act)
     began.wait(10)
-    beats.also(done.set)
+    beats.also(lambda _: done.set())
     goes_on.set()
     assert done.wait(10)
     assert beats.error is None

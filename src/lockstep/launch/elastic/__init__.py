@@ -3,7 +3,8 @@
 - ``run``: the entry, ``run_on_nodes``
 - ``connection``: to the launchers' store, which one of them keeps; ``signed``: only values written by launchers count there
 - ``compatibility``: what must be the same on all nodes
-- ``static_rendezvous``: for numbered nodes; ``dynamic_rendezvous``: for nodes that come and go, by torchelastic
+- ``static_rendezvous``: for numbered nodes; ``dynamic_rendezvous``: for nodes that come and go, by torchelastic; ``places``:
+  what all nodes learn there
 - ``state``: torchelastic's state on its way to the store
 - ``waiter``: waiting with messages and a timeout; ``heartbeat``: periodic requests to the store
 - ``round``: communication from one rendezvous to the next; ``verdict``: the decision at the end of a round

@@ -5,22 +5,21 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import quote
 
-from torch.distributed import DistStoreError
-from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError, RendezvousInfo
+from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
 from lockstep.base.errors import LaunchError
 from lockstep.base.stopping import say
 from lockstep.launch.elastic.connection import Connection
 from lockstep.launch.elastic.dynamic_rendezvous import DynamicRendezvous
 from lockstep.launch.elastic.heartbeat import Heartbeat
-from lockstep.launch.elastic.round import Machine, Report, Round, Start
+from lockstep.launch.elastic.places import Machine, Start
+from lockstep.launch.elastic.round import Report, Round
 from lockstep.launch.elastic.signed import ForgedError
 from lockstep.launch.elastic.static_rendezvous import StaticRendezvous
 from lockstep.launch.elastic.verdict import Verdict, judge, without_store
@@ -35,6 +34,8 @@ from lockstep.launch.supervise import GRACE_S
 from lockstep.world.machine.addresses import interface_with, is_loopback
 
 _MONITOR_S = 0.1
+_USED = "used"
+"""Under which the restarts after failures are counted."""
 _FAREWELL_S = GRACE_S + 1.5
 """Seconds that the keeper of the store waits for the others at the end: their workers get GRACE_S to end, then they report."""
 
@@ -70,15 +71,13 @@ class NodeAgent:
         self._take_server = take_server
         self._plan = plan
         self._round: Round | None = None
-        self._used = 0
         self._workers: Workers | None = None
         self._in_round = ExitStack()
         self._signal = 0
         self.stopped_with: int | None = None
         """The exit status of a run that was asked to stop, and saved itself or could not; None after another start."""
         self._is_joining = False  # the workers are being ended because another node joins
-        self._count = 0
-        self._num_there = 0  # nodes of the last round that were not lost
+        self._there: Collection[int] = ()  # nodes of the last round that were not lost
         self.lost_s = connection.lost_s
         """Seconds of silence after which another node, or the store, counts as lost."""
 
@@ -139,72 +138,46 @@ class NodeAgent:
                 self._workers.wait()
             self._in_round.close()
 
-    def _begin(self) -> None:
-        """Join a rendezvous, and start the workers.
-
-        A node that is lost or stopped in between cannot report it: the others time out waiting for its first message.
-        """
-        while True:
-            self._in_round.close()
-            try:
-                self._start_workers(self._rendezvous.next_rendezvous())
-                return
-            except DistStoreError as error:  # a timeout, reported by the store, which is not lost
-                whom = f"a node that had joined {self._connection.nodes.endpoint} did not start with the others within"
-                why = f"{whom} {self._connection.answer_s:g} s: it was lost or stopped at that moment"
-                if not self._connection.nodes.is_elastic:
-                    raise LaunchError(f"{why}. Start the same command again on all nodes") from error
-                say(f"{why}. The others join a new rendezvous")
-
     @property
     def _current(self) -> tuple[Round, Workers]:
         assert self._round is not None
         assert self._workers is not None
         return self._round, self._workers
 
-    def _start_workers(self, met: RendezvousInfo) -> None:
-        connection, number, num_nodes = self._connection, met.rank, met.world_size
-        address = connection.endpoint.local_address
-        port = self._in_round.enter_context(reserved_port())
-        count = self._count = self._count_start(met)
-        names = f"{connection.prefix}/round-{count}"
-        self._num_there = num_nodes
-        self._round = Round(connection.store, self._heartbeat, names, number, num_nodes, self._rendezvous.look)
+    def _begin(self) -> None:
+        """Meet the other nodes, and start the workers."""
+        self._in_round.close()
+        connection = self._connection
+        address, keeps_store = connection.endpoint.local_address, connection.server is not None
+        place = self._rendezvous.meet(Machine.here(address, self._spec.nproc, keeps_store=keeps_store), self._start)
+        self._there = range(place.num_nodes)
+        self._round = Round(connection.round_store(place.count), self._heartbeat, place, self._rendezvous.look)
         self._in_round.callback(self._round.close)
-        keeps_store = connection.server is not None
-        machine = Machine(host=socket.gethostname(), address=address, num_ranks=self._spec.nproc, keeps_store=keeps_store)
-        start = Start(used=self._num_used(), master_port=port) if number == 0 else None
-        place = self._round.begin(machine, start)
-        self._used = place.used
         node = Node(
-            number=number,
-            num_nodes=num_nodes,
+            number=place.number,
+            num_nodes=place.num_nodes,
             first_rank=place.first_rank,
             world_size=place.world_size,
             master_addr=place.master_addr,
-            store=f"tcp://{connection.nodes.endpoint}/{quote(f'{connection.prefix}/start-{count}')}",
+            store=f"tcp://{connection.nodes.endpoint}/{quote(f'{connection.prefix}/start-{place.count}')}",
             run_id=connection.nodes.run_id,
             interface="lo" if is_loopback(address) else interface_with(address) or "",
             secret=connection.secret.derived(b"ranks").key.hex(),
         )
         self._introduce(node)
-        start_dir = Path(self._spec.private_dir, f"start-{count}")
+        start_dir = Path(self._spec.private_dir, f"start-{place.count}")
         start_dir.mkdir(mode=0o700)
         spec = dataclasses.replace(
-            self._spec, private_dir=str(start_dir), node=node, restart=count, master_port=place.master_port
+            self._spec, private_dir=str(start_dir), node=node, restart=place.count, master_port=place.master_port
         )
         self.verdict, self.stopped_with, self._is_joining = None, None, False
         self._workers = Workers(spec, self._take_server(), self._plan, self._round.exchange)
 
-    def _count_start(self, met: RendezvousInfo) -> int:
-        """Number of earlier starts of this run: counted by the first node, the same on all."""
-        if met.rank == 0:
-            met.store.set("start", str(self._connection.run_store.add("starts", 1) - 1))
-        return int(met.store.get("start"))
-
-    def _num_used(self, more: int = 0) -> int:
-        """Add to the number of restarts after failures, and return it. It is in the store, since the first node may be new."""
-        return int(self._connection.run_store.add("used", more))
+    def _start(self) -> Start:
+        """What this node announces if it is the first one."""
+        # In the store, since the first node may be new.
+        used = self._connection.run_store.add(_USED, 0)
+        return Start(used=used, master_port=self._in_round.enter_context(reserved_port()))
 
     def _introduce(self, node: Node) -> None:
         assert self._round is not None
@@ -241,9 +214,9 @@ class NodeAgent:
             return False
         if is_running:  # a node was lost or has failed: the others cannot continue
             workers.end()
-        order = round_.end()
+        is_first = round_.end()
         workers.wait()
-        return self._settle(why, order)
+        return self._settle(why, is_first=is_first)
 
     @property
     def _was_stopped(self) -> bool:
@@ -284,22 +257,22 @@ class NodeAgent:
             return "join"
         return "saved" if workers.outcome.stopped_with is not None else "lost"
 
-    def _settle(self, why: str, order: int) -> bool:
+    def _settle(self, why: str, *, is_first: bool) -> bool:
         """Learn how the round has ended on all nodes, and do what follows. Returns whether the run has ended."""
         round_, workers = self._current
         stopped_with = workers.outcome.stopped_with or 0
         round_.report(
-            Report(why=why, order=order, failures=workers.failures, signal=self._signal, stopped_with=stopped_with)
+            Report(why=why, is_first=is_first, failures=workers.failures, signal=self._signal, stopped_with=stopped_with)
         )
         nodes = self._connection.nodes
         reports = round_.reports(self._connection.stop.sleep)
-        self._num_there = len(reports)
+        self._there = reports
         self.verdict = judge(
             reports,
             round_.machines,
             least=nodes.least,
             is_elastic=nodes.is_elastic,
-            used=self._used,
+            used=round_.place.used,
             max_restarts=self._spec.max_restarts,
         )
         self.stopped_with = self.verdict.stopped_with
@@ -313,7 +286,7 @@ class NodeAgent:
             raise StoppedError  # the others continue
         say(self.verdict.text if self.is_reporter else self.verdict.brief)
         if self.is_reporter and self.verdict.counts:
-            self._num_used(1)
+            self._connection.run_store.add(_USED, 1)
         self._begin()
         return False
 
@@ -321,9 +294,9 @@ class NodeAgent:
         """Tell the others that this node leaves, if the store answers."""
         if self._round is None or self._heartbeat.error is not None:
             return
-        order = self._round.end()
+        is_first = self._round.end()
         assert self._workers is not None
-        self._round.report(Report(why=why, order=order, failures=self._workers.failures, signal=self._signal))
+        self._round.report(Report(why=why, is_first=is_first, failures=self._workers.failures, signal=self._signal))
 
     @property
     def _store_answers(self) -> bool:
@@ -353,8 +326,9 @@ class NodeAgent:
         """Leave the store. Its keeper waits until the others have left, who may still need it."""
         if self._round is None:
             return
-        store, key = self._connection.run_store, f"left/{self._count}"
-        store.add(key, 1)
-        deadline = time.monotonic() + _FAREWELL_S
-        while self._connection.server is not None and store.add(key, 0) < self._num_there and time.monotonic() < deadline:
+        place = self._round.place
+        store = self._connection.round_store(place.count)
+        store.set(f"left/{place.number}", "")
+        names, deadline = [f"left/{number}" for number in self._there], time.monotonic() + _FAREWELL_S
+        while self._connection.server is not None and not store.check(names) and time.monotonic() < deadline:
             time.sleep(0.02)

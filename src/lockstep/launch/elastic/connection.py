@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import json
 import secrets
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistStoreError, TCPStore  # type: ignore[attr-defined]
 
 from lockstep.base.errors import ConfigError
 from lockstep.launch.elastic.signed import SignedStore
@@ -22,14 +24,29 @@ OTHERS_S = 5.0
 """Seconds that a rendezvous may take without a message, once there are enough nodes."""
 ALL_RUNS = "lockstep"
 """Prefix of the launchers' entries in the store."""
-_KNOWN_BY = f"{ALL_RUNS}/secret"
-"""The name of a nonce signed by the keeper of the store, by which launchers with another secret are detected."""
+_GREETING = f"{ALL_RUNS}/greeting"
 _SEEN_S = 10.0
 """Seconds until a file written by another machine must be visible (NFS caches attributes for seconds)."""
 _ASKED_PER_S = 2000.0
-"""How often a second all nodes that wait ask the store, at most, if there are hundreds."""
+"""How often a second all nodes without numbers that wait ask the store, at most, if there are hundreds."""
+_BEAT_S = 0.25
+_BEATS_PER_S = 2000.0
+"""Heartbeats of all nodes in a second, at most, if there are hundreds."""
 _STORE_S = 60.0
 """Seconds to wait for a value that is about to be written, and that no run can continue without."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greeting:
+    """What the keeper of the store tells all launchers that come, signed with the secret of the run."""
+
+    nonce: str
+    """All else in this store is signed with a secret that is derived from the run's and this, so that recorded entries of an
+    earlier store cannot be replayed."""
+    terms: Mapping[str, str]
+    """See ``compatibility``."""
+    rendezvous: int = 0
+    """Number of the rendezvous that numbered nodes join from now on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +60,10 @@ class Connection:
     secret: Secret
     server: TCPStore | None
     """The store itself, if this launcher keeps it."""
+    hall: SignedStore
+    """The store, with the secret of the run, by which launchers know each other."""
+    greeting: Greeting
+    """As this launcher has found it."""
 
     @property
     def nodes(self) -> Nodes:
@@ -59,6 +80,10 @@ class Connection:
         """The store, with that prefix."""
         return self.store.under(self.prefix)
 
+    def round_store(self, count: int) -> SignedStore:
+        """The store, with the prefix of a round. ``count``: the number of earlier ones."""
+        return self.run_store.under(f"round-{count}")
+
     @property
     def lost_s(self) -> float:
         """Seconds of silence after which another node, or the store, counts as lost."""
@@ -70,6 +95,11 @@ class Connection:
         are there, so they leave a rendezvous at slightly different times.)"""
         return max(OTHERS_S, min(_STORE_S, self.lost_s))
 
+    @property
+    def beat_s(self) -> float:
+        """Seconds between two heartbeats of a node."""
+        return max(_BEAT_S, self.nodes.most / _BEATS_PER_S)
+
     def waiter(self, remedy: str, timeout_s: float | None = None, *, hints: bool = True) -> Waiter:
         """A wait for other nodes that begins now. ``timeout_s``: None: the run's."""
         return Waiter(
@@ -78,17 +108,27 @@ class Connection:
             self.stop,
             remedy,
             hints=hints,
-            pause_s=max(PAUSE_S, self.nodes.most / _ASKED_PER_S),
+            pause_s=PAUSE_S if self.nodes.node_rank is not None else max(PAUSE_S, self.nodes.most / _ASKED_PER_S),
         )
 
     def another_client(self) -> SignedStore:
-        """Another client, for another thread: one that waits for an answer blocks all threads that use it."""
+        """Another client, for the thread that calls this: one that waits for an answer blocks all threads that use it."""
         waiter = self.waiter("Has the machine that keeps the store been lost?")
         return SignedStore(_connect(self.nodes, waiter), self.secret, self.nodes.endpoint)
 
+    def greet(self, rendezvous: int) -> None:
+        """Tell launchers that come from now on which rendezvous to join. For the keeper of the store."""
+        self.hall.set(_GREETING, json.dumps(asdict(replace(self.greeting, rendezvous=rendezvous))))
 
-def open_connection(endpoint: Endpoint, timeout_s: float, stop: Stop) -> Connection:
+    def read_greeting(self) -> Greeting:
+        """As it is now."""
+        return Greeting(**json.loads(self.hall.get(_GREETING)))
+
+
+def open_connection(endpoint: Endpoint, terms: Mapping[str, str], timeout_s: float, stop: Stop) -> Connection:
     """Start the launchers' store if it is to be here, and connect to it.
+
+    ``terms``: of this launcher, for the others, if it keeps the store.
 
     Raises:
         ConfigError: its keeper has another secret.
@@ -103,37 +143,49 @@ def open_connection(endpoint: Endpoint, timeout_s: float, stop: Stop) -> Connect
     remedy = f"Was {who} started, with this address and port, and is it running?{nodes.caution} (To wait longer: --timeout.)"
     waiter = Waiter(nodes.endpoint, timeout_s, stop, remedy)
     client = _connect(nodes, waiter)
-    secret = _recognised(client, endpoint.secret, nodes, waiter, is_keeper=server is not None)
-    store = SignedStore(client, secret, nodes.endpoint)
-    connection = Connection(endpoint=endpoint, timeout_s=timeout_s, stop=stop, store=store, secret=secret, server=server)
+    if server is None:
+        secret, greeting = _greeted(client, endpoint.secret, nodes, waiter)
+    else:
+        mine, greeting = endpoint.secret.look(), Greeting(nonce=secrets.token_hex(16), terms=terms)
+        if mine is None:
+            raise endpoint.secret.not_shared(f"this launcher, which keeps the store at {nodes.endpoint},")
+        secret = mine
+    own = secret.derived(greeting.nonce.encode())
+    connection = Connection(
+        endpoint=endpoint,
+        timeout_s=timeout_s,
+        stop=stop,
+        store=SignedStore(client, own, nodes.endpoint),
+        secret=own,
+        server=server,
+        hall=SignedStore(client, secret, nodes.endpoint),
+        greeting=greeting,
+    )
     client.set_timeout(datetime.timedelta(seconds=connection.answer_s))
+    if server is not None:
+        connection.greet(0)
     return connection
 
 
-def _recognised(client: TCPStore, shared: SharedSecret, nodes: Nodes, waiter: Waiter, *, is_keeper: bool) -> Secret:
-    """The secret of this store: derived from the run's, and from a nonce of the store's keeper, so that recorded entries of an
-    earlier store cannot be replayed into this one."""
+def _greeted(client: TCPStore, shared: SharedSecret, nodes: Nodes, waiter: Waiter) -> tuple[Secret, Greeting]:
+    """The secret of the run, and what the store's keeper has told with it."""
+    client.set_timeout(datetime.timedelta(seconds=_SEEN_S))
+    try:
+        signed = client.get(_GREETING)
+    except DistStoreError as error:
+        raise ConfigError(
+            f"what listens at {nodes.endpoint} is a PyTorch store, but not that of a launcher of this version of "
+            "lockstep: give the run a port of its own, and all nodes the same version"
+        ) from error
     deadline = time.monotonic() + _SEEN_S
     while True:
-        secret, is_told = shared.look(), False
-        if secret is not None and is_keeper:
-            nonce = secrets.token_hex(16).encode()
-            client.set(_KNOWN_BY, secret.sign(_KNOWN_BY, nonce).decode())
-            return secret.derived(nonce)
-        if client.check([_KNOWN_BY]):
-            is_told = True
-            received = None if secret is None else secret.open(_KNOWN_BY, client.get(_KNOWN_BY))
-            if secret is not None and received is not None:
-                return secret.derived(received)
-        if is_keeper or (is_told and shared.given is not None) or time.monotonic() > deadline:
-            if is_told or is_keeper:
-                raise shared.not_shared(f"the launcher that keeps the store at {nodes.endpoint}")
-            raise ConfigError(
-                f"what listens at {nodes.endpoint} is a PyTorch store, but not that of a launcher of this version of "
-                "lockstep: give the run a port of its own, and all nodes the same version"
-            )
-        where = "" if shared.given else f", in {shared.path}"
-        waiter.pause(f"the secret of the run{where}, up to {_SEEN_S:g} s", ends=False)
+        secret = shared.look()
+        text = None if secret is None else secret.open(_GREETING, signed)
+        if secret is not None and text is not None:
+            return secret, Greeting(**json.loads(text))
+        if shared.given is not None or time.monotonic() > deadline:
+            raise shared.not_shared(f"the launcher that keeps the store at {nodes.endpoint}")
+        waiter.pause(f"the secret of the run, in {shared.path}, up to {_SEEN_S:g} s", ends=False)
 
 
 def _connect(nodes: Nodes, waiter: Waiter) -> TCPStore:

@@ -7,9 +7,12 @@ times are by one clock.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+from collections.abc import Callable
+from dataclasses import asdict
 
-from torch.distributed import DistError, Store  # type: ignore[attr-defined]
+from torch.distributed import DistError, DistStoreError, Store  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -21,8 +24,10 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
 from lockstep.base.errors import LaunchError
+from lockstep.base.stopping import say
 from lockstep.launch.elastic.connection import OTHERS_S, Connection
 from lockstep.launch.elastic.heartbeat import seconds_ahead
+from lockstep.launch.elastic.places import Machine, Place, Start, answer_key, machine_key, place_all
 from lockstep.launch.elastic.signed import ForgedError
 from lockstep.launch.elastic.state import StateByOneClock
 from lockstep.launch.elastic.waiter import StoppedError, Waiter
@@ -58,13 +63,40 @@ class DynamicRendezvous:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         self._inner = create_handler(connection.store, backend, parameters)
 
-    def next_rendezvous(self) -> RendezvousInfo:
-        """Join the next rendezvous, of all nodes that are there. It waits until they are enough, with messages.
+    def meet(self, machine: Machine, start: Callable[[], Start]) -> Place:
+        """Meet all nodes that are there. It waits until they are enough, with messages. The first one calls ``start`` then.
+
+        A node that is lost or stopped at that moment cannot report it: the others time out waiting for its first message.
 
         Raises:
             LaunchError: too few nodes arrived within the timeout, or the run has ended.
             StoppedError: this launcher was stopped.
         """
+        while True:
+            met = self._next()
+            try:
+                return self._take_place(met, machine, start)
+            except DistStoreError as error:  # a timeout, reported by the store, which is not lost
+                connection = self._connection
+                whom = f"a node that had joined {connection.nodes.endpoint} did not start with the others within"
+                why = f"{whom} {connection.answer_s:g} s: it was lost or stopped at that moment"
+                if not connection.nodes.is_elastic:
+                    raise LaunchError(f"{why}. Start the same command again on all nodes") from error
+                say(f"{why}. The others join a new rendezvous")
+
+    def _take_place(self, met: RendezvousInfo, machine: Machine, start: Callable[[], Start]) -> Place:
+        connection = self._connection
+        if met.rank == 0:  # it counts the starts, for all
+            met.store.set("start", str(connection.run_store.add("starts", 1) - 1))
+        count = int(met.store.get("start"))
+        store = connection.round_store(count)
+        store.set(machine_key(met.rank), json.dumps(asdict(machine)))
+        if met.rank == 0:
+            place_all(store, met.world_size, count, start())
+        return Place(**json.loads(store.get(answer_key(met.rank))))
+
+    def _next(self) -> RendezvousInfo:
+        """Join torchelastic's next rendezvous."""
         nodes = self._connection.nodes
         remedy = (
             f"Were at least {nodes.least} nodes started, with the same --rdzv-endpoint and --rdzv-id? (To wait longer: "

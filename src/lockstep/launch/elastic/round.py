@@ -12,42 +12,23 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import accumulate
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
-from lockstep.launch.elastic.heartbeat import BEAT_S, Heartbeat
+from lockstep.launch.elastic.heartbeat import Heartbeat
+from lockstep.launch.elastic.places import Machine, Place, read_machines
 from lockstep.launch.elastic.signed import SignedStore
 from lockstep.launch.exchange import Exchange
 from lockstep.launch.failures import Failure
 
-_GONE_S = 3.0
-"""Silence after which a launcher is no longer waited for at the end of a round."""
-
-_QUIET_S = 1.0
-"""Silence that the first node mentions to the others."""
+_GONE_BEATS = 12
+"""Missed heartbeats after which a launcher is no longer waited for at the end of a round."""
+_QUIET_BEATS = 4
+"""Missed heartbeats that the first node mentions to the others."""
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.4
 _BEATS_PER_MESSAGE = 4
 """Heartbeats between two messages of ``Exchange``, at least: about as often as a launcher looks."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """A node that takes part in a round."""
-
-    host: str
-    address: str
-    num_ranks: int
-    first_rank: int = 0
-    """The first rank of its processes: known once all machines are."""
-    keeps_store: bool = False
-    """Whether its launcher keeps the launchers' store."""
-
-    @property
-    def ranks(self) -> str:
-        """For the user."""
-        last = self.first_rank + self.num_ranks - 1
-        return f"rank {last}" if self.num_ranks == 1 else f"ranks {self.first_rank} to {last}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +38,8 @@ class Report:
     why: str
     """``failed``; ``stopped`` by a signal; ``saved``: the run was asked to stop, and its processes end by themselves; ``join``:
     another node joins; ``lost``: another one is silent; ``followed``: another one announced the end first."""
-    order: int
-    """1 on the first node to announce the end, 2 on the next: counted in the store, since clocks differ."""
+    is_first: bool = False
+    """Whether this node announced the end first: in the store, since clocks differ."""
     failures: tuple[Failure, ...] = ()
     """Of its processes, the cause first."""
     signal: int = 0
@@ -75,27 +56,6 @@ class Report:
         """The inverse of ``to_json``."""
         fields: dict[str, Any] = json.loads(text)
         return Report(**{**fields, "failures": tuple(Failure(**failure) for failure in fields["failures"])})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """What the first node announces at the beginning of a round."""
-
-    used: int
-    """Number of restarts after failures so far."""
-    master_port: int
-    """A free port of its machine."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place(Start):
-    """What a node learns at the beginning of a round: of the others no more than it needs, since they may be thousands."""
-
-    master_addr: str
-    """The address of the first node."""
-    first_rank: int
-    """Of the node's processes."""
-    world_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,21 +78,18 @@ class Round:
     """One round, on one node. Must be closed.
 
     Args:
-        store: of the launchers, for the thread that creates this.
+        store: of the launchers, with the prefix of this round, for the thread that creates this.
         heartbeat: with a client of its own.
-        prefix: of this round's entries.
-        number: of this node.
-        num_nodes: number of nodes.
+        place: of this node.
         look: returns the number of nodes that wait to join.
     """
 
-    def __init__(
-        self, store: SignedStore, heartbeat: Heartbeat, prefix: str, number: int, num_nodes: int, look: Callable[[], int]
-    ) -> None:
-        self.number = number
-        self.exchange = Exchange(number, num_nodes)
+    def __init__(self, store: SignedStore, heartbeat: Heartbeat, place: Place, look: Callable[[], int]) -> None:
+        self.place = place
+        self.number = place.number
+        self.exchange = Exchange(place.number, place.num_nodes)
         """For messages about workers."""
-        self.num_nodes = num_nodes
+        self.num_nodes = place.num_nodes
         self.has_ended = False
         """Whether a node has announced the end."""
         self.num_waiting = 0
@@ -141,49 +98,24 @@ class Round:
         """Number of nodes whose processes have all ended by themselves and successfully."""
         self.has_stopped = False
         """Whether some of them ended because the run was asked to stop."""
-        self._store = store.under(prefix)
-        self._client = heartbeat.store.under(prefix)
+        self._store = store
         self._heartbeat = heartbeat
         self._look = look
         self._count = 0
         self._posted, self._num_posted = "", 0  # this node's last message, and their number
         self._received: dict[int, int] = {}  # number of the last message read, by node
-        self._machines: tuple[Machine, ...] = ()
-        self._beats: dict[int, tuple[bytes, float]] = {}  # of nodes that are watched: the last, and when it changed
+        watched = range(self.num_nodes) if self.number == 0 else range(1)
+        # Of nodes that are watched: the last heartbeat, and when it changed.
+        self._beats = {number: (b"", time.monotonic()) for number in watched}
         self._silence_s: dict[int, float] = {}  # of others, as the first node tells it
         self._num_seen_waiting = 0
-
-    @property
-    def machines(self) -> tuple[Machine, ...]:
-        """All nodes, by number. Asks the store for them."""
-        if not self._machines:
-            self._machines = tuple(Machine(**fields) for fields in json.loads(self._store.get("machines")))
-        return self._machines
-
-    def begin(self, machine: Machine, start: Start | None) -> Place:
-        """Announce this node, and wait for the others. Every node must call it, and the first one with a ``start``."""
-        self._store.set(f"machine/{self.number}", json.dumps(asdict(machine)))
-        if start is not None:
-            self._place_all(start)
-        place = Place(**json.loads(self._store.get(f"place/{self.number}")))
-        watched = range(self.num_nodes) if self.number == 0 else range(1)
-        self._beats = {number: (b"", time.monotonic()) for number in watched}
+        self._gone_s = _GONE_BEATS * heartbeat.beat_s
         self._heartbeat.also(self._beat)
-        return place
 
-    def _place_all(self, start: Start) -> None:
-        """Tell every node its place, once all have announced themselves. (If each looked at all, a thousand nodes would ask a
-        million times.)"""
-        nodes = range(self.num_nodes)
-        machines = [Machine(**json.loads(text)) for text in self._store.multi_get([f"machine/{node}" for node in nodes])]
-        *firsts, world_size = accumulate((each.num_ranks for each in machines), initial=0)
-        self._machines = tuple(replace(each, first_rank=first) for each, first in zip(machines, firsts, strict=True))
-        values = {f"{name}/{node}": "" for name in ("beat", "done", "message") for node in nodes}
-        values["machines"] = json.dumps([asdict(each) for each in self._machines])
-        for node, first in enumerate(firsts):
-            place = Place(**asdict(start), master_addr=machines[0].address, first_rank=first, world_size=world_size)
-            values[f"place/{node}"] = json.dumps(asdict(place))  # last: now it may begin
-        self._store.multi_set(list(values), list(values.values()))
+    @cached_property
+    def machines(self) -> Sequence[Machine]:
+        """All nodes, by number. Asks the store for them."""
+        return read_machines(self._store)
 
     def silent(self, limit_s: float) -> list[int]:
         """The other nodes without a heartbeat for longer than this, while the store did answer."""
@@ -198,10 +130,11 @@ class Round:
         """Announce that this node's processes have ended successfully, or with this status because they were asked to stop."""
         self._store.set(f"done/{self.number}", str(stopped_with or 0))
 
-    def end(self) -> int:
-        """Announce the end of the round; returns ``Report.order``."""
+    def end(self) -> bool:
+        """Announce the end of the round; returns ``Report.is_first``."""
         self.has_ended = True
-        return self._store.add("ended", 1)
+        me = str(self.number)
+        return self._store.compare_set("ended", "", me) == me.encode()
 
     def report(self, report: Report) -> None:
         """Tell the others how the round has ended on this node."""
@@ -211,7 +144,7 @@ class Round:
         """The reports of all nodes, by number; waits for them, except for silent nodes."""
         pause_s = _LEAST_PAUSE_S
         while True:
-            gone = {number for number in self.silent(_GONE_S) if not self._store.check([f"report/{number}"])}
+            gone = {number for number in self.silent(self._gone_s) if not self._store.check([f"report/{number}"])}
             there = [number for number in range(self.num_nodes) if number not in gone]
             names = [f"report/{number}" for number in there]
             if self._store.check(names):
@@ -226,49 +159,54 @@ class Round:
         """End the heartbeats of this round."""
         self._heartbeat.also(None)
 
-    def _beat(self) -> None:
+    def _beat(self, client: SignedStore) -> None:
+        client = self._store.through(client)
         self._count += 1
         if self._count % _BEATS_PER_MESSAGE == 0:
-            self._send()
+            self._send(client)
         if self.number:  # it has to look for itself while the first node is silent
-            watched = range(self.num_nodes if 0 in self.silent(_GONE_S) else 1)
+            watched = range(self.num_nodes if 0 in self.silent(self._gone_s) else 1)
             self._beats = {number: self._beats.get(number, (b"", time.monotonic())) for number in watched}
         names = [f"beat/{number}" for number in self._beats]
-        self._note_beats(dict(zip(list(self._beats), self._client.multi_get(names), strict=True)))
+        self._note_beats(dict(zip(list(self._beats), client.multi_get(names), strict=True)))
         looks_at_all = len(self._beats) == self.num_nodes
-        seen = self._look_at_all() if looks_at_all else Seen.from_beat(self._beats[0][0])
+        seen = self._look_at_all(client) if looks_at_all else Seen.from_beat(self._beats[0][0])
         told = "" if self.number else json.dumps(asdict(seen))
-        self._client.set(f"beat/{self.number}", f"{self._count} {self._num_posted} {told}")
+        client.set(f"beat/{self.number}", f"{self._count} {self._num_posted} {told}")
         self.has_stopped, self.num_done, self.num_waiting = seen.has_stopped, seen.num_done, seen.num_waiting
         self._silence_s = dict(seen.silence_s)
-        self.has_ended = self.has_ended or self._client.check(["ended"])
-        self._receive()
+        self.has_ended = self.has_ended or client.check(["ended"])
+        self._receive(client)
         if looks_at_all:  # last, since torchelastic's state may be locked for a while
             self._num_seen_waiting = self._look()
 
-    def _look_at_all(self) -> Seen:
-        done = [value for value in self._client.multi_get([f"done/{number}" for number in range(self.num_nodes)]) if value]
+    def _look_at_all(self, client: SignedStore) -> Seen:
+        done = [value for value in client.multi_get([f"done/{number}" for number in range(self.num_nodes)]) if value]
         now = time.monotonic()
         return Seen(
             num_done=len(done),
             has_stopped=any(value != b"0" for value in done),
             num_waiting=self._num_seen_waiting,
-            silence_s=[(number, now - at) for number, (_, at) in self._beats.items() if now - at > _QUIET_S],
+            silence_s=[
+                (number, now - at)
+                for number, (_, at) in self._beats.items()
+                if now - at > _QUIET_BEATS * self._heartbeat.beat_s
+            ],
         )
 
-    def _send(self) -> None:
+    def _send(self, client: SignedStore) -> None:
         if self.exchange.outgoing != self._posted:
             self._posted = self.exchange.outgoing
             self._num_posted += 1
-            self._client.set(f"message/{self.number}", self._posted)
+            client.set(f"message/{self.number}", self._posted)
 
-    def _receive(self) -> None:
+    def _receive(self, client: SignedStore) -> None:
         """Read the new messages, according to the numbers in the heartbeats: with many nodes, reading all takes long."""
         beats = {node: self._beats[node][0] for node in self.exchange.peers}
         numbers = {node: int(beat.split(maxsplit=2)[1]) for node, beat in beats.items() if beat}
         new = {node: number for node, number in numbers.items() if number != self._received.get(node, 0)}
         if new:
-            messages = self._client.multi_get([f"message/{node}" for node in new])
+            messages = client.multi_get([f"message/{node}" for node in new])
             self.exchange.receive(dict(zip(new, messages, strict=True)))
             self._received.update(new)
 
@@ -277,4 +215,6 @@ class Round:
         for number, beat in beats.items():
             before, at = self._beats[number]
             # While the store did not answer, no heartbeat could be seen: that time does not count.
-            self._beats[number] = (beat, now) if beat != before else (before, at + max(0.0, gap_s - 2 * BEAT_S))
+            self._beats[number] = (
+                (beat, now) if beat != before else (before, at + max(0.0, gap_s - 2 * self._heartbeat.beat_s))
+            )

@@ -14,7 +14,7 @@ from torch.distributed import DistError
 
 from lockstep.base.errors import LaunchError
 from lockstep.launch.elastic.agent import NodeAgent, StoreLostError
-from lockstep.launch.elastic.compatibility import agree, launch_name, terms_here
+from lockstep.launch.elastic.compatibility import agree, terms_here
 from lockstep.launch.elastic.connection import open_connection
 from lockstep.launch.elastic.dynamic_rendezvous import DynamicRendezvous
 from lockstep.launch.elastic.heartbeat import Heartbeat
@@ -128,11 +128,10 @@ class _Launch:
     def _run(self, spec: LaunchSpec, plan: OutputPlan) -> None:
         # Its warnings are replaced by messages for users.
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-        timeout_s = spec.config.timeout_s
-        connection = open_connection(self._endpoint, timeout_s, self._stop)
+        terms = terms_here(self._nodes, spec.max_restarts, spec.name)
+        connection = open_connection(self._endpoint, terms, spec.config.timeout_s, self._stop)
         heartbeat = self._heartbeat = Heartbeat(connection)
-        agree(connection.run_store, terms_here(self._nodes, spec.max_restarts))
-        spec = dataclasses.replace(spec, name=launch_name(connection.run_store, spec.name))
+        spec = dataclasses.replace(spec, name=agree(connection, terms))
         rendezvous = (DynamicRendezvous if self._nodes.node_rank is None else StaticRendezvous)(connection)
         agent = self.agent = NodeAgent(connection, heartbeat, rendezvous, spec, self._take_server, plan)
         try:

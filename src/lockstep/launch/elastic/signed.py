@@ -49,6 +49,10 @@ class SignedStore(Store):
         """The same store, with a further prefix, and a slash, for all names."""
         return SignedStore(self._inner, self._secret, self._where, f"{self._prefix}{prefix}/")
 
+    def through(self, other: SignedStore) -> SignedStore:
+        """The same names, by another one's client."""
+        return SignedStore(other._inner, self._secret, self._where, self._prefix)
+
     @override
     def set(self, key: str, value: str | bytes) -> None:
         name = self._prefix + key

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from lockstep.base.stopping import INTERRUPTED_STATUS, REQUEUE_STATUS
 from lockstep.launch import failures, restarts
-from lockstep.launch.elastic.round import Machine, Report
+from lockstep.launch.elastic.places import Machine
+from lockstep.launch.elastic.round import Report
 from lockstep.launch.failures import Failure
 
 _RESUMES = (
@@ -108,8 +109,10 @@ def judge(
 
 
 def _in_order(reports: Mapping[int, Report]) -> list[Failure]:
-    """The cause first: consequences last; then in the order in which nodes noticed; those of one node by its clock."""
-    ordered = [(failure.distance, report.order, failure) for report in reports.values() for failure in report.failures]
+    """The cause first: consequences last; then those of the node that announced the end; then by the nodes' clocks."""
+    ordered = [
+        (failure.distance, not report.is_first, failure) for report in reports.values() for failure in report.failures
+    ]
     return [failure for _, _, failure in sorted(ordered, key=lambda key: (key[0], key[1], key[2].time_s))]
 
 

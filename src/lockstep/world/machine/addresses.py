@@ -111,8 +111,10 @@ def listen(address: str | None, port: int) -> socket.socket:
     Raises:
         OSError: the port is in use, or the address is not this machine's.
     """
+    backlog = socket.SOMAXCONN  # a thousand may connect before the store is served there
     if address is not None:
-        return socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, port), family=family, backlog=backlog)
     if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=backlog)

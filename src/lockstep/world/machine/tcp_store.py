@@ -11,7 +11,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lockstep.base.errors import PeerError
 
-_ANSWER_S = 0.5
+_ANSWER_S = 2.0
 """How soon a store answers, usually."""
 
 
@@ -60,6 +60,7 @@ def connect(host: str, port: int, remaining_s: Callable[[], float], pause: Calla
     thread.join(_ANSWER_S)
     while not results:
         pause(f"what listens at {host}:{port} has not answered as a run's rank 0 would")
+        thread.join(_ANSWER_S)
     if isinstance(results[0], BaseException):
         raise PeerError(f"{host}:{port}: rank 0 cannot be reached: {first_line(results[0])}") from results[0]
     return results[0]

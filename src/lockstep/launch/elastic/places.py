@@ -1,0 +1,138 @@
+"""The places of a round's nodes: each announces its machine, and the first one tells each its place, all with one request."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
+from types import MappingProxyType
+
+from lockstep.launch.elastic.signed import SignedStore
+from lockstep.launch.processes import state_of
+from lockstep.world.machine.identity import shared_by
+
+_MACHINES = "machines"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A node that takes part in a round."""
+
+    host: str
+    address: str
+    num_ranks: int
+    first_rank: int = 0
+    """The first rank of its processes: known once all machines are."""
+    keeps_store: bool = False
+    """Whether its launcher keeps the launchers' store."""
+    pid: int = 0
+    """Of its launcher."""
+    pid_namespace: str = ""
+    """Identifies the boot and PID namespace in which ``pid`` is valid; empty: unknown."""
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Unique."""
+
+    @staticmethod
+    def here(address: str, num_ranks: int, *, keeps_store: bool) -> Machine:
+        """This machine, with this process as its launcher."""
+        return Machine(
+            host=socket.gethostname(),
+            address=address,
+            num_ranks=num_ranks,
+            keeps_store=keeps_store,
+            pid=os.getpid(),
+            pid_namespace=shared_by("pid"),
+        )
+
+    @property
+    def ranks(self) -> str:
+        """For the user."""
+        last = self.first_rank + self.num_ranks - 1
+        return f"rank {last}" if self.num_ranks == 1 else f"ranks {self.first_rank} to {last}"
+
+    def has_ended(self, here: Machine) -> bool:
+        """Whether its launcher is known to have ended. ``here``: the machine of this process."""
+        is_here = (self.host, self.pid_namespace) == (here.host, here.pid_namespace) and self.pid_namespace != ""
+        return is_here and state_of(self.pid) == "dead"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What the first node announces at the beginning of a round."""
+
+    used: int
+    """Number of restarts after failures so far."""
+    master_port: int
+    """A free port of its machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place(Start):
+    """What a node learns at the beginning of a round: of the others no more than it needs, since they may be thousands."""
+
+    number: int
+    """Of the node."""
+    num_nodes: int
+    count: int
+    """Number of earlier starts of this run: the same on all nodes."""
+    master_addr: str
+    """The address of the first node."""
+    first_rank: int
+    """Of the node's processes."""
+    world_size: int
+
+
+def machine_key(number: int) -> str:
+    """Where a node announces its machine, under the names of a round."""
+    return f"machine/{number}"
+
+
+def answer_key(number: int, asked: int = 0) -> str:
+    """Where a node reads its place. ``asked``: how often it was told before that others are missing."""
+    return f"answer/{number}/{asked}"
+
+
+def read_machine(text: bytes) -> Machine:
+    """A machine that was announced."""
+    return Machine(**json.loads(text))
+
+
+def has_begun(store: SignedStore) -> bool:
+    """Whether the nodes of a round were told their places."""
+    return store.check([_MACHINES])
+
+
+def place_all(
+    store: SignedStore, num_nodes: int, count: int, start: Start, asked: Mapping[int, int] = MappingProxyType({})
+) -> None:
+    """Tell every node its place. (If each looked at all the others, a thousand nodes would ask a million times.)
+
+    Waits for their machines as long as the store does for any name. ``asked``: see ``answer_key``, of each node.
+    """
+    nodes = range(num_nodes)
+    machines = [read_machine(text) for text in store.multi_get([machine_key(node) for node in nodes])]
+    *firsts, world_size = accumulate((each.num_ranks for each in machines), initial=0)
+    placed = [replace(each, first_rank=first) for each, first in zip(machines, firsts, strict=True)]
+    values = {f"{name}/{node}": "" for name in ("beat", "done", "message") for node in nodes}
+    values[_MACHINES] = json.dumps([asdict(each) for each in placed])
+    for node, each in enumerate(placed):
+        place = Place(
+            **asdict(start),
+            number=node,
+            num_nodes=num_nodes,
+            count=count,
+            master_addr=machines[0].address,
+            first_rank=each.first_rank,
+            world_size=world_size,
+        )
+        values[answer_key(node, asked.get(node, 0))] = json.dumps(asdict(place))  # last: now it may begin
+    store.multi_set(list(values), list(values.values()))
+
+
+def read_machines(store: SignedStore) -> Sequence[Machine]:
+    """All nodes of a round that has begun, by number."""
+    return tuple(Machine(**fields) for fields in json.loads(store.get(_MACHINES)))
