@@ -174,16 +174,6 @@ def _has_gpu() -> bool:
 
 def pytest_addoption(parser):
     parser.addoption("--require-cuda", action="store_true", help="fail unless a test marked cuda has run")
-    parser.addoption(
-        "--processor", action="store_true", help="say which tests take the processor's time, processes included"
-    )
-
-
-def pytest_configure(config):
-    if config.option.processor:
-        from processor_time import ProcessorTime
-
-        config.pluginmanager.register(ProcessorTime())
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that are not asked for are taken out

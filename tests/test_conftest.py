@@ -1,7 +1,5 @@
 """The watch of conftest.py sees what it is there for."""
 
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -67,51 +65,6 @@ def test_it():
     assert run.returncode == 0, run.stdout
 
 
-@pytest.mark.long
-def test_a_test_that_starts_processes_is_long_unless_it_is_marked_quick(tmp_path):
-    source = (
-        "import pytest\n"
-        "def test_pure(): pass\n"
-        "@pytest.fixture\ndef crew(): pass\n"
-        "def test_starting(crew): pass\n"
-        "@pytest.mark.quick\ndef test_of_a_promise(crew): pass\n"
-    )
-    assert "2 passed, 1 deselected" in _pytest(tmp_path, source, "-m", "not long").stdout
-
-
-@pytest.mark.long
-def test_the_processor_time_of_a_test_is_told_with_that_of_its_processes(tmp_path):
-    shutil.copy(CONFTEST.with_name("processor_time.py"), tmp_path)
-    burn = "import time\nwhile time.process_time() < 0.5: pass"
-    source = (
-        f"import subprocess, sys\ndef test_idle(): pass\ndef test_busy(): subprocess.run([sys.executable, '-c', {burn!r}])"
-    )
-    run = _pytest(tmp_path, source, "--processor", "-n", "1")
-    assert run.returncode == 0, run.stdout + run.stderr
-    told = re.findall(r"^ +([\d.]+)  (\S+)$", run.stdout, flags=re.MULTILINE)
-    assert [name for _, name in told] == [".", "test_it.py", "test_it.py::test_busy", "test_it.py::test_idle"], run.stdout
-    assert float(told[2][0]) > 0.4
-
-
-def test_a_process_that_outlives_tests_must_be_named(tmp_path):
-    source = """
-import subprocess, pytest
-
-@pytest.fixture(scope="session")
-def server(outlives_tests):
-    process = subprocess.Popen(["sleep", "9"])
-    outlives_tests(process.pid)
-    yield process
-    process.kill()
-    process.wait()
-
-def test_starts_it_late(request):
-    request.getfixturevalue("server")
-"""
-    run = _pytest(tmp_path, source)
-    assert run.returncode == 0, run.stdout
-
-
 CUDA_TEST = """
 import pytest
 
@@ -133,12 +86,6 @@ def test_without_a_gpu_its_tests_are_skipped_with_a_reason_and_cannot_count_as_r
     assert "torch sees no CUDA GPU" in run.stdout
     assert "1 passed, 1 skipped" in run.stdout
     assert "no test marked cuda has run" in run.stdout
-
-
-def test_torch_is_not_imported_to_ask_for_a_gpu_when_no_test_needs_one(tmp_path):
-    run = _pytest(tmp_path, CUDA_TEST, "-m", "not cuda")
-    assert run.returncode == 0, run.stdout
-    assert "1 passed" in run.stdout
 
 
 def test_a_missing_component_is_a_skip_and_a_failure_where_it_is_required(tmp_path):

@@ -57,26 +57,6 @@ def _prepare(make, batches=BATCHES):
     return team, *team.prepare(model, optimizer, batches)
 
 
-def thaw_in_the_shards():
-    """Two losses of one forward pass: the judge learns from the first one only."""
-    team = lockstep.join()
-    judge, maker = Two(), nn.Linear(6, 6)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (judge, maker)]
-    judge, maker, *optimizers, loader = team.prepare(judge, maker, *optimizers, BATCHES)
-    judge.requires_grad_(False)
-    for batch in loader:
-        for x in batch.shards:
-            made = maker(x)
-            judge.requires_grad_(True)
-            team.backward((judge(x).mean() - judge(made.detach()).mean()) ** 2)
-            judge.requires_grad_(False)
-            team.backward(judge(made).square().mean())
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    return state_of(judge, maker)
-
-
 def thaw_between_phases():
     """The usual order of a GAN: the judge learns from the first phase only, in which the maker is frozen."""
     team = lockstep.join()

@@ -61,7 +61,7 @@ team.barrier()
 SMALLER = {
     "compare examples/digits.py": "compare --rounds 1 examples/digits.py",
     "compare --methods single,single+bf16-mixed train.py": "compare --methods single,single+bf16-mixed --rounds 1 train.py",
-    # Once is enough for torchrun, at a free port. (tests/contract/test_matrix.py has it start the examples' models.)
+    # Once is enough for torchrun, at a free port. (tests/contract/test_matrix.py has it start an example's model.)
     "torchrun --standalone --nproc-per-node 2 train.py": "torchrun --nproc-per-node 2 train.py",
     "torchrun --nproc-per-node 2 examples/digits.py": "torchrun --nproc-per-node 2 train.py",
     "torchrun --nproc-per-node 2 with_lockstep.py": "torchrun --nproc-per-node 2 train.py",

@@ -4,7 +4,6 @@ import os
 import pickle
 import re
 import tarfile
-import time
 
 import numpy as np
 import on_disk
@@ -44,33 +43,6 @@ def test_one_and_two_processes_give_the_same_answer_and_it_is_exact(archive, tol
     [(loss_told, accuracy_told)] = re.findall(r"epoch 2: test loss ([\d.]+), accuracy ([\d.]+)%", told[-1])
     assert float(loss_told) == pytest.approx(loss.item(), abs=1e-4)
     assert float(accuracy_told) == pytest.approx(100 * accuracy.item(), abs=1e-2)
-
-
-@pytest.mark.long
-def test_a_killed_run_goes_on_to_the_same_bits_on_another_number_of_processes(
-    archive, run_here, start_launcher, examples, tmp_path
-):
-    script, args = examples / "cifar10.py", ("--epochs", "2", "--batch-size", "8")
-    options = ("--threads", "1", "--device", "cpu")
-    whole = run_here(script, *options, "--run-dir", "whole", args=args)
-    assert whole.returncode == 0, whole.stderr
-    options += ("--nproc-per-node", "2", "--checkpoint-every", "2", "--run-dir", "killed")
-    launcher = start_launcher(*options, script, *args)
-    deadline = time.monotonic() + 100
-    while not (tmp_path / "killed" / "checkpoints" / "newest").exists():
-        assert launcher.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    launcher.kill()
-    launcher.communicate(timeout=100)
-    gone_on = run_here(script, "--run-dir", "killed", args=args)
-    assert gone_on.returncode == 0, gone_on.stderr
-    [step] = re.findall(r"resumes after step (\d+)", gone_on.stdout)
-    assert 0 < int(step) < 50
-    assert whole.stdout.splitlines()[-1] == gone_on.stdout.splitlines()[-1]
-    left, there = lockstep.load_weights(tmp_path / "whole"), lockstep.load_weights(tmp_path / "killed")
-    assert left.keys() == there.keys()
-    assert all(torch.equal(left[name], there[name]) for name in left)
 
 
 @pytest.mark.parametrize("nproc", ["1", "2"])
@@ -137,9 +109,3 @@ def test_the_small_network_learns(archive, run_here, examples):
     best = [float(found) for found in re.findall(r"accuracy ([\d.]+)%, the best so far", done.stdout)]
     assert best == sorted(set(best))
     assert best[-1] == max(accuracies)
-
-
-@pytest.mark.long
-@pytest.mark.longest
-def test_the_resnet_gives_the_same_answer_too(archive, told_on_one_and_two):
-    told_on_one_and_two("cifar10.py", "--model", "resnet18", "--epochs", "1", "--batch-size", "50")

@@ -45,16 +45,6 @@ def test_one_and_two_processes_give_the_same_answer_and_it_is_exact(folder, told
     assert shares[0] < shares[1]
 
 
-@pytest.mark.long
-@pytest.mark.longest
-def test_resnet50_gives_the_same_answer_too(folder, told_on_one_and_two):
-    told, run_dir = told_on_one_and_two("imagenet.py", "--epochs", "1", *SMALL, "--workers", "1")
-    assert told[0].endswith("the best so far")
-    weights = lockstep.load_weights(run_dir / "best")
-    assert weights["fc.weight"].shape == (len(CLASSES), 2048)
-    assert sum(name.startswith("layer") and ".conv" in name for name in weights) == 3 * (3 + 4 + 6 + 3)
-
-
 def test_it_says_what_is_missing(run_here, examples, tmp_path):
     done = run_here(examples / "imagenet.py", "--nproc-per-node", "2")
     assert done.returncode == 1

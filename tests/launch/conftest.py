@@ -43,15 +43,11 @@ def run_warm(server, tmp_path, monkeypatch, capfd):
     """``run_warm(source, *args)``: as ``lockstep run`` does it, in this process and on the warm server."""
     monkeypatch.chdir(tmp_path)
 
-    def run(
-        source, *args, nproc=2, plan=None, settings=None, meet=False, is_module=False, pass_local_rank="auto", max_restarts=0
-    ):
+    def run(source, *args, nproc=2, plan=None, settings=None, meet=False, is_module=False, max_restarts=0):
         path = tmp_path / "script.py"
         path.write_text((MEET if meet else "") + textwrap.dedent(source))
         target = "script" if is_module else str(path)
-        script = check_script(
-            target, Source.read(path), args, LaunchOptions(is_module=is_module, pass_local_rank=pass_local_rank, spawns="no")
-        )
+        script = check_script(target, Source.read(path), args, LaunchOptions(is_module=is_module, spawns="no"))
         with Interrupts() as interrupts, private_directory() as private_dir:
             spec = LaunchSpec(
                 program=script,

@@ -12,7 +12,6 @@ from launch_helpers import is_running, read_pids
 
 from lockstep.base.errors import LaunchError
 from lockstep.launch import failures
-from lockstep.launch.output import OutputPlan
 from lockstep.tools.explain.launching.watching import frames_of
 
 pytestmark = pytest.mark.timeout(40)
@@ -500,12 +499,6 @@ def test_of_errors_that_differ_by_their_numbers_the_rest_is_said_once():
 def test_a_breakpoint_without_a_terminal_tells_of_attach(run_warm):
     ended = run_warm("import os\nif os.environ['RANK'] == '1': breakpoint()\nx = 1")
     assert "--attach 1" in failures.report(ended.outcome.failures, 2)
-
-
-def test_a_failure_is_kept_in_the_ranks_own_log(run_warm, tmp_path):
-    run_warm("import os\nprint('hello')\nif os.environ['RANK'] == '1': 1 / 0", plan=OutputPlan(log_dir=tmp_path))
-    assert "ZeroDivisionError" in (tmp_path / "rank-1.log").read_text()
-    assert "ZeroDivisionError" not in (tmp_path / "rank-0.log").read_text()
 
 
 def test_the_scripts_own_excepthook_is_called(run_warm):

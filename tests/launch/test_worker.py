@@ -12,26 +12,6 @@ pytestmark = [pytest.mark.timeout(40), pytest.mark.quick]
 CORES = len(os.sched_getaffinity(0))
 
 
-@pytest.mark.long
-def test_the_script_sees_what_python_would_show_it(run_warm, tmp_path):
-    ended = run_warm(
-        """
-        import multiprocessing, os, sys, __main__
-        print(sys.argv[1:], os.path.basename(sys.argv[0]), os.path.basename(__file__), __name__, __spec__)
-        print(sys.path[0], os.getcwd(), __main__.__file__ == __file__, multiprocessing.current_process().name)
-        multiprocessing.set_start_method("spawn")  # not yet decided by anybody
-        """,
-        "--epochs",
-        "3",
-        nproc=1,
-    )
-    assert not ended.outcome.failures
-    assert ended.out.splitlines() == [
-        "['--epochs', '3'] script.py script.py __main__ None",
-        f"{tmp_path} {tmp_path} True MainProcess",
-    ]
-
-
 def test_a_module_runs_as_python_m_would_run_it(run_warm, tmp_path):
     ended = run_warm("import sys; print(sys.path[0], __spec__.name, sys.argv[0] == __file__)", nproc=1, is_module=True)
     assert ended.out == f"{tmp_path} script True\n"
@@ -195,41 +175,6 @@ def test_what_was_imported_for_a_script_is_not_finalized_in_each_worker(run_warm
         print(any(finalizer.atexit for finalizer in weakref.finalize._registry), len(weakref.finalize._registry) > 100)
         """
     assert run_warm(source, nproc=1).out == "False True\n"
-
-
-def test_scripts_for_torchrun_meet_at_the_reserved_port(run_warm):
-    ended = run_warm(
-        """
-        import torch, torch.distributed as dist
-        dist.init_process_group("gloo")
-        one = torch.ones(1)
-        dist.all_reduce(one)
-        print(one.item())
-        """
-    )
-    assert not ended.outcome.failures
-    assert ended.lines == ["2.0", "2.0"]
-
-
-@pytest.mark.parametrize("option", ["--local_rank", "--local-rank"])
-def test_scripts_for_torch_distributed_launch_get_their_local_rank(run_warm, option):
-    ended = run_warm(
-        f"""
-        import argparse
-        parser = argparse.ArgumentParser()
-        parser.add_argument("{option}", type=int, default=-1)
-        parser.add_argument("--epochs", type=int)
-        args = parser.parse_args()
-        print(args.local_rank, args.epochs)
-        """,
-        "--epochs",
-        "2",
-    )
-    assert ended.lines == ["0 2", "1 2"]
-
-
-def test_scripts_that_do_not_ask_get_no_extra_argument(run_warm):
-    assert run_warm("import sys; print(sys.argv[1:])", "a").lines == ["['a']"] * 2
 
 
 def test_the_server_has_one_thread_and_has_imported_torch(server):

@@ -7,13 +7,6 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 TWO = ("--nproc-per-node", "2")
 
 
-@pytest.mark.longest
-def test_a_trainer_as_under_torchrun(lockstep_run, torchrun, here):
-    ours = lockstep_run(*TWO, "tutorial.py", "3", "1")
-    (here / "snapshot.pt").unlink()
-    assert ours == torchrun(*TWO, "tutorial.py", "3", "1")
-
-
 @pytest.mark.parametrize(
     ("script", "args"), [pytest.param("spmd.py", ("--local_world_size=2",), marks=pytest.mark.longest), ("launched.py", ())]
 )
@@ -35,21 +28,6 @@ def test_imagenet_as_under_torchrun_and_as_it_spawns_itself(lockstep_run, torchr
     spawning = ("imagenet.py", "--multiprocessing-distributed", "--world-size", "1", "--rank", "0", "--dist-url", tcp)
     assert lockstep_run(*spawning) == expected
     assert start(*spawning) == expected
-
-
-@pytest.mark.longest
-def test_a_script_that_counts_machines_as_under_python(lockstep_run, start, free_port):
-    command = ("spawn_nodes.py", "--init-method", f"tcp://127.0.0.1:{free_port}", "--rank", "0", "--world-size", "1")
-    ours = lockstep_run(*command)
-    assert len(ours) == 3
-    assert ours == start(*command)
-
-
-@pytest.mark.longest
-def test_a_module_that_reads_stdin_as_under_torchrun(lockstep_run, torchrun):
-    command = (*TWO, "-m", "gpt.train", "fork")
-    text = "the quick brown fox jumps over the lazy dog"
-    assert lockstep_run(*command, stdin=text) == torchrun(*command, stdin=text)
 
 
 @pytest.mark.longest

@@ -33,18 +33,6 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 """
 
 SCRIPTS = {
-    "for epoch in range": (
-        15,
-        BEGIN,
-        """
-        model, optimizer, batches = team.prepare(model, optimizer, samples())
-        for epoch in range(3):
-            model.train()
-            for batch in batches:
-                learn(model, optimizer, batch)
-        say_last_words(team, model)
-        """,
-    ),
     "range, with a tail": (
         15,
         BEGIN,
@@ -64,19 +52,6 @@ SCRIPTS = {
             drawn += torch.rand(()) + random.random()
         drawn += np.random.rand()
         say_last_words(team, model, optimizer, schedule, accuracy=evaluation["accuracy"], drawn=drawn.item())
-        """,
-    ),
-    "break at a step": (
-        14,
-        BEGIN,
-        """
-        model, optimizer, batches = team.prepare(model, optimizer, samples(generator=torch.Generator().manual_seed(3)))
-        for epoch in team.epochs(4):
-            for batch in batches:
-                learn(model, optimizer, batch)
-                if team.step % 7 == 0:
-                    break
-        say_last_words(team, model)
         """,
     ),
     "numbers drawn before a pass": (
@@ -287,29 +262,6 @@ SCRIPTS = {
         )
         """,
     ),
-    "schedules in the tail": (
-        15,
-        BEGIN,
-        """
-        model, optimizer, batches = team.prepare(model, optimizer, samples())
-        cosine, plateau = team.prepare(
-            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5),
-            torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1.0),
-        )
-        for epoch in team.epochs(3):
-            model.train()
-            for batch in batches:
-                learn(model, optimizer, batch)
-            with team.evaluate(model, samples(20, shuffle=False)) as evaluation:
-                for batch in evaluation:
-                    for features, labels in batch.shards:
-                        batch.add(loss=nn.functional.cross_entropy(model(features), labels, reduction="none"))
-            cosine.step()
-            strike(team, "tail")
-            plateau.step(evaluation["loss"])
-        say_last_words(team, model, optimizer, cosine, plateau)
-        """,
-    ),
     "stateful sampler": (
         15,
         BEGIN,
@@ -352,29 +304,6 @@ SCRIPTS = {
             for batch in second:
                 learn(model, optimizer, batch)
         say_last_words(team, model)
-        """,
-    ),
-    "early stopping": (
-        15,
-        BEGIN,
-        """
-        model, optimizer, batches = team.prepare(model, optimizer, samples())
-        kept = team.register("kept", {"best": 0.0, "bad": 0})
-        for epoch in team.epochs(10):
-            for batch in batches:
-                learn(model, optimizer, batch)
-            with team.evaluate(model, samples(40, shuffle=False)) as evaluation:
-                for batch in evaluation:
-                    for features, labels in batch.shards:
-                        batch.add(accuracy=model(features).argmax(1) == labels)
-            strike(team, "tail")
-            # As bad as can be from the second epoch on: it ends after the third.
-            improved = epoch == 0 and evaluation["accuracy"] > kept["best"]
-            kept["bad"] = 0 if improved else kept["bad"] + 1
-            kept["best"] = max(kept["best"], evaluation["accuracy"])
-            if kept["bad"] == 2:
-                break
-        say_last_words(team, model, **kept)
         """,
     ),
     "two loops over epochs": (
@@ -462,37 +391,6 @@ SCRIPTS = {
         say_last_words(team, model, lockstep.load_weights(run_dir / "best"), best=best)
         """,
     ),
-    "accumulated batches of a stream": (
-        9,
-        """
-        from torch.utils.data import IterableDataset
-
-        class Stream(IterableDataset):
-            def __init__(self):
-                self.place = 0
-            def __iter__(self):
-                while self.place < 37:
-                    self.place += 1
-                    yield sample(self.place)
-                self.place = 0
-            def state_dict(self):
-                return {"place": self.place}
-            def load_state_dict(self, state):
-                self.place = state["place"]
-
-        team = lockstep.join(accumulate=2)
-        arm(team)
-        model = nn.Linear(FEATURES, 2)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        """,
-        """
-        model, optimizer, batches = team.prepare(model, optimizer, DataLoader(Stream(), batch_size=8))
-        for epoch in team.epochs(3):
-            for batch in batches:
-                learn(model, optimizer, batch)
-        say_last_words(team, model)
-        """,
-    ),
 }
 
 
@@ -554,8 +452,6 @@ TAILS = {
     "averages of a pass": (5, 10, 15),
     "registered things": (5, 10, 15),
     "values in a state": (5, 10, 15),
-    "schedules in the tail": (5, 10, 15),
-    "early stopping": (5, 10, 15),
     "two loops over epochs": (10, 15, 20),
     "prepared later": (5, 10, 15, 20),
     "the best weights": (5, 10, 15),

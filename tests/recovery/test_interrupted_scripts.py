@@ -12,9 +12,9 @@ pytestmark = pytest.mark.timeout(60)
 
 # (All of them, with three kills each, in `make test-longest`.)
 KILLED_IN_THE_TAIL = (
+    "range, with a tail",
     "registered things",
     "values in a state",
-    "schedules in the tail",
     "two loops over epochs",
     "the best weights",
 )

@@ -5,7 +5,6 @@ See ``striking`` for how a signal is sent from inside of the process that trains
 
 import contextlib
 import os
-import random
 import re
 import signal
 import subprocess
@@ -14,7 +13,6 @@ import time
 
 import psutil
 import pytest
-from interrupted_scripts import TAILS, source_of
 from laboratory import PLAIN, SETTINGS
 
 from lockstep.base.stopping import INTERRUPTED_STATUS, REQUEUE_STATUS, SAME_S, UNSAVED_STATUS
@@ -86,27 +84,6 @@ def test_a_signal_to_all_processes_spares_loader_workers_until_the_run_is_saved(
     again = lab.run(PLAIN, nproc=1, workers=1)
     assert again.words == undisturbed(), f"{ended}\n{again}"
     assert lab.resumes() == [step]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["range, with a tail", "registered things", "two loops over epochs", "the best weights"])
-def test_a_script_that_is_stopped_after_the_loop_goes_on_too(lab, undisturbed, name):
-    seed = f"{name} 831"
-    place, script = random.Random(seed), source_of(name)
-    nproc = place.choice([1, 2])
-    fault = {
-        "at": "tail",
-        "number": place.choice(TAILS[name]),
-        "rank": place.randrange(nproc),
-        "what": "SIGTERM",
-        "to": "me",
-    }
-    ended = lab.run(script, nproc=nproc, fault=fault)
-    told = f"seed {seed}\n{ended}"
-    assert ended.status in (REQUEUE_STATUS, 0), told
-    if ended.status:
-        ended = lab.run(script, nproc=3 - nproc)
-    assert ended.words == undisturbed(script), f"{told}\n{ended}"
 
 
 def test_a_run_that_comes_to_its_end_first_is_finished(lab, undisturbed):

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import warnings
-from multiprocessing import current_process
+from multiprocessing import current_process, get_start_method
 
 import torch
 
@@ -23,6 +23,7 @@ found = {
     "path": sys.path,
     "process": current_process().name,
     "daemon": current_process().daemon,
+    "start_method": get_start_method(allow_none=True),
     "threads": threading.active_count(),
     "log_handlers": len(logging.getLogger().handlers),
     "signals": [
