@@ -17,11 +17,6 @@ CHANGING = APPENDING | _words(
     """
 )
 """Methods that change what they are called on."""
-CHANGES_ITS_ARGUMENT = re.compile(
-    r"(numpy\.\w+\.at|numpy\.(copyto|put|place|putmask|fill_diagonal)|heapq\.heap(push|pop|pushpop|replace)|bisect\.insort\w*"
-    r"|random\.shuffle|operator\.i\w+)$"
-)
-"""Functions that change the first thing that they are given."""
 EMPTYING = _words(
     """
     clear zero_ fill_ copy_ reset load_state_dict set_ manual_seed seed normal_ uniform_
@@ -96,7 +91,6 @@ COUNTERS = {"itertools.count", "itertools.cycle"}
 SYNCHRONISED = re.compile(r"(torchmetrics|torcheval|ignite)\b")
 """Libraries whose objects reduce over ranks by themselves."""
 WRAPPERS = {"tqdm", "trange", "track", "progress_bar", "list", "tuple", "iter", "reversed", "Progress"}
-HOOKS = {"register_forward_hook", "register_forward_pre_hook", "register_module_forward_hook"}
 GRADIENT_HOOKS = {
     "register_hook",
     "register_full_backward_hook",

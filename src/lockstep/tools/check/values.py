@@ -28,7 +28,6 @@ class Site(NamedTuple):
     ``worker``, ``world``, ``data set``, ``flag`` (a constant)."""
     inside: bool
     """Whether it runs once a shard."""
-    doubtful: bool = False
     scope: int = 0
     """The function in which it is."""
     method: str = ""
