@@ -184,7 +184,7 @@ class Expressions(Machine):
             source.dotted(d.func if isinstance(d, ast.Call) else d)
             for d in getattr(function.definition, "decorator_list", [])
         }
-        if "property" in names or "cached_property" in names or "functools.cached_property" in names:
+        if "property" in names:
             return self.invoke(function, [Value.of(target)], {}, function.definition or ast.Pass())
         if "staticmethod" in names or (target.kind == "class" and "classmethod" not in names):
             return Value.of(function)

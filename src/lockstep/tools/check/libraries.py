@@ -34,7 +34,7 @@ class Libraries(Teams):
             made = self.make(node, "draws", last)
             self.state.put((made, CONTENT), self.used(given), None)
             return Value.of(made)
-        for keyword in ("generator", "rng"):
+        for keyword in ("generator",):
             for target in keywords.get(keyword, NOTHING).objects:
                 if target.kind == "draws" and names.RANDOM_CALL.search(name):
                     return self.drawn(target, node, (self.name_of(target) or target.name or "module"))
@@ -45,8 +45,6 @@ class Libraries(Teams):
             made = self.make(node, "optimizer", last)
             made.is_copy = bool(self.inside)  # of a shard's own weights
             return Value.of(made)
-        if name.startswith("torch.optim.lr_scheduler."):
-            self.sink(self.used(given), node, "weights")
         if name in names.COPIES or names.AVERAGES.match(name):
             return self._copy(name, node, args)
         if name in names.COUNTERS:
@@ -86,7 +84,7 @@ class Libraries(Teams):
             self.call_back(value)
         if isinstance(node, ast.Call):
             self.unknown = node
-            if last[:1].isupper() or (not self.inside and names.MAKES.match(name)):
+            if last[:1].isupper():
                 made = self.make(node, "opaque", name)
                 made.bases = [o for value in given for o in self.all_objects(value) if o.kind in ("function", "method")]
                 if not self.inside:

@@ -15,7 +15,6 @@ from lockstep.tools.check.values import (
     OF_A_SHARD,
     RANKED,
     SIZE,
-    WEIGHTS,
     Cell,
     Frame,
     Object,
@@ -209,7 +208,7 @@ class Machine(Reading):
             how = "change"
         if target.kind != "opaque" or "." not in name:  # sampler.weights, rather than sampler
             name = self.name_of(target) or name
-        if own and (how == "average" or (value.flags & WEIGHTS and how == "change")):
+        if own and how == "average":
             self.sink(self.content(target), node, "answer")  # moved on from where it was
         value = self.governed(value)
         self.state.add((target, CONTENT), value, self.write(node, name, how, value, own=own))

@@ -9,7 +9,7 @@ from typing_extensions import override
 from lockstep.tools.check import names, source
 from lockstep.tools.check.libraries import Libraries
 from lockstep.tools.check.state import CONTENT
-from lockstep.tools.check.values import DATA, NOTHING, RANDOM, SIZE, WEIGHTS, Object, Site, Value, merge
+from lockstep.tools.check.values import DATA, NOTHING, RANDOM, SIZE, Object, Site, Value, merge
 
 
 class Methods(Libraries):
@@ -68,8 +68,7 @@ class Methods(Libraries):
         if any(result is None for result in results):
             return None
         value = merge([result for result in results if result is not None])
-        kept = receiver.flags & WEIGHTS if name in names.ELEMENTWISE or name in names.SAME_OBJECT else 0
-        return value._replace(flags=value.flags | kept, sites=value.sites | receiver.sites)
+        return value._replace(sites=value.sites | receiver.sites)
 
     def _of_unknown(self, node: ast.Call, func: ast.Attribute, receiver: Value, given: list[Value]) -> Value | None:
         name = func.attr
@@ -98,9 +97,6 @@ class Methods(Libraries):
             return NOTHING
         if target.kind in ("list", "dict", "set", "deque", "queue"):
             return self._of_container(target, name, node, shown, raw, used, content)
-        if target.kind == "opaque" and target.bases and not self.inside:  # such as LambdaLR.step()
-            for function in target.bases:
-                self.sink(self.use(self.call_of(function, node, NOTHING, [NOTHING], {})), node, "weights")
         if target.kind == "iterator" and name in ("next", "__next__"):
             return self.next(target, node, shown)
         if target.kind in ("module", "tensor", "opaque", "instance", "loader"):
@@ -129,18 +125,16 @@ class Methods(Libraries):
                     self.change(target, node, shown, "change", used)
                 return Value(frozenset((target,)), 0, self.content(target).sites)
             if name in names.SAME_OBJECT:
-                flags = WEIGHTS if target.kind in ("module", "instance", "opaque") and name in names.OF_PARAMETERS else 0
-                return Value(frozenset((target,)), used.flags | flags, content.sites | used.sites)
+                return Value(frozenset((target,)), used.flags, content.sites | used.sites)
             if name == "clone":
                 return self._clone(node, content.flags | used.flags, content.sites | used.sites)
             if name in ("item", "tolist", "numpy", "mean", "sum", "norm", "float", "long", "int"):
                 return Value.made(content.flags | used.flags, content.sites | used.sites)
-            if target.kind in ("opaque",) and not target.is_prepared:
-                return self._of_opaque(target, name, node, shown, used, content)
-            if target.kind == "instance" and self.method(target, name) is None:
-                self.unknown = node
-                return Value(frozenset((target,)) if name in names.SAME_OBJECT else frozenset(), used.flags, used.sites)
+            if target.kind == "opaque" and not target.is_prepared and names.SYNCHRONISED.match(target.name):
+                return Value.made(used.flags)
             self.unknown = node
+            if target.kind == "instance" and self.method(target, name) is None:
+                return used
             return Value.made(content.flags | used.flags, content.sites | used.sites)
         if target.kind == "optimizer":
             for value in given:
@@ -177,19 +171,8 @@ class Methods(Libraries):
             if name != "get" or target.kind == "queue":
                 self.change(target, node, shown, "change", Value.made(content.flags))
             return content
-        if name in ("copy", "items", "values", "keys", "most_common", "elements", "index", "count", "__contains__"):
-            return Value(
-                frozenset((target,)) if name in ("items", "values", "keys", "copy") else frozenset(),
-                content.flags,
-                content.sites,
-            )
-        return Value.made(content.flags | used.flags, content.sites | used.sites)
-
-    def _of_opaque(self, target: Object, name: str, node: ast.Call, shown: str, used: Value, content: Value) -> Value | None:
-        library = target.name
-        if names.SYNCHRONISED.match(library) or names.is_harmless(f"{shown}.{name}"):
-            return Value.made(used.flags)
-        self.unknown = node
+        if name in ("copy", "items", "values", "keys"):
+            return Value(frozenset((target,)), content.flags, content.sites)
         return Value.made(content.flags | used.flags, content.sites | used.sites)
 
     def draw(self, target: Object, name: str, node: ast.Call, shown: str, used: Value) -> Value:

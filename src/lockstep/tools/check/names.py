@@ -10,13 +10,6 @@ def _words(text: str) -> frozenset[str]:
 
 
 APPENDING = {"append", "extend", "appendleft", "extendleft", "insert", "put", "put_nowait", "push"}
-CHANGING = APPENDING | _words(
-    """
-    update add setdefault enqueue remove discard subtract popitem sort reverse rotate record observe accumulate store
-    update_parameters update_ema add_batch track
-    """
-)
-"""Methods that change what they are called on."""
 EMPTYING = _words(
     """
     clear zero_ fill_ copy_ reset load_state_dict set_ manual_seed seed normal_ uniform_
@@ -34,9 +27,6 @@ SAME_OBJECT = _words(
     """
 )
 """Methods whose result shares what they are called on."""
-OF_PARAMETERS = {"parameters", "named_parameters", "state_dict", "get_parameter"}
-ELEMENTWISE = {"clone", "float", "numpy", "mul", "add", "lerp", "sub", "div"}
-"""Methods whose result has the form of what they are called on."""
 CONTAINERS = {
     "list": "list",
     "dict": "dict",
