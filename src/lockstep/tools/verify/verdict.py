@@ -182,9 +182,6 @@ def _diagnosis(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Iterator[st
     yield f"  likely cause: {diagnosis.sentence}"
     yield f"  remedy: {diagnosis.remedy}"
     yield from _indented(2, _findings("found in the script's text", findings))
-    if diagnosis.ruled_out:
-        yield "  ruled out:"
-        yield from _indented(4, diagnosis.ruled_out)
 
 
 def _indented(width: int, lines: Iterable[str]) -> Iterator[str]:

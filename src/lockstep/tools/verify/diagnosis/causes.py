@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lockstep.base.config import STRATEGIES
 from lockstep.tools.verify.diagnosis.experiments import Findings
+from lockstep.tools.verify.trace.origin import Origin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,19 +20,6 @@ class Cause:
 
 
 CAUSES = {
-    "threads": Cause(
-        sentence="the number of threads of a process differs, and with it the order in which sums are taken",
-        remedy="give threads= to join() (or --threads), and let nothing else set the number of threads",
-    ),
-    "set order": Cause(
-        sentence="the order of a Python set: it differs from run to run, because Python hashes texts with a random seed",
-        remedy="iterate over sorted(the_set), or use a dict or a list, which keep their order",
-    ),
-    "data by rank": Cause(
-        sentence="the data is read differently on each rank: lockstep itself gives every process its part of each batch, so "
-        "all of them must read the same data in the same order",
-        remedy="neither split nor seed the data by rank: let every process read the whole stream (or data set)",
-    ),
     "worker": Cause(
         sentence="code that depends on which loader worker runs it",
         remedy="let what a sample is depend on its index alone",
@@ -49,10 +37,11 @@ CAUSES = {
         sentence="the sum of gradients is taken in an order that depends on the number of processes (strategy ddp)",
         remedy="leave strategy= out: the default, 'exact', adds in one order",
     ),
-    "timing": Cause(
-        sentence="a setting does not agree with itself: a clock or the system's randomness (os.urandom, a generator without a "
-        "seed) is read, or a kernel gives results that depend on timing",
-        remedy="let nothing that is computed depend on the time, and seed every generator; "
+    "chance": Cause(
+        sentence="a setting does not agree with itself when it is run again: the order of a set of texts (Python hashes them "
+        "with a random seed), a clock, the system's randomness (os.urandom, a generator without a seed), or a kernel whose "
+        "results depend on timing",
+        remedy="iterate over sorted(the_set); let nothing that is computed depend on the time, and seed every generator; "
         "torch.use_deterministic_algorithms(True) makes PyTorch choose deterministic kernels, and name those that it "
         "lacks in an error; look at the layer named above first",
     ),
@@ -97,7 +86,6 @@ class Diagnosis:
     """A key of ``CAUSES``."""
     sentence: str
     remedy: str
-    ruled_out: tuple[str, ...] = ()
     arose: str = ""
     """In which part of the computation it arose, in words; empty: unknown."""
 
@@ -111,51 +99,23 @@ def conclude(findings: Findings) -> Diagnosis:
     name = _cause(findings)
     cause = CAUSES[name]
     sentence = cause.sentence
-    if name == "threads" and findings.threads is not None:
-        labels = [setting.label for setting in findings.settings]
-        sentence += f" ({findings.threads[0]} with {labels[0]}, {findings.threads[1]} with {labels[1]})"
     if name == "unknown" and (usual := _USUAL.get(findings.origin.where)) is not None:
         sentence, cause = f"{sentence}; usually {usual.sentence}", usual
-    return Diagnosis(
-        cause=name,
-        sentence=sentence,
-        remedy=cause.remedy,
-        ruled_out=_ruled_out(findings) if name in ("unknown", "timing") else (),
-        arose=_arose(findings),
-    )
+    return Diagnosis(cause=name, sentence=sentence, remedy=cause.remedy, arose=_arose(findings.origin))
 
 
 def _cause(findings: Findings) -> str:
     difference, where = findings.difference, findings.origin.where
-    if findings.threads is not None and difference.stage not in ("samples", "content", "steps"):
-        return "threads"
-    if findings.depends_on_hashes:
-        return "set order"
     if difference.stage == "samples" and "ran this shard" in difference.detail:
         return "unknown"
-    if findings.data_by_rank:
-        return "data by rank"
     if where == "exchange" and not STRATEGIES[findings.strategy].promises_bits:
         return "rounding"
     if findings.repeats is False:
-        return "timing"
+        return "chance"
     first, second = findings.settings
     if where == "data" and first.world_size == second.world_size and first.workers != second.workers:
         return "worker"
     return "rank" if difference.among is not None else "unknown"
-
-
-def _ruled_out(findings: Findings) -> tuple[str, ...]:
-    ruled_out = []
-    if findings.repeats is True:
-        ruled_out.append("chance and time: each setting agrees with itself when it is run again")
-    if findings.repeats is False:
-        ruled_out.append("what depends on the number of processes alone: one setting does not even agree with itself")
-    if findings.threads is None:
-        ruled_out.append("the number of threads: it is the same")
-    if findings.vanished is not None and not findings.depends_on_hashes:
-        ruled_out.append("the order of sets of texts: another hash seed changes nothing, or the same one does not help")
-    return tuple(ruled_out)
 
 
 _AROSE: Mapping[str, str] = {
@@ -172,8 +132,7 @@ _AROSE: Mapping[str, str] = {
 }
 
 
-def _arose(findings: Findings) -> str:
-    origin = findings.origin
+def _arose(origin: Origin) -> str:
     if origin.where == "layer":
         name = origin.layer if origin.layer == "the model" else f"layer {origin.layer}"
         return f"in the forward pass of {name} ({origin.kind}): its input is the same, its output is not"
