@@ -36,12 +36,19 @@ def test_several_steps_on_two_processes_with_their_batches(bench, healthy):
     assert all(len(batch["batch"][0]) == 2 for batch in batches)
 
 
-def test_a_debugger_stops_in_the_body_of_the_loop_with_the_shards_batch(bench, healthy):
-    done = bench.replay(healthy, "--step", 4, "--shard", 2, "--pdb", stdin="p ('mine', tuple(x.shape), team.step)\nc\n")
+def test_a_script_with_a_breakpoint_stops_in_that_step_with_the_shards_batch(bench, healthy):
+    changed = bench.directory / "stops.py"
+    text = (bench.directory / "spiky.py").read_text()
+    changed.write_text(
+        text.replace(
+            "                team.backward", "                team.step == 4 and breakpoint()\n                team.backward"
+        )
+    )
+    done = bench.replay(
+        healthy, "--step", 4, "--script", changed, stdin="p ('mine', tuple(x.shape), team.step)\n" + 4 * "c\n"
+    )
     assert "('mine', (2, 4), 4)" in done.all, done.all
     assert (done.status, "EQUAL to the run" in done.out) == (0, True), done.all
-    done = bench.replay(healthy, "--step", 4, "--pdb", stdin="q\n")
-    assert (done.status, "quit in the debugger" in done.out) == (0, True), done.all
 
 
 def test_the_last_shard_is_taken_sample_by_sample(bench, healthy):
@@ -162,7 +169,7 @@ def test_a_run_without_a_digest_journal_is_replayed_and_not_called_equal(bench):
         (("--step", "nan"), "is NaN"),
         (("--step", 5, "--shard", 4), "the run has 4 shards, numbered from 0"),
         (("--step", 5, "--nproc", 5), "at most as many processes"),
-        (("--step", 5, "--nproc", 2, "--pdb"), "these need one process"),
+        (("--step", 5, "--nproc", 2, "--blame"), "needs one process"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused_in_words(bench, healthy, words, said):
