@@ -61,12 +61,6 @@ def test_a_name_that_means_nothing_lists_those_that_do(text, said):
         parse_method(text)
 
 
-def test_methods_keep_their_order_and_repetitions():
-    assert [method.name for method in parse_methods("ddp, single,ddp,")] == ["ddp", "single", "ddp"]
-    with pytest.raises(ConfigError, match="no method in"):
-        parse_methods(" , ")
-
-
 def test_data_parallel_in_one_process_is_a_row_of_its_own_where_there_are_gpus():
     assert "dp" in set(default_methods({"gpus"})) - set(default_methods(()))
     rows = expand(parse_methods("dp,dp@python"), (2, 4))
@@ -98,8 +92,3 @@ def test_ddp_gets_a_row_for_each_number_and_single_one():
     assert [(row.method.strategy, row.num_processes) for row in rows] == [("single", 1), ("ddp", 1), ("ddp", 2)]
     assert rows[2].slug == "3-ddp-torchrun-bf16-mixed-x2"
     assert rows[2].label == "ddp@torchrun+bf16-mixed ×2"
-
-
-def test_rows_of_the_same_method_have_directories_of_their_own():
-    rows = expand(parse_methods("ddp,ddp,ddp@torchrun"), (2, 4))
-    assert len({row.slug for row in rows}) == 6

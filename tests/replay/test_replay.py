@@ -51,12 +51,6 @@ def test_a_script_with_a_breakpoint_stops_in_that_step_with_the_shards_batch(ben
     assert (done.status, "EQUAL to the run" in done.out) == (0, True), done.all
 
 
-def test_the_last_shard_is_taken_sample_by_sample(bench, healthy):
-    found, status = bench.replay_json(healthy, "--step", 5, "--shard", 3, "--blame")
-    assert (status, found["verdict"]) == (0, "equal")
-    assert len(found["alone"]) == 2
-
-
 def test_a_changed_script_is_said_and_not_called_equal(bench, healthy):
     changed = bench.directory / "changed.py"
     changed.write_text((bench.directory / "spiky.py").read_text().replace("loss = nn.", "loss = 2 * nn."))
@@ -206,9 +200,3 @@ def test_the_first_step_in_which_two_runs_differ_is_found_and_what_else_differs(
     assert (done.status, found["equal"], found["difference"]["step"], found["difference"]["stage"]) == (1, False, 1, "state")
     assert ["args", ["kill=7", "lr=0.03"]] in [[item["what"], item["values"]] for item in found["unlike"]]
     assert bench.say("diff", healthy, other).out.startswith("DIFFERENT  first in step 1: the state: optimizer: digest ")
-
-
-def test_an_audited_run_is_replayed_to_the_bit(bench):
-    settings = ("--threads", "1", "--checkpoint-every", "3", "--journal-every", "4", "--progress", "off", "--audit", "2")
-    done = bench.replay(bench.train("audited", settings=settings), "--step", 8)
-    assert (done.status, "EQUAL to the run, to the bit" in done.out) == (0, True), done.all
