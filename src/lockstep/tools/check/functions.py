@@ -209,14 +209,6 @@ class Functions(Loops):
             self.begun.append(made)
             self.run(init, [Value.of(made), *args], keywords)
             self.begun.remove(made)
-        elif isinstance(of_class.definition, ast.ClassDef):
-            fields = [
-                s.target.id
-                for s in of_class.definition.body
-                if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)
-            ]
-            for name, value in [*zip(fields, args, strict=False), *((n, v) for n, v in keywords.items() if n in fields)]:
-                self.state.put((made, name), value, None)
         return Value.of(made)
 
     @override

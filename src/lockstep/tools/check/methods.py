@@ -180,8 +180,6 @@ class Methods(Libraries):
         if name in ("manual_seed", "seed", "set_state"):
             self.state.put((target, CONTENT), used, None)
             return Value.of(target)
-        if name in ("get_state", "initial_seed", "getstate"):
-            return NOTHING
         return self.drawn(target, node, shown)
 
     @override

@@ -67,11 +67,6 @@ def notes(verification: Verification) -> Iterator[str]:
         )
     elif verification.task.shards is None:
         yield f"V = {counted(shards, 'shard')}, as in the script"
-    if summary.batch_norm and shards > 1:
-        yield (
-            f"BatchNorm normalizes over {counted(summary.shard_size, 'sample')} ({summary.batch_size} / {shards} shards), "
-            f"on any number of processes; one device would over {summary.batch_size}"
-        )
 
 
 def verdict(verification: Verification) -> list[str]:
