@@ -34,15 +34,6 @@ def test_ranks_of_one_run_that_differ_run_code_that_depends_on_the_rank_unless_c
     assert cause(difference=among, repeats=False) == "chance"
 
 
-@pytest.mark.parametrize(("where", "word"), [("layer", "collective"), ("data", "index"), ("update", "batch[")])
-def test_where_nothing_was_found_it_is_said_what_usually_makes_a_difference_there(where, word):
-    found = conclude(
-        Findings(difference=LOSS, settings=SETTINGS, strategy="exact", repeats=True, origin=Origin(where=where, layer="1"))
-    )
-    assert found.cause == "unknown"
-    assert word in found.sentence + found.remedy
-
-
 def test_sums_that_differ_from_equal_gradients_are_rounding_unless_they_are_exact():
     gradient = Difference(step=1, stage="gradient", name="w")
     exchange = Origin(where="exchange")

@@ -47,35 +47,10 @@ CAUSES = {
     ),
     "unknown": Cause(
         sentence="not found",
-        remedy="look at the first thing that differs, above, and at what it is computed from; the traces are in the results' "
-        "directory",
+        remedy="look at the first thing that differs, above, and at what it is computed from (docs/verify.md lists what "
+        "usually makes a difference where it arose); the traces are in the results' directory",
     ),
 }
-
-_IN_SHARD = Cause(
-    sentence="what runs inside a shard uses more than its samples and the weights: a generator of the script's own, something "
-    "kept from one shard to the next (an attribute, a list, a changed weight), a collective, the rank or the number of "
-    "processes",
-    remedy="draw from torch, numpy.random or random (lockstep reseeds these for every shard); leave what spans shards to "
-    "batch.add, buffers, team.per_shard(...), or do it after the loop over batch.shards",
-)
-_OF_DATA = Cause(
-    sentence="what a sample is follows not from its index alone, but from a generator of the script's own, from what was read "
-    "before it, from the rank, or from the loader worker",
-    remedy="draw from torch, numpy.random or random (lockstep reseeds these for every shard), or make the generator for each "
-    "sample, from its index; keep nothing from sample to sample",
-)
-_OUTSIDE = Cause(
-    sentence="code outside of batch.shards uses a value of this process alone: the rank, the number of processes, a variable "
-    "that is written inside",
-    remedy='use the values of the whole batch, batch["..."], and what team.all_reduce and team.all_gather_object return',
-)
-_USUAL = {
-    **dict.fromkeys(("before the model", "layer", "after the model", "backward"), _IN_SHARD),
-    **dict.fromkeys(("data", "samples"), _OF_DATA),
-    **dict.fromkeys(("beginning", "update", "evaluation", "end"), _OUTSIDE),
-}
-"""What usually makes a difference where it arose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,18 +65,14 @@ class Diagnosis:
     """In which part of the computation it arose, in words; empty: unknown."""
 
 
-NOT_SAVED = Diagnosis(cause="not saved", sentence=CAUSES["not saved"].sentence, remedy=CAUSES["not saved"].remedy)
+NOT_SAVED = Diagnosis(cause="not saved", **vars(CAUSES["not saved"]))
 """Why a run that resumes one that was killed computes something else, with the same settings."""
 
 
 def conclude(findings: Findings) -> Diagnosis:
     """The likely cause."""
     name = _cause(findings)
-    cause = CAUSES[name]
-    sentence = cause.sentence
-    if name == "unknown" and (usual := _USUAL.get(findings.origin.where)) is not None:
-        sentence, cause = f"{sentence}; usually {usual.sentence}", usual
-    return Diagnosis(cause=name, sentence=sentence, remedy=cause.remedy, arose=_arose(findings.origin))
+    return Diagnosis(cause=name, **vars(CAUSES[name]), arose=_arose(findings.origin))
 
 
 def _cause(findings: Findings) -> str:
