@@ -170,7 +170,7 @@ def test_a_row_does_not_outlive_a_comparison_that_is_killed(fake_script, tmp_pat
     wait_until(lambda: not Path("/proc", (tmp_path / "pid").read_text()).exists())
 
 
-def wait_until(condition, timeout_s=20.0):
+def wait_until(condition, timeout_s=50.0):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "timed out"

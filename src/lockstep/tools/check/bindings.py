@@ -167,9 +167,6 @@ class Bindings(Methods):
         if not isinstance(at, ast.Name) or at.id == "self":
             return
         key = self.key_of(at.id)
-        frame = self.frame.parent
-        while key not in self.state.cells and frame is not None:
-            key, frame = (frame, at.id), frame.parent
         known = self.state.cells.get(key)
         if known is None:
             return

@@ -109,9 +109,6 @@ class Functions(Loops):
             return self.invoke(target.bases[0], [first, *args], keywords, node)
         if target.kind == "class":
             return self.instance(target, node, args, keywords)
-        if target.kind == "partial" and target.arguments is not None:
-            args, keywords = [*target.arguments[0], *args], {**target.arguments[1], **keywords}
-            return merge([self.call_of(o, node, receiver, args, keywords) for o in target.bases])
         if target.kind == "external":
             return self.of_library(target.name, node, args, keywords)
         if target.kind == "instance":

@@ -49,10 +49,6 @@ class Libraries(Teams):
             return self._copy(name, node, args)
         if name in names.COUNTERS:
             return Value.of(self.make(node, "iterator", last))
-        if name == "functools.partial" and args:
-            made = self.make(node, "partial", last)
-            made.bases, made.arguments = list(args[0].objects), (args[1:], keywords)
-            return Value.of(made)
         if last in ("clip_grad_norm_", "clip_grad_value_"):
             self.sink(self.used(given), node, "answer")
         if names.MODULES.match(name):
@@ -78,8 +74,6 @@ class Libraries(Teams):
                 if isinstance(argument, ast.Name):
                     self.state.put(self.key_of(argument.id), NOTHING, None)
             return NOTHING
-        if name.startswith(("torch.nn.init.", "torch.cuda.", "os.", "pathlib.", "torch.backends")):
-            return Value.made(used.flags, used.sites)
         for value in given:
             self.call_back(value)
         if isinstance(node, ast.Call):

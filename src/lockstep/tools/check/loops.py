@@ -205,13 +205,6 @@ class Loops(Expressions):
             node = node.args[0]
         if not isinstance(node, (ast.Call, ast.Name, ast.Attribute)):
             return None, False
-        if isinstance(node, ast.Call) and source.dotted(node.func).rpartition(".")[2] in (
-            "zip",
-            "range",
-            "islice",
-            "sorted",
-        ):
-            return None, False
         value = self.eval(node)
         streams = [
             o for o in value.objects if o.kind in ("stream", "instance") and not o.is_prepared and self._generator_of(o)

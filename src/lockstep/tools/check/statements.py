@@ -87,8 +87,6 @@ class Statements(Bindings):
     def _if(self, node: ast.If) -> bool:
         if isinstance(node.test, ast.Compare) and source.dotted(node.test.left) == "__name__":
             return self.block(node.body)
-        if source.dotted(node.test).rpartition(".")[2] == "TYPE_CHECKING":
-            return True
         test = self.use(self.eval(node.test))
         before = self.state
         ends = []
@@ -155,8 +153,6 @@ class Statements(Bindings):
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         made = self.make(node, "function", node.name)
         made.definition, made.frame = node, self._defining_frame()
-        for decorator in node.decorator_list:
-            self.eval(decorator)
         for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)):
             self.defaults[id(default)] = self.eval(default)
         self.state.put(self.key_of(node.name), Value(frozenset((made,))), None)
