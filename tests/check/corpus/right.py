@@ -32,40 +32,6 @@ def train_step(team, model, optimizer, batch):
     return batch["loss"]
 
 
-def confusion_reduced():
-    team, model, optimizer, loader = start()
-    confusion = torch.zeros(3, 3, dtype=torch.long)
-    for batch in loader:
-        mine = torch.zeros_like(confusion)
-        for x, y, _ in batch.shards:
-            out = model(x)
-            team.backward(F.cross_entropy(out, y))
-            for t, p in zip(y, out.argmax(1), strict=True):
-                mine[t, p] += 1
-        optimizer.step()
-        optimizer.zero_grad()
-        confusion += team.all_reduce(mine)
-    team.print(confusion)
-
-
-def queue_registered_and_filled_outside():
-    team, model, optimizer, loader = start()
-    queue = collections.deque(maxlen=64)
-    team.register("queue", queue)
-    for batch in loader:
-        keys = []
-        for x, y, _ in batch.shards:
-            z = F.normalize(model(x), dim=1)
-            negatives = torch.stack(list(queue)) if queue else z.detach()
-            team.backward(F.cross_entropy(z, y) + (z @ negatives.T).exp().mean())
-            keys.append(z.detach())
-        optimizer.step()
-        optimizer.zero_grad()
-        for part in team.all_gather_object(keys):
-            for z in part:
-                queue.extend(z)
-
-
 def labels_that_follow_the_rank():
     team, model, optimizer, loader = start()
     for batch in loader:

@@ -21,30 +21,6 @@ def start():
     return (team, *team.prepare(model, optimizer, DataLoader(data, 16, shuffle=True)))
 
 
-class AverageMeter:
-    def __init__(self):
-        self.val = self.avg = self.sum = self.count = 0
-
-    def update(self, val, n=1):
-        self.val = val
-        self.sum += val * n
-        self.count += n
-        self.avg = self.sum / self.count
-
-
-def average_meter():
-    team, model, optimizer, loader = start()
-    losses = AverageMeter()
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            loss = F.cross_entropy(model(x), y)
-            team.backward(loss)
-            losses.update(loss.item(), x.size(0))  # LS103
-        optimizer.step()
-        optimizer.zero_grad()
-    print(f"{losses.avg:.4f}")
-
-
 class MoCo(nn.Module):
     def __init__(self):
         super().__init__()
@@ -121,21 +97,6 @@ def collate_that_counts():
     for batch in loader:
         for x in batch.shards:
             team.backward(model(x).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def ema_teacher_moved_inside():
-    team, model, optimizer, loader = start()
-    import copy
-
-    teacher = copy.deepcopy(model)
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            with torch.no_grad():
-                for t, s in zip(teacher.parameters(), model.parameters(), strict=True):
-                    t.mul_(0.99).add_(s, alpha=0.01)  # LS106
-            team.backward(F.cross_entropy(model(x), y) + F.mse_loss(model(x), teacher(x)))
         optimizer.step()
         optimizer.zero_grad()
 
