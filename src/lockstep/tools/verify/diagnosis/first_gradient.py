@@ -1,14 +1,16 @@
 """The gradient of a run's first batch as numbers, to be compared with that of one device up to rounding.
 
 Intended differences between shards are excluded: layers of PyTorch and other libraries are in evaluation mode, so that nothing
-is dropped and BatchNorm uses its running statistics.
+is dropped and BatchNorm uses its running statistics, and the random numbers that a data set draws for a sample (to augment it)
+depend on the sample alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy
@@ -52,6 +54,28 @@ class FirstGradient(Listener):
             whose = _owner_of(type(module))
             if whose == "plumbing" or (whose == "library" and not any(module.children())):
                 module.register_forward_pre_hook(_evaluate)
+
+    def prepared_loader(self, batches: Iterable[Any]) -> None:
+        """Seed the random streams for each sample by its index. This changes the data set's class, since a ``DataLoader`` does
+        not allow its data set to be replaced."""
+        dataset = getattr(batches, "dataset", batches)
+        plain = type(dataset)
+        if not hasattr(plain, "__getitem__"):
+            return
+
+        def __getitem__(self: Any, index: Any) -> Any:  # noqa: N807
+            number = int(digest(index)[:8], 16)
+            torch.default_generator.manual_seed(number)
+            numpy.random.seed(number)
+            random.seed(number)
+            return plain.__getitem__(self, index)
+
+        def __getitems__(self: Any, indices: Any) -> Any:  # noqa: N807
+            return [self[index] for index in indices]
+
+        methods = {"__getitem__": __getitem__, "__getitems__": __getitems__, "__module__": plain.__module__}
+        with contextlib.suppress(TypeError):  # a list, say, which draws no random numbers
+            dataset.__class__ = type(plain.__name__, (plain,), methods)
 
     @override
     def received(self, micro: MicroStep, data: Any) -> None:
