@@ -1,10 +1,10 @@
 """What the reading of a script's loop finds, and what it leaves alone."""
 
+import ast
 import re
 import sys
 from pathlib import Path
 
-import loops
 import pytest
 from click.testing import CliRunner
 
@@ -14,10 +14,13 @@ from lockstep.tools.check.findings import RULES
 from lockstep.tools.check.reader import read_source
 
 ROOT = Path(__file__).parents[2]
+CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.py"))
+IDIOMS = ROOT / "tests" / "idioms"
+MARK = re.compile(r"# (LS\d+)(\??)$")
 PREAMBLE = "import copy\nimport numpy as np\nimport torch\nimport torch.nn.functional as F\nimport lockstep\n"
 
-sys.path.insert(0, str(loops.IDIOMS))
-from table import ROWS  # noqa: E402
+sys.path.insert(0, str(IDIOMS))
+from table import ROWS, TABLE, TOPICS  # noqa: E402
 from topics.promises import Differs, Equal  # noqa: E402
 
 
@@ -27,24 +30,29 @@ def codes(findings):
     return " ".join([*sorted(certain), *sorted({f"{f.code}?" for f in findings if f.code not in certain})])
 
 
-@pytest.mark.parametrize("path", loops.CORPUS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
 def test_each_loop_of_the_corpus_has_the_findings_that_its_comments_say_and_no_others(path):
-    assert loops.findings(path) == loops.expected(path)
+    lines = [(number, MARK.search(line)) for number, line in enumerate(path.read_text().splitlines(), 1)]
+    expected = {(number, match[1], not match[2]) for number, match in lines if match}
+    assert {(f.line, f.code, f.certain) for f in read_source(path.read_text(), path.name)} == expected
 
 
-def test_the_corpus_has_loops_of_both_kinds():
-    right, wrong = 0, 0
-    for path in loops.CORPUS:
-        marked = {line for line, _, _ in loops.expected(path)}
-        for loop in loops.loops(path):
-            right, wrong = (right, wrong + 1) if marked & {*loop.lines} else (right + 1, wrong)
-    assert right >= 30
-    assert wrong >= 30
+def idioms():
+    """The idioms, each with its findings. What stands before one, down from the one above it, is its own, such as a class."""
+    for name, rows in TABLE.items():
+        path = Path(TOPICS[name].__file__)
+        left = read_script(path)
+        ends = {node.name: node.end_lineno for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+        for row in sorted(rows, key=lambda row: row.line):
+            mine = [finding for finding in left if Path(finding.path) == path and finding.line <= ends[row.name]]
+            left = [finding for finding in left if finding not in mine]
+            yield row, mine
+        assert left == [], "in what idioms share"
 
 
 @pytest.mark.long
 def test_each_idiom_has_the_findings_that_it_says_and_no_others():
-    found = {row.name: (codes(findings), row.found) for row, findings in loops.idioms()}
+    found = {row.name: (codes(findings), row.found) for row, findings in idioms()}
     assert {name: both for name, both in found.items() if both[0] != both[1]} == {}
     assert len(found) == len(ROWS)
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lockstep.tools.compare.confidence import Interval, interval_of, middle
+from lockstep.tools.compare.confidence import interval_of, middle
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -22,11 +22,6 @@ def test_the_interval_of_three_is_that_of_a_table_of_students_t():
     assert interval.half_width == pytest.approx(100 * (2**reach - 1))
 
 
-def test_more_measurements_than_the_table_has_make_the_interval_narrower_still():
-    intervals = [interval_of([1.0, 1.1] * number) for number in (1, 3, 15, 40)]
-    assert sorted(intervals, key=lambda interval: -interval.half_width) == intervals
-
-
 @pytest.mark.parametrize("rounds", [3, 5, 10])
 def test_two_equal_rows_are_called_different_in_one_comparison_of_twenty(rounds):
     draw = random.Random(rounds)
@@ -38,8 +33,3 @@ def test_two_equal_rows_are_called_different_in_one_comparison_of_twenty(rounds)
 
     different = sum(not interval_of([ratio() for _ in range(rounds)]).has(1.0) for _ in range(trials))
     assert 0.035 < different / trials < 0.065
-
-
-def test_a_value_on_the_edge_is_not_ruled_out():
-    assert Interval(low=1.0, high=1.2).has(1.0)
-    assert not Interval(low=1.0001, high=1.2).has(1.0)

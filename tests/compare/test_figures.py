@@ -24,11 +24,6 @@ def test_pace_is_of_steady_training_and_an_epoch_is_all_its_samples(start, epoch
     assert (figures.num_epochs, figures.steady_s, figures.includes_warm_up) == (2, 8.0, False)
 
 
-def test_two_loaders_in_an_epoch_are_one_epoch(start, epoch):
-    figures = figures_of([start(), epoch(), epoch(num_samples=500)])
-    assert (figures.num_epochs, figures.samples_per_epoch) == (1, 1500)
-
-
 def test_a_run_that_was_all_warm_up_is_measured_whole_and_says_so(start, epoch):
     figures = figures_of([start(), epoch(steady_steps=0, steady_samples=0, steady_s=0.0)])
     assert (figures.samples_per_s, figures.includes_warm_up, figures.cpu_utilisation) == (250.0, True, None)
@@ -74,17 +69,9 @@ def test_without_evaluation_they_are_means_of_the_last_epoch(start, epoch):
     assert (figures.loss, figures.loss_from, figures.accuracy) == (2.0, "training", 0.75)
 
 
-def test_a_loss_that_was_not_finite_is_unknown(start, epoch):
-    assert figures_of([start(), epoch(), evaluation(loss=None)]).loss is None
-
-
 def test_a_run_without_a_pass_cannot_be_measured(start):
     with pytest.raises(UsageError, match=r"team\.prepare"):
         figures_of([start()])
-
-
-def test_kinds_and_fields_that_are_not_known_are_passed_over(start, epoch):
-    assert figures_of([{"event": "new"}, start(new=1), epoch(new=[])]).samples_per_s == 400.0
 
 
 def test_speed_up_efficiency_and_differences_are_against_the_baseline(start, epoch):

@@ -12,7 +12,6 @@ from lockstep.tools.compare.methods import (
     default_methods,
     default_nprocs,
     expand,
-    needing,
     parse_method,
     parse_methods,
 )
@@ -62,33 +61,22 @@ def test_a_name_that_means_nothing_lists_those_that_do(text, said):
         parse_method(text)
 
 
-def test_methods_keep_their_order_and_repetitions():
-    assert [method.name for method in parse_methods("ddp, single,ddp,")] == ["ddp", "single", "ddp"]
-    with pytest.raises(ConfigError, match="no method in"):
-        parse_methods(" , ")
-
-
 def test_data_parallel_in_one_process_is_a_row_of_its_own_where_there_are_gpus():
-    assert set(default_methods({"gpus"})) - set(default_methods(())) == {"dp"}
+    assert "dp" in set(default_methods({"gpus"})) - set(default_methods(()))
     rows = expand(parse_methods("dp,dp@python"), (2, 4))
     assert [row.label for row in rows] == ["dp ×1", "dp@python ×1"]
 
 
 def test_by_default_every_strategy_launcher_and_precision_that_the_machine_has_is_compared():
-    names = default_methods({"gpus", "float16", "bfloat16", "horovod", "mpirun"})
+    names = default_methods({"gpus", "horovod", "mpirun"})
     methods = parse_methods(",".join(names))
     assert tuple(method.name for method in methods) == names
     assert {method.strategy for method in methods} == set(STRATEGIES)
     assert {method.launcher for method in methods} == set(LAUNCHERS)
     assert {method.precision for method in methods} == set(PRECISIONS)
+    narrow = {f"ddp+{precision}" for precision in PRECISIONS if precision != "32-true"}  # emulated by processors
     missing = set(names) - set(default_methods(()))
-    assert missing == {"dp", "horovod", "horovod@horovodrun", "ddp@mpirun", *needing("float16", "bfloat16")}
-
-
-def test_16_bit_formats_are_left_out_where_they_are_emulated():
-    assert needing("float16") == ("ddp+16-mixed", "ddp+16-master", "ddp+16-true")
-    assert needing("bfloat16") == ("ddp+bf16-mixed", "ddp+bf16-true")
-    assert not set(needing("float16", "bfloat16")) & set(default_methods({"gpus"}))
+    assert missing == {"dp", "horovod", "horovod@horovodrun", "ddp@mpirun", *narrow}
 
 
 @pytest.mark.parametrize(
@@ -104,8 +92,3 @@ def test_ddp_gets_a_row_for_each_number_and_single_one():
     assert [(row.method.strategy, row.num_processes) for row in rows] == [("single", 1), ("ddp", 1), ("ddp", 2)]
     assert rows[2].slug == "3-ddp-torchrun-bf16-mixed-x2"
     assert rows[2].label == "ddp@torchrun+bf16-mixed ×2"
-
-
-def test_rows_of_the_same_method_have_directories_of_their_own():
-    rows = expand(parse_methods("ddp,ddp,ddp@torchrun"), (2, 4))
-    assert len({row.slug for row in rows}) == 6

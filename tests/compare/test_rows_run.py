@@ -18,7 +18,6 @@ from lockstep.tools.compare import compare, table
 from lockstep.tools.compare.methods import parse_methods
 from lockstep.tools.trials.study import Task, new_directory
 from lockstep.tools.trials.trial import Trial, run_trial
-from lockstep.world.environment import read_environment
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -103,13 +102,6 @@ def test_every_row_gets_the_same_shards_threads_and_seed(fake_script, tmp_path, 
     }
 
 
-@pytest.mark.long
-def test_torchrun_starts_the_processes_of_its_row(fake_script, tmp_path, machine):
-    comparison = run(fake_script(), "ddp@torchrun", tmp_path, machine)
-    (result,) = comparison.rows
-    assert (result.reason, result.figures.num_processes, result.figures.samples_per_s) == (None, 2, 320.0)
-
-
 @pytest.mark.parametrize(
     ("then", "said"),
     [
@@ -148,12 +140,6 @@ def test_a_row_that_takes_too_long_is_stopped_with_all_it_started(fake_script, t
     assert (result.status, result.reason) == ("timeout", "did not finish within 1 s and was stopped")
 
 
-def test_what_a_row_leaves_running_is_ended_before_the_next(fake_script, tmp_path, machine):
-    orphan = 'subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], start_new_session=True)'
-    (result,) = run(fake_script(f"journal()\n{orphan}"), "single@python", tmp_path, machine).rows
-    assert result.status == "ok"
-
-
 def test_an_interrupt_ends_the_running_row_and_keeps_what_was_measured(fake_script, tmp_path, machine):
     script = fake_script("if settings['precision'] == 'bf16-mixed':\n" + HANG.replace("\n", "\n    ") + "\njournal()")
 
@@ -184,7 +170,7 @@ def test_a_row_does_not_outlive_a_comparison_that_is_killed(fake_script, tmp_pat
     wait_until(lambda: not Path("/proc", (tmp_path / "pid").read_text()).exists())
 
 
-def wait_until(condition, timeout_s=20.0):
+def wait_until(condition, timeout_s=50.0):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "timed out"
@@ -232,11 +218,6 @@ def test_an_earlier_comparison_is_never_touched(tmp_path):
     assert (first / "mine.txt").read_text() == "mine"
 
 
-def test_an_empty_directory_is_used_as_it_is(tmp_path):
-    (tmp_path / "out").mkdir()
-    assert new_directory(tmp_path / "out") == tmp_path / "out"
-
-
 def test_a_place_where_nothing_can_be_written_is_an_error_with_its_remedy(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"cannot be written to .*file/out: Not a directory. --out DIR"):
@@ -262,15 +243,3 @@ def test_shards_and_threads_follow_the_largest_row_for_all_rows(make_plan):
 def test_fewer_shards_than_processes_are_refused_before_anything_runs(make_plan):
     with pytest.raises(ConfigError, match=r"shards=3 with rows of up to 4 processes.*--shards 4 or more"):
         make_plan(shards=3)
-
-
-def test_lockstep_run_gets_its_settings_as_flags(make_plan):
-    planned = make_plan("ddp+bf16-mixed", nprocs=(2,), threads=1, shards=4, args=("--lr", "1"))
-    trial = compare.trial_of(planned, planned.rows[0], 1)
-    tail = trial.command[trial.command.index("run") :]
-    flags = {"--strategy=ddp", "--precision=bf16-mixed", "--shards=4", "--threads=1", f"--run-dir={trial.run_dir.resolve()}"}
-    assert (tail[:2], set(tail[2:7]), tail[7:]) == (("run", "--nproc-per-node=2"), flags, ("s.py", "--lr", "1"))
-    environment = trial.environment("mark")
-    assert "LOCKSTEP_SETTINGS" not in environment
-    assert "trials" in read_environment(environment).asked  # nothing of it goes to trackers
-    assert not read_environment({}).asked

@@ -28,14 +28,6 @@ def test_a_row_shows_its_figures_and_their_relation_to_single(make_comparison):
     assert ddp[:5] == ["1.56", "640", "1.60×", "80 %", "50 %"]
 
 
-def test_only_equality_to_the_last_bit_is_shown_as_nought(make_comparison):
-    comparison = make_comparison(("single", 1, 2.0))
-    relation = comparison.relation(comparison.rows[0])
-    assert table.difference(relation, "loss") == "0"
-    tiny = type(relation)(speed_up=1.0, efficiency=100.0, loss_difference=-1e-17, accuracy_difference=None)
-    assert (table.difference(tiny, "loss"), table.difference(tiny, "accuracy")) == ("-1.0e-17", table.NOTHING)
-
-
 def test_without_single_there_is_no_speed_up(make_comparison):
     (row,) = cells(make_comparison(("ddp", 2, 2.0)))
     assert (row[2], row[3], row[7]) == (table.NOTHING,) * 3
@@ -87,11 +79,6 @@ def test_a_reader_is_told_when_cores_and_processes_do_not_fit(make_comparison, n
     rows = (("single", 1, 5.0), ("ddp", num_processes, 5.0))
     (note,) = advice.notes_on(make_comparison(*rows, num_cores=num_cores, threads=threads))
     assert said in note
-
-
-def test_a_comparison_that_stands_by_itself_has_no_notes(make_comparison):
-    rows = (("single", 1, 5.0), ("single+bf16-mixed", 1, 5.0))
-    assert list(advice.notes_on(make_comparison(*rows, num_cores=2, threads=2))) == []
 
 
 def test_a_reader_is_told_when_timings_rest_on_little(make_comparison):

@@ -1,7 +1,6 @@
 """A training script with one fault at a time, by name: as a function for the crew, and as a script for the command."""
 
 import ctypes
-import os
 import random
 import sys
 import time
@@ -72,8 +71,6 @@ class Faulty(nn.Module):
 
     def forward(self, x):
         fault = self.fault
-        if fault == "os.urandom":
-            x = x + os.urandom(1)[0] / 256 + os.urandom(1)[0] / 65536
         if fault == "state in a layer":
             self.average = 0.9 * self.average + 0.1 * x.detach().mean()  # TEXT
             x = x - self.average
@@ -84,8 +81,6 @@ class Faulty(nn.Module):
             x = x * (time.perf_counter() % 1)
         if fault == "rank":
             x = x * (1 + self.team.rank)
-        if fault == "variable":
-            x = x * (1 + int(os.environ["RANK"]))
         if fault == "set":
             for name in {"one", "two", "three", "four", "five", "six"}:
                 x = torch.sin(x * len(name) + ord(name[0]))
@@ -97,8 +92,6 @@ class Faulty(nn.Module):
             x = x * (1 + self.seen / 10)
         if fault == "counts what it sees":  # nothing depends on it
             self.calls += 1
-        if fault == "threads":
-            x = x + torch.linspace(-1, 1.5, 400_000).sin().sum() * 1e-6
         return x
 
 
@@ -109,8 +102,6 @@ def unseen_noise():
 
 def train(fault):
     team = lockstep.join()
-    if fault == "threads":
-        torch.set_num_threads(team.world_size)
     began = time.time()
     model = nn.Sequential(nn.Linear(4, 8), Faulty(team, fault), nn.Dropout(0.1), nn.Linear(8, 1))
     rate = 0.01 * team.world_size if fault == "learning rate" else 0.01  # TEXT
@@ -118,7 +109,6 @@ def train(fault):
     streams = fault == "split by rank"
     loader = DataLoader(Stream(team), 8) if streams else DataLoader(Numbers(fault), 8, shuffle=True)
     model, optimizer, loader = team.prepare(model, optimizer, loader)
-    group = torch.distributed.new_group() if fault == "collective" else None  # those of the default group are refused
     for _ in team.epochs(1):
         for batch in loader:
             for x, y in batch.shards:
@@ -126,10 +116,6 @@ def train(fault):
                 if fault == "whole batch":
                     guess = guess - guess.mean()
                 loss = nn.functional.mse_loss(guess, y, reduction="sum" if fault == "sum" else "mean")
-                if fault == "collective":
-                    total = loss.detach().clone()
-                    torch.distributed.all_reduce(total, group=group)
-                    loss = loss * total
                 team.backward(
                     loss, **({"reduction": "mean"} if fault == "sum" else {})
                 )  # or lockstep would see the sum itself

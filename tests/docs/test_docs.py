@@ -12,9 +12,6 @@ import pytest
 from horovod_helpers import why_missing
 from warm import run_here
 
-from lockstep.base.config import PRECISIONS
-from lockstep.tools.trials.machine import find_components
-
 __all__ = ["run_here"]
 
 ROOT = Path(__file__).parents[2]
@@ -165,13 +162,10 @@ def assert_every_method_of_this_machine_ran(comparison):
     assert methods[:4] == ["single", "ddp", "exact", "fsdp"]
     assert ("ddp@mpirun" in methods) == (shutil.which("mpirun") is not None)
     assert {"horovod", "horovod@horovodrun"}.issubset(methods) == (why_missing() is None)
-    found = find_components(num_gpus=0)
-    emulated = tuple(begin for begin, name in (("16", "float16"), ("bf16", "bfloat16")) if name not in found)
-    precisions = {method.partition("+")[2] or "32-true" for method in methods}
-    assert precisions == {name for name in PRECISIONS if not name.startswith(emulated)}
+    assert not [method for method in methods if "+" in method]  # processors emulate 16-bit formats
     losses = {row["method"]: row["figures"]["loss"] for row in rows}
     for method in methods:
-        assert losses[method] == pytest.approx(losses["single"], rel=0.01 if "+" not in method else 0.2), method
+        assert losses[method] == pytest.approx(losses["single"], rel=0.01), method
 
 
 def sessions():

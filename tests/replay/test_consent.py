@@ -72,15 +72,6 @@ def test_commands_that_read_a_run_run_nothing_that_it_names(bench, healthy):
     assert not (bench.directory / "mark").exists()
 
 
-def test_a_copy_of_the_users_own_run_is_replayed_when_that_is_said(bench, healthy, tmp_path):
-    run = shutil.copytree(healthy, tmp_path / "healthy")
-    assert bench.replay(run, "--step", 4).status == 2
-    done = bench.replay(run, "--step", 4, "--yes")
-    assert (done.status, "EQUAL to the run, to the bit" in done.out) == (0, True), done.all
-    found = bench.replay(run, "--step", 4, "--yes", "--json")
-    assert json.loads(found.out)["verdict"] == "equal"  # what is asked goes to standard error
-
-
 def test_the_users_own_run_is_replayed_without_a_question_only_with_the_script_that_it_ran(bench, healthy):
     done = bench.replay(healthy, "--step", 4)
     assert (done.status, done.err) == (0, ""), done.all

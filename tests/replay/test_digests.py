@@ -48,11 +48,6 @@ def test_a_launch_that_goes_on_takes_the_place_of_what_came_after_its_checkpoint
     assert losses == {(1, 0): exact(1.0), (1, 1): exact(1.5), (2, 0): exact(20.0)}
 
 
-def test_equal_journals_are_equal_and_it_is_said_up_to_where():
-    found = compare(journal(1.0, 2.0, 3.0), journal(1.0, 2.0, 3.0, 4.0))
-    assert (found.difference, found.steps, found.states) == (None, (1, 2, 3), (2,))
-
-
 def test_the_first_difference_is_found_in_the_loss_or_in_the_state_before_it():
     found = compare(journal(1.0, 2.0, 3.0), journal(1.0, 2.0, 3.5))
     assert (found.difference.step, found.difference.stage) == (3, "loss")

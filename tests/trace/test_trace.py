@@ -65,21 +65,6 @@ def test_it_ends_in_order_after_the_step_asked_for_on_every_rank(crew, tmp_path)
     assert gather(ranks).is_complete
 
 
-def test_it_ends_also_if_the_loop_was_left_in_that_step(crew, tmp_path):
-    results, ranks = traced(crew, tmp_path, 1, tracing_scripts.weights, 24, 2, shards=2, trace_until=2)
-    assert results[0][1:] == ([0], 0)
-    assert gather(ranks).num_steps == 2
-
-
-def test_a_rank_without_samples_records_the_step_as_the_others_do(crew, tmp_path):
-    run = gather(traced(crew, tmp_path, 2, tracing_scripts.small, 5, shards=2)[1])
-    first, second = run.steps[2]
-    assert first == second
-    assert first["num_samples"] == 1
-    assert set(first["gradients"][0]) == {"weight", "bias"}
-    assert run.samples_by_rank == (3, 2)
-
-
 def test_every_phase_has_its_shards_and_the_gradients_at_its_end(crew, tmp_path):
     run = gather(traced(crew, tmp_path, 2, tracing_scripts.phases, 8, shards=2)[1])
     assert sorted(run.shards) == [(step, phase, shard, 0) for step in (1, 2) for phase in (0, 1) for shard in (0, 1)]

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lockstep
 
 
-def weights(length, stop_after=None):
+def weights(length):
     """Train on ``length`` samples; the final weights, and what came after the loop."""
     team = lockstep.join()
     inputs = torch.linspace(-1, 1, 4 * length).reshape(length, 4)
@@ -23,28 +23,12 @@ def weights(length, stop_after=None):
                     team.backward(nn.functional.mse_loss(model(x), y))
                 optimizer.step()
                 optimizer.zero_grad()
-                if stop_after is not None and team.step == stop_after:
-                    break
             after.append(epoch)
     except SystemExit as error:
         ended = error.code
     result = [parameter.detach().clone() for parameter in model.parameters()]
     team.close()
     return result, after, ended
-
-
-def small(length):
-    """As above without BatchNorm, so that a shard may have one sample."""
-    team = lockstep.join()
-    inputs = torch.linspace(-1, 1, 4 * length).reshape(length, 4)
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(TensorDataset(inputs), 4))
-    for batch in loader:
-        for (x,) in batch.shards:
-            team.backward(model(x).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def phases(length):

@@ -20,22 +20,6 @@ def test_the_first_process_that_failed_and_not_its_launcher():
     assert first_error(worker + launcher, 1) == "KeyError: 'x'"
 
 
-def test_of_a_chain_the_one_that_came_out():
-    chain = f"{TRACE}OSError: no file\n\nThe above exception was the direct cause of the following exception:\n\n"
-    assert first_error(f"{chain}{TRACE}lockstep.base.errors.DataError: no data set\n", 1) == (
-        "lockstep.base.errors.DataError: no data set"
-    )
-
-
-def test_an_exception_without_a_message():
-    assert first_error(f"{TRACE}NotImplementedError\n", 1) == "NotImplementedError"
-
-
-def test_a_command_that_refused_its_arguments():
-    output = "Usage: lockstep run [OPTIONS]\n\nError: No such option: --shard\n"
-    assert first_error(output, 2) == "Error: No such option: --shard"
-
-
 @pytest.mark.parametrize(
     ("output", "exit_status", "said"),
     [
@@ -46,10 +30,6 @@ def test_a_command_that_refused_its_arguments():
 )
 def test_without_an_error_how_it_ended(output, exit_status, said):
     assert first_error(output, exit_status) == said
-
-
-def test_a_long_error_is_cut():
-    assert len(first_error(f"{TRACE}ValueError: {'x' * 5000}\n", 1)) <= 300
 
 
 def test_the_whole_error_is_the_traceback_with_its_message_and_what_it_follows_from():

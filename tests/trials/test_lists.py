@@ -18,10 +18,6 @@ def test_numbers_and_names_come_once_in_their_order():
     assert parse(LAUNCHERS, " torchrun,local,torchrun") == ("torchrun", "local")
 
 
-def test_what_is_not_given_is_none():
-    assert [parse(callback, None) for callback in (numbers(least=0), LAUNCHERS)] == [None] * 2
-
-
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1,,2", "", "1.5", "²"])
 def test_a_number_that_is_none_is_refused(text):
     with pytest.raises(ConfigError, match=f"--list {text}: write whole numbers, 1 or more"):

@@ -70,11 +70,6 @@ def test_where_steps_take_the_time_there_is_nothing_to_gain(tune):
     tune("--seconds", "0.3", "train.py", 0, 0.2, 9999, until=r"^so the loader may stay as it is")
 
 
-def test_several_processes_are_timed_together(tune):
-    words = ["--seconds", "0.2", "--nproc", "2", "--shards", "4"]
-    assert "--nproc 2 --workers" in tune(*words, "train.py", 0.03, 0.004, 9999, until="times as fast, confirmed")
-
-
 def test_a_script_that_ends_before_it_was_timed_is_told_to_train_longer(tune):
     told = tune("--seconds", "0.1", "train.py", 0.001, 0.001, 20, status=1)
     assert "the script ended before its loader was measured" in told

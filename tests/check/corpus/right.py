@@ -1,16 +1,11 @@
 """Right on every number of processes and after a resume, however suspicious: nothing is found here."""
 
 import collections
-import copy
 import functools
-import json
 import logging
 import math
-import random
 import time
-from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -35,59 +30,6 @@ def train_step(team, model, optimizer, batch):
     optimizer.step()
     optimizer.zero_grad()
     return batch["loss"]
-
-
-def history_that_is_only_plotted():
-    team, model, optimizer, loader = start()
-    history = {"loss": [], "val": []}
-    for _ in team.epochs(3):
-        for batch in loader:
-            history["loss"].append(train_step(team, model, optimizer, batch))
-    if team.is_main:
-        Path("history.json").write_text(json.dumps(history))
-
-
-def running_mean_of_an_epoch():
-    team, model, optimizer, loader = start()
-    for epoch in team.epochs(3):
-        running, begin = 0.0, time.time()
-        for batch in loader:
-            running += train_step(team, model, optimizer, batch)
-        team.print(f"epoch {epoch}: {running / len(loader):.3f} in {time.time() - begin:.1f} s")
-
-
-def confusion_reduced():
-    team, model, optimizer, loader = start()
-    confusion = torch.zeros(3, 3, dtype=torch.long)
-    for batch in loader:
-        mine = torch.zeros_like(confusion)
-        for x, y, _ in batch.shards:
-            out = model(x)
-            team.backward(F.cross_entropy(out, y))
-            for t, p in zip(y, out.argmax(1), strict=True):
-                mine[t, p] += 1
-        optimizer.step()
-        optimizer.zero_grad()
-        confusion += team.all_reduce(mine)
-    team.print(confusion)
-
-
-def queue_registered_and_filled_outside():
-    team, model, optimizer, loader = start()
-    queue = collections.deque(maxlen=64)
-    team.register("queue", queue)
-    for batch in loader:
-        keys = []
-        for x, y, _ in batch.shards:
-            z = F.normalize(model(x), dim=1)
-            negatives = torch.stack(list(queue)) if queue else z.detach()
-            team.backward(F.cross_entropy(z, y) + (z @ negatives.T).exp().mean())
-            keys.append(z.detach())
-        optimizer.step()
-        optimizer.zero_grad()
-        for part in team.all_gather_object(keys):
-            for z in part:
-                queue.extend(z)
 
 
 def labels_that_follow_the_rank():
@@ -196,17 +138,6 @@ def shapes_printed_once():
         optimizer.zero_grad()
 
 
-def progress_bar_with_postfix():
-    from tqdm import tqdm
-
-    team, model, optimizer, loader = start()
-    for epoch in team.epochs(3):
-        bar = tqdm(loader, desc=f"epoch {epoch}", disable=not team.is_main)
-        for batch in bar:
-            loss = train_step(team, model, optimizer, batch)
-            bar.set_postfix(loss=f"{loss:.3f}")
-
-
 def logging_inside():
     team, model, optimizer, loader = start()
     logger = logging.getLogger("train")
@@ -267,21 +198,6 @@ def policy_that_saves_and_clears():
             del policy.rewards[:]
         optimizer.step()
         optimizer.zero_grad()
-
-
-def best_kept_in_the_state():
-    team, model, optimizer, loader = start()
-    state = team.state(best=math.inf, bad=0)
-    for _ in team.epochs(20):
-        for batch in loader:
-            train_step(team, model, optimizer, batch)
-        loss = loader.averages["loss"]
-        if loss < state.best:
-            state.best, state.bad = loss, 0
-        else:
-            state.bad += 1
-        if state.bad >= 3:
-            break
 
 
 def best_registered():
@@ -351,42 +267,6 @@ def evaluation_that_draws():
     team.print(len(shown), evaluation["norm"])
 
 
-def hidden_state_per_shard():
-    team = lockstep.join(seed=1)
-    model = nn.GRUCell(6, 6)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(64, 6), 16))
-    hidden = team.per_shard("hidden", torch.zeros(6))
-    seen = team.per_shard("seen", {"samples": 0})
-    for batch in loader:
-        for x in batch.shards:
-            out = model(x, hidden.value.expand(len(x), 6))
-            team.backward(out.square().mean() / (1 + seen.value["samples"]))
-            hidden.value = out.detach().mean(0)
-            seen.value["samples"] += len(x)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def sharpness_aware():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        for phase in range(2):
-            for x, y, _ in batch.shards:
-                team.backward(F.cross_entropy(model(x), y))
-            if phase == 0:
-                moves = [0.05 * p.grad for p in model.parameters()]
-                with torch.no_grad():
-                    for p, move in zip(model.parameters(), moves, strict=True):
-                        p.add_(move)
-                optimizer.zero_grad()
-        with torch.no_grad():
-            for p, move in zip(model.parameters(), moves, strict=True):
-                p.sub_(move)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def detection_lists():
     team, model, optimizer, loader = start()
     for batch in loader:
@@ -453,102 +333,6 @@ def stop_flag():
             break
 
 
-class Opened(Dataset):
-    """A file that is opened in each worker."""
-
-    def __init__(self, path):
-        self.path, self.file, self.epoch = path, None, 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        if self.file is None:
-            self.file = np.load(self.path)
-        x = torch.from_numpy(self.file[index])
-        return x.flip(0) if random.random() < 0.5 else x + self.epoch
-
-
-def data_set_that_opens_a_file():
-    team = lockstep.join(seed=1)
-    model = nn.Linear(6, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = Opened("data.npy")
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 16))
-    for epoch in team.epochs(3):
-        data.set_epoch(epoch)
-        for batch in loader:
-            for x in batch.shards:
-                team.backward(model(x).square().mean())
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-class Reversal(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, strength):
-        ctx.strength = strength
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return -ctx.strength * gradient, None
-
-
-class Adversarial(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.features, self.label, self.domain, self.strength = nn.Linear(6, 4), nn.Linear(4, 3), nn.Linear(4, 2), 0.0
-
-    def forward(self, x):
-        z = self.features(x)
-        return self.label(z), self.domain(Reversal.apply(z, self.strength))
-
-
-def domain_adversarial():
-    team = lockstep.join(seed=1)
-    model = Adversarial()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.randn(64, 6), torch.arange(64) % 3)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 16))
-    for epoch in team.epochs(3):
-        for batch in loader:
-            progress = (epoch + team.step / len(loader)) / 3
-            model.strength = 2 / (1 + math.exp(-10 * progress)) - 1
-            for x, y in batch.shards:
-                label, domain = model(x)
-                team.backward(F.cross_entropy(label, y) + F.cross_entropy(domain, y % 2))
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def summary_of_each_epoch():
-    team, model, optimizer, loader = start()
-    rows = []
-    for epoch in team.epochs(3):
-        losses = []
-        for batch in loader:
-            losses.append(train_step(team, model, optimizer, batch))
-        rows.append((epoch, sum(losses) / len(losses), max(losses)))
-        team.print("\n".join(f"{e}: {mean:.3f}, at most {most:.3f}" for e, mean, most in rows))
-    return rows
-
-
-def weights_that_are_only_compared():
-    team, model, optimizer, loader = start()
-    norms = {}
-    for _ in team.epochs(3):
-        before = [p.detach().clone() for p in model.parameters()]
-        for batch in loader:
-            train_step(team, model, optimizer, batch)
-        for name, p in model.named_parameters():
-            norms[name] = p.norm().item()
-        team.print(norms, sum((b - p).norm() for b, p in zip(before, model.parameters(), strict=True)))
-
-
 def words_numbered_in_order():
     team, model, optimizer, _ = start()
     text = ["the", "cat", "sat", "on", "the", "mat"]
@@ -565,44 +349,6 @@ def words_numbered_in_order():
         optimizer.zero_grad()
 
 
-def pieces(x, y):
-    for begin in range(0, len(x), 2):
-        yield x[begin : begin + 2], y[begin : begin + 2]
-
-
-def sum_of_pieces_of_one_shard():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            team.backward(sum(F.cross_entropy(model(a), b, reduction="sum") for a, b in pieces(x, y)) / len(x))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-class Positions(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer, self.is_ready = nn.Linear(6, 3), False
-
-    def forward(self, x):
-        if not self.is_ready:
-            self.angles = torch.arange(6, device=x.device).float()
-            self.is_ready = True
-        return self.layer(x + self.angles)
-
-
-def constants_made_by_the_first_call():
-    team, _, _, loader = start()
-    model = Positions()
-    model, optimizer = team.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for batch in loader:
-        device = next(iter(model.parameters())).device
-        for x, y, _ in batch.shards:
-            team.backward(F.cross_entropy(model(x.to(device)), y))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def dict_of_what_is_saved():
     team, model, optimizer, loader = start()
     saved = {"name": "linear"}
@@ -612,16 +358,3 @@ def dict_of_what_is_saved():
         saved.update(model=model.state_dict(), epoch=epoch)
         if team.is_main:
             torch.save(saved, "last.pt")
-
-
-def copy_of_the_weights_each_step():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        fast = copy.deepcopy(team.unwrap(model))
-        with torch.no_grad():
-            for p in fast.parameters():
-                p.mul_(0.99)
-        for x, y, _ in batch.shards:
-            team.backward(F.cross_entropy(model(x), y) + F.mse_loss(model(x), fast(x).detach()))
-        optimizer.step()
-        optimizer.zero_grad()

@@ -2,11 +2,9 @@
 
 import collections
 import copy
-import functools
 import random
 import time
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -21,156 +19,6 @@ def start():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = TensorDataset(torch.randn(64, 6), torch.arange(64) % 3, torch.arange(64))
     return (team, *team.prepare(model, optimizer, DataLoader(data, 16, shuffle=True)))
-
-
-def running_loss():
-    team, model, optimizer, loader = start()
-    for epoch in team.epochs(3):
-        running_loss = 0.0
-        for batch in loader:
-            for x, y, _ in batch.shards:
-                loss = F.cross_entropy(model(x), y)
-                team.backward(loss)
-                running_loss += loss.item()  # LS102
-            optimizer.step()
-            optimizer.zero_grad()
-        team.print(f"epoch {epoch}: {running_loss / len(loader):.3f}")
-
-
-def accuracy_of_training():
-    team, model, optimizer, loader = start()
-    for _ in team.epochs(3):
-        correct, total = 0, 0
-        for batch in loader:
-            for x, y, _ in batch.shards:
-                output = model(x)
-                team.backward(F.cross_entropy(output, y))
-                _, predicted = output.max(1)
-                total += y.size(0)  # LS102
-                correct += predicted.eq(y).sum().item()  # LS102
-            optimizer.step()
-            optimizer.zero_grad()
-        print("accuracy", 100.0 * correct / total)
-
-
-def losses_in_a_list():
-    team, model, optimizer, loader = start()
-    losses = []
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            loss = F.cross_entropy(model(x), y)
-            team.backward(loss)
-            losses.append(loss.item())  # LS103
-        optimizer.step()
-        optimizer.zero_grad()
-    print(sum(losses) / len(losses))
-
-
-class AverageMeter:
-    def __init__(self):
-        self.val = self.avg = self.sum = self.count = 0
-
-    def update(self, val, n=1):
-        self.val = val
-        self.sum += val * n
-        self.count += n
-        self.avg = self.sum / self.count
-
-
-def average_meter():
-    team, model, optimizer, loader = start()
-    losses = AverageMeter()
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            loss = F.cross_entropy(model(x), y)
-            team.backward(loss)
-            losses.update(loss.item(), x.size(0))  # LS103
-        optimizer.step()
-        optimizer.zero_grad()
-    print(f"{losses.avg:.4f}")
-
-
-def last_loss_is_printed():
-    team, model, optimizer, loader = start()
-    for i, batch in enumerate(loader):  # LS202?
-        for x, y, _ in batch.shards:
-            loss = F.cross_entropy(model(x), y)  # LS101
-            team.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        if i % 100 == 0:
-            print(i, loss.item())
-
-
-def any_of_the_last_loss():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            loss = F.cross_entropy(model(x), y)  # LS101
-            team.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        if team.any(loss.item() < 0.1):
-            break
-
-
-def nan_check_on_the_last_loss():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            loss = F.cross_entropy(model(x), y)  # LS101
-            team.backward(loss)
-        if not torch.isfinite(loss):
-            optimizer.zero_grad()
-            continue
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def kl_warm_up():
-    team, model, optimizer, loader = start()
-    n = 0
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            n += 1  # LS102
-            out = model(x)
-            team.backward(F.cross_entropy(out, y) + min(1.0, n / 1000) * out.square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def class_counts():
-    team, model, optimizer, loader = start()
-    counts = torch.ones(3)
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            counts += torch.bincount(y, minlength=3)  # LS103
-            team.backward(F.cross_entropy(model(x) + counts.log(), y))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def class_counts_by_index_add():
-    team, model, optimizer, loader = start()
-    counts = torch.ones(3)
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            counts.index_add_(0, y, torch.ones(len(y)))  # LS103
-            team.backward(F.cross_entropy(model(x), y, weight=1 / counts))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def memory_bank():
-    team, model, optimizer, loader = start()
-    bank = F.normalize(torch.randn(64, 3), dim=1)
-    for batch in loader:
-        for x, _, index in batch.shards:
-            z = F.normalize(model(x), dim=1)
-            team.backward(F.cross_entropy(z @ bank.t() / 0.07, index))
-            bank[index] = z.detach()  # LS103
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 class MoCo(nn.Module):
@@ -205,61 +53,6 @@ def moco_queue_in_an_attribute():
         optimizer.zero_grad()
 
 
-def hard_example_mining():
-    team = lockstep.join(seed=1)
-    data = TensorDataset(torch.randn(64, 6), torch.arange(64) % 3, torch.arange(64))
-    sampler = torch.utils.data.WeightedRandomSampler(torch.ones(64), 64)
-    model = nn.Linear(6, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 16, sampler=sampler))
-    for _ in team.epochs(3):
-        for batch in loader:
-            for x, y, index in batch.shards:
-                losses = F.cross_entropy(model(x), y, reduction="none")
-                team.backward(losses.mean())
-                sampler.weights[index] = losses.detach().double()  # LS103
-            optimizer.step()
-            optimizer.zero_grad()
-    print(sampler.weights)
-
-
-class RunningMeanStd:
-    def __init__(self, shape):
-        self.mean, self.var, self.count = torch.zeros(shape), torch.ones(shape), 1e-4
-
-    def update(self, x):
-        delta = x.mean(0) - self.mean
-        total = self.count + x.shape[0]
-        self.mean = self.mean + delta * x.shape[0] / total
-        self.count = total
-
-    def normalize(self, x):
-        return (x - self.mean) / self.var.sqrt()
-
-
-def observations_normalised():
-    team, model, optimizer, loader = start()
-    rms = RunningMeanStd((6,))
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            rms.update(x)  # LS103
-            team.backward(F.cross_entropy(model(rms.normalize(x)), y))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def replay_buffer():
-    team, model, optimizer, loader = start()
-    memory = collections.deque(maxlen=1000)
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            memory.append((x, y))  # LS103
-            old_x, old_y = random.choice(memory)
-            team.backward(F.cross_entropy(model(x), y) + F.cross_entropy(model(old_x), old_y))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def image_pool():
     team, model, optimizer, loader = start()
     pool = []
@@ -271,56 +64,6 @@ def image_pool():
             else:
                 shown = pool[random.randrange(50)]
             team.backward(F.cross_entropy(model(shown), y))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def hidden_state_of_a_language_model():
-    team = lockstep.join(seed=1)
-    model = nn.LSTM(6, 6, batch_first=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(64, 5, 6), 16))
-    hidden = None
-    for batch in loader:
-        for x in batch.shards:
-            if hidden is not None:
-                hidden = tuple(h.detach() for h in hidden)
-            output, hidden = model(x, hidden)  # LS101
-            team.backward(output.square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def mixup_from_an_own_rng():
-    team, model, optimizer, loader = start()
-    rng = random.Random(3)
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            share = rng.random()  # LS105
-            team.backward(share * F.cross_entropy(model(x), y) + (1 - share) * F.cross_entropy(model(x.flip(0)), y.flip(0)))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-class Noisy(Dataset):
-    def __init__(self):
-        self.rng = np.random.default_rng(0)
-
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        return torch.full((6,), float(index)) + self.rng.normal()  # LS109
-
-
-def data_set_with_an_own_rng():
-    team = lockstep.join(seed=1)
-    model = nn.Linear(6, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(Noisy(), 16))
-    for batch in loader:
-        for x in batch.shards:
-            team.backward(model(x).square().mean())
         optimizer.step()
         optimizer.zero_grad()
 
@@ -358,64 +101,6 @@ def collate_that_counts():
         optimizer.zero_grad()
 
 
-def ema_teacher_moved_inside():
-    team, model, optimizer, loader = start()
-    import copy
-
-    teacher = copy.deepcopy(model)
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            with torch.no_grad():
-                for t, s in zip(teacher.parameters(), model.parameters(), strict=True):
-                    t.mul_(0.99).add_(s, alpha=0.01)  # LS106
-            team.backward(F.cross_entropy(model(x), y) + F.mse_loss(model(x), teacher(x)))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def confusion_of_this_process():
-    team, model, optimizer, loader = start()
-    confusion = torch.zeros(3, 3)
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            logits = model(x)
-            team.backward(F.cross_entropy(logits, y))
-            for t, p in zip(y.view(-1), logits.argmax(1).view(-1), strict=True):
-                confusion[t.long(), p.long()] += 1  # LS103
-        optimizer.step()
-        optimizer.zero_grad()
-    print(confusion.diag() / confusion.sum(1))
-
-
-def correct_by_class_in_a_dict():
-    team, model, optimizer, loader = start()
-    right = {"a": 0, "b": 0, "c": 0}
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            logits = model(x)
-            team.backward(F.cross_entropy(logits, y))
-            for name, hit in zip("abc", logits.argmax(1) == y, strict=False):
-                right[name] += int(hit)  # LS103
-        optimizer.step()
-        optimizer.zero_grad()
-    for name, count in right.items():
-        print(name, count)
-
-
-def evaluation_by_counters():
-    team, model, _, _ = start()
-    test = DataLoader(TensorDataset(torch.randn(40, 6), torch.arange(40) % 3), 8)
-    correct = 0
-    test_loss = 0.0
-    with team.evaluate(model, test) as batches:
-        for x, y in batches:  # LS306
-            output = model(x)
-            test_loss += F.cross_entropy(output, y, reduction="sum").item()  # LS102
-            correct += output.argmax(1).eq(y).sum().item()  # LS102
-    test_loss /= 40
-    print(test_loss, correct)
-
-
 def evaluation_by_counters_in_one_loop():
     team, model, _, _ = start()
     test = DataLoader(TensorDataset(torch.randn(40, 6), torch.arange(40) % 3), 8)
@@ -426,41 +111,6 @@ def evaluation_by_counters_in_one_loop():
             evaluation.add(number=float(number))
             shown.append(next(names))  # LS103
     print(correct, shown)
-
-
-def predictions_of_an_evaluation():
-    team, model, _, _ = start()
-    predictions = []
-    with team.evaluate(model, DataLoader(torch.randn(40, 6), 8)) as evaluation:
-        for batch in evaluation:
-            for x in batch.shards:
-                predictions.extend(model(x).argmax(1).tolist())  # LS103
-    np.savetxt("predictions.txt", predictions)
-
-
-class Trainer:
-    def __init__(self, team, model, optimizer, loader):
-        self.team, self.model, self.optimizer, self.loader = team, model, optimizer, loader
-        self.seen = 0
-
-    def step(self, x, y):
-        loss = F.cross_entropy(self.model(x), y)
-        self.team.backward(loss)
-        self.seen += len(x)  # LS104
-        return loss
-
-    def fit(self):
-        for batch in self.loader:
-            for x, y, _ in batch.shards:
-                self.step(x, y)
-            for group in self.optimizer.param_groups:
-                group["lr"] = 0.1 / (1 + self.seen)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-
-
-def trainer_that_counts_samples():
-    Trainer(*start()).fit()
 
 
 def over_shards(loader, optimizer, do):
@@ -497,59 +147,6 @@ def body_of_a_generator():
         loss = F.cross_entropy(model(x), y)
         smooth = loss.item() if smooth is None else 0.9 * smooth + 0.1 * loss.item()  # LS101
         team.backward(loss / smooth)
-
-
-def loss_balanced_by_history():
-    team, model, optimizer, loader = start()
-    history = collections.defaultdict(list)
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            out = model(x)
-            parts = {"ce": F.cross_entropy(out, y), "l2": out.square().mean()}
-            for name, part in parts.items():
-                history[name].append(part.item())  # LS103
-            team.backward(sum(part / np.mean(history[name]) for name, part in parts.items()))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def best_of_the_shards():
-    team, model, optimizer, loader = start()
-    best = float("inf")
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            loss = F.cross_entropy(model(x), y)
-            team.backward(loss)
-            if loss.item() < best:
-                best = loss.item()  # LS101
-        optimizer.step()
-        optimizer.zero_grad()
-    print("best", best)
-
-
-def loader_not_prepared():
-    team = lockstep.join(seed=1)
-    model = nn.Linear(6, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(torch.randn(64, 6), 16)
-    model, optimizer = team.prepare(model, optimizer)
-    for batch in loader:  # LS303
-        for x in batch.shards:
-            team.backward(model(x).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def model_before_join():
-    model = nn.Linear(6, 3)  # LS304
-    team = lockstep.join(seed=1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(torch.randn(64, 6), 16))
-    for batch in loader:
-        for x in batch.shards:
-            team.backward(model(x).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def throughput_and_a_counter():
@@ -616,16 +213,6 @@ def samples_counted_by_itertools():
         optimizer.zero_grad()
 
 
-def temperature_set_inside():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            model.tau = getattr(model, "tau", 1.0) * 0.99  # LS104
-            team.backward(F.cross_entropy(model(x) / model.tau, y))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 ticks = 0
 
 
@@ -640,37 +227,6 @@ def a_global_counter():
         for x, y, _ in batch.shards:
             tick()
             team.backward(F.cross_entropy(model(x), y) * min(1.0, ticks / 10))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-class AnnealedCodes(nn.Module):
-    def __init__(self, width, codes):
-        super().__init__()
-        self.logits, self.codes = nn.Linear(width, codes), nn.Embedding(codes, width)
-        self.calls = 0
-
-    def forward(self, z):
-        self.calls += 1  # LS104
-        return F.gumbel_softmax(self.logits(z), tau=max(0.5, 0.999**self.calls)) @ self.codes.weight
-
-
-class Autoencoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.encode, self.quantize, self.decode = nn.Linear(6, 4), AnnealedCodes(4, 8), nn.Linear(4, 6)
-
-    def forward(self, x):
-        return self.decode(self.quantize(self.encode(x)))
-
-
-def counter_in_a_module_of_a_module():
-    team, _, _, loader = start()
-    model = Autoencoder()
-    model, optimizer = team.prepare(model, torch.optim.Adam(model.parameters()))
-    for batch in loader:
-        for x, _, _ in batch.shards:
-            team.backward(F.mse_loss(model(x), x))
         optimizer.step()
         optimizer.zero_grad()
 
@@ -710,58 +266,18 @@ def best_in_a_list_of_one():
             break
 
 
-def confusion_by_a_function_of_numpy():
-    team, model, _, _ = start()
-    confusion = np.zeros((3, 3), dtype=int)
-    test = DataLoader(TensorDataset(torch.randn(64, 6), torch.arange(64) % 3), 16)
-    with team.evaluate(model, test) as evaluation:
-        for batch in evaluation:
-            for x, y in batch.shards:
-                np.add.at(confusion, (y.numpy(), model(x).argmax(1).numpy()), 1)  # LS103
-    team.print(np.diag(confusion).sum() / confusion.sum())
-
-
-def sum_by_an_out_argument():
-    team, model, optimizer, loader = start()
-    total = torch.zeros(())
-    for batch in loader:
-        for x, y, _ in batch.shards:
-            loss = F.cross_entropy(model(x), y)
-            team.backward(loss)
-            torch.add(total, loss.detach(), out=total)  # LS103
-        optimizer.step()
-        optimizer.zero_grad()
-    team.print(total / len(loader))
-
-
-def losses_of(team, model, batch):
-    for x, y, _ in batch.shards:
-        loss = F.cross_entropy(model(x), y)
-        team.backward(loss)
-        yield loss.item()
-
-
-def sum_of_what_a_generator_yields():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        if sum(losses_of(team, model, batch)) < 100:  # LS103
-            optimizer.step()
-        optimizer.zero_grad()
-
-
 def add_to(totals, name, value):
     totals[name] = totals[name] + value  # LS103
 
 
-def totals_by_a_partial_function():
+def totals_by_a_function():
     team, model, optimizer, loader = start()
     totals = {"loss": 0.0, "samples": 0}
-    add_loss = functools.partial(add_to, totals, "loss")
     for batch in loader:
         for x, y, _ in batch.shards:
             loss = F.cross_entropy(model(x), y)
             team.backward(loss)
-            add_loss(loss.item())
+            add_to(totals, "loss", loss.item())
             add_to(totals, "samples", len(x))
         optimizer.step()
         optimizer.zero_grad()
@@ -789,42 +305,6 @@ def average_that_nothing_reads_yet():
         optimizer.zero_grad()
     if team.is_main:
         torch.save(average.module.state_dict(), "average.pt")
-
-
-class SeededByWorker(Dataset):
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        info = get_worker_info()  # LS107
-        seed = 0 if info is None else info.id
-        draws = torch.Generator().manual_seed(1000 * seed + index)
-        return torch.randn(6, generator=draws), index % 3
-
-
-def data_seeded_by_the_worker():
-    team, model, optimizer, _ = start()
-    loader = team.prepare(DataLoader(SeededByWorker(), 16, num_workers=2))
-    for batch in loader:
-        for x, y in batch.shards:
-            team.backward(F.cross_entropy(model(x), y))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def words_numbered_by_a_set():
-    team, model, optimizer, _ = start()
-    text = ["the", "cat", "sat", "on", "the", "mat"]
-    number = {}
-    words = set(text)
-    for word in words:  # LS305
-        number[word] = len(number)
-    loader = team.prepare(DataLoader([torch.full((6,), float(number[word])) for word in text], 3))
-    for batch in loader:
-        for x in batch.shards:
-            team.backward(model(x).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def accuracy_of_the_last_shard_in_the_state():

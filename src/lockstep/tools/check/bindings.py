@@ -9,7 +9,7 @@ from typing_extensions import override
 from lockstep.tools.check import source
 from lockstep.tools.check.methods import Methods
 from lockstep.tools.check.state import Key
-from lockstep.tools.check.values import DATA, NOTHING, OF_A_SHARD, RANDOM, Value, Write, merge, mix
+from lockstep.tools.check.values import DATA, NOTHING, OF_A_SHARD, Value, Write, merge, mix
 
 _OF_OPTIMIZERS = ("lr", "momentum", "weight_decay", "betas", "initial_lr")
 
@@ -27,16 +27,14 @@ class Bindings(Methods):
         if isinstance(target, ast.Name):
             own = source_ is not None and target.id in source.loaded_names(source_)
             value = self.governed(value)
-            if self.inside and own and value.objects and not value.flags and not value.sites:
-                own = False  # x = x.to(device), model = wrap(model)
-            how, doubtful = "set", False
+            how = "set"
             if any(o.is_copy for o in value.objects):
                 how = "average"
             elif own and isinstance(source_, ast.BinOp):
                 how = "add"
             elif isinstance(source_, ast.Constant) and isinstance(source_.value, bool) and not self.inside:
-                how, doubtful = "flag", True
-            write = self.write(target, target.id, how, self.use_flags(value), own=own, doubtful=doubtful)
+                how = "flag"
+            write = self.write(target, target.id, how, self.use_flags(value), own=own)
             self.put_variable(target.id, value, write)
         elif isinstance(target, (ast.Tuple, ast.List)):
             self._unpack(target.elts, value, source_)
@@ -47,8 +45,6 @@ class Bindings(Methods):
             self.set_attribute(target, value, own=own)
         elif isinstance(target, ast.Subscript):
             own = source_ is not None and source.shown(target) in source.loaded_names(source_)
-            if self.ordered and isinstance(source_, ast.Call) and source.dotted(source_.func) == "len":
-                value = value._replace(sites=value.sites | self.ordered)
             self.set_item(target, value, own=own)
 
     def put_variable(self, name: str, value: Value, write: Write | None) -> None:
@@ -94,13 +90,6 @@ class Bindings(Methods):
         base = self.eval(target.value)
         name, shown = target.attr, source.shown(target)
         value = self.governed(value)
-        if not base.objects:
-            key = (self.frame, source.dotted(target))
-            if name == "grad":
-                self.sink(self.use(value), target, "answer")
-                return
-            self.state.put(key, value, self.write(target, shown, "attribute", value, own=own))
-            return
         single = len(base.objects) == 1
         for place in base.objects:
             if place.kind in ("per shard", "external", "batch", "team"):
@@ -150,9 +139,6 @@ class Bindings(Methods):
                 elif not self.inside:
                     self.sink(used, target, "weights")
                 continue
-            drawn = (used.flags | index.flags) & (DATA | RANDOM)
-            if self.in_data_set and not drawn and not own and not any(s.inside for s in stored.sites):
-                continue  # a cache by index, of what every process would compute
             if place.kind == "dict":
                 write = self.write(target, shown, "change", stored, own=own)
                 write = None if place.is_kept and not self.inside else write
@@ -160,9 +146,7 @@ class Bindings(Methods):
                     self.state.put((place, f"[{target.slice.value!r}]"), stored, write)
                 else:
                     self.change_items(place, stored, write)
-            if is_whole(target.slice):
-                self.replace(place, target, shown, stored)
-            elif self.inside and not own and not index.flags & OF_A_SHARD and not index.sites:
+            if self.inside and not own and not index.flags & OF_A_SHARD and not index.sites:
                 self.renew(place, target, shown, stored)
             else:
                 self.change(place, target, shown, "change", stored, own=own)
@@ -183,14 +167,9 @@ class Bindings(Methods):
         if not isinstance(at, ast.Name) or at.id == "self":
             return
         key = self.key_of(at.id)
-        frame = self.frame.parent
-        while key not in self.state.cells and frame is not None:
-            key, frame = (frame, at.id), frame.parent
         known = self.state.cells.get(key)
         if known is None:
             return
-        if any(not write.stale and write.site.inside for write in known.writes):
-            own = False  # made in this very shard
         self.state.add(key, value, self.write(node, shown, "change", value, own=own))
 
     def _augmented(self, node: ast.AugAssign) -> None:

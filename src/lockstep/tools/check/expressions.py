@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from lockstep.tools.check import source
 from lockstep.tools.check.machine import MOST_WORK, Machine, TooMuch
@@ -106,20 +106,15 @@ class Expressions(Machine):
         """``base.name``."""
         name = node.attr
         if not base.objects:
-            cell = self.state.get((self.frame, source.dotted(node)))
             if name == "shards":
                 return Value.of(self.shards)
             if name == "team":
                 return Value.of(self.team)
             if name in _OF_FORM:
                 return NOTHING
-            value = NOTHING if cell is None else self.look(cell)
-            flags = SIZE if name == "shape" and base.flags & DATA else base.flags
-            return value._replace(flags=value.flags | flags, sites=value.sites | base.sites)
+            return Value.made(SIZE if name == "shape" and base.flags & DATA else base.flags, base.sites)
         found = [self._attribute_of(target, name, node) for target in base.objects]
         value = merge(found)
-        if name == "team" and not value.objects:
-            value = Value.of(self.team)
         return value._replace(flags=value.flags | base.flags, sites=value.sites | base.sites)
 
     def _attribute_of(self, target: Object, name: str, node: ast.Attribute) -> Value:
@@ -141,10 +136,6 @@ class Expressions(Machine):
             cell = self.state.get((target.frame, name)) if target.frame is not None else None
             return NOTHING if cell is None else self.look(cell)
         if target.kind in ("instance", "class"):
-            if name == "__dict__":
-                return merge(
-                    [self.look(cell) for (owner, _), cell in list(self.state.cells.items()) if owner is target] or [NOTHING]
-                )
             known = self.field(target, name)
             method = self.method(target, name) if known is None or target.kind == "class" else None
             if method is not None:
@@ -193,7 +184,7 @@ class Expressions(Machine):
             source.dotted(d.func if isinstance(d, ast.Call) else d)
             for d in getattr(function.definition, "decorator_list", [])
         }
-        if "property" in names or "cached_property" in names or "functools.cached_property" in names:
+        if "property" in names:
             return self.invoke(function, [Value.of(target)], {}, function.definition or ast.Pass())
         if "staticmethod" in names or (target.kind == "class" and "classmethod" not in names):
             return Value.of(function)
@@ -206,17 +197,7 @@ class Expressions(Machine):
 
     def _operation(self, node: ast.BinOp) -> Value:
         left, right = self.eval(node.left), self.eval(node.right)
-        result = compute(self.use(left), self.use(right))
-        return self.set_of(node, (left, right), result) if isinstance(node.op, (ast.BitOr, ast.BitAnd, ast.Sub)) else result
-
-    def set_of(self, node: ast.AST, parts: Iterable[Value], result: Value) -> Value:
-        """The result of an operation on sets, if they are some."""
-        held = [o for part in parts for o in part.objects if o.kind == "set"]
-        if not held:
-            return result
-        made = self.make(node, "set")
-        self.state.put((made, CONTENT), merge([self.content(o) for o in held]), None)
-        return Value(frozenset((made,)), result.flags & ~TEXT, result.sites)
+        return compute(self.use(left), self.use(right))
 
     # -- parts --------------------------------------------------------------------------------------------------------------
 

@@ -27,9 +27,7 @@ class Functions(Loops):
         """Functions that were run."""
         self.defaults: dict[int, Value] = {}
         """Values of default arguments, made where the function is defined."""
-        self.hooks: list[Object] = []
         self.gradient_hooks: list[Object] = []
-        self.hook_runs = False
         self.has_copied_inside = False
         self.unknown: ast.Call | None = None
         """The latest call whose effect nothing is known of."""
@@ -111,25 +109,15 @@ class Functions(Loops):
             return self.invoke(target.bases[0], [first, *args], keywords, node)
         if target.kind == "class":
             return self.instance(target, node, args, keywords)
-        if target.kind == "partial" and target.arguments is not None:
-            args, keywords = [*target.arguments[0], *args], {**target.arguments[1], **keywords}
-            return merge([self.call_of(o, node, receiver, args, keywords) for o in target.bases])
         if target.kind == "external":
             return self.of_library(target.name, node, args, keywords)
         if target.kind == "instance":
             return self._call_instance(target, node, args, keywords)
-        if target.kind == "file":
-            return NOTHING
         if target.kind in ("module", "opaque"):
             return self._call_module(target, node, args, keywords)
         if isinstance(node, ast.Call):
             self.unknown = node
         return self.used((receiver, *args, *keywords.values()))
-
-    def call_method(self, target: Object, name: str, args: list[Value]) -> Value:
-        """Call a method of an object of the script's, if its class has it."""
-        method = self.method(target, name)
-        return NOTHING if method is None else self.run(method, [Value.of(target), *args], {})
 
     @override
     def invoke(self, function: Object, args: list[Value], keywords: dict[str, Value], node: ast.AST) -> Value:
@@ -218,14 +206,6 @@ class Functions(Loops):
             self.begun.append(made)
             self.run(init, [Value.of(made), *args], keywords)
             self.begun.remove(made)
-        elif isinstance(of_class.definition, ast.ClassDef):
-            fields = [
-                s.target.id
-                for s in of_class.definition.body
-                if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)
-            ]
-            for name, value in [*zip(fields, args, strict=False), *((n, v) for n, v in keywords.items() if n in fields)]:
-                self.state.put((made, name), value, None)
         return Value.of(made)
 
     @override
@@ -243,7 +223,7 @@ class Functions(Loops):
             if changed:
                 method = f"{changed[0].name}.{method}"
                 place = frame.path, call.lineno, call.col_offset + 1, name
-                return Site(*place, site.how, site.inside, site.doubtful, id(frame.definition), method)
+                return Site(*place, site.how, site.inside, id(frame.definition), method)
         return site
 
     @override
@@ -282,12 +262,10 @@ class Functions(Loops):
         if method is None:
             return self._call_module(target, node, args, keywords)
         value = self.run(method, [Value.of(target), *args], keywords)
-        self._run_hooks(args)
         given = self.used((*args, *keywords.values()))
         return merge((value, Value.made(given.flags & DATA, given.sites)))
 
     def _call_module(self, target: Object, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
-        self._run_hooks(args)
         for value in (*args, *keywords.values()):
             self.call_back(value)
         given = self.used((*args, *keywords.values()))
@@ -308,17 +286,6 @@ class Functions(Loops):
         if isinstance(node, ast.Call) and not self.inside and target.kind == "opaque":
             self.unknown = node
         return Value.made(given.flags | (content.flags & DATA), given.sites | content.sites)
-
-    def _run_hooks(self, args: list[Value]) -> None:
-        if self.hook_runs:
-            return
-        self.hook_runs = True
-        try:
-            given = Value.made(DATA if self.inside else 0)
-            for hook in self.hooks:
-                self.call_of(hook, hook.definition or ast.Pass(), NOTHING, [NOTHING, given, given], {})
-        finally:
-            self.hook_runs = False
 
     def is_weights(self, place: Object) -> bool:
         """Whether it is, or is made of, weights that are prepared."""

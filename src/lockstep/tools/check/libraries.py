@@ -24,7 +24,7 @@ class Libraries(Teams):
             self.has_joined = True
             return Value.of(self.team)
         if names.CLOCKS.match(name):
-            return Value(frozenset((self.make(node, "clock"),)) if last == "Event" else frozenset(), CLOCK)
+            return Value.made(CLOCK)
         if name in names.CONTAINERS:
             return self._container(names.CONTAINERS[name], node, args, keywords)
         if name in ("torch.manual_seed", "lightning.seed_everything", "transformers.set_seed"):
@@ -34,7 +34,7 @@ class Libraries(Teams):
             made = self.make(node, "draws", last)
             self.state.put((made, CONTENT), self.used(given), None)
             return Value.of(made)
-        for keyword in ("generator", "rng"):
+        for keyword in ("generator",):
             for target in keywords.get(keyword, NOTHING).objects:
                 if target.kind == "draws" and names.RANDOM_CALL.search(name):
                     return self.drawn(target, node, (self.name_of(target) or target.name or "module"))
@@ -45,16 +45,10 @@ class Libraries(Teams):
             made = self.make(node, "optimizer", last)
             made.is_copy = bool(self.inside)  # of a shard's own weights
             return Value.of(made)
-        if name.startswith("torch.optim.lr_scheduler."):
-            self.sink(self.used(given), node, "weights")
         if name in names.COPIES or names.AVERAGES.match(name):
             return self._copy(name, node, args)
         if name in names.COUNTERS:
             return Value.of(self.make(node, "iterator", last))
-        if name == "functools.partial" and args:
-            made = self.make(node, "partial", last)
-            made.bases, made.arguments = list(args[0].objects), (args[1:], keywords)
-            return Value.of(made)
         if last in ("clip_grad_norm_", "clip_grad_value_"):
             self.sink(self.used(given), node, "answer")
         if names.MODULES.match(name):
@@ -64,8 +58,6 @@ class Libraries(Teams):
                 return Value.made(NUMBER, self.place(node, "get_worker_info()", "worker"))
             return NOTHING
         used = self.used(given)
-        if isinstance(node, ast.Call) and ("out" in keywords or (args and names.CHANGES_ITS_ARGUMENT.match(name))):
-            return self._change_argument(node, args, keywords, used)
         if names.RANDOM_CALL.search(name):
             flags = used.flags | RANDOM
             if names.TENSORS.match(name):
@@ -82,15 +74,11 @@ class Libraries(Teams):
                 if isinstance(argument, ast.Name):
                     self.state.put(self.key_of(argument.id), NOTHING, None)
             return NOTHING
-        if name.startswith(("torch.nn.init.", "torch.cuda.", "os.", "pathlib.", "torch.backends")):
-            return Value.made(used.flags, used.sites)
-        if name == "functools.reduce" and len(args) > 1 and self.shards in args[1].objects:
-            return self._over_all_shards(node, args[0])
         for value in given:
             self.call_back(value)
         if isinstance(node, ast.Call):
             self.unknown = node
-            if last[:1].isupper() or (not self.inside and names.MAKES.match(name)):
+            if last[:1].isupper():
                 made = self.make(node, "opaque", name)
                 made.bases = [o for value in given for o in self.all_objects(value) if o.kind in ("function", "method")]
                 if not self.inside:
@@ -99,21 +87,6 @@ class Libraries(Teams):
                     }
                 return Value(frozenset((made,)), used.flags, used.sites)
         return Value.made(used.flags, used.sites)
-
-    def _change_argument(self, node: ast.Call, args: list[Value], keywords: dict[str, Value], used: Value) -> Value:
-        """A call such as ``torch.add(total, loss, out=total)``."""
-        at = next((keyword.value for keyword in node.keywords if keyword.arg == "out"), None)
-        changed = args[0] if at is None else keywords["out"]
-        at = at or node.args[0]
-        own = changed is args[0] or any(ast.dump(argument) == ast.dump(at) for argument in node.args)
-        for target in changed.objects:
-            if own:
-                self.change(target, node, source.shown(at), "change", used)
-            else:
-                self.replace(target, node, source.shown(at), used)
-        if not changed.objects:
-            self.change_root(at, used, own=own)
-        return Value(changed.objects, used.flags, used.sites)
 
     def _loader(self, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
         made = self.make(node, "loader", "DataLoader", fresh=False)
@@ -214,12 +187,6 @@ class Libraries(Teams):
             made = self.make(node, "dict")
             self.state.put((made, CONTENT), Value.made(used.flags, used.sites), None)
             return Value(frozenset((made,)), used.flags, used.sites)
-        if (
-            not kinds
-            and not names.AVERAGES.match(name)
-            and (self.inside or not isinstance(argument, (ast.Name, ast.Attribute)))
-        ):
-            return original
         self.has_copied_inside = self.has_copied_inside or bool(self.inside)
         made = self.make(node, "module", "copy")
         made.is_copy = True
@@ -237,9 +204,6 @@ class Libraries(Teams):
             content = self._made_by_default(node.args[0], args[0])
         elif args:
             content = merge([self.content(o) for value in args for o in value.objects] or [NOTHING])
-        for name, value in keywords.items():
-            self.state.put((made, f"[{name!r}]"), value, None)
-            content = merge((content, value))
         self.state.put((made, CONTENT), content, None)
         return Value.of(made)
 
@@ -268,31 +232,9 @@ class Libraries(Teams):
             for target in args[0].objects:
                 if target.kind == "iterator":
                     found.append(self.next(target, node, shown))
-                elif target.kind == "stream" and target.definition is not None:
-                    got: list[Value] = []
-                    self.run_generator(target, got.append)
-                    found += got
             return merge(found)._replace(sites=merge(found).sites | args[0].sites) if found else self.use(args[0])
         if name == "iter" and args:
             return self.iterator(node, args[0])
-        if (
-            name in ("setattr", "getattr")
-            and len(args) > 1
-            and isinstance(node, ast.Call)
-            and isinstance(node.args[1], ast.Constant)
-        ):
-            attribute = ast.copy_location(ast.Attribute(node.args[0], str(node.args[1].value), ast.Load()), node)
-            if name == "getattr":
-                return self.attribute(args[0], attribute)
-            self.set_attribute(attribute, args[2] if len(args) > 2 else NOTHING, own=False)
-            return NOTHING
-        if name == "map" and len(args) > 1 and self.shards in args[1].objects:
-            return self._over_all_shards(node, args[0])
-        if name in ("sum", "min", "max", "any", "all", "sorted", "tuple") and isinstance(node, ast.Call):
-            args = [
-                self.element(value, node.args[0])[0] if any(o.kind == "stream" for o in value.objects) else value
-                for value in args
-            ]
         used = self.used((*args, *keywords.values()))
         if name in ("zip", "enumerate", "tuple", "iter"):
             used = used._replace(sites=used.sites.union(*(self.order_of(value, node) for value in args)))
@@ -316,17 +258,6 @@ class Libraries(Teams):
         if name in ("isinstance", "type", "id", "hasattr", "callable", "range"):
             return Value.made(used.flags & ~DATA, used.sites if name == "range" else frozenset())
         return used
-
-    def _over_all_shards(self, node: ast.AST, function: Value) -> Value:
-        """``map(function, batch.shards)``: what comes out is of this process's shards."""
-        shard = Value.made(DATA)
-
-        def body() -> None:
-            for target in function.objects:
-                self.call_of(target, node, NOTHING, [shard, shard], {})
-
-        self.over_shards(node, body)
-        return Value.made(DATA, self.place(node, "the shards' values", "append"))
 
     def iterator(self, node: ast.AST, value: Value) -> Value:
         """``iter(value)``."""

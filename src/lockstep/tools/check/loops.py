@@ -10,7 +10,7 @@ from typing_extensions import override
 from lockstep.tools.check import names, source
 from lockstep.tools.check.expressions import Expressions, unordered
 from lockstep.tools.check.state import State, join
-from lockstep.tools.check.values import DATA, NOTHING, NUMBER, Frame, Object, Site, Value, merge
+from lockstep.tools.check.values import DATA, NOTHING, NUMBER, Frame, Object, Value, merge
 
 SHARDS, BATCHES, EVALUATION, PLAIN_LOADER = "shards", "batches", "evaluation", "plain loader"
 """What a loop may run over, besides everything else."""
@@ -33,8 +33,6 @@ class Loops(Expressions):
         self.with_shards: set[str] = set()
         self.on_yield: list[Callable[[Value], None]] = []
         self.yields_batches = False
-        self.ordered: frozenset[Site] = frozenset()
-        """The sets of texts that are being iterated."""
 
     # -- what is iterated ---------------------------------------------------------------------------------------------------
 
@@ -51,10 +49,8 @@ class Loops(Expressions):
                 for argument in (*node.args[1:], *(keyword.value for keyword in node.keywords)):
                     self.eval(argument)
                 return self.iterate(node.args[0], target)
-            if last in ("islice", "cycle", "chain", "compress", "takewhile"):
-                found = [self.iterate(argument) for argument in node.args]
-                kinds = [kind for _, kind in found if kind]
-                return found[-1 if last == "takewhile" else 0][0], kinds[0] if kinds else ""
+            if last in ("islice", "cycle", "chain"):
+                return self.iterate(node.args[0])
         return self.element(self.eval(node), node)
 
     def element(self, value: Value, node: ast.AST) -> tuple[Value, str]:
@@ -68,7 +64,8 @@ class Loops(Expressions):
             if target.kind == "evaluation":
                 return Value.made(DATA), EVALUATION
             if target.kind in ("stream", "instance") and self._generator_of(target) is not None:
-                got = self._all_yielded(target, node)
+                got: list[Value] = []
+                self.run_generator(target, got.append)
                 found += got
                 kind = BATCHES if any(o is self.batch for v in got for o in v.objects) else kind
             elif target.is_prepared and target.kind in ("loader", "opaque", "list", "iterator", "instance", "stream"):
@@ -86,19 +83,6 @@ class Loops(Expressions):
             elif target.kind not in ("external", "function", "class", "team"):
                 found.append(Value(frozenset((target,)) | self.content(target).objects, 0, self.content(target).sites))
         return merge(found), kind
-
-    def _all_yielded(self, target: Object, node: ast.AST) -> list[Value]:
-        got: list[Value] = []
-
-        def on_yield(value: Value) -> None:
-            if self.inside and not outside_of:  # what is made of it is made of this process's shards
-                site = self.site(node, source.shown(node), "append")
-                value = value._replace(sites=value.sites | {site})
-            got.append(value)
-
-        outside_of = self.inside
-        self.run_generator(target, on_yield)
-        return got
 
     def _enumerate(self, node: ast.Call, target: ast.AST | None) -> tuple[Value, str]:
         for argument in node.args[1:]:
@@ -201,16 +185,14 @@ class Loops(Expressions):
             return
         self.yields_batches = not self.in_step and not self.inside and bool(self._batches_of(node))
         element, kind = self.iterate(node.iter, node.target)
-        element, order = unordered(element)
+        element, _ = unordered(element)
         self.yields_batches = False
         if kind == SHARDS or (not self.inside and source.reads_shards(node.iter)):
             self._over_shards(node, element)
         elif kind == EVALUATION:
             self._over_evaluation(node, element)
         else:
-            ordered, self.ordered = self.ordered, self.ordered | order
             self._over_others(node, element, kind)
-            self.ordered = ordered
 
     def _stream(self, node: ast.AST) -> tuple[Object | None, bool]:
         numbered = False
@@ -222,13 +204,6 @@ class Loops(Expressions):
                 break
             node = node.args[0]
         if not isinstance(node, (ast.Call, ast.Name, ast.Attribute)):
-            return None, False
-        if isinstance(node, ast.Call) and source.dotted(node.func).rpartition(".")[2] in (
-            "zip",
-            "range",
-            "islice",
-            "sorted",
-        ):
             return None, False
         value = self.eval(node)
         streams = [
@@ -315,15 +290,6 @@ class Loops(Expressions):
         is_epoch = not is_step and not self.in_step and not self.inside and self._has_steps(node.body)
         if kind == PLAIN_LOADER and not self.inside and not self.in_step:
             self._check_plain_loader(node, bool(batches))
-        if (
-            self._takes_next(node)
-            and is_step
-            and isinstance(node.iter, ast.Call)
-            and source.dotted(node.iter.func) == "range"
-        ):
-            site = self.site(node.target, source.shown(node.target), "number")
-            with self.under(frozenset((site,))):
-                self.sink(NOTHING, node, "control")
 
         def bind() -> None:
             self.bind(node.target, element, node.iter)
@@ -331,7 +297,6 @@ class Loops(Expressions):
                 self.state.put((self.frame, name), Value.of(self.batch), None)
 
         self._iterations(node, bind, is_step=is_step, is_epoch=is_epoch)
-        self._else(node)
 
     def run_while(self, node: ast.While) -> None:
         """Run a ``while`` loop."""
@@ -369,12 +334,6 @@ class Loops(Expressions):
         if jumps.broken:
             self.state = join([self.state, *jumps.broken]) or self.state
 
-    def _else(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
-        if node.orelse:
-            before = self.state.copy()
-            alive = self.block(node.orelse)
-            self.state = (join([before, self.state]) if alive else before) or self.state
-
     def _batches_of(self, node: ast.For | ast.AsyncFor) -> set[str]:
         """The names that a loop binds to steps' batches, as far as its body shows."""
         bound = source.bound_names(node.target)
@@ -407,10 +366,7 @@ class Loops(Expressions):
     def _check_plain_loader(self, node: ast.For | ast.AsyncFor, has_shards: bool) -> None:
         calls = [part for s in node.body for part in source.walk(s) if isinstance(part, ast.Call)]
         if has_shards or any(call.args and source.dotted(call.func).endswith("team.backward") for call in calls):
-            at = node.iter
-            while isinstance(at, ast.Call) and at.args and source.dotted(at.func) in ("enumerate", *names.WRAPPERS):
-                at = at.args[0]
-            self.find("LS303", node.iter, source.shown(at))
+            self.find("LS303", node.iter, source.shown(node.iter))
 
 
 def _unnumbered(value: Value) -> Value:

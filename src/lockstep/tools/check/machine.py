@@ -15,7 +15,6 @@ from lockstep.tools.check.values import (
     OF_A_SHARD,
     RANKED,
     SIZE,
-    WEIGHTS,
     Cell,
     Frame,
     Object,
@@ -149,22 +148,20 @@ class Machine(Reading):
 
     # -- writing ------------------------------------------------------------------------------------------------------------
 
-    def site(self, node: ast.AST, name: str, how: str, *, doubtful: bool = False) -> Site:
+    def site(self, node: ast.AST, name: str, how: str) -> Site:
         """This place."""
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1
         frame: Frame | None = self.frame
         while frame is not None and frame.definition is None:
             frame = frame.parent
         scope = 0 if frame is None else id(frame.definition)
-        return Site(self.frame.path, line, column, name, how, bool(self.inside), doubtful, scope)
+        return Site(self.frame.path, line, column, name, how, bool(self.inside), scope)
 
     def place(self, node: ast.AST, name: str, how: str) -> frozenset[Site]:
         """This place, as one of which each process has its own."""
         return frozenset((self.site(node, name, how)._replace(inside=True),))
 
-    def write(
-        self, node: ast.AST, name: str, how: str, value: Value, *, own: bool = False, doubtful: bool = False
-    ) -> Write | None:
+    def write(self, node: ast.AST, name: str, how: str, value: Value, *, own: bool = False) -> Write | None:
         """The record of a change, if it is one that matters.
 
         Args:
@@ -173,7 +170,6 @@ class Machine(Reading):
             how: it is changed: see ``Site``.
             value: what is written.
             own: whether the old value goes into the new one.
-            doubtful: whether it may be no change at all.
         """
         if value.flags & CLOCK:
             return None
@@ -185,18 +181,16 @@ class Machine(Reading):
                 return None  # this process's place among all, moved on
             slight = not own and not depends and value.flags & OF_A_SHARD == SIZE
             how = "data set" if self.in_data_set else how
-            return Write(self.from_loop(self.site(node, name, how, doubtful=doubtful)), self.loops, slight=slight)
+            return Write(self.from_loop(self.site(node, name, how)), self.loops, slight=slight)
         if not self.loops or (value.objects and all(o.kind in _UNWRITTEN or o.is_kept_iterator() for o in value.objects)):
             return None
-        return Write(self.from_loop(self.site(node, name, how, doubtful=doubtful)), self.loops)
+        return Write(self.from_loop(self.site(node, name, how)), self.loops)
 
     def governed(self, value: Value) -> Value:
         """A value as it is where it is written: that it is written at all depends on something, too."""
         return value._replace(sites=value.sites | self.control) if self.control else value
 
-    def change(
-        self, target: Object, node: ast.AST, name: str, how: str, value: Value, *, own: bool = True, doubtful: bool = False
-    ) -> None:
+    def change(self, target: Object, node: ast.AST, name: str, how: str, value: Value, *, own: bool = True) -> None:
         """An object changes in part."""
         if target.kind in _UNCHANGED:
             return
@@ -214,10 +208,10 @@ class Machine(Reading):
             how = "change"
         if target.kind != "opaque" or "." not in name:  # sampler.weights, rather than sampler
             name = self.name_of(target) or name
-        if own and (how == "average" or (value.flags & WEIGHTS and how == "change")):
+        if own and how == "average":
             self.sink(self.content(target), node, "answer")  # moved on from where it was
         value = self.governed(value)
-        self.state.add((target, CONTENT), value, self.write(node, name, how, value, own=own, doubtful=doubtful))
+        self.state.add((target, CONTENT), value, self.write(node, name, how, value, own=own))
 
     def replace(self, target: Object, node: ast.AST, name: str, value: Value) -> None:
         """All of an object changes."""
@@ -284,20 +278,18 @@ class Machine(Reading):
                 continue  # the script keeps it by itself
             if site.inside:
                 code = "LS103" if site.method else _CODES_INSIDE.get(site.how, "LS101")
-                certain = kind != "picture" and not site.doubtful
+                certain = kind != "picture" and site.how != "flag"
             else:
                 code = "LS203" if site.method else _CODES_OUTSIDE.get(site.how, "LS201")
                 certain = (
                     kind in ("answer", "weights", "control", "decision", "save") or site.how == "average"
-                ) and not site.doubtful
+                ) and site.how != "flag"
                 if (
                     not certain
                     and kind in ("print", "picture", "return")
                     and site.how in ("append", "add", "change", "attribute")
                 ):
                     continue  # a history, or a sum, that is only shown
-                if kind == "return" and site.how != "average":
-                    continue
             self._note(code, site, node, certain)
 
     def _note(self, code: str, site: Site, node: ast.AST, certain: bool) -> None:
@@ -312,9 +304,9 @@ class Machine(Reading):
             read = f"in line {line}"
         self._found(code, site, read, certain, reader=node)
 
-    def find(self, code: str, node: ast.AST, name: str, *, certain: bool = True) -> None:
-        """A finding that needs no reader."""
-        self._found(code, self.site(node, name, code), "", certain)
+    def find(self, code: str, node: ast.AST, name: str) -> None:
+        """A certain finding, that needs no reader."""
+        self._found(code, self.site(node, name, code), "", certain=True)
 
     def _found(self, code: str, site: Site, read: str, certain: bool, reader: ast.AST | None = None) -> None:
         """One finding for each name of a function: where it is written first, and read first. In whatever order they come: what

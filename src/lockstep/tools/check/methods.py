@@ -9,7 +9,7 @@ from typing_extensions import override
 from lockstep.tools.check import names, source
 from lockstep.tools.check.libraries import Libraries
 from lockstep.tools.check.state import CONTENT
-from lockstep.tools.check.values import CLOCK, DATA, NOTHING, RANDOM, SIZE, WEIGHTS, Object, Site, Value, merge
+from lockstep.tools.check.values import DATA, NOTHING, RANDOM, SIZE, Object, Site, Value, merge
 
 
 class Methods(Libraries):
@@ -25,8 +25,6 @@ class Methods(Libraries):
         given = [*args, *keywords.values()]
         kinds = {o.kind for o in receiver.objects}
         if "team" in kinds:
-            return self.of_team(name, node, args, keywords)
-        if name == "backward" and args and not kinds:
             return self.of_team(name, node, args, keywords)
         if kinds & {"batch", "evaluation"} or (name == "add" and not kinds and not args and keywords and self.inside):
             self.of_batch(node, given)
@@ -52,12 +50,8 @@ class Methods(Libraries):
         ):
             self.find("LS302", node, f"{shown}.{name}")
             return NOTHING
-        if name in names.HOOKS or name in names.GRADIENT_HOOKS:
-            for value in given:
-                functions = [o for o in value.objects if o.kind in ("function", "method")]
-                (self.hooks if name in names.HOOKS else self.gradient_hooks).extend(
-                    o for o in functions if o not in self.hooks
-                )
+        if name in names.GRADIENT_HOOKS:
+            self.gradient_hooks += [o for value in given for o in value.objects if o.kind in ("function", "method")]
             return NOTHING
         if name == "register_buffer":
             for target in receiver.objects:
@@ -74,8 +68,7 @@ class Methods(Libraries):
         if any(result is None for result in results):
             return None
         value = merge([result for result in results if result is not None])
-        kept = receiver.flags & WEIGHTS if name in names.ELEMENTWISE or name in names.SAME_OBJECT else 0
-        return value._replace(flags=value.flags | kept, sites=value.sites | receiver.sites)
+        return value._replace(sites=value.sites | receiver.sites)
 
     def _of_unknown(self, node: ast.Call, func: ast.Attribute, receiver: Value, given: list[Value]) -> Value | None:
         name = func.attr
@@ -98,17 +91,12 @@ class Methods(Libraries):
         raw = merge(given) if given else NOTHING
         shown = source.shown(func.value)
         content = self.content(target)
-        if target.kind == "clock":
-            return Value.made(CLOCK)
         if target.kind == "draws":
             return self.draw(target, name, node, shown, used)
         if target.kind in ("per shard", "kept state", "shards"):
             return NOTHING
         if target.kind in ("list", "dict", "set", "deque", "queue"):
             return self._of_container(target, name, node, shown, raw, used, content)
-        if target.kind == "opaque" and target.bases and not self.inside:  # such as LambdaLR.step()
-            for function in target.bases:
-                self.sink(self.use(self.call_of(function, node, NOTHING, [NOTHING], {})), node, "weights")
         if target.kind == "iterator" and name in ("next", "__next__"):
             return self.next(target, node, shown)
         if target.kind in ("module", "tensor", "opaque", "instance", "loader"):
@@ -136,21 +124,17 @@ class Methods(Libraries):
                 else:
                     self.change(target, node, shown, "change", used)
                 return Value(frozenset((target,)), 0, self.content(target).sites)
-            if name == "requires_grad_" and self.control and not self.inside:
-                self.sink(NOTHING, node, "weights")
             if name in names.SAME_OBJECT:
-                flags = WEIGHTS if target.kind in ("module", "instance", "opaque") and name in names.OF_PARAMETERS else 0
-                return Value(frozenset((target,)), used.flags | flags, content.sites | used.sites)
+                return Value(frozenset((target,)), used.flags, content.sites | used.sites)
             if name == "clone":
                 return self._clone(node, content.flags | used.flags, content.sites | used.sites)
             if name in ("item", "tolist", "numpy", "mean", "sum", "norm", "float", "long", "int"):
                 return Value.made(content.flags | used.flags, content.sites | used.sites)
-            if target.kind in ("opaque",) and not target.is_prepared:
-                return self._of_opaque(target, name, node, shown, used, content)
-            if target.kind == "instance" and self.method(target, name) is None:
-                self.unknown = node
-                return Value(frozenset((target,)) if name in names.SAME_OBJECT else frozenset(), used.flags, used.sites)
+            if target.kind == "opaque" and not target.is_prepared and names.SYNCHRONISED.match(target.name):
+                return Value.made(used.flags)
             self.unknown = node
+            if target.kind == "instance" and self.method(target, name) is None:
+                return used
             return Value.made(content.flags | used.flags, content.sites | used.sites)
         if target.kind == "optimizer":
             for value in given:
@@ -172,16 +156,9 @@ class Methods(Libraries):
             self.renew(target, node, shown, _stored(raw, used))
             return NOTHING
         if name in names.APPENDING or name in ("add", "update", "setdefault", "subtract"):
-            if target.kind == "list":
-                used = used._replace(sites=used.sites | self.ordered)
-            if name == "update" and target.kind == "dict":
-                self._update_items(target, node, shown, raw)
             how = "average" if any(o.is_copy for o in raw.objects) else "append"
             self.change(target, node, shown, how, _stored(raw, used))
             return Value(content.objects, content.flags, content.sites) if name == "setdefault" else NOTHING
-        if name == "clear":
-            self.state.put((target, CONTENT), NOTHING, None)
-            return NOTHING
         if name == "pop" and target.kind == "list" and not node.args:
             if self.inside:  # what this shard has put there last
                 cell = self.state.get((target, CONTENT))
@@ -193,40 +170,9 @@ class Methods(Libraries):
         if name in names.TAKING or name == "pop":
             if name != "get" or target.kind == "queue":
                 self.change(target, node, shown, "change", Value.made(content.flags))
-            if name == "get" and node.args and isinstance(node.args[0], ast.Constant):
-                known = self.field(target, f"[{node.args[0].value!r}]")
-                if known is not None:
-                    return known
             return content
-        if target.kind == "set" and name in ("union", "intersection", "difference", "copy"):
-            return self.set_of(node, (Value.of(target), raw), used)
-        if name in ("copy", "items", "values", "keys", "most_common", "elements", "index", "count", "__contains__"):
-            return Value(
-                frozenset((target,)) if name in ("items", "values", "keys", "copy") else frozenset(),
-                content.flags,
-                content.sites,
-            )
-        return Value.made(content.flags | used.flags, content.sites | used.sites)
-
-    def _update_items(self, target: Object, node: ast.Call, shown: str, value: Value) -> None:
-        """Items under constants, which ``update`` may have set."""
-        named = {f"[{keyword.arg!r}]" for keyword in node.keywords if keyword.arg is not None}
-        value = self.governed(value)
-        kept = target.is_kept and not self.inside
-        write = None if kept else self.write(node, shown, "change", value, own=True)
-        for name in named:
-            self.state.put((target, name), value, write)
-        if node.args:
-            self.change_items(target, value, write)
-
-    def _of_opaque(self, target: Object, name: str, node: ast.Call, shown: str, used: Value, content: Value) -> Value | None:
-        library = target.name
-        if names.SYNCHRONISED.match(library) or names.is_harmless(f"{shown}.{name}"):
-            return Value.made(used.flags)
-        if name in names.CHANGING and used.flags & DATA and self.inside:
-            self.change(target, node, shown, "change", used, doubtful=True)
-            return Value.made(content.flags | used.flags, content.sites | used.sites)
-        self.unknown = node
+        if name in ("copy", "items", "values", "keys"):
+            return Value(frozenset((target,)), content.flags, content.sites)
         return Value.made(content.flags | used.flags, content.sites | used.sites)
 
     def draw(self, target: Object, name: str, node: ast.Call, shown: str, used: Value) -> Value:
@@ -234,8 +180,6 @@ class Methods(Libraries):
         if name in ("manual_seed", "seed", "set_state"):
             self.state.put((target, CONTENT), used, None)
             return Value.of(target)
-        if name in ("get_state", "initial_seed", "getstate"):
-            return NOTHING
         return self.drawn(target, node, shown)
 
     @override

@@ -10,18 +10,6 @@ def _words(text: str) -> frozenset[str]:
 
 
 APPENDING = {"append", "extend", "appendleft", "extendleft", "insert", "put", "put_nowait", "push"}
-CHANGING = APPENDING | _words(
-    """
-    update add setdefault enqueue remove discard subtract popitem sort reverse rotate record observe accumulate store
-    update_parameters update_ema add_batch track
-    """
-)
-"""Methods that change what they are called on."""
-CHANGES_ITS_ARGUMENT = re.compile(
-    r"(numpy\.\w+\.at|numpy\.(copyto|put|place|putmask|fill_diagonal)|heapq\.heap(push|pop|pushpop|replace)|bisect\.insort\w*"
-    r"|random\.shuffle|operator\.i\w+)$"
-)
-"""Functions that change the first thing that they are given."""
 EMPTYING = _words(
     """
     clear zero_ fill_ copy_ reset load_state_dict set_ manual_seed seed normal_ uniform_
@@ -39,9 +27,6 @@ SAME_OBJECT = _words(
     """
 )
 """Methods whose result shares what they are called on."""
-OF_PARAMETERS = {"parameters", "named_parameters", "state_dict", "get_parameter"}
-ELEMENTWISE = {"clone", "float", "numpy", "mul", "add", "lerp", "sub", "div"}
-"""Methods whose result has the form of what they are called on."""
 CONTAINERS = {
     "list": "list",
     "dict": "dict",
@@ -88,7 +73,6 @@ STATISTICS = re.compile(r"(BatchNorm|SyncBatchNorm|InstanceNorm.*track)")
 OPTIMIZERS = re.compile(
     r"(torch\.optim\.(?!lr_scheduler|swa_utils)\w+(\.\w+)*|bitsandbytes\.optim\.\w+|transformers\.Adafactor)$"
 )
-MAKES = re.compile(r"(evaluate|datasets|gym|gymnasium|torchmetrics|torcheval)\.\w+")
 LOADERS = {"torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader"}
 COPIES = {"copy.deepcopy", "copy.copy"}
 AVERAGES = re.compile(r".*\b(AveragedModel|ModelEma\w*|EMAModel|ExponentialMovingAverage|EMA)$")
@@ -96,7 +80,6 @@ COUNTERS = {"itertools.count", "itertools.cycle"}
 SYNCHRONISED = re.compile(r"(torchmetrics|torcheval|ignite)\b")
 """Libraries whose objects reduce over ranks by themselves."""
 WRAPPERS = {"tqdm", "trange", "track", "progress_bar", "list", "tuple", "iter", "reversed", "Progress"}
-HOOKS = {"register_forward_hook", "register_forward_pre_hook", "register_module_forward_hook"}
 GRADIENT_HOOKS = {
     "register_hook",
     "register_full_backward_hook",

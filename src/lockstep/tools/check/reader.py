@@ -110,14 +110,6 @@ class Reader(Statements):
         if target.kind == "function" and self._is_unused(target):
             self.has_joined = "lockstep.join" not in source.loaded_names(target.definition or ast.Pass())
             self.run(target, [], {}) if not source.is_generator(target.definition or ast.Pass()) else None
-        elif target.kind == "class" and isinstance(target.definition, ast.ClassDef):
-            for statement in target.definition.body:
-                if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                    continue
-                method = self.method(target, statement.name)
-                if method is not None and self._is_unused(method):
-                    made = self.instance(target, target.definition, [], {})
-                    self.run(method, [made], {})
 
     def _is_unused(self, function: Object) -> bool:
         definition = function.definition

@@ -58,9 +58,6 @@ def loaded_names(node: ast.AST) -> frozenset[str]:
     for part in walk(node):
         if isinstance(part, (ast.Name, ast.Attribute)) and isinstance(part.ctx, ast.Load):
             names.add(dotted(part))
-        elif isinstance(part, ast.Call) and dotted(part.func) == "getattr" and len(part.args) > 1:
-            name = part.args[1]
-            names.add(f"{dotted(part.args[0])}.{ast.literal_eval(name) if isinstance(name, ast.Constant) else '?'}")
     return frozenset(names)
 
 

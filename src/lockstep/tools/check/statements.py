@@ -11,7 +11,7 @@ from lockstep.tools.check import names, source
 from lockstep.tools.check.bindings import Bindings, is_whole
 from lockstep.tools.check.expressions import void
 from lockstep.tools.check.state import CONTENT, join
-from lockstep.tools.check.values import NOTHING, Frame, Site, Value, merge
+from lockstep.tools.check.values import NOTHING, Frame, Value
 
 
 class Statements(Bindings):
@@ -19,8 +19,6 @@ class Statements(Bindings):
 
     def __init__(self) -> None:
         super().__init__()
-        self.decided_by: frozenset[Site] = frozenset()
-        """On what the innermost ``if`` depends."""
         self.statements: dict[type[ast.AST], Callable[..., bool | None]] = {
             ast.Expr: self._expression,
             ast.Assign: self._assign,
@@ -44,7 +42,6 @@ class Statements(Bindings):
             ast.ImportFrom: self._import,
             ast.Delete: self._delete,
             ast.Assert: lambda node: void(self.eval(node.test)),
-            ast.Match: self._match,
         }
         """Each returns False if the next statement is not reached."""
 
@@ -90,19 +87,14 @@ class Statements(Bindings):
     def _if(self, node: ast.If) -> bool:
         if isinstance(node.test, ast.Compare) and source.dotted(node.test.left) == "__name__":
             return self.block(node.body)
-        if source.dotted(node.test).rpartition(".")[2] == "TYPE_CHECKING":
-            return True
         test = self.use(self.eval(node.test))
-        sites, decided_by = test.sites, self.decided_by
         before = self.state
         ends = []
         for body in (node.body, node.orelse):
             self.state = before.copy()
-            with self.under(sites):
-                self.decided_by = sites
+            with self.under(test.sites):
                 if self.block(body):
                     ends.append(self.state)
-        self.decided_by = decided_by
         joined = join(ends)
         if joined is None:
             return False
@@ -113,12 +105,8 @@ class Statements(Bindings):
         if self.jumps:
             jumps = self.jumps[-1]
             (jumps.broken if isinstance(node, ast.Break) else jumps.continued).append(self.state)
-        control = self.control
-        if not self.decided_by:  # such as a dry run's: what numbers steps is for output here
-            self.control = frozenset(site for site in control if site.how != "number")
         if self.control:
             self.sink(NOTHING, node, "control")
-        self.control = control
         return False
 
     def _raise(self, node: ast.Raise) -> bool:
@@ -137,19 +125,11 @@ class Statements(Bindings):
         return False
 
     def _with(self, node: ast.With | ast.AsyncWith) -> bool:
-        entered = []
         for item in node.items:
             value = self.eval(item.context_expr)
-            own = [o for o in value.objects if o.kind == "instance" and self.method(o, "__enter__")]
-            if own:
-                entered += own
-                value = merge([self.call_method(o, "__enter__", []) for o in own])
             if item.optional_vars is not None:
                 self.bind(item.optional_vars, value, item.context_expr)
-        alive = self.block(node.body)
-        for target in reversed(entered):
-            self.call_method(target, "__exit__", [NOTHING] * 3)
-        return alive
+        return self.block(node.body)
 
     def _try(self, node: ast.Try) -> bool:
         before = self.state.copy()
@@ -168,24 +148,11 @@ class Statements(Bindings):
         self.state = joined
         return self.block(node.finalbody)
 
-    def _match(self, node: ast.Match) -> bool:
-        test = self.use(self.eval(node.subject))
-        before, ends = self.state, [self.state.copy()]
-        for case in node.cases:
-            self.state = before.copy()
-            with self.under(test.sites):
-                if self.block(case.body):
-                    ends.append(self.state)
-        self.state = join(ends) or before
-        return True
-
     # -- definitions --------------------------------------------------------------------------------------------------------
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         made = self.make(node, "function", node.name)
         made.definition, made.frame = node, self._defining_frame()
-        for decorator in node.decorator_list:
-            self.eval(decorator)
         for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)):
             self.defaults[id(default)] = self.eval(default)
         self.state.put(self.key_of(node.name), Value(frozenset((made,))), None)

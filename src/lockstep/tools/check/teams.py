@@ -105,12 +105,5 @@ class Teams(Functions):
             if isinstance(node.args[1], ast.Name):
                 self.state.put(self.key_of(node.args[1].id), value, None)
         for target in value.objects:
-            self._keep(target)
+            target.is_kept = True
         return value
-
-    def _keep(self, target: Object, depth: int = 3) -> None:
-        target.is_kept = True
-        for (owner, _), cell in list(self.state.cells.items()) if depth else ():
-            for child in cell.value.objects if owner is target else ():
-                if not child.is_kept:
-                    self._keep(child, depth - 1)

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-DATA, SIZE, RANDOM, CLOCK, RANKED, NUMBER, TEXT, WORLD, WEIGHTS = (1 << bit for bit in range(9))
+DATA, SIZE, RANDOM, CLOCK, RANKED, NUMBER, TEXT, WORLD = (1 << bit for bit in range(8))
 """Flags of a value: made of a shard's samples; of how many there are; of random numbers; of the time; of the rank, or of what
-was gathered from all; a number that counts this process's shards; text; of the number of processes; a model's parameters, or
-made of them one by one."""
+was gathered from all; a number that counts this process's shards; text; of the number of processes."""
 OF_A_SHARD = DATA | SIZE | RANDOM | NUMBER
 """A value with one of these may be another in each shard."""
 
@@ -28,7 +27,6 @@ class Site(NamedTuple):
     ``worker``, ``world``, ``data set``, ``flag`` (a constant)."""
     inside: bool
     """Whether it runs once a shard."""
-    doubtful: bool = False
     scope: int = 0
     """The function in which it is."""
     method: str = ""

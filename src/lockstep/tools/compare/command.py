@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.tables import say
 from lockstep.launch.program import find_script
@@ -100,13 +99,6 @@ def command(
         f"V = {'as in the script, else ' if task.shards is None else ''}{counted(planned.shards, 'shard')}, "
         f"{counted(planned.threads, 'thread')} a process"
     )
-    emulated = [name for name in ("float16", "bfloat16") if name not in components]
-    if method_names is None and emulated:
-        echo(
-            f"left out: {', '.join(methods.needing(*emulated))}. This processor has no instructions for "
-            f"{' and '.join(emulated)} and emulates them, often (not always) several times slower than float32; "
-            "--methods runs them."
-        )
     done = conduct(planned.begin(out), what, compare.run, _report)
     if not any(result.status == "ok" for result in done.rows):
         raise click.ClickException("no method could be run: the lines above say why")

@@ -17,7 +17,6 @@ from lockstep.tools.compare.confidence import Interval, interval_of, middle
 
 Split = dict[str, float]
 """Seconds of each part."""
-_WITH_OTHERS = ("communication", "waiting")
 _ACCURACY_NAMES = ("accuracy", "top1")
 
 
@@ -54,10 +53,6 @@ class Figures:
     accuracy_from: str | None
     shares: Mapping[str, float] | None = None
     """The share of each part of ``measure.split.PARTS`` in the time of all ranks."""
-    slowest_rank: int | None = None
-    """The one that was busy with work of its own for longest; None with one process."""
-    slowest_by: float | None = None
-    """By so much longer than the median of the others, in per cent."""
     num_shards: int | None = None
     """V of the run; None: not in its journal."""
 
@@ -97,7 +92,6 @@ def figures_of(events: Iterable[Mapping[str, Any]]) -> Figures:
     loss, loss_from = _final(listed, ("loss",))
     accuracy, accuracy_from = _final(listed, _ACCURACY_NAMES)
     splits, _ = splits_of(passes)
-    slowest_rank, slowest_by = slowest_of(splits)
     return Figures(
         num_processes=int(start.get("world_size") or 1),
         num_shards=start.get("shards"),
@@ -120,8 +114,6 @@ def figures_of(events: Iterable[Mapping[str, Any]]) -> Figures:
         accuracy=accuracy,
         accuracy_from=accuracy_from,
         shares=shares_of(splits) if splits else None,
-        slowest_rank=slowest_rank,
-        slowest_by=slowest_by,
     )
 
 
@@ -142,7 +134,6 @@ def pooled(rounds: Sequence[Figures]) -> Figures:
     if len(rounds) == 1:
         return first
     speed = middle([figures.samples_per_s for figures in rounds])
-    slowest = max(rounds, key=lambda figures: figures.slowest_by or 0.0)
     by_rank = [figures.gpu_utilisation_by_rank for figures in rounds if figures.gpu_utilisation_by_rank]
     shares = [figures.shares for figures in rounds if figures.shares]
     return dataclasses.replace(
@@ -157,8 +148,6 @@ def pooled(rounds: Sequence[Figures]) -> Figures:
         peak_rss_bytes=max(figures.peak_rss_bytes or 0 for figures in rounds) or None,
         peak_gpu_bytes=max(figures.peak_gpu_bytes or 0 for figures in rounds) or None,
         shares={part: statistics.fmean(share.get(part, 0.0) for share in shares) for part in shares[0]} if shares else None,
-        slowest_rank=slowest.slowest_rank,
-        slowest_by=slowest.slowest_by,
     )
 
 
@@ -267,17 +256,6 @@ def splits_of(passes: Iterable[Mapping[str, Any]]) -> tuple[list[Split], int]:
         for rank in range(size)
     ]
     return splits, sum(int(event["num_steps"]) for event in alike)
-
-
-def slowest_of(splits: Sequence[Mapping[str, float]]) -> tuple[int | None, float | None]:
-    """The rank that was busy with work of its own for longest, and by how many per cent longer than the median of the others;
-    None and None with fewer than two."""
-    busy = [math.fsum(split[part] for part in PARTS if part not in _WITH_OTHERS) for split in splits]
-    if len(busy) < 2:
-        return None, None
-    rank = max(range(len(busy)), key=lambda index: busy[index])
-    typical_s = statistics.median(busy[:rank] + busy[rank + 1 :])
-    return rank, (100 * (busy[rank] / typical_s - 1) if typical_s else 0.0)
 
 
 def _is_split(value: Any) -> bool:

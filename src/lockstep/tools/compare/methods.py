@@ -12,20 +12,15 @@ STRATEGIES = tuple(name for name in config.STRATEGIES if name != "auto")
 """``auto`` is left out: a row must say what it ran."""
 LAUNCHERS = ("lockstep", "torchrun", "python", "mpirun", "horovodrun")
 _EXAMPLE = "ddp@torchrun+bf16-mixed"
-_NARROW = {
-    f"ddp+{precision}": "float16" if precision.startswith("16") else "bfloat16"
-    for precision in config.PRECISIONS
-    if precision != "32-true"
-}
 _DEFAULTS = {
     **{name: config.STRATEGIES[name].needs for name in STRATEGIES},
     "single@python": "",
     "ddp@torchrun": "",
     "ddp@mpirun": "mpirun",
     "horovod@horovodrun": "horovod",
-    **_NARROW,
+    **{f"ddp+{precision}": "gpus" for precision in config.PRECISIONS if precision != "32-true"},
 }
-"""Each strategy, each launcher, each precision; and the component it needs."""
+"""Each strategy, each launcher, each precision; and the component it needs. (Processors emulate most 16-bit formats.)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +99,8 @@ def parse_methods(text: str) -> tuple[Method, ...]:
 
 
 def default_methods(components: Collection[str]) -> tuple[str, ...]:
-    """The names of the methods that run on a machine with these components, of gpus, float16, bfloat16, horovod, mpirun."""
+    """The names of the methods that run on a machine with these components, of gpus, horovod, mpirun."""
     return tuple(name for name, needed in _DEFAULTS.items() if not needed or needed in components)
-
-
-def needing(*components: str) -> tuple[str, ...]:
-    """The names of the methods that need one of these components."""
-    return tuple(name for name, needed in _DEFAULTS.items() if needed in components)
 
 
 def default_nprocs(*, num_gpus: int, num_cores: int) -> tuple[int, ...]:

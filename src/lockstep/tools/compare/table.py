@@ -16,9 +16,6 @@ from lockstep.tools.compare.comparison import Comparison, RowResult
 from lockstep.tools.compare.figures import Figures, Relation
 from lockstep.world.machine.sizes import NOTHING, counted, size
 
-_NOTABLE = 5.0
-"""Per cent by which the slowest rank is behind."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
@@ -161,16 +158,13 @@ def difference(relation: Relation | None, name: str) -> str:
 
 
 def sentence_of(comparison: Comparison, result: RowResult) -> str | None:
-    """How fast a row is, whether that is more than noise, what limits it, and which rank the others wait for; None without
-    figures."""
+    """How fast a row is, whether that is more than noise, and what limits it; None without figures."""
     figures = result.figures
     if figures is None:
         return None
     parts = [_speed(comparison, result)]
     if figures.shares:
         parts.append(sentence(figures.shares))
-    if figures.slowest_by is not None and figures.slowest_by >= _NOTABLE:
-        parts.append(f"rank {figures.slowest_rank} is the slowest, {figures.slowest_by:.0f} % behind the others")
     return "; ".join(parts)
 
 

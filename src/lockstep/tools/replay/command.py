@@ -44,8 +44,8 @@ Examples:
       the first step with a NaN, and which sample made it
   lockstep replay runs/train-1 --step worst-loss --shard 2 --out batch.pt
       the step with the largest loss: one shard, its batch in a file
-  lockstep replay runs/train-1 --step 1234 --shard 2 --pdb
-      stop in the loop's body, with that shard's batch
+  lockstep replay runs/train-1 --step 1234 --script changed.py
+      with another script: one with `if team.step == 1234: breakpoint()`, say
 
 The run is only read; the replay's own files go to replays/RUN-step-N. With --json, the script's output goes there too.
 
@@ -66,7 +66,6 @@ class _Options:
     shard: int | None
     nproc: int
     with_samples: bool
-    debugs: bool
     out: Path | None
     blames: bool
     script: Path | None
@@ -97,7 +96,6 @@ class _Program:
 )
 @click.option("--nproc", type=click.IntRange(min=1), default=1, metavar="N", help="Number of processes.  [default: 1]")
 @click.option("--samples", "with_samples", is_flag=True, help="List all samples, not only the first of each shard.")
-@click.option("--pdb", "debugs", is_flag=True, help="Stop in the debugger, in the body of the loop over batch.shards.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -150,16 +148,12 @@ def command(run: Path, **values: Any) -> int:
         device=record.birth.device,
         strategy=str(record.command.settings.get("strategy") or "auto"),
         out=None if options.out is None else str(options.out.resolve()),
-        debugs=options.debugs,
     )
     start = None if checkpoint is None else checkpoint[0].resolve()
     replayer = _Replayer(program, start, options.nproc, say, log_output=options.as_json)
     directory, failure = replayer.replay(request)
     recorded = read_recorded(directory)
     if recorded is None or first not in recorded.run.steps:
-        if options.debugs and failure is None:
-            say("quit in the debugger")
-            return 0
         raise failure or UsageError(f"the script finished before step {first}: has it, or its data set, changed?")
     verdict = judge(request, record, _start_of(directory), digests, recorded.digests)
     for line in lines_of_steps(request, recorded, with_samples=options.with_samples):
@@ -216,8 +210,8 @@ def _check(record: RunRecord, first: int, last: int, options: _Options) -> None:
         raise UsageError(f"--shard {shard}: the run has {num_shards}, numbered from 0")
     if nproc > record.birth.shards:
         raise UsageError(f"--nproc {nproc}: the run has {num_shards}, so at most as many processes")
-    if nproc > 1 and (options.debugs or options.blames):
-        raise UsageError(f"--nproc {nproc} with --pdb or --blame: these need one process, which runs all shards")
+    if nproc > 1 and options.blames:
+        raise UsageError(f"--nproc {nproc} with --blame, which needs one process that runs all shards")
     if record.command.number > 0:
         raise UsageError(
             f"{record.path} is run number {record.command.number + 1} of several in one process: to replay it, the earlier "
@@ -341,9 +335,7 @@ def _blame(replayer: _Replayer, request: Request, recorded: Recorded, say: Calla
             "different computation"
         )
         return []
-    directory, failure = replayer.replay(
-        dataclasses.replace(request, last=request.first, shard=shard, blames=True, debugs=False)
-    )
+    directory, failure = replayer.replay(dataclasses.replace(request, last=request.first, shard=shard, blames=True))
     if failure is not None:
         say(f"to blame: shard {shard}. Its samples could not be replayed one by one: the script failed on a single sample")
         raise failure

@@ -9,7 +9,6 @@ from lockstep.joining.instrument import Run
 from lockstep.listener import Listener
 from lockstep.loop.aside import Aside
 from lockstep.tools.replay.blame import SampleBySample
-from lockstep.tools.replay.breakpoint import Breakpoint
 from lockstep.tools.replay.digests import DIRECTORY
 from lockstep.tools.replay.journal import DigestJournal, is_due
 from lockstep.tools.replay.request import SAMPLES, Request
@@ -54,11 +53,8 @@ def open_replay(run: Run, request: Request) -> list[Listener]:
         out = out.with_name(f"{out.stem}-rank-{world.rank}{out.suffix}")
     writer = begin_trace(run, "steps", run.config.interval)
     recorder = ShownSteps(writer, subjects, request.last, request.shard, out)
-    listeners: list[Listener] = []
-    if request.debugs:
-        listeners.append(FromStep(Breakpoint(request.shard), request.first))
     if request.blames:
         assert request.shard is not None
         aside, samples = Aside(run.phases, run.sync, run.state), TraceWriter(run.run_dir, SAMPLES)
         run.phases.runs = SampleBySample(request.first, request.shard, run.phases, aside, samples).runs
-    return [subjects, *listeners, FromStep(recorder, request.first)]
+    return [subjects, FromStep(recorder, request.first)]

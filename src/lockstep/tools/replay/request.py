@@ -35,8 +35,6 @@ class Request:
     """As given on the run's command line."""
     out: str | None = None
     """The file for the batches; None: they are not saved."""
-    debugs: bool = False
-    """Whether to stop in the body of the loop over ``batch.shards``."""
     blames: bool = False
     """Whether to run ``shard`` of the first step sample by sample."""
 

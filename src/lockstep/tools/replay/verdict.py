@@ -67,7 +67,13 @@ def judge(request: Request, record: RunRecord, here: Fields, digests: Digests | 
         if not _not_compared(near, request):
             return verdict("equal up to rounding", near, how, f"EQUAL up to that: losses of {len(near.steps)} steps")
     line = f"DIFFERENT from the run, first in {difference.place}: {difference.pair} (in the replay)"
-    return verdict("different", comparison, line, _cause(difference.stage, differing))
+    why = (
+        "see above"
+        if differing
+        else "something that no checkpoint has is not what it was: the data set, a module that the script imports, the time, a "
+        "variable that is not registered, a kernel that is not deterministic. lockstep verify finds out what depends on chance"
+    )
+    return verdict("different", comparison, line, why)
 
 
 def _not_compared(comparison: Comparison, request: Request) -> list[int]:
@@ -86,22 +92,3 @@ def _counted(comparison: Comparison) -> str:
 
 def _listed(steps: Sequence[int]) -> str:
     return ", ".join(map(str, steps)) if len(steps) <= 6 else f"{steps[0]}, {steps[1]}, ..., {steps[-1]}"
-
-
-def _cause(stage: str, differing: Sequence[str]) -> str:
-    """The likely cause of a difference at this stage, where these fields of the launch differ."""
-    if stage == "content":
-        return (
-            "the same samples hold something else now: the data set has changed since, or what is done to its samples depends "
-            "on more than their index and the random stream"
-        )
-    if stage == "samples":
-        return "other samples are drawn now: the data set's length, the sampler or the script has changed since"
-    if any(name in OF_BITS for name in differing):
-        return "bits hold for one version of PyTorch, one kind of device and one number of threads: see above"
-    if differing:
-        return "the script has changed: see above"
-    return (
-        "with the same script and software: the script depends on something that is in no checkpoint (the time, the host, a "
-        "variable that is not registered, a kernel that is not deterministic). lockstep verify finds what"
-    )

@@ -14,10 +14,6 @@ from pathlib import Path
 
 import psutil
 
-_FLAGS = {"float16": {"avx512_fp16", "amx_fp16", "asimdhp"}, "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"}}
-"""Of processors that compute in these formats, as the kernel names them. Others emulate them, some five times slower than
-float32."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
@@ -57,11 +53,8 @@ def look(*, num_cores: int, num_gpus: int) -> Machine:
 
 def find_components(*, num_gpus: int) -> set[str]:
     """Which of the components that some methods need this machine has."""
-    formats = _native_formats()
     components = {
         "gpus": num_gpus > 0,
-        "float16": num_gpus > 0 or "float16" in formats,
-        "bfloat16": num_gpus > 0 or "bfloat16" in formats,
         "horovod": importlib.util.find_spec("horovod") is not None,
         "mpirun": shutil.which("mpirun") is not None,
     }
@@ -77,20 +70,8 @@ def _version(distribution: str) -> str:
 
 def cpu_name() -> str:
     """The name of the processor."""
-    return _line("model name") or platform.processor() or platform.machine()
-
-
-def _native_formats() -> set[str]:
-    """The 16-bit formats, ``float16`` and ``bfloat16``, that this processor has instructions for."""
-    flags = {*_line("flags", "features").split()}
-    return {name for name, needed in _FLAGS.items() if needed & flags}
-
-
-def _line(*names: str) -> str:
-    """The first line of /proc/cpuinfo with one of these names; empty if there is none."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip().lower() in names:
-                return value.strip()
-    return ""
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -111,8 +111,8 @@ def command(
     current environment.
 
     Prints a line per setting, then PASS with the digest of the weights, or FAIL with the first step, shard and parameter that
-    differ. After a FAIL, the script runs again up to that step, in ways that distinguish causes; the likely one is named, with
-    the line of your code. It stops at the first setting in which the script fails.
+    differ. After a FAIL, both settings run again up to that step, to tell causes apart; the likely one is named, with the
+    line of your code. It stops at the first setting in which the script fails.
 
     SCRIPT must call lockstep.join(). Options go before it; all arguments after it are passed to it. The directory of --out
     receives every run's output and trace, and results.json.

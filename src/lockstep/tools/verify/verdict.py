@@ -67,11 +67,6 @@ def notes(verification: Verification) -> Iterator[str]:
         )
     elif verification.task.shards is None:
         yield f"V = {counted(shards, 'shard')}, as in the script"
-    if summary.batch_norm and shards > 1:
-        yield (
-            f"BatchNorm normalizes over {counted(summary.shard_size, 'sample')} ({summary.batch_size} / {shards} shards), "
-            f"on any number of processes; one device would over {summary.batch_size}"
-        )
 
 
 def verdict(verification: Verification) -> list[str]:
@@ -182,9 +177,6 @@ def _diagnosis(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Iterator[st
     yield f"  likely cause: {diagnosis.sentence}"
     yield f"  remedy: {diagnosis.remedy}"
     yield from _indented(2, _findings("found in the script's text", findings))
-    if diagnosis.ruled_out:
-        yield "  ruled out:"
-        yield from _indented(4, diagnosis.ruled_out)
 
 
 def _indented(width: int, lines: Iterable[str]) -> Iterator[str]:

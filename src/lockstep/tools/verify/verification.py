@@ -36,10 +36,6 @@ class Summary:
     num_passes: int = 1
     """Over loaders, in epochs: usually one an epoch."""
     num_evaluations: int = 0
-    batch_size: int = 0
-    """Samples in the first global batch."""
-    shard_size: int = 0
-    """Samples in the largest of its shards."""
     batch_norm: bool = False
     """Whether the model normalises by the statistics of its shard's samples."""
     dropout: bool = False
@@ -48,8 +44,6 @@ class Summary:
 def summary_of(run: TracedRun) -> Summary:
     """The summary of a run."""
     losses = [line["values"].get("loss") for line in run.evaluations]
-    first = [(key, owners[0][1]) for key, owners in run.shards_of(min(run.steps)) if (key.phase, key.part) == (0, 0)]
-    sizes = [len(line["batches"][0]["samples"]) for _, line in first if line["batches"]]
     return Summary(
         first_step=min(run.steps),
         num_steps=run.num_steps,
@@ -61,8 +55,6 @@ def summary_of(run: TracedRun) -> Summary:
         each_sample_once=uses_each_sample_once(run),
         num_passes=len(run.passes),
         num_evaluations=len(run.evaluations),
-        batch_size=sum(sizes),
-        shard_size=max(sizes, default=0),
         batch_norm=bool(run.layers.get("batch_norm")),
         dropout=bool(run.layers.get("dropout")),
     )

@@ -18,7 +18,7 @@ from lockstep.tools.trials.study import Task
 from lockstep.tools.trials.trial import Observer, Record, run_trial
 from lockstep.tools.verify import settings, verdict
 from lockstep.tools.verify.diagnosis.causes import NOT_SAVED, conclude
-from lockstep.tools.verify.diagnosis.experiments import Experiment, investigate
+from lockstep.tools.verify.diagnosis.experiments import investigate
 from lockstep.tools.verify.diagnosis.one_device import OneDevice, against_one_device
 from lockstep.tools.verify.diagnosis.setting import Setting
 from lockstep.tools.verify.trace.differences import first_difference, first_fault
@@ -134,7 +134,6 @@ class _Verifier:
         extra: Mapping[str, object],
         *,
         instead: Mapping[str, object] | None = None,
-        variables: Mapping[str, str] | None = None,
         is_killed: bool = False,
     ) -> Record:
         """Run the script as a user does: with fields of RunConfig only, in an unchanged environment."""
@@ -145,7 +144,6 @@ class _Verifier:
             settings={"workers": setting.workers, **extra},
             instead=instead,
             is_held=is_killed,
-            variables=variables,
         )
         if is_killed:
             journal = Tail(trial.run_dir / FILE_NAME)
@@ -208,19 +206,16 @@ class _Verifier:
         assert worst.difference is not None
         done: list[str] = []
 
-        def laboratory(experiment: Experiment) -> TracedRun | None:
-            what = f"{experiment.purpose} ({experiment.setting.label})"
-            done.append(what)
-            self._observer.started(f"looking for the cause: {what}")
-            name = f"diagnosis/{len(done)}-{experiment.level}-{experiment.setting.slug}"
-            trace = {"trace": experiment.level, "trace_until": experiment.until}
-            variables = {} if experiment.hash_seed is None else {"PYTHONHASHSEED": str(experiment.hash_seed)}
-            record = self._try(experiment.setting, name, trace, variables=variables)
+        def laboratory(setting: Setting, until: int | None) -> TracedRun | None:
+            done.append(setting.label)
+            self._observer.started(f"looking for the cause: once more with {setting.label}")
+            name = f"diagnosis/{len(done)}-{setting.slug}"
+            record = self._try(setting, name, {"trace": "layers", "trace_until": until})
             if record.status == "interrupted":
                 raise KeyboardInterrupt
             run = _read_partial_run(self.verification.directory / name)
             # That it failed after the last step that matters is no matter.
-            is_short = run is None or (record.status != "ok" and max(run.steps) < (experiment.until or math.inf))
+            is_short = run is None or (record.status != "ok" and max(run.steps) < (until or math.inf))
             return None if is_short else run
 
         if worst.setting.killed_at is not None:

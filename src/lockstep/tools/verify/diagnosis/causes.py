@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lockstep.base.config import STRATEGIES
 from lockstep.tools.verify.diagnosis.experiments import Findings
+from lockstep.tools.verify.trace.origin import Origin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,19 +20,6 @@ class Cause:
 
 
 CAUSES = {
-    "threads": Cause(
-        sentence="the number of threads of a process differs, and with it the order in which sums are taken",
-        remedy="give threads= to join() (or --threads), and let nothing else set the number of threads",
-    ),
-    "set order": Cause(
-        sentence="the order of a Python set: it differs from run to run, because Python hashes texts with a random seed",
-        remedy="iterate over sorted(the_set), or use a dict or a list, which keep their order",
-    ),
-    "data by rank": Cause(
-        sentence="the data is read differently on each rank: lockstep itself gives every process its part of each batch, so "
-        "all of them must read the same data in the same order",
-        remedy="neither split nor seed the data by rank: let every process read the whole stream (or data set)",
-    ),
     "worker": Cause(
         sentence="code that depends on which loader worker runs it",
         remedy="let what a sample is depend on its index alone",
@@ -49,44 +37,20 @@ CAUSES = {
         sentence="the sum of gradients is taken in an order that depends on the number of processes (strategy ddp)",
         remedy="leave strategy= out: the default, 'exact', adds in one order",
     ),
-    "timing": Cause(
-        sentence="a setting does not agree with itself: a clock or the system's randomness (os.urandom, a generator without a "
-        "seed) is read, or a kernel gives results that depend on timing",
-        remedy="let nothing that is computed depend on the time, and seed every generator; "
+    "chance": Cause(
+        sentence="a setting does not agree with itself when it is run again: the order of a set of texts (Python hashes them "
+        "with a random seed), a clock, the system's randomness (os.urandom, a generator without a seed), or a kernel whose "
+        "results depend on timing",
+        remedy="iterate over sorted(the_set); let nothing that is computed depend on the time, and seed every generator; "
         "torch.use_deterministic_algorithms(True) makes PyTorch choose deterministic kernels, and name those that it "
         "lacks in an error; look at the layer named above first",
     ),
     "unknown": Cause(
         sentence="not found",
-        remedy="look at the first thing that differs, above, and at what it is computed from; the traces are in the results' "
-        "directory",
+        remedy="look at the first thing that differs, above, and at what it is computed from (docs/verify.md lists what "
+        "usually makes a difference where it arose); the traces are in the results' directory",
     ),
 }
-
-_IN_SHARD = Cause(
-    sentence="what runs inside a shard uses more than its samples and the weights: a generator of the script's own, something "
-    "kept from one shard to the next (an attribute, a list, a changed weight), a collective, the rank or the number of "
-    "processes",
-    remedy="draw from torch, numpy.random or random (lockstep reseeds these for every shard); leave what spans shards to "
-    "batch.add, buffers, team.per_shard(...), or do it after the loop over batch.shards",
-)
-_OF_DATA = Cause(
-    sentence="what a sample is follows not from its index alone, but from a generator of the script's own, from what was read "
-    "before it, from the rank, or from the loader worker",
-    remedy="draw from torch, numpy.random or random (lockstep reseeds these for every shard), or make the generator for each "
-    "sample, from its index; keep nothing from sample to sample",
-)
-_OUTSIDE = Cause(
-    sentence="code outside of batch.shards uses a value of this process alone: the rank, the number of processes, a variable "
-    "that is written inside",
-    remedy='use the values of the whole batch, batch["..."], and what team.all_reduce and team.all_gather_object return',
-)
-_USUAL = {
-    **dict.fromkeys(("before the model", "layer", "after the model", "backward"), _IN_SHARD),
-    **dict.fromkeys(("data", "samples"), _OF_DATA),
-    **dict.fromkeys(("beginning", "update", "evaluation", "end"), _OUTSIDE),
-}
-"""What usually makes a difference where it arose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,65 +61,32 @@ class Diagnosis:
     """A key of ``CAUSES``."""
     sentence: str
     remedy: str
-    ruled_out: tuple[str, ...] = ()
     arose: str = ""
     """In which part of the computation it arose, in words; empty: unknown."""
 
 
-NOT_SAVED = Diagnosis(cause="not saved", sentence=CAUSES["not saved"].sentence, remedy=CAUSES["not saved"].remedy)
+NOT_SAVED = Diagnosis(cause="not saved", **vars(CAUSES["not saved"]))
 """Why a run that resumes one that was killed computes something else, with the same settings."""
 
 
 def conclude(findings: Findings) -> Diagnosis:
     """The likely cause."""
     name = _cause(findings)
-    cause = CAUSES[name]
-    sentence = cause.sentence
-    if name == "threads" and findings.threads is not None:
-        labels = [setting.label for setting in findings.settings]
-        sentence += f" ({findings.threads[0]} with {labels[0]}, {findings.threads[1]} with {labels[1]})"
-    if name == "unknown" and (usual := _USUAL.get(findings.origin.where)) is not None:
-        sentence, cause = f"{sentence}; usually {usual.sentence}", usual
-    return Diagnosis(
-        cause=name,
-        sentence=sentence,
-        remedy=cause.remedy,
-        ruled_out=_ruled_out(findings) if name in ("unknown", "timing") else (),
-        arose=_arose(findings),
-    )
+    return Diagnosis(cause=name, **vars(CAUSES[name]), arose=_arose(findings.origin))
 
 
 def _cause(findings: Findings) -> str:
     difference, where = findings.difference, findings.origin.where
-    if findings.threads is not None and difference.stage not in ("samples", "content", "steps"):
-        return "threads"
-    if findings.depends_on_hashes:
-        return "set order"
     if difference.stage == "samples" and "ran this shard" in difference.detail:
         return "unknown"
-    if findings.data_by_rank:
-        return "data by rank"
     if where == "exchange" and not STRATEGIES[findings.strategy].promises_bits:
         return "rounding"
     if findings.repeats is False:
-        return "timing"
+        return "chance"
     first, second = findings.settings
     if where == "data" and first.world_size == second.world_size and first.workers != second.workers:
         return "worker"
     return "rank" if difference.among is not None else "unknown"
-
-
-def _ruled_out(findings: Findings) -> tuple[str, ...]:
-    ruled_out = []
-    if findings.repeats is True:
-        ruled_out.append("chance and time: each setting agrees with itself when it is run again")
-    if findings.repeats is False:
-        ruled_out.append("what depends on the number of processes alone: one setting does not even agree with itself")
-    if findings.threads is None:
-        ruled_out.append("the number of threads: it is the same")
-    if findings.vanished is not None and not findings.depends_on_hashes:
-        ruled_out.append("the order of sets of texts: another hash seed changes nothing, or the same one does not help")
-    return tuple(ruled_out)
 
 
 _AROSE: Mapping[str, str] = {
@@ -172,8 +103,7 @@ _AROSE: Mapping[str, str] = {
 }
 
 
-def _arose(findings: Findings) -> str:
-    origin = findings.origin
+def _arose(origin: Origin) -> str:
     if origin.where == "layer":
         name = origin.layer if origin.layer == "the model" else f"layer {origin.layer}"
         return f"in the forward pass of {name} ({origin.kind}): its input is the same, its output is not"
