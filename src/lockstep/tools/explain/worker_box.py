@@ -1,4 +1,4 @@
-"""The black box of each worker of ``lockstep run``, and the log of its collectives, in the launch's private directory.
+"""The black box of each worker of ``lockstep run``, in the launch's private directory.
 
 It serves scripts that never call ``lockstep.join``, and others until they do. Their progress is known from the optimizer steps
 that PyTorch's hook reports, and from the collectives that they have finished.
@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.tools.explain.black_box import box_path
-from lockstep.tools.explain.call_log import CallLog, log_path
 from lockstep.tools.explain.flight_recorder import counts
 from lockstep.tools.explain.frames import stack_of
-from lockstep.tools.explain.recorded_calls import record_calls
 from lockstep.tools.explain.sampler import Sampler, about_process
 from lockstep.tools.explain.threads import doing_at
 
@@ -80,9 +78,7 @@ class WorkerBox:
         about = about_process(rank, world_size, socket.gethostname(), Path(private_dir).name, program=program)
         try:
             Sampler(box_path(Path(private_dir), rank), about, self._doing, replaced=self._steps.close)
-            if world_size > 1:
-                record_calls(CallLog(log_path(Path(private_dir), rank)))
-        except OSError:  # the script runs without a black box, or a log
+        except OSError:  # the script runs without a black box
             self._steps.close()
 
     def _doing(self) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from lockstep.base.stopping import say
 from lockstep.launch.failures import Failure
 from lockstep.launch.observer import Launch, Observer
 from lockstep.tools.explain.launching.causes import Causes
-from lockstep.tools.explain.launching.compared_calls import ComparedCalls
 
 if TYPE_CHECKING:
     from lockstep.tools.explain.launching.watching import Watching
@@ -34,7 +33,6 @@ class Explainer(Observer):
     def __init__(self, launch: Launch) -> None:
         super().__init__(launch)
         self._dir = Path(launch.private_dir)
-        self._calls = ComparedCalls(self._dir, launch.ranks)
         self._causes = Causes(launch.environ)
         self._closed = threading.Event()
         if launch.world_size > 1:
@@ -43,7 +41,6 @@ class Explainer(Observer):
     def close(self) -> None:
         """Stop looking."""
         self._closed.set()
-        self._calls.close()
 
     def ended(self, rank: int, status: int) -> None:
         """Note in the worker's black box how it has ended."""
@@ -66,10 +63,6 @@ class Explainer(Observer):
         """From the black boxes of all ranks."""
         return self._watching.explain(echoes)
 
-    def differing(self, *, alike: bool) -> Failure | None:
-        """From the ranks' logs of their collectives."""
-        return self._calls.look(is_over=not alike, alike_suffice=alike)
-
     def mismatch(self, reported: Sequence[Failure]) -> str:
         """From the black boxes, and the tracebacks."""
         return self._watching.mismatch(reported)
@@ -84,7 +77,7 @@ class Explainer(Observer):
     def _watching(self) -> Watching:
         from lockstep.tools.explain.launching.watching import Watching
 
-        return Watching(self.launch, self._calls, self._say)
+        return Watching(self.launch, self._say)
 
     def _say(self, text: str) -> None:
         if not self._closed.is_set():

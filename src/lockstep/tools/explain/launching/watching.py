@@ -21,7 +21,6 @@ from lockstep.launch import failures
 from lockstep.launch.failures import Failure
 from lockstep.launch.observer import Launch
 from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
-from lockstep.tools.explain.launching.compared_calls import ComparedCalls
 from lockstep.tools.explain.launching.messages import Message, Peers
 from lockstep.tools.explain.mismatch import at_failure
 from lockstep.tools.explain.rank_reports import RankReport, read_records, read_reports, run_joined
@@ -43,13 +42,11 @@ class Watching:
 
     Args:
         launch: whose ranks they are.
-        calls: of this machine's ranks.
         say: tells the user.
     """
 
-    def __init__(self, launch: Launch, calls: ComparedCalls, say: Callable[[str], None]) -> None:
+    def __init__(self, launch: Launch, say: Callable[[str], None]) -> None:
         self._dir, self._end = Path(launch.private_dir), launch.end
-        self._calls = calls
         self._say = say
         self._peers = Peers(launch.exchange)
         self._told = ""
@@ -98,11 +95,7 @@ class Watching:
 
         A wait is reported once, and only if it was too long at two looks in a row: ranks that were stopped and have just
         continued have not updated their black boxes yet."""
-        has_joined = self._where() != self._dir
-        # Ranks that have joined a run end it themselves if they all wait, and say what was saved of it.
-        if (differing := self._calls.look(is_over=False, alike_suffice=not has_joined)) is not None:
-            self._end(differing)
-        if has_joined:
+        if self._where() != self._dir:  # ranks that have joined a run end it themselves, and say what was saved of it
             return
         now_s = time.time()
         records = read_records(self._dir)
