@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 _LOOK_S = 1.0
 _FIRST_S = 2.0
 """Delay of the first look: a start keeps the launcher busy."""
-_SUSPENDED_S = 5.0
-"""A longer gap between looks means that this process was suspended, perhaps with the workers: they get this long to recover."""
 
 
 class Explainer(Observer):
@@ -85,11 +82,6 @@ class Explainer(Observer):
 
     def _run(self) -> None:
         self._closed.wait(_FIRST_S)
-        looked_at = time.monotonic()
         while not self._closed.wait(_LOOK_S):
             with contextlib.suppress(Exception):  # no error here may affect the workers
-                if time.monotonic() - looked_at > _SUSPENDED_S:
-                    self._watching.forget_waits()
-                    self._closed.wait(_SUSPENDED_S)
-                looked_at = time.monotonic()
                 self._watching.look()
