@@ -165,7 +165,7 @@ def _time(history: training.Events, hosts: Sequence[str]) -> Section:
     return Section(
         title="Where the time went",
         text=slow or quiet,
-        pictures=[shown for shown in (picture, training.shards_of_ranks(history)) if shown],
+        pictures=[] if picture is None else [picture],
         tables=[shown for shown in (table, moves) if shown],
     )
 

@@ -98,8 +98,8 @@ def is_run(directory: Path) -> bool:
     return any((directory / name).exists() for name in _MARKERS)
 
 
-def read_runs(directory: Path) -> tuple[list[Run], list[Path]]:
-    """The runs in a directory, the most recently active one last, and the subdirectories that are not runs.
+def read_runs(directory: Path) -> list[Run]:
+    """The runs in a directory, the most recently active one last.
 
     The directory may itself be a run directory.
 
@@ -107,8 +107,8 @@ def read_runs(directory: Path) -> tuple[list[Run], list[Path]]:
         OSError: it cannot be read.
     """
     if is_run(directory):
-        return [read_run(directory)], []
-    runs, not_runs = [], []
+        return [read_run(directory)]
+    runs = []
     for path in sorted(directory.iterdir()):
         if path.name.startswith(".") or not path.is_dir():
             continue
@@ -118,9 +118,7 @@ def read_runs(directory: Path) -> tuple[list[Run], list[Path]]:
             is_a_run = False
         if is_a_run:
             runs.append(read_run(path))
-        else:
-            not_runs.append(path)
-    return sorted(runs, key=lambda run: run.active_s), not_runs
+    return sorted(runs, key=lambda run: run.active_s)
 
 
 def read_run(path: Path) -> Run:
