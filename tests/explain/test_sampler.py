@@ -59,4 +59,3 @@ def test_of_a_record_that_is_too_long_what_is_worth_most_is_kept(tmp_path):
     assert len(short["stack"]) >= 10
     assert short["recent"] == record["recent"]
     assert short["error"].endswith("ä: the end")
-    assert [holder["what"] for holder in short["ending"]["holders"]] == ["thread `upload`"] * 4

@@ -89,31 +89,6 @@ def until(condition, process, limit_s=80):
 
 
 @pytest.mark.long
-def test_a_hang_is_shown_by_stacks_and_at_the_timeout_is_the_error(start, said):
-    process = start("time.sleep(600)", timeout=15)  # within which it must be seen
-    until(lambda: [rank["waiting"] and rank["still_s"] > 2 for rank in ranks(process)] == [True, False], process)
-    waits, missing = ranks(process)
-    assert waits["recent"][-1] == [13, "all_reduce (shape [1, 4] of float)", "0"]
-    assert (waits["begun"], missing["begun"]) == ({"0": 13}, {"0": 12})
-    assert missing["doing"]["step"] == 0  # it has no optimizer
-    shown = ask(process)
-    assert re.match(
-        r"lockstep run \(process \d+\), plain.py\nrank 1 of 2 on \S+ \(pid \d+\): in the script, after 12 coll", shown
-    )
-    assert re.search(
-        r"plain.py:6 in fault\n +time.sleep\(600\)\nrank 0 of 2 on \S+ \(pid \d+\): waiting in all_reduce numb", shown
-    )
-    process.wait()
-    error = said()
-    assert re.search(
-        r"(?m)^error: no progress for \d+ s: rank 0 waits for rank 1\.\n  rank 1 on \S+ \(pid \d+\): in the script, ", error
-    )
-    before, _, after = error.partition("rank 0 of 2 on ")
-    assert "plain.py:6 in fault" in before
-    assert "Timed out waiting 15000ms" in after
-
-
-@pytest.mark.long
 def test_who_is_waited_for_is_said_once_with_what_its_loader_worker_does_and_an_all_clear_when_it_goes_on(
     start, said, tmp_path
 ):

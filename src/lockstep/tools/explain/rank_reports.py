@@ -238,7 +238,7 @@ class RankReport:
         for worker in self.loaders[:_MOST_LOADERS]:
             lines.append(f"its loader worker {worker.pid}, {worker.describe()}")
             lines += [f"  {line}" for line in _shown(worker.frames, short=short)]
-        return lines if self.is_waiting else [*lines, *self.record.get("awaits", ())]
+        return lines
 
 
 def _held_by(holder: Mapping[str, Any], *, short: bool) -> list[str]:

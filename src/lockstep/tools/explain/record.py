@@ -62,7 +62,6 @@ class Record(_Needed, total=False):
     work: str
     ending: _Ending
     status: int
-    awaits: list[str]
     handled: str
     package: str
     error: str

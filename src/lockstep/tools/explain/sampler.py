@@ -29,7 +29,7 @@ from lockstep.tools.explain.holders import holders_of
 from lockstep.tools.explain.loader_workers import is_loading
 from lockstep.tools.explain.process import io_bytes, own_memory
 from lockstep.tools.explain.stack_request import StackResponder
-from lockstep.tools.explain.threads import handled_by, other_threads
+from lockstep.tools.explain.threads import handled_by
 from lockstep.tools.explain.work import WorkMeter
 from lockstep.world.machine.identity import shared_by
 
@@ -38,7 +38,7 @@ _WAITS_AFTER_S = 1.0
 """A thread that has not moved for this long may be waiting in a collective."""
 _MOST_OF_ERROR = 6000
 """Characters of a traceback."""
-_FEWEST_FRAMES, _FEWEST_HELD, _LEAST_OF_ERROR = 10, 2, 1500
+_FEWEST_FRAMES, _LEAST_OF_ERROR = 10, 1500
 """What is kept of a record that does not fit into its box."""
 _CLOSE_S = 2.0
 _FORK_S = 0.2
@@ -117,8 +117,6 @@ class Sampler:
         self._collective: dict[str, Any] | None = None
         self._handled = ""
         """The exception that the thread is handling, once it has not moved for a while."""
-        self._awaits: list[str] = []
-        """Where other threads are, which it may wait for."""
         self._begun: Mapping[str, int] = {}
         self._recent: Sequence[tuple[int, str, str]] = ()
         self._recording_s = 0.0
@@ -222,13 +220,11 @@ class Sampler:
         if (stack, at) != (self._stack, self._at):
             self._stack, self._at = stack, at
             self._same_since_s, self._collective, self._handled = now, None, ""
-            self._awaits = []
         elif now - self._same_since_s >= _WAITS_AFTER_S and now - self._recording_s >= _WAITS_AFTER_S:
             recording, self._recording_s = read_recording(), now
             pending, self._recent = recording.pending, recording.recent
             self._collective = None if pending is None else {**asdict(pending), "text": str(pending)}
             self._handled = handled_by(self._thread_id)
-            self._awaits = other_threads(self._thread_id)
         self._begun = counts().begun
         self._work.look(now, is_still=now - self._same_since_s >= _WAITS_AFTER_S and not is_communicating(stack))
         self._last = {
@@ -245,7 +241,6 @@ class Sampler:
             "stack": stack,
             "collective": self._collective,
             **({"handled": self._handled} if self._handled else {}),
-            **({"awaits": self._awaits} if self._awaits else {}),
             **({"package": package} if (package := own_package()) else {}),
             "begun": self._begun,
             "recent": self._recent,
@@ -263,12 +258,8 @@ class Sampler:
 
 def shortened(record: Mapping[str, Any]) -> dict[str, Any]:
     """What is worth most of a record that did not fit into its box: without outer frames. Pure."""
-    short = {**record, "stack": record["stack"][:_FEWEST_FRAMES]}
-    if "error" in record:
-        short["error"] = record["error"][-_LEAST_OF_ERROR:]
-    if ending := record.get("ending"):
-        holders = [{**holder, "stack": holder["stack"][:_FEWEST_HELD]} for holder in ending["holders"]]
-        short["ending"] = {**ending, "holders": holders}
+    short = {**record, "stack": record["stack"][:_FEWEST_FRAMES], "error": record.get("error", "")[-_LEAST_OF_ERROR:]}
+    short.pop("ending", None)
     return short
 
 

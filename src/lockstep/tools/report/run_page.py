@@ -262,16 +262,7 @@ def _surroundings(record: RunRecord, begin: Mapping[str, Any]) -> Section:
         title="Settings and surroundings",
         text="Its initial settings, where it ran, and with which versions.",
         facts=facts,
-        tables=_files_of(newest),
     )
-
-
-def _files_of(manifest: Manifest | None) -> list[Table]:
-    if manifest is None:
-        return []
-    rows = [(name, size(entry["bytes"]), str(entry.get("sha256") or NOTHING)) for name, entry in manifest.files.items()]
-    caption = f"Digests of the newest checkpoint, step {manifest.step}"
-    return [Table(headings=("file", "size", "SHA-256"), rows=rows, numbers=frozenset({1}), caption=caption)]
 
 
 def _text(value: Any) -> str:

@@ -134,7 +134,6 @@ def read_run(path: Path) -> Run:
     if launches:
         newest = launches[-1]
         step, last_s, has_ended = newest.last_step or newest.resumed_after, newest.ended_s, newest.has_ended
-    ended_at = next((launch.last_step or 0 for launch in reversed(launches) if launch.has_ended), None)
     saved, is_usable = _find_checkpoint(path, remarks)
     _read_best(path, fields, remarks)
     if not can_be_read or not is_usable:
@@ -144,12 +143,7 @@ def read_run(path: Path) -> Run:
     elif saved is not None:
         state = FINISHED if saved.finished else INTERRUPTED
     else:
-        state = FAILED if ended_at is None else FINISHED
-    if state == FINISHED and saved is None and not has_ended:
-        remarks.append(
-            f"it finished at step {ended_at} without a checkpoint; a later launch started over and did not finish"
-        )
-        step = ended_at
+        state = FINISHED if any(launch.has_ended for launch in launches) else FAILED
     if state == FAILED:
         remarks.append("ended before its first checkpoint, so there is nothing to resume: the same command starts over")
     if state == INTERRUPTED and has_ended and not remarks:

@@ -30,7 +30,7 @@ class Explainer(Observer):
     def __init__(self, launch: Launch) -> None:
         super().__init__(launch)
         self._dir = Path(launch.private_dir)
-        self._causes = Causes(launch.environ)
+        self._causes = Causes()
         self._closed = threading.Event()
         if launch.world_size > 1:
             threading.Thread(target=self._run, name="lockstep-watch", daemon=True).start()
