@@ -52,7 +52,7 @@ ASIDE = {
     "tools.checkpoint": (*OUTSIDE, "state.checkpoint", "state.recovery.position"),
     "tools.compare": OUTSIDE,
     "tools.doctor": (*OUTSIDE, "world.comm"),
-    "tools.report": (*OUTSIDE, "plan.blocks", "state.checkpoint", "state.rundir"),
+    "tools.report": (*OUTSIDE, "state.checkpoint", "state.rundir"),
     "tools.runs": (*OUTSIDE, "state.checkpoint", "state.rundir"),
     "tools.slurm": OUTSIDE,
     "tools.trials": (*OUTSIDE, "joining.instrument", "listener"),

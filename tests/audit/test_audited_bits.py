@@ -107,13 +107,6 @@ def test_what_the_body_would_change_twice_is_refused_in_words(standing_crew, how
     assert "was changed inside batch.shards in step 2, in which an audit computes a shard once more" in said
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-def test_an_embedding_that_clips_its_weight_in_the_forward_pass_is_refused(standing_crew, shards):
-    [said] = standing_crew(1, trainings.prepare_clipping, shards=shards, audit=1000)
-    assert said.startswith("words is Embedding(max_norm=1), which changes its weight in the forward pass: an audit")
-    assert standing_crew(1, trainings.prepare_clipping, shards=shards, audit=0) == ["prepared"]
-
-
 @pytest.mark.parametrize("shards", [1, None])
 def test_gradients_of_earlier_steps_stay_when_an_audited_step_is_left(standing_crew, shards):
     [kept] = standing_crew(1, trainings.leave_an_audit, shards=shards, audit=2)

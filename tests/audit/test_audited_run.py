@@ -67,15 +67,3 @@ def test_samples_that_cannot_be_sent_are_said_and_training_goes_on(run_here, wha
     assert done.returncode == 0, done.stderr
     assert "done after 12" in done.stdout
     assert "WARNING: this shard is not audited, for the samples of shard" in done.stderr
-
-
-def test_with_another_strategy_than_the_default_it_is_refused_with_a_way_out(run_here):
-    done = run_here(SCRIPT, "--nproc", "2", "--strategy", "ddp", "--audit", "2", "--run-dir", "r")
-    assert done.returncode == 1
-    assert "audit with strategy='ddp'" in done.stderr
-    assert "Leave out strategy" in done.stderr
-
-
-def test_one_process_needs_no_shards(run_here):
-    done = run_here(SCRIPT, "--audit", "1", "--run-dir", "r")
-    assert done.returncode == 0, done.stderr

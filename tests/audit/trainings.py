@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections import OrderedDict
 from dataclasses import dataclass
 
 import numpy
@@ -13,7 +12,7 @@ from torch.nn import functional
 from toy_models import Net, Plain
 
 import lockstep
-from lockstep.base.errors import ModelError, UsageError
+from lockstep.base.errors import UsageError
 from lockstep.base.stopping import AuditFailed
 
 
@@ -136,17 +135,6 @@ def train_and_steer(how):
     except UsageError as error:
         return str(error)
     return seen.result(model, optimizer, schedule)
-
-
-def prepare_clipping():
-    """What is said of a model with ``max_norm`` when it is prepared."""
-    team = lockstep.join()
-    model = torch.nn.Sequential(OrderedDict(words=torch.nn.Embedding(4, 2, max_norm=1.0)))
-    try:
-        team.prepare(model)
-    except ModelError as error:
-        return str(error)
-    return "prepared"
 
 
 def leave_an_audit():

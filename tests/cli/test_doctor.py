@@ -1,4 +1,4 @@
-"""``lockstep doctor`` and ``lockstep run --preflight`` on the command line."""
+"""``lockstep doctor`` on the command line."""
 
 import json
 import socket
@@ -12,7 +12,6 @@ from lockstep.tools.doctor.table import CHECKS
 
 pytestmark = pytest.mark.timeout(90)
 
-HELLO = "print('hello')\n"
 THREADS = {"OMP_NUM_THREADS": "128"}
 
 
@@ -53,18 +52,3 @@ def test_a_script_that_is_not_there_is_said_before_anything_is_examined(doctor):
     done = doctor("nosuch.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert "nosuch.py: no such script" in done.stderr
-
-
-def test_preflight_warns_in_a_line_each_and_starts(run_here):
-    done = run_here(HELLO, "--preflight", "--nproc", "2", env=THREADS)
-    assert (done.returncode, done.stdout) == (0, "hello\nhello\n")
-    assert "warn: threads: 2 process(es) x 128 thread(s)" in done.stderr
-    assert all(line.startswith("lockstep: preflight: warn: ") for line in done.stderr.splitlines())
-
-
-def test_preflight_does_not_start_after_a_failure_and_says_how_to(run_here):
-    done = run_here(HELLO, "--preflight", "--nproc", "2", env={"GLOO_SOCKET_IFNAME": "nosuch0"})
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "lockstep: preflight: fail: all-reduce: processes could not exchange anything: " in done.stderr
-    assert "(all-reduce), so nothing was started. " in done.stderr
-    assert "leave out --preflight" in done.stderr

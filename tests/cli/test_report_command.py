@@ -160,7 +160,7 @@ def test_launches_restarts_and_checkpoints_are_told(place, page):
     assert re.search(r"1: 2 processes\s+killed or failed at step \d", text)
     assert re.search(r"2: 1 process, from step \d+, .* later\s+finished at step 12", text)
     manifest = json.loads(next((place / "runs" / RUN / "checkpoints").glob("step-00000012/manifest.json")).read_text())
-    assert manifest["files"]["model.safetensors"]["sha256"] in text
+    assert manifest["files"]["model.safetensors"]["sha256"][:16] in text
     assert "good: all files are there" in text
 
 

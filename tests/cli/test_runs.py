@@ -125,7 +125,7 @@ def test_listing_runs_does_not_import_torch(made):
 
 def test_on_a_narrow_terminal_no_column_is_lost(made, capsys, monkeypatch):
     monkeypatch.chdir(made)
-    found, _ = inventory.read_runs(Path("runs"))
+    found = inventory.read_runs(Path("runs"))
     for width in (60, 200):
         runs_verb.show(found, Console(width=width, force_terminal=True, color_system=None))
         out = capsys.readouterr().out
@@ -282,11 +282,6 @@ def test_a_run_that_came_to_its_end_has_not_ended_before_its_first_checkpoint(lo
     end = '{"event": "end", "time_s": 1e9, "step": 16}'
     replace(stopped / "events.jsonl", f"{start}\n{end}\n".encode())
     assert rows(look(tmp_path).out)["stopped-1"].split()[:3] == ["stopped-1", "finished", "16"]
-    # started anew in the same directory, and killed
-    replace(stopped / "events.jsonl", f"{start}\n{end}\n{start}\n".encode())
-    done = look(tmp_path)
-    assert rows(done.out)["stopped-1"].split()[:3] == ["stopped-1", "finished", "16"]
-    assert "it finished at step 16 without a checkpoint; a later launch started over" in done.out
     replace(stopped / "events.jsonl", f"{start}\n".encode())
     shutil.copytree(stopped, stopped.with_name("stopped-2"))
     done = look(tmp_path)
@@ -298,13 +293,12 @@ def test_a_run_that_came_to_its_end_has_not_ended_before_its_first_checkpoint(lo
 # Where there is nothing
 
 
-def test_directories_that_are_no_runs_are_named_and_not_shown(made, look, stopped, tmp_path):
+def test_directories_that_are_no_runs_are_not_shown(made, look, stopped, tmp_path):
     for name in ("notes", "plots", ".hidden"):
         (tmp_path / "runs" / name).mkdir()
     (tmp_path / "runs" / "a file").touch()
     done = look(tmp_path)
     assert set(rows(done.out)) == {"stopped-1"}
-    assert "without a birth.json: notes, plots\n" in done.out
     assert len(json.loads(look(tmp_path, "--json").out)) == 1
 
 
@@ -314,9 +308,7 @@ def test_where_there_is_no_run_it_says_where_it_looked(look, tmp_path):
     assert f"no runs in {tmp_path / 'runs'}: there is no such directory" in done.out
     assert look(tmp_path, "--json").out == "[]\n"
     (tmp_path / "runs").mkdir()
-    assert f"no runs in {tmp_path / 'runs'}: it is empty" in look(tmp_path).out
-    (tmp_path / "runs" / "notes").mkdir()
-    assert "notes is not a run" in look(tmp_path).out
+    assert f"no runs in {tmp_path / 'runs'}: no directory in it has" in look(tmp_path).out
 
 
 @pytest.mark.parametrize("name", ["missing", "file"])

@@ -54,8 +54,8 @@ def test_processes_and_the_scripts_arguments_are_given_as_to_run_in_a_file_or_no
 
 def test_another_file_of_that_name_is_kept_and_that_is_said(slurm, tmp_path):
     (tmp_path / "train.sbatch").write_text("mine")
-    assert "train.sbatch had other content before, which is now in train.sbatch.old-1" in slurm("train.py").stderr
-    assert Path(tmp_path / "train.sbatch.old-1").read_text() == "mine"
+    assert "train.sbatch had other content before, which is now in train.sbatch.old" in slurm("train.py").stderr
+    assert Path(tmp_path / "train.sbatch.old").read_text() == "mine"
 
 
 def test_where_only_singularity_is_it_runs_the_container(slurm, tmp_path):

@@ -12,13 +12,6 @@ def test_what_is_always_so_is_taken_and_underscores_are_dashes(command, asked):
     assert asked == [("x.py", ("a_b",), LaunchOptions(standalone=True, nproc_per_node="2", max_restarts=3), {})]
 
 
-def test_names_may_be_abbreviated_as_long_as_they_are_unique(command, asked):
-    command("run", "--nnode=1", "--max_restart", "2", "--stand", "x.py", "--nnode=3")
-    assert asked == [("x.py", ("--nnode=3",), LaunchOptions(nnodes="1", max_restarts=2, standalone=True), {})]
-    status, _, err = command("run", "--rdzv", "x.py")
-    assert (status, "No such option" in err) == (2, True)
-
-
 def test_what_needs_no_saying_here_is_accepted(command, asked):
     command(
         "run", "--role", "trainer", "--monitor-interval", "0.5", "--start_method", "spawn", "--local_addr", "one", "x.py"

@@ -7,7 +7,6 @@ import pytest
 from crew import warm_server
 from warm import run_on
 
-from lockstep.launch.gpus import num_gpus_here
 from lockstep.tools.doctor.finding import STATES
 from lockstep.tools.doctor.table import CHECKS
 
@@ -45,15 +44,6 @@ def test_the_table_is_what_the_command_prints(run, tmp_path):
     assert [line for line in plain(SHOWN[shown]) if line.startswith(ON_EVERY_MACHINE) and line not in printed] == [], printed
     rows = [re.match(rf"(.*?) ({'|'.join(STATES)}) ", line) for line in plain(SHOWN[shown])]
     assert [row[1] for row in rows if row] == [*(check.name for check in CHECKS), "all-reduce"]
-
-
-def test_what_preflight_prints_before_it_refuses(run, tmp_path):
-    if num_gpus_here():
-        pytest.skip("this machine has GPUs")
-    (tmp_path / "train.py").touch()
-    (shown,) = [command for command in SHOWN if "--preflight" in command]
-    printed = run(shown)
-    assert [line for line in plain(SHOWN[shown]) if line not in printed] == [], printed
 
 
 def test_every_check_is_explained():

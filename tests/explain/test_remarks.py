@@ -3,18 +3,6 @@
 from lockstep.tools.explain.remarks import Remarks
 
 
-def test_work_is_mentioned_once_for_each_wait_and_each_place():
-    said = []
-    remarks = Remarks(said.append)
-    for _ in range(3):
-        remarks.mention("evaluates", "here")
-        remarks.mention("still evaluates", "at another line")
-        remarks.end_wait()
-    assert said == ["evaluates"]
-    remarks.mention("builds", "there")
-    assert said == ["evaluates", "builds"]
-
-
 def test_after_a_warning_comes_one_all_clear_and_without_one_none():
     said = []
     remarks = Remarks(said.append)

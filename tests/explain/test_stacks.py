@@ -95,15 +95,6 @@ def test_a_rank_that_holds_the_interpreter_lock_in_c_code_is_told_from_what_it_d
 
 
 @pytest.mark.long
-def test_where_the_other_threads_of_a_rank_are_is_told(stuck):
-    stuck(
-        "import threading; threading.Thread(target=lambda: time.sleep(100), name='filler', daemon=True).start(); "
-        "threading.Event().wait(100)"
-    )
-    until(lambda: "its thread `filler` is at " in look())
-
-
-@pytest.mark.long
 def test_a_run_that_does_not_get_on_says_once_who_waits_for_whom_and_where_that_one_is(stuck, tmp_path):
     os.mkfifo(tmp_path / "go")
     stuck("open('go').read()")
@@ -117,28 +108,6 @@ def test_a_run_that_does_not_get_on_says_once_who_waits_for_whom_and_where_that_
     (tmp_path / "go").write_text("")
     until(lambda: "all clear" in said())
     assert said().count("no progress") == 1
-
-
-@pytest.mark.long
-def test_a_rank_that_computes_at_one_line_is_said_to_be_at_work_without_a_warning(stuck, tmp_path):
-    stuck("while not os.access('go', os.F_OK): pass")
-    until(lambda: "is at work" in (tmp_path / "errors").read_text())
-    assert "no progress" not in (tmp_path / "errors").read_text()
-    assert "it computes" in look()
-    (tmp_path / "go").touch()
-
-
-@pytest.mark.long
-def test_nobody_is_alarmed_when_a_whole_launch_was_stopped_for_a_while(stuck, tmp_path):
-    stuck("time.sleep(9)")
-    group = [rank["pid"] for rank in ranks()]
-    for pid in group:
-        os.kill(pid, signal.SIGSTOP)
-    time.sleep(12)
-    for pid in group:
-        os.kill(pid, signal.SIGCONT)
-    until(lambda: [rank["state"] for rank in ranks()] == ["finished"] * 3)
-    assert "no progress" not in (tmp_path / "errors").read_text()
 
 
 SAVES = """

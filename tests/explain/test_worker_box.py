@@ -13,8 +13,6 @@ from click.testing import CliRunner
 from explain_scripts import end
 
 from lockstep.tools.explain import command as stacks
-from lockstep.tools.explain.stuck import limit_of_script_s
-from lockstep.tools.explain.worker_box import Pace
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -91,31 +89,6 @@ def until(condition, process, limit_s=80):
 
 
 @pytest.mark.long
-def test_a_hang_is_shown_by_stacks_and_at_the_timeout_is_the_error(start, said):
-    process = start("time.sleep(600)", timeout=15)  # within which it must be seen
-    until(lambda: [rank["waiting"] and rank["still_s"] > 2 for rank in ranks(process)] == [True, False], process)
-    waits, missing = ranks(process)
-    assert waits["recent"][-1] == [13, "all_reduce (shape [1, 4] of float)", "0"]
-    assert (waits["begun"], missing["begun"]) == ({"0": 13}, {"0": 12})
-    assert missing["doing"]["step"] == 0  # it has no optimizer
-    shown = ask(process)
-    assert re.match(
-        r"lockstep run \(process \d+\), plain.py\nrank 1 of 2 on \S+ \(pid \d+\): in the script, after 12 coll", shown
-    )
-    assert re.search(
-        r"plain.py:6 in fault\n +time.sleep\(600\)\nrank 0 of 2 on \S+ \(pid \d+\): waiting in all_reduce numb", shown
-    )
-    process.wait()
-    error = said()
-    assert re.search(
-        r"(?m)^error: no progress for \d+ s: rank 0 waits for rank 1\.\n  rank 1 on \S+ \(pid \d+\): in the script, ", error
-    )
-    before, _, after = error.partition("rank 0 of 2 on ")
-    assert "plain.py:6 in fault" in before
-    assert "Timed out waiting 15000ms" in after
-
-
-@pytest.mark.long
 def test_who_is_waited_for_is_said_once_with_what_its_loader_worker_does_and_an_all_clear_when_it_goes_on(
     start, said, tmp_path
 ):
@@ -135,10 +108,10 @@ def test_who_is_waited_for_is_said_once_with_what_its_loader_worker_does_and_an_
 
 
 @pytest.mark.long
-def test_a_rank_whose_child_computes_is_said_to_be_at_work_without_a_warning(start, said, tmp_path):
+def test_a_rank_whose_child_computes_is_shown_to_be_at_work_without_a_warning(start, said, tmp_path):
     process = start('os.system("while [ ! -e go ]; do :; done")')
-    until(lambda: "is at work" in said(), process)
-    assert re.match(r"lockstep: rank 0 has waited \d+ s for rank 1, which is at work: in the script, .*computes", said())
+    until(lambda: [rank["waiting"] and rank["still_s"] > 13 for rank in ranks(process)] == [True, False], process)
+    assert "is at work" in ask(process)
     assert "no progress" not in said()
     (tmp_path / "go").touch()
 
@@ -182,14 +155,3 @@ def test_a_script_that_forks_closes_all_files_handles_all_signals_and_execs_is_s
         (tmp_path / "go").touch()
         out, _ = process.communicate()
     assert out.splitlines() == ["threads 1 1", "mine 0", "another"]
-
-
-def test_how_long_a_script_may_wait_follows_from_how_far_apart_its_collectives_are():
-    pace = Pace()
-    for second in range(0, 100, 4):
-        pace.note(second // 4 + 1, float(second))
-        pace.note(second // 4 + 1, second + 0.5)
-    assert pace.usual_s == 4
-    assert limit_of_script_s({"doing": {"num_done": 25, "usual_s": pace.usual_s}}) == 20
-    assert limit_of_script_s({"doing": {"num_done": 25, "usual_s": 0.5}}) == 10
-    assert limit_of_script_s({"doing": {"num_done": 4, "usual_s": 0.5}}) == 60

@@ -16,7 +16,6 @@ from lockstep.launch.exchange import Exchange
 from lockstep.launch.observer import Launch
 from lockstep.launch.secret import Secret
 from lockstep.tools.explain.black_box import BlackBox, box_path
-from lockstep.tools.explain.launching.compared_calls import ComparedCalls
 from lockstep.tools.explain.launching.watching import Watching
 from lockstep.world.machine.identity import shared_by
 
@@ -56,7 +55,7 @@ def launchers(tmp_path):
     for directory, exchange in zip(directories, exchanges, strict=True):
         directory.mkdir()
         launch = Launch(private_dir=str(directory), world_size=2, ranks=(), environ={}, exchange=exchange, end=said.append)
-        watches.append(Watching(launch, ComparedCalls(directory, ()), said.append))
+        watches.append(Watching(launch, said.append))
 
     def look():
         for watch in watches:

@@ -83,18 +83,6 @@ def test_many_names_ranks_launches_and_warnings_fit_on_a_page():
     assert "Of 1000 ranks, the 16 that waited least" in text
 
 
-def test_how_many_shards_each_rank_had_is_drawn_from_launch_to_launch():
-    moved = {"event": "move", "time_s": 3.0, "step": 3, "gain": 0.25, "before": [4, 4, 4], "shards": [5, 4, 3]}
-    first = [start(0.0, 3) | {"shards": 12}, *(step(float(n), n) for n in range(1, 7)), moved]
-    again = [start(9.0, 3) | {"shards": 12}, {"event": "resume", "time_s": 9.0, "step": 6, "checkpoint": "c"}, step(10.0, 8)]
-    picture = training.shards_of_ranks([*first, *again])
-    assert {series.name: [(point.x, point.mean) for point in series.curve.points] for series in picture.series} == {
-        "rank 0": [(0, 4), (2, 4), (2, 5), (6, 5), (6, 4), (8, 4)],
-        "rank 2": [(0, 4), (2, 4), (2, 3), (6, 3), (6, 4), (8, 4)],
-    }
-    assert training.shards_of_ranks([event for event in first if event is not moved]) is None
-
-
 def test_how_each_launch_ended_and_what_was_done_again_is_told():
     events = [
         *(start(0.0), step(1.0, 1), {"event": "checkpoint", "time_s": 1.5, "step": 1}, step(2.0, 2), step(3.0, 5)),

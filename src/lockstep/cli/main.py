@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
 import signal
@@ -64,25 +63,9 @@ def _run(args: list[str]) -> int:
         return _run_group(args)
     except LockstepError as error:
         return show_error(error)
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise
-        return show_error(_too_many_files())
     finally:
         if early is not None:
             early.close()
-
-
-def _too_many_files() -> LockstepError:
-    import resource
-
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    remedy = f"ulimit -n {most if most > limit else 65536}"
-    return LaunchError(
-        f"this command may have {limit} files open at a time, and needs more: some for each process that it starts. Nothing "
-        f"that it started is left. Raise the limit first: {remedy}"
-        + ("" if most > limit else " (as root, or in limits.conf)")
-    )
 
 
 def _run_group(args: list[str]) -> int:

@@ -17,7 +17,7 @@ from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT
 
 NAME = "train.py"
-KINDS = ("mlp", "cnn", "lm")
+KINDS = ("mlp", "lm")
 _GITIGNORE = f"""\
 # what lockstep's commands write
 {RUNS}/
@@ -34,7 +34,7 @@ __pycache__/
     type=click.Choice(KINDS),
     default=KINDS[0],
     show_default=True,
-    help="What it trains: a classifier of points (mlp) or images (cnn), or a small language model (lm).",
+    help="What it trains: a classifier of points (mlp), or a small language model (lm).",
 )
 @click.argument("place", metavar="[DIR|FILE.py]", default=".", type=click.Path(path_type=Path))
 def command(kind: str, place: Path) -> None:

@@ -21,7 +21,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 CONTEXT = {"max_content_width": 120, "help_option_names": ["-h", "--help"]}
 """Click's context settings for all commands."""
-CONTEXT_OF_SCRIPTS = {**CONTEXT, "allow_interspersed_args": False}
+CONTEXT_OF_SCRIPTS = {
+    **CONTEXT,
+    "allow_interspersed_args": False,
+    "token_normalize_func": lambda name: name.replace("_", "-"),  # as torchrun has them
+}
 """Those for commands that run a script: all arguments after it belong to the script."""
 
 
@@ -85,8 +89,7 @@ def _given(names: Collection[str], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists options under headings. Where the script ends them, they may be abbreviated, as torchrun's:
-    ``--nnode``.
+    """A command whose help lists options under headings.
 
     Args:
         headings: each heading, and the names of its parameters in order; of one with None, all that are under no other.
@@ -105,26 +108,6 @@ class GroupedCommand(click.Command):
         self._common = common
         if common is not None:
             self.params.append(_help_all())
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """See click."""
-        return super().parse_args(ctx, args if ctx.allow_interspersed_args else self._expand(ctx, args))
-
-    def _expand(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
-        """The arguments with option names written in full, up to the script."""
-        takes_value = {name: not getattr(param, "is_flag", False) for param in self.get_params(ctx) for name in param.opts}
-        expanded = list(args)
-        index = 0
-        while index < len(expanded) and expanded[index].startswith("-") and expanded[index] != "--":
-            name, equals, value = expanded[index].partition("=")
-            if name.startswith("--"):
-                prefix = name.replace("_", "-")
-                matches = [prefix] if prefix in takes_value else [full for full in takes_value if full.startswith(prefix)]
-                if len(matches) == 1:
-                    name = matches[0]
-                    expanded[index] = f"{name}{equals}{value}"
-            index += 2 if takes_value.get(name) and not equals else 1
-        return expanded
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """See click."""

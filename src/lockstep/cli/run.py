@@ -112,10 +112,6 @@ def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **values:
         return 0
     if options.tee:
         _check_tee(script)
-    if options.preflight:
-        from lockstep.tools.doctor.shown import preflight  # takes a tenth of a second to import
-
-        preflight(options, settings)
     interruption = run_script(script, args, options, settings)
     if interruption is None:
         return 0

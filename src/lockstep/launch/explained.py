@@ -46,18 +46,10 @@ class ExplainedFailures:
         """The failures, the cause first: also one that only the whole shows. For the arguments see ``failures.early_end``."""
         reported = failures.in_order(list(self.by_rank.values()))
         is_consequence = bool(reported) and self.are_consequences and not any(failure.then for failure in reported)
-        if is_consequence and (differing := self.differing(alike=True)) is not None:
-            return (differing, *reported)
         early = failures.early_end(reported, ends, without_failure, num_ranks)
         if early is not None:
             return (early, *reported)
         if is_consequence and not any(failure.waited for failure in reported):
-            if (differing := self.differing()) is not None:
-                return (differing, *reported)
             mismatch = self._observers.ask(lambda observer: observer.mismatch(reported))
             reported[0] = replace(reported[0], waited=mismatch or "")
         return tuple(reported)
-
-    def differing(self, *, alike: bool = False) -> Failure | None:
-        """The failure of ranks that have called one collective in different ways, if an observer knows of it."""
-        return self._observers.ask(lambda observer: observer.differing(alike=alike))

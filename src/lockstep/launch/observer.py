@@ -63,13 +63,6 @@ class Observer:
         """Which ranks wait for which others now; ``echoes`` have just failed because they had waited for too long."""
         return ""
 
-    def differing(self, *, alike: bool) -> Failure | None:
-        """The failure of ranks that have called one collective in different ways.
-
-        ``alike``: only with calls of one kind, or where one of them has gone on, and so did not wait for another rank.
-        """
-        return None
-
     def mismatch(self, reported: Sequence[Failure]) -> str:
         """Where ranks were whose communication has failed, if they had called different collectives."""
         return ""

@@ -29,8 +29,6 @@ class LaunchOptions:
     """Maximum number of times that all processes are restarted after one has failed.  [default: 0]"""
     bind: str = option("none", group=PROCESSES, metavar=one_of(BINDINGS))
     """Bind each process and its loader workers to the CPUs near its GPU, as torchrun --numa-binding does.  [default: none]"""
-    preflight: bool = option(False, group=PROCESSES)
-    """Check this machine first, as lockstep doctor does, in a few seconds; do not start if a check fails."""
     pass_local_rank: str = option("auto", group=PROCESSES, metavar=one_of(PASS_LOCAL_RANK))
     """Pass the local rank to the script as this option. auto: if the script defines one of the two.  [default: auto]"""
     spawns: str = option("auto", group=PROCESSES, metavar=one_of(SPAWNS))

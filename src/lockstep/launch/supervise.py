@@ -158,9 +158,6 @@ class _Watch:
             for key, _ in sorted(ready, key=lambda entry: entry[0].fileobj is self._interrupts):
                 key.data()
             self._on_time(time.monotonic())
-        is_well = not self.failures.by_rank and not self._state.was_cut_short
-        if is_well and (failure := self.failures.differing()) is not None:  # although all have ended well
-            self.failures.by_rank[failure.rank] = failure
 
     def _listen(self, rank: int, receiver: Receiver) -> None:
         self._selector.register(receiver, selectors.EVENT_READ, functools.partial(self._on_message, rank, receiver))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from typing_extensions import override
 
-from lockstep.base.errors import DataError, ModelError
+from lockstep.base.errors import DataError
 from lockstep.base.stopping import AuditFailed, ignore_interrupts, say
 from lockstep.data.batch import ShardRun, own_runs
 from lockstep.data.streams import remember_rng
@@ -101,13 +101,8 @@ class Auditor(Listener):
 
     @override
     def prepared(self, item: Any) -> None:
-        """Note its parameters.
-
-        Raises:
-            ModelError: a model changes its weights in the forward pass.
-        """
+        """Note its parameters."""
         if isinstance(item, nn.Module) and not isinstance(item, AveragedModel):
-            _check_repeatable(item)
             self._num_models += 1
             if self._num_models == 2:
                 self._names = {parameter: f"{name} of model 1" for parameter, name in self._names.items()}
@@ -292,16 +287,6 @@ class Auditor(Listener):
     def drop(self) -> None:
         self._case = None
         self.end_shard()
-
-
-def _check_repeatable(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
-            raise ModelError(
-                f"{name or 'the model'} is {type(module).__name__}(max_norm={module.max_norm:g}), which changes its weight in "
-                "the forward pass: an audit, which computes a shard once more, would change it twice. Leave max_norm out, and "
-                "clip the rows after the loop over batch.shards; or leave --audit out"
-            )
 
 
 class AuditTimer(Listener):

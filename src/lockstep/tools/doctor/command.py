@@ -41,8 +41,8 @@ Examples:
       on host0; on the other machine, with --node-rank 1
   srun --nodes 2 --ntasks-per-node 1 lockstep doctor
       all machines of a Slurm job, and the links between them
-  lockstep run --preflight --nproc 4 train.py
-      the same for this machine, then the run, unless a check fails
+  lockstep doctor --nproc 4 train.py && lockstep run --nproc 4 train.py
+      then the run, unless a check fails
 
 All options of lockstep run are accepted: take its command line, and write doctor in place of run. SCRIPT is not run.
 

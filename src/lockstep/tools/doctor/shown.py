@@ -1,28 +1,20 @@
-"""Findings of ``lockstep doctor`` and ``lockstep run --preflight``, for the terminal."""
+"""Findings of ``lockstep doctor``, for the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Console
 
 from lockstep.base.config import RunConfig
-from lockstep.base.errors import ConfigError
 from lockstep.cli import tables
-from lockstep.cli.echo import echo
 from lockstep.cli.tables import Page, say
 from lockstep.launch.local import resolve_nproc
 from lockstep.launch.nodes import plan_nodes
 from lockstep.launch.options import LaunchOptions
-from lockstep.tools.doctor import processes
 from lockstep.tools.doctor.finding import FAIL, OK, STATES, WARN, Finding, Situation
-from lockstep.tools.doctor.table import examine
 from lockstep.world.environment import read_environment
-from lockstep.world.machine.sizes import counted
 
-PREFLIGHT_S = 3.0
-"""For the checks of this machine together, which take a tenth of that; the all-reduce takes as long as torch's import."""
 _STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
 
 
@@ -32,28 +24,6 @@ def situation_of(options: LaunchOptions, config: RunConfig) -> Situation:
     is_one_of_several = nodes is None and world.world_size > 1
     count = world.local_world_size if is_one_of_several else resolve_nproc(options.nproc_per_node, config)
     return Situation(num_processes=count, config=config, world=world, nodes=nodes, master_port=options.master_port)
-
-
-def preflight(options: LaunchOptions, settings: Mapping[str, Any]) -> None:
-    """Run the checks of ``run --preflight`` on this machine. Warnings go to standard error.
-
-    Raises:
-        ConfigError: a check failed.
-    """
-    situation = situation_of(options, RunConfig.merge(settings, {}))
-    findings = examine(situation, PREFLIGHT_S)
-    if situation.num_processes > 1:
-        findings.append(processes.CHECK.examine(situation))
-    for finding in findings:
-        if finding.state != OK:
-            line = f"lockstep: preflight: {finding.state}: {finding.check}: {finding.found}. Remedy: {finding.remedy}"
-            echo(line, err=True)
-    failed = [finding.check for finding in findings if finding.state == FAIL]
-    if failed:
-        raise ConfigError(
-            f"--preflight: {counted(len(failed), 'check')} of {len(findings)} failed ({', '.join(failed)}), so nothing was "
-            "started. Remedies are above; to start anyway, leave out --preflight"
-        )
 
 
 def show(findings: Sequence[Finding], took_s: float, console: Console) -> None:

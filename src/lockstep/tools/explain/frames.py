@@ -11,7 +11,7 @@ from types import FrameType
 from lockstep.base.tracebacks.frames import OURS, Frame, owner
 
 MOST_FRAMES = 40
-_BETWEEN = (f"{OURS}world/comm/", f"{OURS}tools/explain/recorded_calls.py")
+_BETWEEN = f"{OURS}world/comm/"
 _UNNAMED = re.compile(r"Thread-\d+ \((.+)\)")
 """The name that Python gives to a thread, with that of its function."""
 _OUTERMOST, _INNERMOST, _USERS = 2, 3, 2

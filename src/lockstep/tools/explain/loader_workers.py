@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
-from types import FrameType
 from typing import Any
 
 from lockstep.base.tracebacks.frames import Frame
@@ -37,7 +36,7 @@ class LoaderWorker:
 
     def describe(self) -> str:
         """What it does, in words, to be followed by its stack."""
-        if self.facts.state == "T":
+        if self.facts.state == "stopped":
             return f"stopped by a signal: `kill -CONT {self.pid}` resumes it"
         return self.facts.why_blocked() or ("at:" if self.frames else "which does not answer")
 
@@ -45,18 +44,6 @@ class LoaderWorker:
 def waits_for_loader(stack: Sequence[Sequence[Any]]) -> bool:
     """Whether a thread with this stack waits for loader workers."""
     return any(str(file).endswith(_LOADER) and name in _WAITING for file, _, name in stack)
-
-
-def batches_received(frame: FrameType | None) -> tuple[int, int] | None:
-    """Which loop over a loader a thread with this innermost frame waits in for a batch, and how many it has received; None: it
-    does not wait for one."""
-    while frame is not None:
-        if frame.f_code.co_name == "_next_data" and frame.f_code.co_filename.endswith(_LOADER):
-            batches = frame.f_locals.get("self")
-            # Private: nothing public tells of a batch that has come while the thread was at one line whenever it was sampled.
-            return id(batches), getattr(batches, "_rcvd_idx", 0)
-        frame = frame.f_back
-    return None
 
 
 def is_loading(stack: Sequence[Sequence[Any]], doing: Mapping[str, Any]) -> bool:
@@ -77,9 +64,9 @@ def busy_workers(record: Mapping[str, Any]) -> list[LoaderWorker]:
     workers = []
     for child in children[:_MOST_ASKED]:
         facts = facts_of(child.pid)
-        if facts is None or facts.state in "ZX" or not can_answer(record, child.pid):
+        if facts is None or facts.state in ("zombie", "dead") or not can_answer(record, child.pid):
             continue
-        frames = [] if facts.state == "T" else request_stack(record, child.pid) or []
+        frames = [] if facts.state == "stopped" else request_stack(record, child.pid) or []
         if not frames or _is_busy(frames):
             shown = list(takewhile(lambda frame: _WORKER_ROOM not in frame[0], frames))
             workers.append(LoaderWorker(child.pid, facts, shown))

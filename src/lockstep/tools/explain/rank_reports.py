@@ -18,14 +18,13 @@ from lockstep.base.stopping import catches
 from lockstep.base.tracebacks.frames import OURS, Frame, claim, owner
 from lockstep.tools.explain.black_box import DIRECTORY, read_box
 from lockstep.tools.explain.frames import is_own, shortened
-from lockstep.tools.explain.holders import has_no_task, holder_in, without_start
 from lockstep.tools.explain.loader_workers import LoaderWorker, busy_workers, waits_for_loader
 from lockstep.tools.explain.process import ProcessFacts, facts_of, state_of
 from lockstep.tools.explain.record import Record
 from lockstep.tools.explain.sampler import EVERY_S, is_communicating, waits_at
 from lockstep.tools.explain.stack_request import SIGNAL, request_stack
 from lockstep.tools.explain.threads import doing_at
-from lockstep.tools.explain.work import BUSY_BYTES, LEAST_SHARE, Work
+from lockstep.tools.explain.work import BUSY_BYTES, COMPUTES, LEAST_SHARE, READS_OR_WRITES
 from lockstep.world.machine.identity import shared_by
 from lockstep.world.machine.sizes import counted, name_ranks
 
@@ -125,34 +124,22 @@ class RankReport:
     @property
     def idle_s(self) -> float:
         """How long its main thread has not moved, and nothing else was done (``work``): one line may take minutes."""
-        return 0.0 if self._work_since is not None else min(self.still_s, self._since("worked_s"))
+        return 0.0 if self._work_since else min(self.still_s, self._since("worked_s"))
 
     @property
-    def work(self) -> Work | None:
-        """What is done while its main thread does not move; None: nothing was seen for a while."""
-        if self._work_since is not None:
-            return self._work_since
-        if "work" in self.record and self._since("worked_s") < _RECENT_S:
-            work = self.record["work"]
-            return Work(work["how"], work["pid"], work["name"])
-        is_awake = self.still_s >= _RECENT_S > self.asleep_s and not self.is_waiting and not waits_for_loader(self.frames)
-        return Work("wakes") if is_awake else None
+    def work(self) -> str:
+        """What is done while its main thread does not move, in words; empty: nothing was seen for a while."""
+        recent = self.record.get("work", "") if self._since("worked_s") < _RECENT_S else ""
+        return self._work_since or str(recent)
 
     @property
-    def _work_since(self) -> Work | None:
+    def _work_since(self) -> str:
         """What a process does that has stopped reporting, as far as the kernel knows."""
         if self.facts is None or self.state != "late":
-            return None
+            return ""
         if self.facts.io_bytes > self.record.get("io_bytes", math.inf) + BUSY_BYTES * (1 + self.late_s):
-            return Work("reads or writes")
-        return (
-            Work("computes") if self.facts.cpu_s > self.record.get("cpu_s", math.inf) + LEAST_SHARE * self.late_s else None
-        )
-
-    @property
-    def asleep_s(self) -> float:
-        """How long its main thread has used no processor time: a thread that polls uses some, even at one line for minutes."""
-        return self._since("awake_s")
+            return READS_OR_WRITES
+        return COMPUTES if self.facts.cpu_s > self.record.get("cpu_s", math.inf) + LEAST_SHARE * self.late_s else ""
 
     def _since(self, event: str) -> float:
         return self._since_in(self.record, event)
@@ -203,7 +190,7 @@ class RankReport:
     def _works(self) -> str:
         """What is done while its main thread does not move, as far as it is seen, as a clause."""
         is_still = self.still_s >= _STILL_S and not self.is_waiting
-        return f"; {self.work}" if is_still and self.work is not None else ""
+        return f"; {self.work}" if is_still and self.work else ""
 
     def _why_gone(self) -> str:
         status = self.record.get("status")
@@ -251,7 +238,7 @@ class RankReport:
         for worker in self.loaders[:_MOST_LOADERS]:
             lines.append(f"its loader worker {worker.pid}, {worker.describe()}")
             lines += [f"  {line}" for line in _shown(worker.frames, short=short)]
-        return lines if self.is_waiting else [*lines, *self.record.get("awaits", ())]
+        return lines
 
 
 def _held_by(holder: Mapping[str, Any], *, short: bool) -> list[str]:
@@ -336,20 +323,18 @@ def run_joined(private_dir: Path) -> Path | None:
     return Path(min(joined)) if len(joined) == 1 and joined != {""} else None
 
 
-def read_reports(run_dir: Path, now_s: float, *, asks: bool = True, asks_loaders: bool = True) -> list[RankReport]:
+def read_reports(run_dir: Path, now_s: float, *, asks: bool = True) -> list[RankReport]:
     """What the ranks of a run's latest launch are doing, in rank order.
 
     Args:
         run_dir: of the run, or a launch's private directory.
         now_s: seconds since 1970.
-        asks: whether to request the stacks of this machine's processes that have stopped reporting.
-        asks_loaders: whether to request those of loader workers at work, too, for which a rank waits. That wakes them up, which
-            looks like work: it is for a report that somebody has asked for.
+        asks: whether to request the stacks of this machine's processes that have stopped reporting, and of loader workers.
     """
-    return [_report(record, now_s, asks=asks, asks_loaders=asks_loaders) for record in read_records(run_dir)]
+    return [_report(record, now_s, asks=asks) for record in read_records(run_dir)]
 
 
-def _report(record: Mapping[str, Any], now_s: float, *, asks: bool, asks_loaders: bool) -> RankReport:
+def _report(record: Mapping[str, Any], now_s: float, *, asks: bool) -> RankReport:
     late_s = max(0.0, now_s - float(record["time_s"]) - EVERY_S)
     is_here = bool(record["machine"]) and record["machine"] == shared_by("pid")
     pid = int(record["pid"])
@@ -365,15 +350,13 @@ def _report(record: Mapping[str, Any], now_s: float, *, asks: bool, asks_loaders
             record = {**record, "stack": stack, "collective": None}
             if "ending" not in record and not record["doing"].get("held"):
                 record["doing"] = {**record["doing"], "activity": doing_at(stack)}
-            elif "ending" in record and not record["ending"]["holders"]:
-                record["ending"] = {**record["ending"], "holders": [holder_in(stack)]}
         elif is_here and "stack_fd" in record and not catches(pid, SIGNAL):
             state = "replaced"
-    report = RankReport(_with_children(record) if is_here and asks else record, state, late_s, is_here)
+    report = RankReport(record, state, late_s, is_here)
     if not is_here or state not in _ALIVE or report.still_s < _STILL_S or report.is_waiting:
         return report
     report = replace(report, facts=facts_of(pid))
-    if waits_for_loader(report.frames) and (asks_loaders or report.idle_s >= _RECENT_S):
+    if asks and waits_for_loader(report.frames):
         report = replace(report, loaders=busy_workers(record))
     return report
 
@@ -384,16 +367,6 @@ def _state_at_end(record: Mapping[str, Any]) -> str:
     if status is None:
         return "finished" if "ending" in record else "gone"
     return "gone" if status < 0 else "failed" if status else "finished"
-
-
-def _with_children(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A record with the stacks of the children that keep its process from ending, as far as they are forks of it."""
-    if not (holders := record.get("ending", {}).get("holders")):
-        return record
-    stacks = [(request_stack(record, holder["pid"]) or []) if holder["pid"] else holder["stack"] for holder in holders]
-    asked = [{**holder, "stack": without_start(stack)} for holder, stack in zip(holders, stacks, strict=True)]
-    busy = [holder for holder in asked if not has_no_task(holder["stack"])]
-    return {**record, "ending": {**record["ending"], "holders": busy or asked}}
 
 
 def grouped(reports: Sequence[RankReport]) -> list[list[RankReport]]:

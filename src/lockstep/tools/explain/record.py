@@ -19,19 +19,12 @@ class _Holder(TypedDict):
     kind: str
     what: str
     stack: list[Frame]
-    pid: Count | None
 
 
 class _Ending(TypedDict):
     how: str
     since_s: Seconds
     holders: list[_Holder]
-
-
-class _Work(TypedDict):
-    how: str
-    pid: Count
-    name: str
 
 
 class _Doing(TypedDict):
@@ -41,7 +34,6 @@ class _Doing(TypedDict):
 class _DoingMore(_Doing, total=False):
     step: Count
     num_done: Count
-    usual_s: Seconds
 
 
 class _Needed(TypedDict):
@@ -64,14 +56,12 @@ class Record(_Needed, total=False):
     began_s: Seconds
     since_s: Seconds
     worked_s: Seconds
-    awake_s: Seconds
     io_bytes: Count
     memory: dict[str, Count]
     cpu_s: Seconds
-    work: _Work
+    work: str
     ending: _Ending
     status: int
-    awaits: list[str]
     handled: str
     package: str
     error: str

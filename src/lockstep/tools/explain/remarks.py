@@ -1,10 +1,9 @@
-"""What the user is told while ranks wait: a warning if nothing gets done, once for each place that ranks are at work there, and
-an all-clear after a warning that turns out wrong."""
+"""What the user is told while ranks wait: a warning if nothing gets done, and an all-clear after one that turns out wrong."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 
 class Remarks:
@@ -12,8 +11,6 @@ class Remarks:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._known: set[Hashable] = set()
-        self._has_mentioned = False
         self._began_s: float | None = None
         """When the wait began of which the user was warned, in the time of ``time.monotonic``; None: of none, or it is over."""
 
@@ -26,17 +23,6 @@ class Remarks:
         """Say that ranks do not get on, which have waited for so many seconds."""
         self._began_s = time.monotonic() - waited_s
         self._say(f"WARNING: {text}")
-
-    def mention(self, text: str, where: Hashable) -> None:
-        """Say that ranks work while others wait: once for each wait and each place."""
-        if not self._has_mentioned and where not in self._known:
-            self._known.add(where)
-            self._say(text)
-        self._has_mentioned = True
-
-    def end_wait(self) -> None:
-        """The ranks do not wait any more."""
-        self._has_mentioned = False
 
     def all_clear(self) -> None:
         """Say that the ranks get on, after a warning that they do not."""

@@ -26,21 +26,19 @@ from lockstep.tools.explain.black_box import BlackBox
 from lockstep.tools.explain.flight_recorder import counts, read_recording
 from lockstep.tools.explain.frames import stack_of
 from lockstep.tools.explain.holders import holders_of
-from lockstep.tools.explain.loader_workers import batches_received, is_loading
+from lockstep.tools.explain.loader_workers import is_loading
 from lockstep.tools.explain.process import io_bytes, own_memory
-from lockstep.tools.explain.stack_request import StackResponder, can_answer
-from lockstep.tools.explain.threads import handled_by, other_threads
+from lockstep.tools.explain.stack_request import StackResponder
+from lockstep.tools.explain.threads import handled_by
 from lockstep.tools.explain.work import WorkMeter
 from lockstep.world.machine.identity import shared_by
 
 EVERY_S = 0.5
 _WAITS_AFTER_S = 1.0
 """A thread that has not moved for this long may be waiting in a collective."""
-_SUSPENDED_S = 5.0
-"""A longer interval means that the whole launch was stopped for a while, or the machine was suspended."""
 _MOST_OF_ERROR = 6000
 """Characters of a traceback."""
-_FEWEST_FRAMES, _FEWEST_HELD, _LEAST_OF_ERROR = 10, 2, 1500
+_FEWEST_FRAMES, _LEAST_OF_ERROR = 10, 1500
 """What is kept of a record that does not fit into its box."""
 _CLOSE_S = 2.0
 _FORK_S = 0.2
@@ -48,13 +46,11 @@ _FORK_S = 0.2
 _COMMUNICATING = (*(f"{OURS}{room}/" for room in ("world/comm", "sync", "loop")), "/torch/distributed/")
 """Code that a rank waits for others in."""
 TRANSFERS = ("recv", "send")
-_PICKLING = ("_object_to_tensor", "_tensor_to_object")
-"""Functions of ``torch.distributed`` in which an object collective has not begun, or is over."""
 
 
 def is_communicating(stack: Sequence[Sequence[Any]]) -> bool:
     """Whether a thread with this stack, innermost frame first, runs code in which ranks wait for each other."""
-    return bool(stack) and any(part in str(stack[0][0]) for part in _COMMUNICATING) and stack[0][2] not in _PICKLING
+    return bool(stack) and any(part in str(stack[0][0]) for part in _COMMUNICATING)
 
 
 def transfer_in(stack: Sequence[Sequence[Any]]) -> str:
@@ -116,18 +112,11 @@ class Sampler:
         self._about = {**about, "thread": self._thread_id}
         self._stack: list[Frame] = []
         self._at: Mapping[str, Any] = {}
-        self._batches: object = None
-        """What it has received from loader workers, while it waits for them."""
         self._same_since_s = time.time()
-        self._work = WorkMeter(lambda pid: can_answer(self._responder.where(), pid))
-        self._clock_id = time.pthread_getcpuclockid(self._thread_id) if hasattr(time, "pthread_getcpuclockid") else None
-        self._cpu_s, self._awake_s = 0.0, time.time()
-        """The thread's processor time, and when that last increased."""
+        self._work = WorkMeter()
         self._collective: dict[str, Any] | None = None
         self._handled = ""
         """The exception that the thread is handling, once it has not moved for a while."""
-        self._awaits: list[str] = []
-        """Where other threads are, which it may wait for."""
         self._begun: Mapping[str, int] = {}
         self._recent: Sequence[tuple[int, str, str]] = ()
         self._recording_s = 0.0
@@ -203,12 +192,9 @@ class Sampler:
         with self._running:
             self._halted.wait(self._last.get("time_s", 0.0) + EVERY_S - time.time())
             while not self._halted.is_set():
-                began_s = time.time()
                 self._try(self._look)
                 self._try(self._watch)
                 self._halted.wait(EVERY_S)
-                if time.time() - began_s > _SUSPENDED_S:
-                    self._same_since_s = time.time()
 
     def _frame(self) -> Any:
         return sys._current_frames().get(self._thread_id)
@@ -229,21 +215,17 @@ class Sampler:
 
     def _look(self, ended: str | None = None) -> None:
         now, frame = time.time(), self._frame()
-        stack, at, batches = stack_of(frame), self._doing(), batches_received(frame)
+        stack, at = stack_of(frame), self._doing()
         del frame  # and what it holds
-        if (stack, at, batches) != (self._stack, self._at, self._batches):
-            self._stack, self._at, self._batches = stack, at, batches
+        if (stack, at) != (self._stack, self._at):
+            self._stack, self._at = stack, at
             self._same_since_s, self._collective, self._handled = now, None, ""
-            self._awaits = []
         elif now - self._same_since_s >= _WAITS_AFTER_S and now - self._recording_s >= _WAITS_AFTER_S:
             recording, self._recording_s = read_recording(), now
             pending, self._recent = recording.pending, recording.recent
             self._collective = None if pending is None else {**asdict(pending), "text": str(pending)}
             self._handled = handled_by(self._thread_id)
-            self._awaits = other_threads(self._thread_id)
         self._begun = counts().begun
-        if self._clock_id is not None and (cpu_s := time.clock_gettime(self._clock_id)) > self._cpu_s:
-            self._cpu_s, self._awake_s = cpu_s, now
         self._work.look(now, is_still=now - self._same_since_s >= _WAITS_AFTER_S and not is_communicating(stack))
         self._last = {
             **self._about,
@@ -251,8 +233,7 @@ class Sampler:
             "time_s": now,
             "since_s": self._same_since_s,
             "worked_s": self._work.worked_s,
-            **({} if self._work.newest is None else {"work": asdict(self._work.newest)}),
-            "awake_s": self._awake_s,
+            **({"work": self._work.newest} if self._work.newest else {}),
             "io_bytes": io_bytes(),
             "cpu_s": time.process_time(),
             "memory": own_memory(),
@@ -260,7 +241,6 @@ class Sampler:
             "stack": stack,
             "collective": self._collective,
             **({"handled": self._handled} if self._handled else {}),
-            **({"awaits": self._awaits} if self._awaits else {}),
             **({"package": package} if (package := own_package()) else {}),
             "begun": self._begun,
             "recent": self._recent,
@@ -278,12 +258,8 @@ class Sampler:
 
 def shortened(record: Mapping[str, Any]) -> dict[str, Any]:
     """What is worth most of a record that did not fit into its box: without outer frames. Pure."""
-    short = {**record, "stack": record["stack"][:_FEWEST_FRAMES]}
-    if "error" in record:
-        short["error"] = record["error"][-_LEAST_OF_ERROR:]
-    if ending := record.get("ending"):
-        holders = [{**holder, "stack": holder["stack"][:_FEWEST_HELD]} for holder in ending["holders"]]
-        short["ending"] = {**ending, "holders": holders}
+    short = {**record, "stack": record["stack"][:_FEWEST_FRAMES], "error": record.get("error", "")[-_LEAST_OF_ERROR:]}
+    short.pop("ending", None)
     return short
 
 

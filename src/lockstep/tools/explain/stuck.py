@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lockstep.base.tracebacks.frames import Frame, owner
 from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
 from lockstep.tools.explain.frames import MOST_FRAMES, users_location
-from lockstep.tools.explain.loader_workers import is_loading, waits_for_loader
+from lockstep.tools.explain.loader_workers import is_loading
 from lockstep.tools.explain.mismatch import SAME_CALLS, first_mismatch
 from lockstep.tools.explain.rank_reports import RankReport, grouped, read_reports, title
 from lockstep.tools.explain.remarks import Remarks
@@ -39,8 +39,6 @@ _TIMED_OUT_S = 1.0
 """Ranks that time out have waited for at least this long."""
 _TO_SET_UP = 5
 """Collectives of DistributedDataParallel's constructor, which compares the ranks' models and broadcasts rank 0's."""
-_PLACES = 2
-"""Outermost calls of the script that tell one place from another."""
 _DEBUGGERS = ("pdb.py", "bdb.py", "/debugpy/", "/pydevd", "/IPython/")
 
 
@@ -58,19 +56,9 @@ def limit_s(step_s: float, num_steps: int, *, is_asked: bool = False) -> float:
 
 
 def limit_of_script_s(record: Mapping[str, Any]) -> float:
-    """The limit for a script that does not use lockstep, from a rank's record. Its collectives count as steps, but for the
-    first ones, which belong to the set-up. (A step has at least one.)"""
-    doing = record["doing"]
-    return limit_s(doing.get("usual_s", 0.0), doing.get("num_done", 0) - _TO_SET_UP)
-
-
-class AtWork(NamedTuple):
-    """What ranks do that keep the others waiting with good reason, as far as can be seen."""
-
-    text: str
-    """One line."""
-    where: tuple[object, ...]
-    """The ranks and their place in the script: the same the next time that they do it."""
+    """The limit for a script that does not use lockstep, from a rank's record. Its collectives count as brief steps, but for
+    the first ones, which belong to the set-up."""
+    return limit_s(0.0, record["doing"].get("num_done", 0) - _TO_SET_UP)
 
 
 class StuckWatch:
@@ -124,7 +112,6 @@ class StuckWatch:
             self._remarks.all_clear()
         if still_s == 0 or still_s < self._still_s:  # it has moved
             self._told, self._pause_s, self._next_s = "", _LEAST_PAUSE_S, 0.0
-            self._remarks.end_wait()
             self._dead_s = self._asked_s = math.inf
         self._still_s = still_s
         asked = self._asked()
@@ -140,14 +127,12 @@ class StuckWatch:
                 self._end(self._told, self._is_first, False)
 
     def _report(self, still_s: float) -> None:
-        reports = read_reports(self._run_dir, time.time(), asks_loaders=False)
+        reports = read_reports(self._run_dir, time.time())
         text = who_waits(reports, str(self._run_dir))
         self._is_first = self._rank == min(
             (report.rank for report in reports if report.is_waiting or _loads(report)), default=None
         )
         if text is None:
-            if self._is_first and (work := who_works(reports)) is not None:
-                self._remarks.mention(*work)
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             self._next_s, self._dead_s = still_s + self._pause_s, math.inf
             return
@@ -182,7 +167,7 @@ def who_waits(
         return None  # something else has failed
     verb = "waits" if len(waiting) == 1 else "wait"
     if not missing and _loads(waiting[0]):
-        if still_s < BUSY_S and any(map(_loader_works, waiting)):
+        if still_s < BUSY_S and any(report.idle_s < LEAST_S for report in waiting):
             return None
         lines = [
             f"{_names(waiting)} {verb} for a batch of {'its' if len(waiting) == 1 else 'their'} own.",
@@ -200,28 +185,6 @@ def who_waits(
         whose = "the ranks of the machine that it is called on" if is_here else "all ranks"
         lines.append(f"`{f'lockstep stacks {run_dir}'.strip()}` shows {whose}, at any time.")
     return "\n".join([f"no progress for {still_s:.0f} s: {lines[0]}", *lines[1:]])
-
-
-def who_works(reports: Sequence[RankReport]) -> AtWork | None:
-    """What ranks do for which others have waited, where ``who_waits`` sees no reason to warn; None: nothing to tell."""
-    waiting, missing = _divided(reports)
-    missing = [report for report in missing if report.state in ("running", "late")]
-    if not waiting or not missing or any(map(_is_debugged, missing)):
-        return None
-    verb = "has" if len(waiting) == 1 else "have"
-    works = "is at work" if len(missing) == 1 else "are at work"
-    still_s = max(report.still_s for report in waiting)
-    does = [f"{group[0].describe()}{_where(group[0].frames)}" for group in grouped(missing)]
-    if len(does) > 1:
-        does = [f"{_names(group)}: {what}" for group, what in zip(grouped(missing), does, strict=True)]
-    text = f"{_names(waiting)} {verb} waited {still_s:.0f} s for {_names(missing)}, which {works}: {'; '.join(does)}"
-    places = tuple((report.rank, *_outermost(report.frames)) for report in missing)
-    return AtWork(text, places)
-
-
-def _outermost(frames: Sequence[Frame]) -> list[Frame]:
-    """The user's own outermost calls."""
-    return [frame for frame in reversed(frames) if owner(frame[0]) == "user"][:_PLACES]
 
 
 def _divided(reports: Sequence[RankReport]) -> tuple[list[RankReport], list[RankReport]]:
@@ -251,13 +214,6 @@ def _loads(report: RankReport) -> bool:
     return (
         report.state in ("running", "late") and not report.is_waiting and is_loading(report.frames, report.record["doing"])
     )
-
-
-def _loader_works(report: RankReport) -> bool:
-    """Whether a rank that waits for its next batch does so with good reason, as far as can be seen."""
-    if waits_for_loader(report.frames):
-        return report.idle_s < LEAST_S
-    return min(report.idle_s, report.asleep_s) < LEAST_S
 
 
 def _mismatch(reports: Sequence[RankReport], *, is_certain: bool) -> list[str]:
@@ -318,20 +274,13 @@ def _has_ended_early(report: RankReport, reports: Sequence[RankReport]) -> bool:
 
 
 def _is_still(report: RankReport) -> bool:
-    """Whether a rank that others wait for does nothing, as far as can be seen.
-
-    Inside ``batch.shards`` all ranks do the same, so one that polls there waits for something. Outside, and in a script that
-    does not use lockstep, one rank may do what the others do not: poll until a job is done, or read a file line by line.
-    """
+    """Whether a rank that others wait for does nothing, as far as can be seen."""
     if report.state not in ("running", "late"):
         return True
-    # PyTorch's own loop wakes up now and then.
-    may_poll = report.record["doing"].get("apart", True) and not waits_for_loader(report.frames)
-    idle_s = min(report.idle_s, report.asleep_s) if may_poll else report.idle_s
-    return idle_s >= LEAST_S or (report.state == "late" and idle_s > 0)
+    return report.idle_s >= LEAST_S or (report.state == "late" and report.idle_s > 0)
 
 
 def _is_debugged(report: RankReport) -> bool:
-    if report.facts is not None and report.facts.state == "t":
+    if report.facts is not None and report.facts.state == "tracing-stop":
         return True
     return any(name in file for file, _, _ in report.frames for name in _DEBUGGERS)

@@ -1,17 +1,15 @@
-"""What threads are at, in words: what one is doing, the exception that it handles, and where the others are."""
+"""What a thread is at, in words: what it is doing, and the exception that it handles."""
 
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Sequence
 
 from lockstep.base.tracebacks.frames import Frame
-from lockstep.tools.explain.frames import name_of, stack_of, stack_of_error, users_location
+from lockstep.tools.explain.frames import stack_of_error, users_location
 
 _MOST_CHARACTERS = 200
 """Of the message of an exception."""
-_MOST_THREADS = 3
 
 
 def doing_at(stack: Sequence[Frame]) -> str:
@@ -48,18 +46,3 @@ def handled_by(thread_id: int) -> str:
         message = ""
     location = users_location(stack_of_error(error))
     return f"{type(error).__name__}{f': {message}' if message else ''}{f' ({location})' if location else ''}"
-
-
-def other_threads(thread_id: int) -> list[str]:
-    """In a line each, threads of this process that run the script's code: the main thread may wait for a lock, a queue or the
-    end of one of them.
-
-    ``thread_id``: of a thread of this process, which is left out.
-    """
-    stacks = sys._current_frames()
-    places = [
-        (name_of(thread), users_location(stack_of(stacks.get(thread.ident or 0))))
-        for thread in threading.enumerate()
-        if thread.ident != thread_id
-    ]
-    return [f"its thread `{name}` is at {place}" for name, place in places if place][:_MOST_THREADS]

@@ -1,4 +1,4 @@
-"""The black box of each worker of ``lockstep run``, and the log of its collectives, in the launch's private directory.
+"""The black box of each worker of ``lockstep run``, in the launch's private directory.
 
 It serves scripts that never call ``lockstep.join``, and others until they do. Their progress is known from the optimizer steps
 that PyTorch's hook reports, and from the collectives that they have finished.
@@ -9,41 +9,14 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-import time
-from collections import deque
 from pathlib import Path
 from typing import Any
 
 from lockstep.tools.explain.black_box import box_path
-from lockstep.tools.explain.call_log import CallLog, log_path
 from lockstep.tools.explain.flight_recorder import counts
 from lockstep.tools.explain.frames import stack_of
-from lockstep.tools.explain.recorded_calls import record_calls
 from lockstep.tools.explain.sampler import Sampler, about_process
 from lockstep.tools.explain.threads import doing_at
-
-_REMEMBERED = 20
-
-
-class Pace:
-    """The usual time between two moments at which a process finishes collectives, to within half a second."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._changed_s: float | None = None
-        self._gaps: deque[float] = deque(maxlen=_REMEMBERED)
-
-    def note(self, count: int, now_s: float) -> None:
-        """Record how many collectives are finished by now."""
-        if count != self._count:
-            if self._changed_s is not None:
-                self._gaps.append(now_s - self._changed_s)
-            self._count, self._changed_s = count, now_s
-
-    @property
-    def usual_s(self) -> float:
-        """The median of the latest, in seconds; 0 until there are two."""
-        return sorted(self._gaps)[len(self._gaps) // 2] if self._gaps else 0.0
 
 
 class Steps:
@@ -75,23 +48,17 @@ class WorkerBox:
     """
 
     def __init__(self, private_dir: str, rank: int, world_size: int, program: str) -> None:
-        self._pace = Pace()
         self._steps, self._thread_id = Steps(), threading.get_ident()
         about = about_process(rank, world_size, socket.gethostname(), Path(private_dir).name, program=program)
         try:
             Sampler(box_path(Path(private_dir), rank), about, self._doing, replaced=self._steps.close)
-            if world_size > 1:
-                record_calls(CallLog(log_path(Path(private_dir), rank)))
-        except OSError:  # the script runs without a black box, or a log
+        except OSError:  # the script runs without a black box
             self._steps.close()
 
     def _doing(self) -> dict[str, Any]:
         """Called from another thread."""
-        done = counts().num_done
-        self._pace.note(done, time.time())
         return {
             "activity": doing_at(stack_of(sys._current_frames().get(self._thread_id))),
-            "num_done": done,
-            "usual_s": self._pace.usual_s,
+            "num_done": counts().num_done,
             "step": self._steps.count,
         }

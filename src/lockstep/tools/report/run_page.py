@@ -165,7 +165,7 @@ def _time(history: training.Events, hosts: Sequence[str]) -> Section:
     return Section(
         title="Where the time went",
         text=slow or quiet,
-        pictures=[shown for shown in (picture, training.shards_of_ranks(history)) if shown],
+        pictures=[] if picture is None else [picture],
         tables=[shown for shown in (table, moves) if shown],
     )
 
@@ -262,16 +262,7 @@ def _surroundings(record: RunRecord, begin: Mapping[str, Any]) -> Section:
         title="Settings and surroundings",
         text="Its initial settings, where it ran, and with which versions.",
         facts=facts,
-        tables=_files_of(newest),
     )
-
-
-def _files_of(manifest: Manifest | None) -> list[Table]:
-    if manifest is None:
-        return []
-    rows = [(name, size(entry["bytes"]), str(entry.get("sha256") or NOTHING)) for name, entry in manifest.files.items()]
-    caption = f"Digests of the newest checkpoint, step {manifest.step}"
-    return [Table(headings=("file", "size", "SHA-256"), rows=rows, numbers=frozenset({1}), caption=caption)]
 
 
 def _text(value: Any) -> str:

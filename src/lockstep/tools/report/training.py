@@ -12,7 +12,6 @@ from typing import Any
 
 from lockstep.journal.events import moved_shards, number_in
 from lockstep.journal.measure.split import ACTIVITIES, PARTS, shares_of, verdict
-from lockstep.plan.blocks import even_blocks
 from lockstep.tools.compare.figures import Split, pace_of, splits_of
 from lockstep.tools.report import chart
 from lockstep.tools.report.chart import Bar, Bars, Lines, Mark, Series, Table
@@ -27,8 +26,6 @@ _ALL_POINTS = 6_000
 _FEWEST = 24
 _MOST_RANKS = 16
 _MOST_SLOW = 50
-_NUM_HUES = 8
-_SHARE_POINTS = 120
 
 
 def values_of(events: Events, kind: str) -> dict[str, Pairs]:
@@ -165,42 +162,6 @@ def moves(events: Events) -> Table | None:
     ]
     headings = ("from step", "shards moved", "predicted to save")
     return Table(headings=headings, rows=rows[-_MOST_SLOW:], numbers=frozenset({0, 2})) if rows else None
-
-
-def shards_of_ranks(events: Events) -> Lines | None:
-    """How many shards each rank had from step to step; None: none moved."""
-    moved = {
-        rank
-        for event in events
-        if event["event"] == "move"
-        for rank, (before, after) in enumerate(zip(event["before"], event["shards"], strict=False))
-        if before != after
-    }
-    if not moved:
-        return None
-    began: list[tuple[float, Sequence[int]]] = []
-    even: Sequence[int] = ()
-    for event in events:
-        if event["event"] == "start":
-            world_size, num_shards = (int(number_in(event, name) or 0) for name in ("world_size", "shards"))
-            even = even_blocks(world_size, num_shards).sizes if 0 < world_size <= num_shards else ()
-            began += [(0.0, even)] if not began else []
-        elif (step := _resumed_after(event)) is not None:
-            began.append((step, even))
-        elif event["event"] == "move":
-            began.append((float(event["step"]) - 1, event["shards"]))
-    last = max(number_in(event, "step") or 0.0 for event in events)
-    ends = [step for step, _ in began[1:]] + [max(last, began[-1][0])]
-    drawn = sorted(moved)[:_NUM_HUES]
-    series = []
-    for number, rank in enumerate(drawn):
-        pairs: Pairs = []
-        for (start, sizes), end in zip(began, ends, strict=True):
-            pairs += [(step, float(sizes[rank])) for step in (start, end) if rank < len(sizes)]
-        series.append(Series(name=f"rank {rank}", curve=thin(pairs, _SHARE_POINTS), tone=f"hue-{number}"))
-    left_out = len(moved) - len(drawn)
-    note = f"{left_out} more ranks whose number has changed are not drawn." if left_out else ""
-    return chart.lines("shards of each rank", series, x_name="step", note=note)
 
 
 def _slow(events: Events) -> Iterator[tuple[str, ...]]:

@@ -79,7 +79,7 @@ def command(directory: Path | None, as_json: bool, as_csv: bool) -> None:
     if as_json and as_csv:
         raise ConfigError("--json and --csv: give one of them")
     runs_dir = RUNS if directory is None else directory
-    runs, not_runs = _read(runs_dir, is_default=directory is None)
+    runs = _read(runs_dir, is_default=directory is None)
     is_run = bool(runs) and inventory.is_run(runs_dir)
     if as_csv and not is_run:
         raise ConfigError(f"--csv prints what one run has logged, and {runs_dir} is none; --json prints the list of runs")
@@ -92,22 +92,21 @@ def command(directory: Path | None, as_json: bool, as_csv: bool) -> None:
     console = open_console()
     if runs:
         show(runs, console)
-        _show_not_runs(not_runs, console)
         if is_run:
             show_split(runs_dir, console)
     else:
-        say(console, _explain_no_runs(runs_dir, not_runs))
+        say(console, _explain_no_runs(runs_dir))
 
 
-def _read(runs_dir: Path, *, is_default: bool) -> tuple[list[Run], list[Path]]:
-    """The runs in a directory, and the directories there that are none. The default directory may be missing."""
+def _read(runs_dir: Path, *, is_default: bool) -> list[Run]:
+    """The runs in a directory. The default directory may be missing."""
     if runs_dir.is_dir():
         try:
             return inventory.read_runs(runs_dir)
         except OSError as error:
             raise ConfigError(f"{runs_dir} cannot be read: {error}") from error
     if is_default:
-        return [], []
+        return []
     reason = "it is not a directory" if runs_dir.exists() else "there is no such directory"
     raise ConfigError(f"no runs in {runs_dir.absolute()}: {reason}")
 
@@ -205,23 +204,7 @@ def _how_to_resume(interrupted: Sequence[Run]) -> str:
     )
 
 
-def _explain_no_runs(runs_dir: Path, not_runs: Sequence[Path]) -> str:
-    if not runs_dir.is_dir():
-        why = "there is no such directory"
-    elif not_runs:
-        why = f"{_listed(not_runs)} {'is not a run' if len(not_runs) == 1 else 'are not runs'}, without a birth.json"
-    else:
-        why = "it is empty"
+def _explain_no_runs(runs_dir: Path) -> str:
+    why = "no directory in it has a birth.json" if runs_dir.is_dir() else "there is no such directory"
     remedy = "A run creates runs/SCRIPT-N where it is started; lockstep runs DIR lists another directory."
     return f"no runs in {runs_dir.absolute()}: {why}. {remedy}"
-
-
-def _show_not_runs(not_runs: Sequence[Path], console: Console) -> None:
-    if not_runs:
-        say(console, f"not shown, without a birth.json: {_listed(not_runs)}", "dim")
-
-
-def _listed(paths: Sequence[Path]) -> str:
-    names = [shlex.quote(path.name) for path in paths[:_MAX_LISTED]]
-    more = len(paths) - len(names)
-    return ", ".join(names) + (f" and {more} more" if more else "")

@@ -98,8 +98,8 @@ def is_run(directory: Path) -> bool:
     return any((directory / name).exists() for name in _MARKERS)
 
 
-def read_runs(directory: Path) -> tuple[list[Run], list[Path]]:
-    """The runs in a directory, the most recently active one last, and the subdirectories that are not runs.
+def read_runs(directory: Path) -> list[Run]:
+    """The runs in a directory, the most recently active one last.
 
     The directory may itself be a run directory.
 
@@ -107,8 +107,8 @@ def read_runs(directory: Path) -> tuple[list[Run], list[Path]]:
         OSError: it cannot be read.
     """
     if is_run(directory):
-        return [read_run(directory)], []
-    runs, not_runs = [], []
+        return [read_run(directory)]
+    runs = []
     for path in sorted(directory.iterdir()):
         if path.name.startswith(".") or not path.is_dir():
             continue
@@ -118,9 +118,7 @@ def read_runs(directory: Path) -> tuple[list[Run], list[Path]]:
             is_a_run = False
         if is_a_run:
             runs.append(read_run(path))
-        else:
-            not_runs.append(path)
-    return sorted(runs, key=lambda run: run.active_s), not_runs
+    return sorted(runs, key=lambda run: run.active_s)
 
 
 def read_run(path: Path) -> Run:
@@ -136,7 +134,6 @@ def read_run(path: Path) -> Run:
     if launches:
         newest = launches[-1]
         step, last_s, has_ended = newest.last_step or newest.resumed_after, newest.ended_s, newest.has_ended
-    ended_at = next((launch.last_step or 0 for launch in reversed(launches) if launch.has_ended), None)
     saved, is_usable = _find_checkpoint(path, remarks)
     _read_best(path, fields, remarks)
     if not can_be_read or not is_usable:
@@ -146,12 +143,7 @@ def read_run(path: Path) -> Run:
     elif saved is not None:
         state = FINISHED if saved.finished else INTERRUPTED
     else:
-        state = FAILED if ended_at is None else FINISHED
-    if state == FINISHED and saved is None and not has_ended:
-        remarks.append(
-            f"it finished at step {ended_at} without a checkpoint; a later launch started over and did not finish"
-        )
-        step = ended_at
+        state = FINISHED if any(launch.has_ended for launch in launches) else FAILED
     if state == FAILED:
         remarks.append("ended before its first checkpoint, so there is nothing to resume: the same command starts over")
     if state == INTERRUPTED and has_ended and not remarks:

@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
+from lockstep.base.atomic import write_atomic
 from lockstep.base.config import all_settings, setting_kinds
 from lockstep.base.errors import ConfigError, LaunchError
 from lockstep.cli.config_file import config_option
 from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, given, given_settings, options_from
-from lockstep.tools.slurm import commands, files
+from lockstep.tools.slurm import commands
 from lockstep.tools.slurm.batch import batch_text, output_of
 from lockstep.tools.slurm.request import RUNTIMES, Request
 from lockstep.world.machine.sizes import counted
@@ -96,7 +97,7 @@ def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool,
         raise ConfigError("--submit: this machine has no sbatch. Leave it out, and submit the file on a machine with sbatch")
     else:
         notices.append("not checked: there is no Slurm on this machine")
-    backup = files.write(file, text)
+    backup = _write(file, text)
     processes = counted(request.nodes * request.tasks, "process", "processes")
     echo(f"{file}: {processes} on {counted(request.nodes, 'node')}, output in {output_of(request)}")
     if backup is not None:
@@ -109,6 +110,18 @@ def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool,
         _show_job(request, commands.submit(file))
     else:
         echo(f"submit it:  sbatch {file}")
+
+
+def _write(file: Path, text: str) -> Path | None:
+    """Write the batch file. Other content, which somebody may have changed, is kept in the file that is returned."""
+    backup = None
+    try:
+        if file.exists() and file.read_text(errors="replace") != text:
+            backup = file.replace(file.with_name(f"{file.name}.old"))
+        write_atomic(file, text, mode=0o755)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written ({error}): name another with --file") from error
+    return backup
 
 
 def _show_job(request: Request, job: str) -> None:

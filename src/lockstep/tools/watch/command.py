@@ -73,7 +73,7 @@ def find_run(directory: Path) -> Path:
     if inventory.is_run(directory):
         return directory
     try:
-        runs = inventory.read_runs(directory)[0]
+        runs = inventory.read_runs(directory)
     except OSError as error:
         raise ConfigError(
             f"no run in {directory.absolute()}: {error.strerror}. Give the directory of a run, or one with runs in it"

@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.base.stopping import say
+from lockstep.tools.explain.holders import CHILD, CLOSING, THREAD
 from lockstep.tools.explain.rank_reports import RankReport, grouped, read_reports
 from lockstep.world.machine.sizes import name_ranks
 
 _REMEDIES: Mapping[str, str] = {
-    "thread": "Python waits for such a thread: let it end with the script (an event, a None in its queue), or start it with "
+    THREAD: "Python waits for such a thread: let it end with the script (an event, a None in its queue), or start it with "
     "daemon=True.",
-    "executor": "Python waits for the calls of executors: let them end with the script.",
-    "child": "Python waits for such a child: let it end with the script, or start it with daemon=True.",
-    "program": "An exit handler waits for it: end it with the script (terminate()).",
-    "queue": "Python waits until somebody has read it: empty the queue, or call its cancel_join_thread().",
+    CHILD: "Python waits for such a child: let it end with the script, or start it with daemon=True.",
 }
 
 
@@ -33,7 +31,7 @@ def tell(private_dir: Path, ranks: Collection[int]) -> set[int]:
 def _is_held(report: RankReport) -> bool:
     """Whether something else keeps it than closing its run, or waiting for other ranks."""
     kinds = {str(holder["kind"]) for holder in report.ending.get("holders", ())}
-    return not report.is_waiting and bool(kinds - {"closing"})
+    return not report.is_waiting and bool(kinds - {CLOSING})
 
 
 def _in_words(group: Sequence[RankReport]) -> str:

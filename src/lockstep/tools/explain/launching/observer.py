@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,6 @@ from lockstep.base.stopping import say
 from lockstep.launch.failures import Failure
 from lockstep.launch.observer import Launch, Observer
 from lockstep.tools.explain.launching.causes import Causes
-from lockstep.tools.explain.launching.compared_calls import ComparedCalls
 
 if TYPE_CHECKING:
     from lockstep.tools.explain.launching.watching import Watching
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 _LOOK_S = 1.0
 _FIRST_S = 2.0
 """Delay of the first look: a start keeps the launcher busy."""
-_SUSPENDED_S = 5.0
-"""A longer gap between looks means that this process was suspended, perhaps with the workers: they get this long to recover."""
 
 
 class Explainer(Observer):
@@ -34,8 +30,7 @@ class Explainer(Observer):
     def __init__(self, launch: Launch) -> None:
         super().__init__(launch)
         self._dir = Path(launch.private_dir)
-        self._calls = ComparedCalls(self._dir, launch.ranks)
-        self._causes = Causes(launch.environ)
+        self._causes = Causes()
         self._closed = threading.Event()
         if launch.world_size > 1:
             threading.Thread(target=self._run, name="lockstep-watch", daemon=True).start()
@@ -43,7 +38,6 @@ class Explainer(Observer):
     def close(self) -> None:
         """Stop looking."""
         self._closed.set()
-        self._calls.close()
 
     def ended(self, rank: int, status: int) -> None:
         """Note in the worker's black box how it has ended."""
@@ -66,10 +60,6 @@ class Explainer(Observer):
         """From the black boxes of all ranks."""
         return self._watching.explain(echoes)
 
-    def differing(self, *, alike: bool) -> Failure | None:
-        """From the ranks' logs of their collectives."""
-        return self._calls.look(is_over=not alike, alike_suffice=alike)
-
     def mismatch(self, reported: Sequence[Failure]) -> str:
         """From the black boxes, and the tracebacks."""
         return self._watching.mismatch(reported)
@@ -84,7 +74,7 @@ class Explainer(Observer):
     def _watching(self) -> Watching:
         from lockstep.tools.explain.launching.watching import Watching
 
-        return Watching(self.launch, self._calls, self._say)
+        return Watching(self.launch, self._say)
 
     def _say(self, text: str) -> None:
         if not self._closed.is_set():
@@ -92,11 +82,6 @@ class Explainer(Observer):
 
     def _run(self) -> None:
         self._closed.wait(_FIRST_S)
-        looked_at = time.monotonic()
         while not self._closed.wait(_LOOK_S):
             with contextlib.suppress(Exception):  # no error here may affect the workers
-                if time.monotonic() - looked_at > _SUSPENDED_S:
-                    self._watching.forget_waits()
-                    self._closed.wait(_SUSPENDED_S)
-                looked_at = time.monotonic()
                 self._watching.look()

@@ -1,4 +1,4 @@
-"""What a launch leaves in each of its processes: a black box, a log of collectives, and errors in words."""
+"""What a launch leaves in each of its processes: a black box, and errors in words."""
 
 from __future__ import annotations
 

@@ -21,13 +21,12 @@ from lockstep.launch import failures
 from lockstep.launch.failures import Failure
 from lockstep.launch.observer import Launch
 from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
-from lockstep.tools.explain.launching.compared_calls import ComparedCalls
 from lockstep.tools.explain.launching.messages import Message, Peers
 from lockstep.tools.explain.mismatch import at_failure
 from lockstep.tools.explain.rank_reports import RankReport, read_records, read_reports, run_joined
 from lockstep.tools.explain.remarks import Remarks
 from lockstep.tools.explain.sampler import waits_at
-from lockstep.tools.explain.stuck import limit_of_script_s, who_waits, who_works
+from lockstep.tools.explain.stuck import limit_of_script_s, who_waits
 
 _LOOK_S = 1.0
 """The time between two looks, about."""
@@ -43,13 +42,11 @@ class Watching:
 
     Args:
         launch: whose ranks they are.
-        calls: of this machine's ranks.
         say: tells the user.
     """
 
-    def __init__(self, launch: Launch, calls: ComparedCalls, say: Callable[[str], None]) -> None:
+    def __init__(self, launch: Launch, say: Callable[[str], None]) -> None:
         self._dir, self._end = Path(launch.private_dir), launch.end
-        self._calls = calls
         self._say = say
         self._peers = Peers(launch.exchange)
         self._told = ""
@@ -86,10 +83,6 @@ class Watching:
         has_aborted = any(map(failures.has_aborted, reported))
         return at_failure(read_records(self._where()), stacks, has_aborted=has_aborted) or ""
 
-    def forget_waits(self) -> None:
-        """Begin anew: the ranks may have been suspended."""
-        self._waited = ()
-
     def _where(self) -> Path:
         return run_joined(self._dir) or self._dir
 
@@ -98,11 +91,7 @@ class Watching:
 
         A wait is reported once, and only if it was too long at two looks in a row: ranks that were stopped and have just
         continued have not updated their black boxes yet."""
-        has_joined = self._where() != self._dir
-        # Ranks that have joined a run end it themselves if they all wait, and say what was saved of it.
-        if (differing := self._calls.look(is_over=False, alike_suffice=not has_joined)) is not None:
-            self._end(differing)
-        if has_joined:
+        if self._where() != self._dir:  # ranks that have joined a run end it themselves, and say what was saved of it
             return
         now_s = time.time()
         records = read_records(self._dir)
@@ -125,7 +114,6 @@ class Watching:
         self._looks = self._looks + 1 if waited else 0
         if not waited:
             self._told, self._dead_since = "", None
-            self._remarks.end_wait()
         elif not self._told and set(waited) & set(before):
             is_early = not self._peers.have_reported() and self._looks < _MOST_LOOKS
             if not is_early:
@@ -142,8 +130,6 @@ class Watching:
             self._warned_at = {int(record["rank"]): _num_done(record) for record in mine}
             self._remarks.warn(text, max((report.still_s for report in reports if report.is_waiting), default=0.0))
             self._look_for_deadlock()
-        elif (work := who_works(reports)) is not None:
-            self._remarks.mention(*work)
 
     def _has_moved(self, records: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the ranks that waited when the user was warned have finished what they waited for."""
@@ -179,7 +165,7 @@ class Watching:
         ``echoes`` have just failed because they timed out; they are treated as still waiting.
         """
         with self._lock:
-            reports = read_reports(self._where(), time.time(), asks_loaders=bool(echoes))
+            reports = read_reports(self._where(), time.time())
         messages = self._peers.received() if self._peers.is_first else {}
         reports += [RankReport.from_json(each) for message in messages.values() for each in message.reports]
         reports = [replace(report, state="running") if report.rank in echoes else report for report in reports]
