@@ -1,9 +1,9 @@
 """One process of ``balance.py``: a convolutional network, trained with lockstep on global batches of V shards.
 
-    python benchmarks/workers/balanced.py --shards V --steps N --balance on|off --dir DIR
+    python benchmarks/workers/balanced.py --shards V --steps N --balance on|off --dir DIR [--epochs N]
 
-Alone it runs all shards; as one of several it has its part. A turn is ``steps`` steps, one epoch. After each, rank 0 adds a
-line to ``DIR/weights.sha256``: the number of steps, and the SHA-256 of the weights after them.
+Alone it runs all shards; as one of several it has its part. A turn is ``epochs`` epochs of ``steps`` steps. After each,
+rank 0 adds a line to ``DIR/weights.sha256``: the number of steps, and the SHA-256 of the weights after them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ import lockstep
 
 SAMPLES = 4
 """Of a shard."""
+EPOCHS = 2
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="of a turn")
     parser.add_argument("--balance", choices=("on", "off"), required=True)
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--warm-up", type=int, required=True, help="turns that do not count")
@@ -58,13 +60,14 @@ def main() -> None:
     epochs = team.epochs(1_000_000)
     next(epochs)
 
-    def epoch() -> None:
-        for batch in loader:
-            for images, labels in batch.shards:
-                team.backward(criterion(model(images), labels))
-            optimizer.step()
-            optimizer.zero_grad()
-        next(epochs)
+    def train() -> None:
+        for _ in range(args.epochs):
+            for batch in loader:
+                for images, labels in batch.shards:
+                    team.backward(criterion(model(images), labels))
+                optimizer.step()
+                optimizer.zero_grad()
+            next(epochs)
 
     def note() -> None:
         if team.is_main:
@@ -72,7 +75,7 @@ def main() -> None:
             with (directory / "weights.sha256").open("a", encoding="utf-8") as file:
                 file.write(f"{team.step} {hashlib.sha256(weights).hexdigest()}\n")
 
-    take_turns(epoch, args.warm_up, after=note)
+    take_turns(train, args.warm_up, after=note)
 
 
 if __name__ == "__main__":
