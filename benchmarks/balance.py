@@ -39,7 +39,7 @@ from lockstep.plan.balance import fair_sizes
 
 GOAL, GOAL_EQUAL = 0.95, 0.99
 ON, OFF, APART = "balance on", "balance off", "apart"
-SAMPLES, EPOCHS = 4, 2  # of a shard, and of a turn: as in workers/balanced.py
+SAMPLES = 16  # of a shard, as in workers/balanced.py
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +86,11 @@ def measure(
         def start(name: str) -> Callable[[], float]:
             where = Path(scratch, name.replace(" ", "-"))
             where.mkdir()
-            args = ["--shards", str(shards), "--steps", str(steps), "--warm-up", "1", "--dir", str(where)]
+            args = ["--shards", str(shards), "--warm-up", "1", "--dir", str(where)]
             args += ["--balance", "on" if name == ON else "off"]
             # Apart, all are to end at about the same time: a core next to one that is idle may be faster.
-            epochs = [round(EPOCHS * share / max(speeds.shares)) if name == APART else EPOCHS for share in speeds.shares]
-            more_args = [["--epochs", str(number)] for number in epochs]
+            numbers = [round(steps * share / max(speeds.shares)) if name == APART else steps for share in speeds.shares]
+            more_args = [["--steps", str(number)] for number in numbers]
             crew = crews.start(
                 Crew(f"{name}, {nproc}", "balanced.py", args, nproc, independent=name == APART, more_args=more_args)
             )
@@ -102,8 +102,9 @@ def measure(
                 with speeds.imposed(crew.pids):
                     answers = crew.turn()
                 cpu[name].append(sum(answer.cpu_s for answer in answers))
-                samples = [number * steps * shards * SAMPLES for number in epochs]
-                rates = [number / answer.wall_s for number, answer in zip(samples, answers, strict=True)]
+                rates = [
+                    number * shards * SAMPLES / answer.wall_s for number, answer in zip(numbers, answers, strict=True)
+                ]
                 if name != APART:
                     return min(rates)
                 for rank, rate in enumerate(rates):
