@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -66,6 +67,7 @@ class Crew:
         nproc: how many processes. Several meet as torchrun's would; independent ones are told nothing of each other.
         independent: whether each process is a world of its own.
         hosts: where each process runs, if not all on this machine's loopback.
+        more_args: for each process, if they differ.
     """
 
     def __init__(
@@ -77,10 +79,12 @@ class Crew:
         *,
         independent: bool = False,
         hosts: Sequence[Host] = (),
+        more_args: Sequence[Sequence[str]] = (),
     ) -> None:
         self.name = name
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the crew
         self._processes: list[subprocess.Popen[str]] = []
+        self._is_working = True
         # Bound, not listening: the workers' store can still have the port, and nobody else is given it meanwhile.
         self._port = socket.socket()
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -88,7 +92,13 @@ class Crew:
         for rank in range(nproc):
             self._processes.append(
                 subprocess.Popen(
-                    [*(hosts[rank].prefix if hosts else ()), sys.executable, str(WORKERS / worker), *args],
+                    [
+                        *(hosts[rank].prefix if hosts else ()),
+                        sys.executable,
+                        str(WORKERS / worker),
+                        *args,
+                        *(more_args[rank] if more_args else ()),
+                    ],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._errors,
@@ -122,13 +132,16 @@ class Crew:
 
     def turn(self) -> list[Turn]:
         """One turn: what each process measured."""
+        self._is_working = True
         for process in self._processes:
             _stream(process.stdin).write("go\n")
             _stream(process.stdin).flush()
         return self._answers()
 
     def _answers(self) -> list[Turn]:
-        return [self._answer(process) for process in self._processes]
+        answers = [self._answer(process) for process in self._processes]
+        self._is_working = False
+        return answers
 
     def _answer(self, process: subprocess.Popen[str]) -> Turn:
         line = _stream(process.stdout).readline()
@@ -138,8 +151,10 @@ class Crew:
         raise SystemExit(f"{self.name} ended before its time. Its last words:\n{self._errors.read()[-4000:]}")
 
     def close(self) -> None:
-        """End the processes: those that work are left to end by themselves for a few seconds."""
+        """End the processes: in the middle of a turn at once, or else they are left to end by themselves for a few seconds."""
         for process in self._processes:
+            if self._is_working:
+                process.kill()
             _stream(process.stdin).close()
         for process in self._processes:
             try:
@@ -171,7 +186,7 @@ _One = TypeVar("_One", bound=AnyCrew)
 
 
 class Crews:
-    """All contenders of a benchmark: ``with Crews(say) as crews``, and none outlives the block."""
+    """All contenders of a benchmark: ``with Crews(say) as crews``, and none outlives the block, nor SIGTERM."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -189,8 +204,10 @@ class Crews:
             crew.wait_ready()
 
     def __enter__(self) -> Crews:
+        self._before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for crew in self._all:
             crew.close()
+        signal.signal(signal.SIGTERM, self._before)

@@ -2,8 +2,8 @@
 
     python benchmarks/workers/balanced.py --shards V --steps N --balance on|off --dir DIR
 
-Alone it runs all shards; as one of several it has its part. A turn is ``steps`` steps, one epoch. After each, rank 0 adds a
-line to ``DIR/weights.sha256``: the number of steps, and the SHA-256 of the weights after them.
+Alone it runs all shards; as one of several it has its part. A turn is ``steps`` steps of one long epoch. After each, rank 0
+adds a line to ``DIR/weights.sha256``: the number of steps, and the SHA-256 of the weights after them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from pathlib import Path
 import torch
 from cnn import make_model
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from turns import take_turns
 
 import lockstep
 
-SAMPLES = 4
+SAMPLES = 16
 """Of a shard."""
+_MOST_STEPS = 2000
+"""Of all turns together."""
 
 
 def main() -> None:
@@ -49,22 +51,20 @@ def main() -> None:
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     generator = torch.Generator().manual_seed(1)
-    num_samples = args.steps * args.shards * SAMPLES
-    data = TensorDataset(
-        torch.randn(num_samples, 3, 32, 32, generator=generator), torch.randint(0, 10, (num_samples,), generator=generator)
-    )
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, args.shards * SAMPLES, shuffle=True))
+    data = TensorDataset(torch.randn(512, 3, 32, 32, generator=generator), torch.randint(0, 10, (512,), generator=generator))
+    batch_size = args.shards * SAMPLES
+    sampler = RandomSampler(data, replacement=True, num_samples=_MOST_STEPS * batch_size, generator=generator)
+    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, batch_size, sampler=sampler))
     criterion = nn.CrossEntropyLoss()
-    epochs = team.epochs(1_000_000)
-    next(epochs)
+    next(team.epochs(1))
+    batches = iter(loader)
 
-    def epoch() -> None:
-        for batch in loader:
-            for images, labels in batch.shards:
+    def train() -> None:
+        for _ in range(args.steps):
+            for images, labels in next(batches).shards:
                 team.backward(criterion(model(images), labels))
             optimizer.step()
             optimizer.zero_grad()
-        next(epochs)
 
     def note() -> None:
         if team.is_main:
@@ -72,7 +72,7 @@ def main() -> None:
             with (directory / "weights.sha256").open("a", encoding="utf-8") as file:
                 file.write(f"{team.step} {hashlib.sha256(weights).hexdigest()}\n")
 
-    take_turns(epoch, args.warm_up, after=note)
+    take_turns(train, args.warm_up, after=note)
 
 
 if __name__ == "__main__":

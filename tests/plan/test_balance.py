@@ -1,12 +1,13 @@
 """Promises of the plan of who computes how many shards: valid, fair, and not moved by noise. Pure."""
 
+import operator
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.plan.balance import LEAST_GAIN, Balancer, Pace, best_blocks, can_balance, fair_sizes, first_blocks
+from lockstep.plan.balance import Balancer, Pace, best_blocks, can_balance, fair_sizes, first_blocks
 from lockstep.plan.blocks import blocks_of, even_blocks
 
 pytestmark = pytest.mark.timeout(60)
@@ -18,21 +19,19 @@ paces = st.integers(1, 12).flatmap(
         st.integers(size, 8 * size),
         st.lists(seconds, min_size=size, max_size=size),
         st.lists(seconds, min_size=size, max_size=size),
-        seconds,
     )
 )
 
 
-def pace_of(shard_s, once_s=None, exchange_s=0.0, num_roots=1):
-    once_s = [0.0] * len(shard_s) if once_s is None else once_s
-    return Pace(shard_s=shard_s, once_s=once_s, exchange_s=exchange_s, num_roots=num_roots)
+def pace_of(shard_s, once_s=None):
+    return Pace(shard_s=shard_s, once_s=[0.0] * len(shard_s) if once_s is None else once_s, step_s=1.0)
 
 
 @quick
 @given(paces)
 def test_any_times_give_blocks_of_all_shards_in_rank_order_and_at_least_one_each(times):
-    num_shards, shard_s, once_s, exchange_s = times
-    blocks = best_blocks(num_shards, pace_of(shard_s, once_s, exchange_s))
+    num_shards, shard_s, once_s = times
+    blocks = best_blocks(num_shards, pace_of(shard_s, once_s))
     assert blocks.world_size == len(shard_s)
     assert [shard for owned in blocks.by_rank for shard in owned] == list(range(num_shards))
     assert min(blocks.sizes) >= 1
@@ -44,7 +43,7 @@ def test_any_times_give_blocks_of_all_shards_in_rank_order_and_at_least_one_each
 @quick
 @given(paces)
 def test_nobody_could_give_a_shard_to_another_and_all_be_ready_earlier(times):
-    num_shards, shard_s, once_s, _ = times
+    num_shards, shard_s, once_s = times
     sizes = fair_sizes(num_shards, shard_s, once_s)
     ready = [once + size * each for once, size, each in zip(once_s, sizes, shard_s, strict=True)]
     last = ready.index(max(ready))
@@ -56,7 +55,7 @@ def test_nobody_could_give_a_shard_to_another_and_all_be_ready_earlier(times):
 @quick
 @given(paces)
 def test_a_rank_that_is_slower_in_everything_has_no_more_shards_but_for_one(times):
-    num_shards, shard_s, once_s, _ = times
+    num_shards, shard_s, once_s = times
     sizes = fair_sizes(num_shards, shard_s, once_s)
     for one in range(len(sizes)):
         for other in range(len(sizes)):
@@ -67,10 +66,10 @@ def test_a_rank_that_is_slower_in_everything_has_no_more_shards_but_for_one(time
 @quick
 @given(paces)
 def test_the_blocks_are_never_predicted_to_be_worse_than_even_ones(times):
-    num_shards, shard_s, once_s, exchange_s = times
-    pace = pace_of(shard_s, once_s, exchange_s)
+    num_shards, shard_s, once_s = times
+    pace = pace_of(shard_s, once_s)
     even = even_blocks(len(shard_s), num_shards)
-    assert pace.predicted_s(best_blocks(num_shards, pace)) <= pace.predicted_s(even)
+    assert pace.busy_s(best_blocks(num_shards, pace)) <= pace.busy_s(even) * (1 + 1e-6)
 
 
 def test_a_rank_at_half_speed_gets_about_half():
@@ -82,9 +81,15 @@ def test_what_ranks_do_once_a_step_counts():
     assert best_blocks(8, pace_of([1.0, 1.0], once_s=[4.0, 0.0])).sizes == (2, 6)
 
 
-def test_where_exchanging_takes_longest_blocks_stay_aligned():
-    assert best_blocks(16, pace_of([1.0, 2.0], exchange_s=0.0)).sizes == (11, 5)
-    assert best_blocks(16, pace_of([1.0, 2.0], exchange_s=100.0)).most_roots == 1
+@quick
+@given(paces, st.sampled_from([1, 2, 4, 8]))
+def test_blocks_of_larger_units_are_cut_at_multiples_of_them(times, unit):
+    num_shards, shard_s, once_s = times
+    if unit * len(shard_s) <= num_shards:
+        blocks = best_blocks(num_shards, pace_of(shard_s, once_s), unit)
+        assert min(blocks.sizes) >= 1
+        assert blocks.num_shards == num_shards
+        assert all(bound % unit == 0 for bound in blocks.bounds[:-1])
 
 
 @pytest.mark.parametrize(
@@ -140,7 +145,7 @@ class Cluster:
             idle = [max(busy) - own + 0.01 for own in busy]
             proposal = self.balancer.end_step()
             if proposal is not None:
-                assert proposal.gain >= LEAST_GAIN
+                assert 0 <= proposal.gain < 1
                 self.blocks = proposal.blocks
                 self.balancer.restart(self.blocks)
                 self.moves.append(self.step)
@@ -192,11 +197,11 @@ def test_stalls_of_any_length_move_nothing_on_equal_machines(world_size, num_sha
 
 @pytest.mark.parametrize(("world_size", "num_shards"), [(2, 16), (2, 64), (3, 48), (8, 64), (64, 512)])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_rank_at_half_speed_is_found_within_four_windows_in_spite_of_noise(world_size, num_shards, seed):
+def test_a_rank_at_half_speed_is_found_within_five_windows_in_spite_of_noise(world_size, num_shards, seed):
     cluster = Cluster([0.8 * world_size / num_shards] * world_size, num_shards)
     slow = seed % world_size
     cluster.shard_s[slow] *= 2
-    sizes = cluster.run(4 * 8, bell(seed, 0.2))
+    sizes = cluster.run(5 * 8, bell(seed, 0.2))
     assert sizes[slow] == min(sizes) <= 0.8 * num_shards / world_size
 
 
@@ -220,7 +225,7 @@ def test_a_rank_that_is_slow_and_fast_by_turns_does_not_make_shards_move_forever
 
 @settings(deadline=None, max_examples=15, derandomize=True)
 @given(st.sampled_from(WORLDS[:-1]), st.integers(0, 10**6), st.integers(3, 400))
-def test_a_program_that_comes_and_goes_costs_hardly_more_than_with_even_blocks(world, seed, usual_steps):
+def test_a_program_that_comes_and_goes_by_the_step_costs_no_more_than_a_third(world, seed, usual_steps):
     world_size, num_shards = world
     dice, noise = random.Random(seed), bell(seed, 0.1)
     cluster = Cluster([0.8 * world_size / num_shards] * world_size, num_shards)
@@ -231,7 +236,87 @@ def test_a_program_that_comes_and_goes_costs_hardly_more_than_with_even_blocks(w
             return noise(rank, step) * (2 if rank == slow else 1)
 
         cluster.run(1 + int(dice.expovariate(1 / usual_steps)), speed)
-    assert cluster.took_s < 1.15 * cluster.even_s
+    assert cluster.took_s < 1.35 * cluster.even_s
+
+
+class Quota:
+    """A processor that a rank may have for a share of each period, and then not at all."""
+
+    def __init__(self, share, period_s, dice):
+        self.budget_s, self.period_s = share * period_s, period_s
+        self.ends_s, self.left_s = period_s * dice.random(), self.budget_s
+
+    def work(self, now_s, work_s):
+        """When such work is done that begins now."""
+        while work_s > 1e-12:
+            if now_s >= self.ends_s - 1e-12:
+                self.ends_s += self.period_s * (1 + (now_s - self.ends_s) // self.period_s)
+                self.left_s = self.budget_s
+            ran_s = min(work_s, self.left_s, self.ends_s - now_s)
+            now_s, work_s, self.left_s = now_s + ran_s, work_s - ran_s, self.left_s - ran_s
+            if self.left_s <= 1e-12:
+                now_s = max(now_s, self.ends_s)
+        return now_s
+
+
+class Quotas:
+    """Ranks with quotas, which exchange gradients, and a Balancer."""
+
+    def __init__(self, shares, num_shards, shard_s, period_s, seed, exchange_s=0.02):
+        """``exchange_s``: of work for each rank, for each subtree that it has at most."""
+        self.dice = random.Random(seed)
+        self.shard_s, self.exchange_s = shard_s, exchange_s
+        self.processors = [Quota(share, period_s, self.dice) for share in shares]
+        self.blocks = even_blocks(len(shares), num_shards)
+        self.balancer = Balancer(self.blocks)
+        self.moves = []
+
+    def run(self, num_steps):
+        ready_s = reported_s = [0.0] * len(self.processors)
+        for step in range(num_steps):
+            done_s = [
+                own.work(ready, sum(self.shard_s * max(0.3, self.dice.gauss(1, 0.1)) for _ in range(size)))
+                for own, ready, size in zip(self.processors, ready_s, self.blocks.sizes, strict=True)
+            ]
+            self.balancer.add(
+                [
+                    [4.0 * size, 0, busy / 2, busy / 2, 0, busy, busy, ready - reported, step]
+                    for size, busy, ready, reported in zip(
+                        self.blocks.sizes, map(operator.sub, done_s, ready_s), ready_s, reported_s, strict=True
+                    )
+                ]
+            )
+            exchange_s = self.exchange_s * self.blocks.most_roots
+            reported_s, ready_s = done_s, [own.work(max(done_s), exchange_s) for own in self.processors]
+            proposal = self.balancer.end_step()
+            if proposal is not None:
+                self.blocks = proposal.blocks
+                self.balancer.restart(self.blocks)
+                self.moves.append(self.blocks.sizes)
+        return self.moves
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("shard_s", [0.005, 0.05])
+@pytest.mark.parametrize("period_s", [0.01, 0.1])
+def test_a_quota_of_half_moves_shards_once_to_the_best_blocks(period_s, shard_s, seed):
+    assert Quotas([1, 0.5], 16, shard_s, period_s, seed, 0.02 * shard_s).run(200) == [(11, 5)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_quotas_move_nothing(seed):
+    assert Quotas([0.5, 0.5], 16, 0.05, 0.1, seed).run(300) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_move_after_which_steps_are_no_shorter_is_undone_and_only_coarser_ones_are_tried(seed):
+    hopeless = Quotas([1, 0.5], 16, 0.05, 0.01, seed, exchange_s=0.3).run(600)
+    assert set(hopeless[::2]) <= {(11, 5), (10, 6), (12, 4)}
+    assert len(hopeless) == 2 * len(set(hopeless[::2]))
+    assert set(hopeless[1::2]) == {(8, 8)}
+    coarser = Quotas([1, 0.5], 16, 0.05, 0.01, seed, exchange_s=0.08).run(600)
+    assert coarser[:2] == [(11, 5), (8, 8)]
+    assert coarser[2:] in ([(12, 4)], [(10, 6)])
 
 
 def test_what_is_read_for_all_shards_moves_none():

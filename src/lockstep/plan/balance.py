@@ -1,8 +1,8 @@
 """Blocks that suit processes of unequal speed. Pure: from the same measurements all ranks come to the same blocks.
 
-A process that is slower than the others is given fewer shards. How long a step takes is predicted from what was measured: how
-long each rank takes for a shard, and for what it does once a step. The slowest rank is waited for. Then gradients are
-exchanged, which takes longer where blocks consist of several subtrees, since all of these are sent.
+A process that is slower than the others is given fewer shards. What each rank takes for a shard is measured, and what it does
+once a step. So it is known what steps would have taken with other blocks: as long as the slowest rank. Blocks that suit a
+window of steps are tried on those of the next, on paper, before a shard moves; and once it has, steps must be shorter.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ import heapq
 import itertools
 import math
 import operator
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 from lockstep.plan.blocks import Blocks, blocks_of, even_blocks
 
 LEAST_GAIN = 0.05
-"""Shards move if a step is predicted to become shorter by this share, and..."""
+"""Shards move if steps would have become shorter by this share, and..."""
 _STANDARD_ERRORS = 4
-"""... by so many times what a rank's mean over a window is uncertain, since some rank always seems slower than the others."""
-_STEPS, _SECONDS = 8, 0.5
-"""A window has at least so many steps, in which the busiest rank is busy for so long..."""
-_MOST_DOUBLINGS = 2
-"""... and twice as many after each move, so that shards do not move forever; but at most this often doubled."""
-_MOST_DOUBTS = 4
-"""Twice as many, too, as long as there seems to be a gain that may be noise; at most this often doubled."""
+"""... by so many times what is uncertain about it, since some rank always seems slower than the others."""
+_PIECES, _PIECE_S = 8, 0.25
+"""A window has at least so many pieces: a piece is a step, or as many as keep the busiest rank busy for so long. (A rank with a
+quota of processor time runs at full speed, then not at all, in turns of a tenth of a second: short steps do not show it.)"""
+_MOST_WINDOWS = 16
+"""A window becomes longer as long as there seems to be a gain that may be noise, but at most so many times as long."""
 _HALVINGS = 60
 
 SAMPLES, DATA, FORWARD, BACKWARD, SCRIPT, BUSY, IN_SHARDS, IDLE, AHEAD = range(9)
@@ -34,7 +33,6 @@ SAMPLES, DATA, FORWARD, BACKWARD, SCRIPT, BUSY, IN_SHARDS, IDLE, AHEAD = range(9
 code, all these together, those of them that it spent on its shards (the others are the same whatever its shards), those since
 the phase before in which it was not busy, and the last step that its loaders may have planned."""
 Row = Sequence[float]
-_BUSY, _IDLE = itemgetter(BUSY), itemgetter(IDLE)
 
 
 def can_balance(world_size: int, num_shards: int) -> bool:
@@ -50,32 +48,25 @@ class Pace:
     """By rank: what each of its shards takes."""
     once_s: Sequence[float]
     """By rank: what it does once a step, whatever its shards."""
-    exchange_s: float
-    """What remains of a step: exchanging gradients, above all."""
-    num_roots: int
-    """The most subtrees that a rank had to send, when this was measured."""
-    jitter_s: float = 0.0
-    """What the ranks wait longer in each step than they would if none was ever slower than it is on average."""
-    error_s: float = 0.0
-    """The standard error of a rank's mean busy time."""
+    step_s: float
+    """The whole step, waiting for others and exchanging gradients included."""
 
-    def predicted_s(self, blocks: Blocks) -> float:
-        """How long a step takes with these blocks."""
-        busy = max(map(_affine, self.once_s, blocks.sizes, self.shard_s))
-        return busy + self.jitter_s + self.exchange_s * (blocks.most_roots + 1) / (self.num_roots + 1)
+    def busy_s(self, blocks: Blocks) -> float:
+        """How long the slowest rank would have been busy with these blocks."""
+        return max(map(_affine, self.once_s, blocks.sizes, self.shard_s))
 
-    def better_of(self, other: Pace | None) -> Pace:
-        """The shorter of both times, each: what was slow for a moment does not count."""
-        if other is None:
-            return self
-        return Pace(
-            shard_s=list(map(min, self.shard_s, other.shard_s)),
-            once_s=list(map(min, self.once_s, other.once_s)),
-            exchange_s=min(self.exchange_s, other.exchange_s),
-            num_roots=self.num_roots,
-            jitter_s=min(self.jitter_s, other.jitter_s),
-            error_s=max(self.error_s, other.error_s),
-        )
+    def gain(self, before: Blocks, after: Blocks) -> float:
+        """The share of the step that these blocks would have saved."""
+        return (self.busy_s(before) - self.busy_s(after)) / self.step_s
+
+
+def usual(paces: Sequence[Pace]) -> Pace:
+    """The medians: what was slow for a moment does not count."""
+    return Pace(
+        shard_s=list(map(statistics.median, zip(*(pace.shard_s for pace in paces), strict=True))),
+        once_s=list(map(statistics.median, zip(*(pace.once_s for pace in paces), strict=True))),
+        step_s=statistics.median(pace.step_s for pace in paces),
+    )
 
 
 def _affine(constant: float, number: int, factor: float) -> float:
@@ -112,21 +103,12 @@ def fair_sizes(num: int, each_s: Sequence[float], once_s: Sequence[float]) -> li
     return sizes
 
 
-def best_blocks(num_shards: int, pace: Pace) -> Blocks:
-    """The blocks with the shortest predicted step. Some are multiples of 2, 4, ...: of fewer subtrees."""
-    world_size = len(pace.shard_s)
-    candidates = [even_blocks(world_size, num_shards)]
-    unit = 1
-    while unit < num_shards and (num_units := -(-num_shards // unit)) >= world_size:
-        numbers = fair_sizes(num_units, [unit * seconds for seconds in pace.shard_s], pace.once_s)
-        ends = [min(num_shards, unit * end) for end in itertools.accumulate(numbers, initial=0)]
-        candidates.append(blocks_of(tuple(itertools.starmap(_length, itertools.pairwise(ends)))))
-        unit *= 2
-    return min(candidates, key=pace.predicted_s)
-
-
-def _length(start: int, end: int) -> int:
-    return end - start
+def best_blocks(num_shards: int, pace: Pace, unit: int = 1) -> Blocks:
+    """The blocks with which the slowest rank is ready as early as possible, cut at multiples of ``unit``: there must be so many
+    shards for each rank."""
+    numbers = fair_sizes(-(-num_shards // unit), [unit * seconds for seconds in pace.shard_s], pace.once_s)
+    *ends, _ = itertools.accumulate(unit * number for number in numbers)
+    return blocks_of(tuple(map(operator.sub, [*ends, num_shards], [0, *ends])))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +117,7 @@ class Proposal:
 
     blocks: Blocks
     gain: float
-    """The share of a step's time that they are predicted to save."""
+    """The share of a step's time that they are expected to save."""
 
 
 def first_blocks(num_shards: int, speeds: Sequence[float]) -> Proposal | None:
@@ -146,18 +128,23 @@ def first_blocks(num_shards: int, speeds: Sequence[float]) -> Proposal | None:
         speeds: of the ranks, as far as it can be told beforehand, in any unit.
     """
     even = even_blocks(len(speeds), num_shards)
-    shard_s = [1 / speed for speed in speeds]
-    pace = Pace(shard_s=shard_s, once_s=[0.0] * len(speeds), exchange_s=0.0, num_roots=even.most_roots)
-    best = best_blocks(num_shards, pace)
-    gain = 1 - pace.predicted_s(best) / pace.predicted_s(even)
+    guess = Pace(shard_s=[1 / speed for speed in speeds], once_s=[0.0] * len(speeds), step_s=1.0)
+    best = best_blocks(num_shards, guess)
+    gain = 1 - guess.busy_s(best) / guess.busy_s(even)
     return Proposal(blocks=best, gain=gain) if gain >= LEAST_GAIN else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Move:
+    """The newest move."""
+
+    away_from: Blocks
+    step_s: float
+    """What a step took with these."""
 
 
 class Balancer:
     """Measures the ranks, window by window, and says when other blocks would be better.
-
-    A rank counts as slow in something if it was so in two windows that follow each other; before the first is over it may have
-    compiled its kernels, and some other program may take its processor in any.
 
     Args:
         blocks: those in force.
@@ -165,70 +152,76 @@ class Balancer:
 
     def __init__(self, blocks: Blocks) -> None:
         self._num_moves = 0
+        """Windows become longer with each, so that shards do not move forever where a rank is slow by turns."""
+        self._newest: _Move | None = None
+        """Until steps have turned out to be shorter."""
+        self._unit = 1
+        """Blocks are cut at multiples of it."""
         self.restart(blocks)
 
     def restart(self, blocks: Blocks) -> None:
         """Measure anew, with these blocks in force."""
-        self._blocks = blocks
-        self._num_doubts = 0
-        self._before: Pace | None = None
-        self._clear()
+        self._blocks = self._tried = blocks
+        """``_tried``: those that suit the window before."""
+        self._paces: list[Pace] = []
+        """Of the pieces of the window."""
+        self._begin_piece()
 
-    def _clear(self) -> None:
+    def _begin_piece(self) -> None:
         self._num_steps = 0
         self._sums: list[float] = [0.0] * (self._blocks.world_size * (AHEAD + 1))
-        self._slowest_s = self._exchange_s = self._squares = 0.0
-        """Over all steps: how long the rank was busy that was slow in it; how long the rank was not busy that waited the least;
-        the squares of all ranks' busy times."""
-        self._in_step = [0.0] * self._blocks.world_size
-        """How long each rank was busy in the phases of the current step."""
 
     def add(self, rows: Sequence[Row]) -> None:
         """Add a phase, with the rows of all ranks."""
         self._sums = list(map(operator.add, self._sums, itertools.chain.from_iterable(rows)))
-        self._in_step = list(map(operator.add, self._in_step, map(_BUSY, rows)))
-        self._exchange_s += min(map(_IDLE, rows))
 
     def end_step(self) -> Proposal | None:
         """The step is over."""
         self._num_steps += 1
-        self._slowest_s += max(self._in_step)
-        self._squares += math.fsum(map(operator.mul, self._in_step, self._in_step))
-        self._in_step = [0.0] * len(self._in_step)
-        factor = 1 << min(self._num_moves, _MOST_DOUBLINGS) + self._num_doubts
-        if self._num_steps < _STEPS * factor or self._slowest_s < _SECONDS * factor:
+        if max(self._column(BUSY)) < _PIECE_S:
             return None
-        before, self._before = self._before, self._pace()
-        self._clear()
-        if before is None or self._before is None:
+        if all(self._column(SAMPLES)):  # or else some rank had nothing to do
+            self._paces.append(self._pace())
+        self._begin_piece()
+        length = _PIECES * (1 + self._num_moves)
+        return self._end_window(length) if self._paces and len(self._paces) % length == 0 else None
+
+    def _end_window(self, length: int) -> Proposal | None:
+        paces, newest = self._paces, self._newest
+        pace, self._newest = usual(paces), None
+        if newest is not None and pace.step_s >= newest.step_s:
+            # Exchanging gradients takes longer, say: blocks that are cut at multiples of 2, 4, ... have fewer subtrees to send.
+            cuts = math.gcd(*self._blocks.bounds)
+            self._unit = 2 * (cuts & -cuts)
+            return self._propose(newest.away_from, 1 - newest.step_s / pace.step_s)
+        if self._unit * self._blocks.world_size > self._blocks.num_shards:
+            self._paces = []
             return None
-        pace = self._before.better_of(before)
-        best = best_blocks(self._blocks.num_shards, pace)
-        now_s, then_s = pace.predicted_s(self._blocks), pace.predicted_s(best)
-        if now_s - then_s < LEAST_GAIN * now_s:
-            self._num_doubts = 0
+        gains = [each.gain(self._blocks, self._tried) for each in paces]
+        gain, error = statistics.fmean(gains), statistics.stdev(gains) / math.sqrt(len(gains))
+        seems, is_certain = gain >= LEAST_GAIN, gain >= _STANDARD_ERRORS * error
+        if seems and not is_certain and len(paces) < _MOST_WINDOWS * length:
             return None
-        if now_s - then_s < _STANDARD_ERRORS * pace.error_s:
-            self._num_doubts = min(self._num_doubts + 1, _MOST_DOUBTS)
+        self._tried, self._paces = best_blocks(self._blocks.num_shards, pace, self._unit), []
+        gain = pace.gain(self._blocks, self._tried)
+        if not seems or not is_certain or gain < LEAST_GAIN:
             return None
+        self._newest = _Move(away_from=self._blocks, step_s=pace.step_s)
+        return self._propose(self._tried, gain)
+
+    def _propose(self, blocks: Blocks, gain: float) -> Proposal:
         self._num_moves += 1
-        return Proposal(blocks=best, gain=1 - then_s / now_s)
+        return Proposal(blocks=blocks, gain=gain)
 
     def _column(self, number: int) -> list[float]:
         return self._sums[number :: AHEAD + 1]
 
-    def _pace(self) -> Pace | None:
-        """Of the window; None: a rank had no samples."""
-        samples, in_shards, busy = map(self._column, (SAMPLES, IN_SHARDS, BUSY))
-        if not all(samples):
-            return None
-        num_steps, a_shard = self._num_steps, math.fsum(samples) / self._blocks.num_shards / self._num_steps
-        squares = self._squares - math.fsum(map(operator.mul, busy, busy)) / num_steps  # of the differences from each mean
+    def _pace(self) -> Pace:
+        """Of the piece."""
+        samples, in_shards, busy, idle = map(self._column, (SAMPLES, IN_SHARDS, BUSY, IDLE))
+        a_shard = math.fsum(samples) / self._blocks.num_shards / self._num_steps
         return Pace(
             shard_s=[seconds / number * a_shard for seconds, number in zip(in_shards, samples, strict=True)],
-            once_s=[max(0.0, seconds) / num_steps for seconds in map(operator.sub, busy, in_shards)],
-            exchange_s=max(0.0, self._exchange_s) / num_steps,
-            num_roots=self._blocks.most_roots,
-            jitter_s=(self._slowest_s - max(busy)) / num_steps,
-            error_s=math.sqrt(max(0.0, squares) / len(busy)) / num_steps,
+            once_s=[max(0.0, seconds) / self._num_steps for seconds in map(operator.sub, busy, in_shards)],
+            step_s=max(map(operator.add, busy, idle)) / self._num_steps,
         )
