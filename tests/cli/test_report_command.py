@@ -147,7 +147,7 @@ def test_what_a_script_chooses_is_text_and_nothing_else(place, page):
         found = Elements(page(directory))
         assert [tag for tag in ("b", "u") if any(one.tag == tag for one in found.all)] == []
         assert {one.attrs.get("class") for one in found.all if one.tag == "i"} == {None}
-        assert len(found.texts("script")) == 1
+        assert found.texts("script") == []
         assert SCRIPT_NAME in found.texts("code")[0]
         assert METRIC in found.texts("figcaption")
 
@@ -225,11 +225,7 @@ const told = {
   }),
   letters: Math.min(...[...document.querySelectorAll("svg text, td, th, dd, dt, li, p")].map(
     (one) => parseFloat(getComputedStyle(one).fontSize))),
-  orders: [],
 };
-const table = document.querySelector("table.sortable");
-const order = () => [...table.tBodies[0].rows].map((row) => row.cells[5].textContent);
-for (const click of [0, 1]) { table.tHead.rows[0].cells[5].querySelector("button").click(); told.orders.push(order()); }
 console.error("the probe was here");
 const found = document.createElement("pre");
 found.id = "told"; found.textContent = JSON.stringify(told); parent.document.body.append(found);
@@ -249,14 +245,14 @@ def browse(file, tmp_path):
 
 
 @pytest.mark.long
-def test_a_browser_shows_it_on_a_phone_and_sorts_its_tables(place, report, require, tmp_path):
+def test_a_browser_shows_it_on_a_phone(place, report, require, tmp_path):
     require("chromium", None if shutil.which("chromium") else "there is no chromium here")
     file = tmp_path / "page.html"
     assert report(place / "runs" / RUN, "-o", file).status == 0
     shown, said = browse(file, tmp_path)
     assert said == []
     assert "<main>" in shown
-    # The page itself runs no script but its own.
+    # The page itself runs no script.
     text, times = re.subn(r'<meta http-equiv="Content-Security-Policy".*>', "", file.read_text())
     assert times == 1
     probe = tmp_path / "probe.html"
@@ -276,7 +272,3 @@ def test_a_browser_shows_it_on_a_phone_and_sorts_its_tables(place, report, requi
         assert 200 < width <= 340
         assert height >= 18
         assert num_parts >= 1
-    up, down = ([float(re.sub("[^0-9.]", "", cell)) for cell in order] for order in told["orders"])
-    assert up == sorted(up)
-    assert down == sorted(up, reverse=True)
-    assert len(set(up)) > 1

@@ -65,7 +65,7 @@ def test_every_run_is_one_line_with_its_state_and_the_one_active_last_comes_last
     lines = done.out.splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["run", "finished-1", "stopped-1", "early-1", "going-1"]
     for name, words in {
-        "finished-1": ("finished", f"{STEPS}  ", "2 → 1", "0.75", "train.py --kill 15 (last with --kill 14)"),
+        "finished-1": ("finished", f"{STEPS}  ", "2 → 1", "0.75", "train.py --kill 15"),
         "stopped-1": ("interrupted in epoch 2", "0.75", "train.py --kill 15"),
         "early-1": ("ended before its first checkpoint", "train.py --kill 3"),
         "going-1": ("running: process ", " 6 "),
@@ -93,7 +93,6 @@ def test_what_other_programs_get_is_what_the_files_say(made, look):
     assert (finished["world_sizes"], finished["num_launches"], finished["shards"]) == ([2, 1], 2, 2)
     assert (finished["step"], finished["checkpoint"]["step"], finished["checkpoint"]["finished"]) == (STEPS, STEPS, True)
     assert (finished["script"], finished["args"]) == (str(made / "train.py"), ["--kill", "15"])
-    assert (finished["last_args"], stopped["last_args"]) == (["--kill", "14"], ["--kill", "15"])
     files = saved(made / "runs" / "stopped-1")
     size = sum(file.stat().st_size for file in files.iterdir() if file.name != "manifest.json")
     assert stopped["checkpoint"] == {**stopped["checkpoint"], "name": files.name, "bytes": size, "epoch": 1}

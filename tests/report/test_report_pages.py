@@ -9,7 +9,7 @@ import pytest
 from lockstep.journal.measure.split import PARTS
 from lockstep.tools.report import launches, training
 from lockstep.tools.report.chart import short
-from lockstep.tools.report.html import render, sort_key, with_code
+from lockstep.tools.report.html import render, with_code
 from lockstep.tools.report.run_page import RunRecord, run_page
 from lockstep.tools.report.thin import MOST_POINTS, thin, ticks
 from lockstep.tools.runs.inventory import FINISHED, Run
@@ -151,12 +151,6 @@ def test_axes_have_a_few_round_numbers(low, high):
 def test_options_and_what_stands_between_backticks_are_code_and_nothing_else_is_html():
     assert with_code("help, or --accumulate-by.") == 'help, or <code class="option">--accumulate-by</code>.'
     assert with_code("no `single` row < 1, `a<b>`") == "no <code>single</code> row &lt; 1, <code>a&lt;b&gt;</code>"
-
-
-def test_cells_are_sorted_by_what_they_mean():
-    assert [sort_key(text) for text in ("1,234", "0.94×", "43 %", "-3.3e-09", "765 MB", "1.5 GB", "12 min", "–", "")] == [
-        *(1234.0, 0.94, 43.0, -3.3e-09, 765e6, 1.5e9, 720.0, None, None)
-    ]
 
 
 def test_where_the_time_went_is_of_the_last_number_of_processes():

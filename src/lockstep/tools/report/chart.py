@@ -24,7 +24,7 @@ class Table:
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     numbers: frozenset[int] = frozenset()
-    """Columns of numbers, from 0: aligned at the right, and sorted by value."""
+    """Columns of numbers, from 0: aligned at the right."""
     caption: str = ""
     tones: Sequence[str] = ()
     """The style of each row: ``bad``, or empty; no styles: all are plain."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator
 from importlib import metadata
@@ -15,7 +14,6 @@ import click
 from lockstep.base.atomic import write_atomic
 from lockstep.base.config import RUNS
 from lockstep.base.errors import CheckpointError, ConfigError
-from lockstep.base.regular import open_to_read
 from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT
 from lockstep.journal.history import read_events
@@ -27,13 +25,11 @@ from lockstep.tools.report.html import Page, render
 from lockstep.tools.report.run_page import RunRecord, SavedState, run_page
 from lockstep.tools.runs import inventory
 from lockstep.tools.runs.inventory import FINISHED, RUNNING, Run
-from lockstep.tools.trials.failure import whole_error
 from lockstep.tools.watch.command import find_run
 from lockstep.world.machine.sizes import name_ranks
 
 DEFAULT = "report.html"
 _MOST_CHECKPOINTS = 100
-_LOG_BYTES = 200_000
 _MOST_LISTED = 6
 _EPILOG = """
 \b
@@ -128,12 +124,7 @@ def _saved(path: Path) -> Iterator[SavedState]:
 
 
 def _last_words(run: Run, now_s: float) -> Iterator[tuple[str, str]]:
-    """Errors in the logs in or beside the run directory, and what its ranks did last: captions and texts."""
-    beside = run.path.absolute().with_name(f"{run.name}.log")
-    for log in [*([beside] if beside.is_file() else []), *sorted(run.path.glob("*/rank-*.log"))[:_MOST_LISTED]]:
-        text = _end_of(log)
-        if "Error" in text:
-            yield str(log), whole_error(text)
+    """What its ranks did last: captions and texts."""
     alike: dict[tuple[str, str], list[RankReport]] = {}
     for report in read_reports(run.path, now_s, asks=False):
         # Where a rank that failed was last seen may be half a second before that.
@@ -144,15 +135,3 @@ def _last_words(run: Run, now_s: float) -> Iterator[tuple[str, str]]:
     for (says, text), reports in [*alike.items()][:_MOST_LISTED]:
         hosts = ", ".join(sorted({str(report.record["host"]) for report in reports}))
         yield f"{name_ranks([report.rank for report in reports])} on {hosts}: {says}", text
-
-
-def _end_of(log: Path) -> str:
-    """The end of a log. A link is not followed: what a report quotes is passed on."""
-    try:
-        if log.is_symlink():
-            return ""
-        with open_to_read(log) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
-            return file.read(_LOG_BYTES).decode(errors="replace")
-    except OSError:
-        return ""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
 import re
 import time
 from collections.abc import Sequence
@@ -20,8 +18,6 @@ from lockstep.tools.report.chart import Bars, Lines, Table
 
 _TEMPLATES = "templates"
 _CODE = re.compile(r"`([^`\n]+)`|(?<![\w-])(--[a-z][a-z-]*[a-z])")
-_NUMBER = re.compile(r"([+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?)\s*([A-Za-z]*)", re.IGNORECASE)
-_UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "ms": 1e-3, "min": 60.0, "h": 3600.0, "days": 86400.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +71,6 @@ def render(page: Page, now_s: float) -> str:
         page: what it shows.
         now_s: when it was made, in seconds since 1970.
     """
-    script, style = (_text(name) for name in ("table.js", "style.css"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         _environment()
         .get_template("page.html")
@@ -84,9 +78,7 @@ def render(page: Page, now_s: float) -> str:
             page=page,
             sections=[section for section in page.sections if not section.is_empty],
             made=moment(now_s),
-            script=Markup(script),
-            style=Markup(style),
-            script_digest=digest,
+            style=Markup(_text("style.css")),
         )
     )
 
@@ -94,14 +86,6 @@ def render(page: Page, now_s: float) -> str:
 def moment(time_s: float) -> str:
     """A point in time, as this machine's clock shows it."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
-
-
-def sort_key(text: str) -> float | None:
-    """What a cell of a column of numbers is sorted by: its first number, in its unit; None: there is none."""
-    match = _NUMBER.match(text.strip())
-    if match is None:
-        return None
-    return float(match[1].replace(",", "")) * _UNITS.get(match[2], 1.0)
 
 
 def with_code(text: str) -> Markup:
@@ -130,7 +114,7 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=_shown,
     )
-    environment.filters.update(sort_key=sort_key, with_code=with_code)
+    environment.filters.update(with_code=with_code)
     environment.tests["lines"] = lambda picture: isinstance(picture, Lines)
     return environment
 

@@ -59,8 +59,6 @@ class Run:
     script: str | None = None
     args: tuple[str, ...] = ()
     """The script's, in the first launch: a later launch with the same ones finds this run by itself."""
-    last_args: tuple[str, ...] | None = None
-    """Those of the last launch, which may have been given others and this directory; None: not recorded."""
     shards: int | None = None
     step: int | None = None
     """The last step known to have been taken."""
@@ -77,11 +75,8 @@ class Run:
         return self.path.absolute().name
 
     def command(self, script: str) -> str:
-        """The script, by this name, with its arguments: of the first launch and, if they were others, of the last."""
-        first = shlex.join([script, *self.args])
-        if self.last_args in (None, self.args):
-            return first
-        return f"{first} (last with {shlex.join(self.last_args) or 'none'})"
+        """The script, by this name, with its arguments."""
+        return shlex.join([script, *self.args])
 
     def as_json(self) -> dict[str, Any]:
         """A JSON object for other programs."""
@@ -89,8 +84,7 @@ class Run:
         fields["directory"] = str(fields.pop("path"))
         if self.checkpoint is not None:
             fields["checkpoint"]["bytes"] = fields["checkpoint"].pop("num_bytes")
-        last_args = self.args if self.last_args is None else self.last_args
-        return {**fields, "name": self.name, "last_args": last_args, "num_launches": len(self.world_sizes)}
+        return {**fields, "name": self.name, "num_launches": len(self.world_sizes)}
 
 
 def is_run(directory: Path) -> bool:
@@ -164,7 +158,6 @@ def read_run(path: Path) -> Run:
         step=max(steps, default=None),
         checkpoint=saved,
         world_sizes=tuple(start.get("world_size") for start in starts),
-        last_args=tuple(starts[-1]["args"]) if starts and "args" in starts[-1] else None,
         ran_s=ran_s if starts else None,
         **fields,
     )
