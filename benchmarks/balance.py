@@ -102,9 +102,7 @@ def measure(
                 with speeds.imposed(crew.pids):
                     answers = crew.turn()
                 cpu[name].append(sum(answer.cpu_s for answer in answers))
-                rates = [
-                    number * shards * SAMPLES / answer.wall_s for number, answer in zip(numbers, answers, strict=True)
-                ]
+                rates = [number * shards * SAMPLES / answer.wall_s for number, answer in zip(numbers, answers, strict=True)]
                 if name != APART:
                     return min(rates)
                 for rank, rate in enumerate(rates):
