@@ -118,9 +118,19 @@ def test_values_of_the_whole_batch_are_kept():
     assert {key: value for key, value in part.items() if key != "x"} == {k: v for k, v in batch.items() if k != "x"}
 
 
+def test_a_named_tuple_of_plain_values_belongs_to_the_whole_batch():
+    size = collections.namedtuple("Size", "height width")(3, 5)
+    assert cut((rows(2), size), slice(0, 1), 2)[1] == size
+
+
 def test_a_list_with_a_list_of_tokens_for_each_sample_is_cut_between_samples():
     batch = {"x": rows(3), "tokens": [[1, 2, 4, 5], [3], [6, 7]]}
     assert cut(batch, slice(0, 2), 3)["tokens"] == [[1, 2, 4, 5], [3]]
+
+
+def test_columns_of_texts_are_cut_as_the_default_collate_makes_them():
+    batch = [rows(3), [("a", "b", "c"), ("d", "e", "f")]]
+    assert cut(batch, slice(1, 3), 3)[1] == [("b", "c"), ("e", "f")]
 
 
 def test_a_list_that_could_be_read_either_way_is_refused():
@@ -157,6 +167,11 @@ def test_an_object_that_may_hold_something_a_sample_is_refused():
         cut((rows(4), Boxes(rows(4))), slice(0, 2), 4)
 
 
+def test_what_a_mapping_adds_up_when_it_is_updated_is_moved_as_it_is():
+    counts = collections.Counter(dogs=2)
+    assert to_device({"x": rows(), "counts": counts}, META)["counts"] == counts
+
+
 @pytest.mark.parametrize("batch", KINDS.values(), ids=KINDS)
 def test_a_batch_of_any_kind_is_moved_as_a_copy_of_its_kind(batch):
     moved, devices = to_device(batch, META), set()
@@ -187,8 +202,17 @@ def test_a_packed_sequence_moves_as_it_must():
     assert (moved.data.device, moved.batch_sizes.device.type, labels.device) == (META, "cpu", META)
 
 
+def test_on_the_cpu_a_batch_is_left_as_it_is():
+    batch = {"x": rows(), "boxes": Boxes(rows())}
+    assert to_device(batch, torch.device("cpu")) is batch
+
+
 def test_objects_pin_themselves():
     assert pin({"boxes": Boxes(rows()), "name": "a"}) == {"boxes": "pinned by itself", "name": "a"}
+
+
+def test_default_dicts_go_on_making_defaults():
+    assert to_device(KINDS["default dict"], META)["new"] == []
 
 
 @pytest.mark.cuda

@@ -8,13 +8,13 @@ import random
 import numpy
 import pytest
 import torch
-from data_helpers import CPU, Noisy, NoisyStream, assignment, draw, noisy_collate
+from data_helpers import CPU, Noisy, NoisyStream, Numbers, assignment, draw, noisy_collate
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 import lockstep
-from lockstep.base.errors import ConfigError, UsageError
+from lockstep.base.errors import ConfigError, DataError, UsageError
 from lockstep.data.evaluated import EvaluatedLoaders
 from lockstep.data.evaluation import Evaluation
 from lockstep.data.evaluation_pass import EvaluationPass
@@ -279,6 +279,19 @@ def test_two_loaders_are_evaluated_side_by_side(standing_crew):
         assert standing_crew(nproc, evaluate_pairs, shards=3) == [expected] * nproc
 
 
+def test_batches_and_averages_are_those_of_a_plain_loop():
+    loader = DataLoader(table(), 4)
+    with evaluate(loader) as evaluation:
+        for batch in evaluation:
+            for (values,) in batch.shards:
+                batch.add(mean=values.mean(), vector=values, array=values.numpy(), number=float(values[0]))
+    plain = [values for (values,) in loader]
+    assert [len(values) for values in plain] == [4, 4, 2]
+    for name in ("mean", "vector", "array"):
+        assert evaluation[name] == pytest.approx(0.5)
+    assert evaluation["number"] == pytest.approx(sum(float(values[0]) * len(values) for values in plain) / 10)
+
+
 def test_weights_replace_sample_counts_and_no_weight_is_absence():
     with evaluate(DataLoader(table(3), 1)) as evaluation:
         for number, batch in enumerate(evaluation):
@@ -288,6 +301,15 @@ def test_weights_replace_sample_counts_and_no_weight_is_absence():
                 batch.add(weight=0, never=1.0)
     assert evaluation["loss"] == 4.0
     assert math.isnan(evaluation["never"])
+
+
+@pytest.mark.parametrize("value", [None, "0.5", [1, 2]])
+def test_what_cannot_be_averaged_is_refused_where_it_is_given(value):
+    with evaluate(DataLoader(table(), 4)) as evaluation:
+        for batch in evaluation:
+            for _ in batch.shards:
+                with pytest.raises(ConfigError, match="add\\(loss="):
+                    batch.add(loss=value)
 
 
 def test_a_batch_that_cannot_be_counted_needs_a_weight():
@@ -322,7 +344,24 @@ def test_ranks_that_know_different_metrics_are_told_so_all_alike(mine, theirs):
         evaluation.__exit__(None, None, None)
 
 
+def test_no_metrics_anywhere_is_fine_also_where_ranks_name_different_ones_in_vain():
+    with evaluate(DataLoader(table(1), 1), collectives=Ranks([[]], [(-1, [])]), metrics=[Seen()]) as evaluation:
+        for batch in evaluation:
+            for _ in batch.shards:
+                pass
+
+
 # Data
+
+
+def test_a_distributed_sampler_is_refused_because_samples_would_be_lost():
+    sampler = DistributedSampler(range(9), num_replicas=2, rank=0)
+    for refused in (
+        DataLoader(Numbers(9), 4, sampler=sampler),
+        DataLoader(Numbers(9), batch_sampler=BatchSampler(sampler, 4, False)),
+    ):
+        with pytest.raises(DataError, match="DistributedSampler"):
+            EvaluationSource(refused, assignment())
 
 
 def test_workers_change_nothing_and_persist_if_asked():
@@ -426,6 +465,18 @@ def test_evaluation_does_not_disturb_the_streams_of_training(standing_crew):
 # The block
 
 
+def test_a_loop_may_be_left_early_and_the_workers_serve_the_next_evaluation():
+    source = EvaluationSource(DataLoader(table(), 2, num_workers=1, persistent_workers=True), assignment())
+    for length in (2, 5):
+        with evaluate(None, source=source) as evaluation:
+            for number, batch in enumerate(evaluation, 1):
+                for (values,) in batch.shards:
+                    batch.add(count=1.0, weight=1, total=values)
+                if number == length:
+                    break
+        assert evaluation["total"] == pytest.approx(sum(table().tensors[0][: 2 * length].tolist()) / (2 * length))
+
+
 def test_a_loader_that_the_script_has_dropped_keeps_no_workers():
     loaders = EvaluatedLoaders(assignment, workers=None)
 
@@ -508,6 +559,13 @@ def test_misuse_of_a_batch_or_of_results_is_told_the_lines_to_write(use):
                 USES[use](evaluation, batch)
 
 
+def test_a_value_read_from_a_batch_is_told_where_it_will_be():
+    with evaluate(DataLoader(table(), 4)) as evaluation:
+        for batch in evaluation:
+            with pytest.raises(UsageError, match=r"Read evaluation\['loss'\]"):
+                batch["loss"]
+
+
 def test_the_number_of_samples_is_known_outside_too_unless_batches_are_ready_made():
     with evaluate(DataLoader(table(), 4)) as evaluation:
         assert [batch.num_samples for batch in evaluation] == [4, 4, 2]
@@ -564,3 +622,12 @@ def test_several_passes_over_a_batch_all_count_and_draw_other_numbers():
     assert (evaluation["mean"], evaluation["turn"]) == (pytest.approx(0.5), 0.5)
     assert len(drawn) == 6
     assert all(len({numbers[i] for numbers in drawn}) == 6 for i in range(3))
+
+
+def test_an_unknown_result_lists_those_that_are_there():
+    with evaluate(DataLoader(table(), 4)) as evaluation:
+        for batch in evaluation:
+            for (values,) in batch.shards:
+                batch.add(loss=values, accuracy=1)
+    with pytest.raises(KeyError, match="available: loss, accuracy"):
+        evaluation["acuracy"]

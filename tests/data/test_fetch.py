@@ -1,6 +1,8 @@
 """Promises about fetching: what a DataLoader would give, in workers or here, from the streams of its place."""
 
+import multiprocessing
 import pickle
+import random
 
 import numpy
 import pytest
@@ -28,6 +30,11 @@ def table(length=6):
     return TensorDataset(torch.arange(length * 3.0).reshape(length, 3), torch.arange(length))
 
 
+class Items(Numbers):
+    def __getitems__(self, indices):
+        return [f"item {index}" for index in indices]
+
+
 class Shouting(TensorDataset):
     def __getitem__(self, index):
         return ("!", *super().__getitem__(index))
@@ -49,6 +56,10 @@ def test_whole_batch_fetching_is_for_plain_tensors_alone():
     assert isinstance(choose_fetcher(0, DataLoader(Shouting(*table().tensors))), SampleFetcher)
     sparse = TensorDataset(torch.eye(3).to_sparse())
     assert isinstance(choose_fetcher(0, DataLoader(sparse)), SampleFetcher)
+
+
+def test_a_data_set_that_fetches_many_at_once_is_asked_so():
+    assert fetch(DataLoader(Items(4), collate_fn=list), request(2, 0)) == [["item 2", "item 0"]]
 
 
 def test_batches_are_fetched_when_they_are_asked_for_if_there_are_no_workers():
@@ -173,6 +184,13 @@ def test_user_code_in_workers_finds_its_own_data_set_there():
     assert fetch(loader, request(0)) == [[("opened in 0", "Opened")]]
 
 
+@pytest.mark.long
+def test_workers_may_be_spawned():
+    dataset = Noisy(4)
+    loader = DataLoader(dataset, num_workers=1, multiprocessing_context=multiprocessing.get_context("spawn"))
+    assert same(fetch(loader, request(0, 1)), fetch(DataLoader(dataset), request(0, 1)))
+
+
 @pytest.mark.parametrize("dataset", [Noisy(4), table(), Subset(table(), [2, 1]), Epochal(4)])
 def test_all_that_a_spawned_worker_needs_can_be_pickled(dataset):
     fetcher = choose_fetcher(0, DataLoader(dataset))
@@ -246,3 +264,12 @@ def test_only_fetching_has_one_thread(two_threads, context):
     assert list(pool.run(requests())) == [[[1]], [[1]]]
     assert asked == [{2}, {2}]
     assert numbers() == {2}
+
+
+def test_the_streams_of_the_script_are_not_those_of_the_data():
+    random.seed(5)
+    fetch(DataLoader(Noisy(4)), request(0))
+    first = random.random()
+    random.seed(6)
+    fetch(DataLoader(Noisy(4)), request(0))
+    assert random.random() == first  # fetching has moved it: the loader starts the script's stream again afterwards

@@ -5,12 +5,12 @@ import itertools
 
 import pytest
 import torch
-from data_helpers import CPU, FakeDriver, Numbers, assignment, prepared
+from data_helpers import CPU, FakeDriver, Noisy, Numbers, assignment, draw, noisy_collate, prepared, same
 from torch import nn
 from torch.utils.data import DataLoader
 
 import lockstep
-from lockstep.base.errors import UsageError
+from lockstep.base.errors import DataError, UsageError
 from lockstep.data.loader import PreparedLoader
 from lockstep.journal.history import read_events
 
@@ -24,6 +24,10 @@ def numbers(length=8, batch_size=4, **options):
 def samples_of(batches):
     """Of each batch, those of each shard."""
     return [list(batch.shards) for batch in batches]
+
+
+def steps_of(driver):
+    return [told[1] for told in driver.told if told[0] == "step"]
 
 
 # The clock
@@ -42,6 +46,27 @@ def test_one_iteration_is_one_step_and_it_ends_when_the_next_batch_is_asked_for(
     ]
 
 
+def test_the_shards_of_a_batch_can_be_run_again_each_time_as_a_phase():
+    driver = FakeDriver()
+    for batch in prepared(numbers(4), 0, 1, 2, driver):
+        assert [list(batch.shards) for _ in range(3)] == [[[0, 1], [2, 3]]] * 3
+    assert [told for told in driver.told if told[0] == "phase"] == [("phase", number) for number in range(3)]
+    assert steps_of(driver) == [1]
+
+
+@pytest.mark.parametrize(("rank", "shards", "steps"), [(0, 1, 3), (0, 4, 3), (1, 4, 3)])
+def test_len_counts_global_steps(rank, shards, steps):
+    assert len(prepared(numbers(10), rank, min(2, shards), shards)) == steps
+
+
+def test_steps_go_on_from_epoch_to_epoch():
+    driver = FakeDriver()
+    loader = prepared(numbers(), 0, 1, 1, driver)
+    for _ in range(3):
+        list(loader)
+    assert steps_of(driver) == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_rank_without_samples_has_the_step_and_its_phases_too():
     driver = FakeDriver()
     assert samples_of(prepared(numbers(5), 2, 3, 3, driver)) == [[[3]], []]
@@ -56,6 +81,25 @@ def test_a_rank_without_samples_has_the_step_and_its_phases_too():
 # Random numbers
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_what_is_drawn_for_a_shard_depends_on_the_shard_alone(world_size, num_workers):
+    def drawn_by(size, workers):
+        found = {}
+        for rank in range(size) if not workers else (size - 1,):
+            driver = FakeDriver()
+            batches = DataLoader(Noisy(12), 4, collate_fn=noisy_collate, num_workers=workers)
+            for batch in prepared(batches, rank, size, 4, driver):
+                for _ in batch.shards:
+                    found[driver.step, driver.micro.shard] = draw()
+        return found
+
+    expected, found = drawn_by(1, 0), drawn_by(world_size, num_workers)
+    assert found
+    assert all(found[key] == expected[key] for key in found)
+    assert len({tuple(drawn) for drawn in expected.values()}) == 12
+
+
 # Ways to write the loop
 
 
@@ -65,6 +109,23 @@ def test_iterating_without_gradients_is_refused_with_the_remedy(off):
     with off(), pytest.raises(UsageError, match=r"team\.evaluate"):
         next(iter(loader))
     assert len(list(loader)) == 2
+
+
+def test_iter_and_next_over_several_epochs():
+    driver = FakeDriver()
+    loader = prepared(numbers(), 0, 1, 1, driver)
+    batches, seen = iter(loader), []
+    for _ in range(5):
+        try:
+            batch = next(batches)
+        except StopIteration:
+            batches = iter(loader)
+            batch = next(batches)
+        seen += batch.shards
+    assert seen == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2 + [[0, 1, 2, 3]]
+    assert driver.step == 5
+    batches.close()
+    assert driver.told[-1] == ("leave", "left")
 
 
 def test_an_abandoned_iterator_ends_its_pass_when_the_next_begins():
@@ -101,6 +162,51 @@ def test_an_iterator_beside_another_loaders_loop_is_refused_too_after_a_newer_on
         break
 
 
+def test_two_loaders_go_together_and_draw_from_their_own_streams():
+    def run(workers=0):
+        driver = FakeDriver()
+        one, two = (
+            prepared(DataLoader(Noisy(8), 4, shuffle=True, num_workers=workers), 0, 1, 2, driver, loader=number)
+            for number in (1, 2)
+        )
+        pairs = zip(one, two, strict=False)
+        return [(x, y, draw()) for a, b in pairs for x, y in zip(a.shards, b.shards, strict=False)]
+
+    found = run()
+    assert len(found) == 4
+    assert not any(same(a, b) for a, b, _ in found)
+    assert same(found, run(1))
+
+
+def test_the_first_loader_of_two_moves_the_steps():
+    driver = FakeDriver()
+    one, two = (prepared(numbers(12), 0, 1, 1, driver, loader=number) for number in (1, 2))
+    assert len(list(zip(one, two, strict=False))) == 3
+    assert steps_of(driver) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_loop_within_a_loop_runs_phases_of_the_outer_loops_steps(shards):
+    driver = FakeDriver()
+    one, two = (prepared(numbers(), 0, 1, shards, driver, loader=number) for number in (1, 2))
+    inner = [[sample for samples in batch.shards for sample in samples] for _ in one for batch in two]
+    assert inner == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
+    of_step = [("phase", 0), ("phase over", 0), ("phase", 1), ("phase over", 1)]
+    told = [told for told in driver.told if told[0] in ("step", "phase", "phase over", "step over")]
+    assert told == [
+        *(("step", 1, 4), *of_step, ("step over", 1)),
+        *(("step", 2, 4), *of_step, ("step over", 2)),
+    ]
+
+
+def test_a_loader_can_be_used_again_after_it_went_along():
+    driver = FakeDriver()
+    one, two = (prepared(numbers(), 0, 1, 1, driver, loader=number) for number in (1, 2))
+    list(zip(one, two, strict=False))
+    assert samples_of(two) == [[[0, 1, 2, 3]], [[4, 5, 6, 7]]]
+    assert driver.step == 4
+
+
 # Ways to leave it
 
 
@@ -131,6 +237,28 @@ def test_a_loop_that_is_left_is_told_so_at_once(leave):
     driver = FakeDriver()
     leave(prepared(numbers(), 0, 1, 1, driver))
     assert driver.told == ["enter", ("step", 1, 4), ("leave", "left")]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 2, "persistent_workers": True}])
+def test_after_a_break_the_next_epoch_is_whole(options):
+    loader = prepared(numbers(40, shuffle=True, **options), 0, 1, 2)
+    for _ in loader:
+        break
+    assert sorted(sample for batch in loader for samples in batch.shards for sample in samples) == list(range(40))
+
+
+class Failing(Numbers):
+    def __getitem__(self, index):
+        if index == 5:
+            raise LookupError("sample five is broken")
+        return index
+
+
+def test_an_exception_in_the_data_set_surfaces_and_the_pass_has_failed():
+    driver = FakeDriver()
+    with pytest.raises(DataError, match="sample five is broken"):
+        list(prepared(DataLoader(Failing(8), 4), 0, 1, 1, driver))
+    assert driver.told[-1] == ("leave", "failed")
 
 
 # What it is besides

@@ -214,6 +214,40 @@ def test_a_distributed_sampler_is_refused_with_the_remedy_wherever_it_hides():
 # Random numbers in user code
 
 
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_augmentation_depends_neither_on_workers_nor_on_the_rank(num_workers, world_size):
+    def build(workers):
+        return DataLoader(Noisy(14), 4, shuffle=True, collate_fn=noisy_collate, num_workers=workers)
+
+    expected, _ = deal_all(lambda: build(0), 1, 4, epochs=2)
+    if world_size == 4 and num_workers:
+        seen, _ = {}, None
+        for rank in (0, 3):  # few processes: these two have the first and the last shard
+            source = choose_source(build(num_workers), assignment(rank, 4, 4))
+            for plan, data in itertools.chain(source.deal(1, 0), source.deal(5, 1)):
+                seen.update({(plan.number, micro.shard): b for micro, b in zip(plan.micro_steps, data, strict=True)})
+        expected = {key: batch for key, batch in expected.items() if key[1] in (0, 3)}
+    else:
+        seen, _ = deal_all(lambda: build(num_workers), world_size, 4, epochs=2)
+    assert seen.keys() == expected.keys()
+    assert all(same(seen[key], expected[key]) for key in seen)
+    noise = [batch[1][0].item() for batch in expected.values()]
+    assert len(set(noise)) == len(noise), "two shards or two epochs drew alike"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_persistent_workers_serve_epochs_as_new_ones_do(num_workers):
+    options = {"persistent_workers": True} if num_workers else {}
+
+    def build():
+        return DataLoader(Noisy(14), 4, shuffle=True, collate_fn=noisy_collate, num_workers=num_workers, **options)
+
+    expected, _ = deal_all(lambda: DataLoader(Noisy(14), 4, shuffle=True, collate_fn=noisy_collate), 1, 2, epochs=3)
+    seen, _ = deal_all(build, 1, 2, epochs=3)
+    assert all(same(seen[key], expected[key]) for key in expected)
+
+
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
 def test_an_epoch_left_early_does_not_change_the_next(options):
     source = choose_source(DataLoader(Noisy(40), 4, shuffle=True, collate_fn=noisy_collate, **options), assignment(0, 1, 2))
