@@ -7,6 +7,7 @@ JOBS ?=#                  files of tests that run at a time (2 of make test, 4 o
 REPEATS ?= 1#            so many times the random draws of tests that kill at random: make test-all test-longest REPEATS=5
 DEMO ?= verify examples/digits.py -- --epochs 2# what make demo runs: make demo DEMO="compare examples/digits.py"
 N ?=#                     rounds of make soak and make soak-cluster
+WORLDS ?= 1,3,16,64,128# numbers of processes of make scale
 SOAK_ARGS ?=#             its options: make soak N=200 SOAK_ARGS="--seed 7"
 HOSTS ?=#                 hosts of make cluster (2)
 SLURM ?=#                 make cluster SLURM=1: with Slurm on them
@@ -65,7 +66,7 @@ soak: $(STAMP) ## kill N runs at random moments, go on at other world sizes, and
 	PYTHONPATH=tests $(VENV)/bin/python tests/recovery/soak.py $(N) $(SOAK_ARGS)
 
 scale: $(STAMP) ## one training on 1 to 128 processes of this machine, stopped and resumed: one digest (WORLDS=1,3,16,64,128)
-	$(VENV)/bin/python tests/scale/scale.py --worlds $(or $(WORLDS),1,3,16,64,128) $(SCALE_ARGS)
+	$(VENV)/bin/python tests/scale/scale.py --worlds $(WORLDS) $(SCALE_ARGS)
 
 soak-cluster: $(STAMP) ## the same on two hosts, with power lost and links cut (N=50; needs root)
 	PYTHONPATH=tests:tools $(VENV)/bin/python tests/cluster/soak_hosts.py $(N) $(SOAK_ARGS)
