@@ -123,6 +123,28 @@ def train_clipped(parts):
     return {"state": state, "norms": norms, "means": means}
 
 
+def train_sharded():
+    """A small transformer's layer with dropout, and the digest of its whole parameters and of the optimizer's state."""
+    with lockstep.join() as team:
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Linear(6, 32), nn.Dropout(0.3), nn.Sequential(nn.Linear(32, 33), nn.ReLU()), nn.Linear(33, 3)
+        )
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        model, optimizer, loader = team.prepare(model, optimizer, DataLoader(Points(40), 8))
+        for batch in loader:
+            for inputs, targets in batch.shards:
+                team.backward(nn.functional.cross_entropy(model(inputs), targets))
+            team.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+        team.save(model.state_dict(), "weights.pt")
+        team.save([slots["exp_avg"] for slots in optimizer.state_dict()["state"].values()], "means.pt")
+        team.barrier()
+        weights, means = (torch.load(path, map_location="cpu") for path in ("weights.pt", "means.pt"))
+        return [*weights.values(), *means]
+
+
 def log_without_waiting(steps):
     """Log in every step and read nothing, from the fourth step to the last but one where it is an error to wait."""
     with lockstep.join(log_every=4, journal_every=0) as team:

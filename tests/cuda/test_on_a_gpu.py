@@ -81,6 +81,14 @@ def test_the_fixed_tree_gives_the_same_bits_on_the_gpu(standing_crew, whole, sha
         assert all(torch.equal(one["state"][name], whole[shards]["state"][name]) for name in one["state"])
 
 
+def test_fsdp_on_the_gpu_gives_the_bits_of_exact(standing_crew):
+    (alone,) = standing_crew(1, cuda_scripts.train_sharded, shards=2, **DEVICE)
+    for nproc, settings in ((1, OVER_DEVICES), (2, SHARED)):
+        for one in standing_crew(nproc, cuda_scripts.train_sharded, shards=2, strategy="fsdp", **settings):
+            assert len(one) == len(alone)
+            assert all(map(torch.equal, one, alone))
+
+
 def test_random_streams_on_the_gpu_belong_to_shards(standing_crew):
     (alone,) = standing_crew(1, cuda_scripts.train, shards=2, **DEVICE)
     two = standing_crew(2, cuda_scripts.train, shards=2, **SHARED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, TypeGuard
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -23,9 +24,24 @@ def is_cut(tensor: object) -> TypeGuard[Any]:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The full tensor of a DTensor, on this rank's device: a collective. Other tensors are returned themselves."""
-    full: Tensor = tensor.full_tensor() if is_dtensor(tensor) else tensor
-    return full
+    """The full tensor of a DTensor, on this rank's device, without gradient: a collective. Other tensors are returned
+    themselves."""
+    if not is_dtensor(tensor):
+        return tensor
+    if not is_cut(tensor):
+        full: Tensor = tensor.full_tensor()
+        return full
+    # The collective of DTensor.full_tensor crashes over Gloo for tensors on a GPU (pytorch/pytorch#152645).
+    group: Any = tensor.device_mesh.get_group()
+    local = tensor.detach().to_local()
+    longest = len(rows_of(len(tensor), 0, group.size()))
+    padded = local.new_zeros(longest, *tensor.shape[1:])
+    padded[: len(local)] = local
+    if not padded.numel():  # Gloo divides by it
+        return torch.empty_like(padded).reshape(tensor.shape)
+    parts = [torch.empty_like(padded) for _ in range(group.size())]
+    dist.all_gather(parts, padded, group=group)
+    return torch.cat(parts)[: len(tensor)]
 
 
 def to_local(tensor: Tensor) -> Tensor:
