@@ -439,14 +439,31 @@ void look(Used& used, const c10::IValue& value, bool writes) {
   } else if (value.isDevice() && value.toDevice().type() == SIM && used.device < 0) used.device = value.toDevice().index();
 }
 
-void account(const std::string& name, const Tensors& read, const Tensors& written, int device, bool waits = false) {
+void account(
+    const std::string& name, const Tensors& read, const Tensors& written, int device, bool waits = false, int64_t times = 1) {
   if (inside) return;
   Locked lock;
+  launches[name] += times - 1;
   auto stream = current_number(device);
   auto time = launch(stream, name);
   for (auto& tensor : read) touch(tensor, false, stream, time, name);
   for (auto& tensor : written) touch(tensor, true, stream, time, name);
   if (waits) host_waits(Clock(clocks[stream]), name);
+}
+
+// How many kernels CUDA starts for an operation on lists: one, or one for each tensor where a list has several dtypes, or lists
+// have other strides than the first (ForeachUtils.h, can_use_fast_route).
+int64_t launches_of(const std::string& name, const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
+  if (name.rfind("aten::_foreach_", 0)) return 1;
+  std::vector<std::vector<Tensor>> lists;
+  for (size_t i = stack.size() - schema.arguments().size(); i < stack.size(); i++)
+    if (stack[i].isTensorList() && stack[i].toTensorVector().size()) lists.push_back(stack[i].toTensorVector());
+  for (auto& list : lists) {
+    for (size_t i = 0; i < list.size(); i++)
+      if (list[i].dtype() != list[0].dtype() || (list.size() == lists[0].size() && list[i].strides() != lists[0][i].strides()))
+        return list.size();
+  }
+  return 1;
 }
 
 void by_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -455,6 +472,7 @@ void by_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& name = schema.name();
   Used used;
   used.waits = WAITING.count(name);
+  auto times = launches_of(name, schema, *stack);
   for (size_t i = 0; i < schema.arguments().size(); i++) {
     auto& value = (*stack)[stack->size() - schema.arguments().size() + i];
     auto alias = schema.arguments()[i].alias_info();
@@ -485,7 +503,7 @@ void by_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     used.waits |= value.isBool() || value.isInt() || value.isDouble();
   }
   used.waits |= used.has_mask && name != "aten::index";  // which calls nonzero itself
-  account(name, used.read, used.written, used.device, used.waits);
+  account(name, used.read, used.written, used.device, used.waits, times);
 }
 
 Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<Device> device,

@@ -122,6 +122,11 @@ def test_launches_and_waits_are_counted_with_the_line_of_each_wait(device):
     device.reset()
     torch._foreach_add_([values, values.clone()], 1.0)
     assert sum(device.launches().values()) == 2  # the copy, and one for the list
+    counts = torch.ones(2, dtype=torch.int64, device=SIM)
+    device.reset()
+    torch._foreach_zero_([values, counts, values])
+    assert sum(device.launches().values()) == 3  # as CUDA does where a list has several dtypes
+    device.reset()
     assert device.waits() == {}
     values.sum().item()
     bool(torch.equal(values, values))

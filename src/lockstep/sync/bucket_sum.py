@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lockstep.plan.tree import Node, push
 from lockstep.sync.buckets import Bucket, Flat
+from lockstep.sync.copies import copy_all
 from lockstep.sync.gradients import ABSENT
 
 
@@ -69,9 +70,8 @@ class BucketSum:
         new = [(leaf.views[slot], gradient) for slot, gradient in arrived if slot not in self._filled_slots]
         more = [(leaf.views[slot], gradient) for slot, gradient in arrived if slot in self._filled_slots]
         if new:
-            views = [view for view, _ in new]
-            torch._foreach_copy_(views, [gradient for _, gradient in new])
-            torch._foreach_mul_(views, factor)
+            copy_all(new)
+            torch._foreach_mul_([view for view, _ in new], factor)
         if more:
             products = torch._foreach_mul([gradient.to(view.dtype) for view, gradient in more], factor)
             torch._foreach_add_([view for view, _ in more], products)
@@ -82,7 +82,7 @@ class BucketSum:
     def _weighted(self, gradients: dict[int, Tensor], factor: Tensor) -> Flat:
         """Gradients by slot, times a factor that the device knows."""
         flat = self._bucket.take()
-        torch._foreach_copy_([flat.views[slot] for slot in gradients], list(gradients.values()))
+        copy_all((flat.views[slot], gradient) for slot, gradient in gradients.items())
         factor = factor.to(flat.data.device, flat.data.dtype)
         flat.data.mul_(factor).masked_fill_(factor == 0, ABSENT)  # and not 0 x NaN
         return flat

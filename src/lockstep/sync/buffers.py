@@ -23,6 +23,7 @@ from lockstep.plan.shards import MicroStep
 from lockstep.plan.tree import Node
 from lockstep.sync.buffer_looks import Look, judge, look_at
 from lockstep.sync.changes import as_bits, changed, from_bits, pack, pack_absent, packed_size
+from lockstep.sync.copies import copy_all
 
 version: Callable[[Tensor], int] = operator.attrgetter("_version")
 """The number of in-place changes of a tensor. (PyTorch has no public name for it. Read twice a step from each parameter.)"""
@@ -39,6 +40,7 @@ class _Slot:
     def __init__(self, module: nn.Module, name: str) -> None:
         self.module = module
         self.name = name
+        self._buffers = module._buffers  # read some thirty times a step for each buffer: getattr() takes five times as long
         self.is_statistic = isinstance(module, NORMALIZATIONS)
         """Whether it belongs to a normalization layer of PyTorch, which writes it through ``.data``, since no backward pass
         needs its values: so a second backward pass through one forward pass works as it does in a plain script."""
@@ -47,8 +49,8 @@ class _Slot:
 
     @property
     def tensor(self) -> Tensor:
-        buffer = getattr(self.module, self.name)
-        assert isinstance(buffer, Tensor)
+        buffer = self._buffers[self.name]
+        assert buffer is not None
         return buffer
 
     @property
@@ -86,34 +88,30 @@ class _Slot:
 
 def _restart(slots: Sequence[_Slot]) -> None:
     """Make the current values the start values."""
+    pairs = []
     for slot in slots:
         tensor = slot.tensor.detach()
         if tensor.shape != slot.start.shape or tensor.dtype != slot.start.dtype:
             slot.start = tensor.clone()
         slot.mark()
-    _copy([slot.start for slot in slots], [slot.tensor.detach() for slot in slots])
+        pairs.append((slot.start, tensor))
+    copy_all(pairs)
 
 
 def _put(slots: Sequence[_Slot], values: Sequence[Tensor]) -> None:
     """Give buffers these values."""
-    targets, sources = [], []
+    pairs = []
     for slot, value in zip(slots, values, strict=True):
         tensor = slot.tensor
         if tensor.device.type == "cpu" and torch.equal(tensor, value) and tensor is slot._marked_tensor:
             continue  # writing, even the same value, would invalidate a second backward pass through its graph
         if tensor.shape == value.shape:
-            targets.append(slot.writable)
-            sources.append(value)
+            pairs.append((slot.writable, value))
         else:
             setattr(slot.module, slot.name, value.clone())
-    _copy(targets, sources)
+    copy_all(pairs)
     for slot in slots:
         slot.mark()
-
-
-def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    if targets:
-        torch._foreach_copy_(targets, sources)  # one kernel for all, on a device
 
 
 def add_changes(left: dict[int, Tensor], right: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -316,21 +314,21 @@ class ShardBuffers:
         owners = [owner for owner in self._owners if owner.changed]
         slots = [slot for owner in owners for slot in owner.slots]
         with torch.no_grad():
-            before = [torch.empty_like(slot.tensor) for slot in slots]
-            _copy(before, [slot.tensor.detach() for slot in slots])
+            tensors = [slot.tensor.detach() for slot in slots]
+            before = list(map(torch.empty_like, tensors))
+            copy_all(zip(before, tensors, strict=True))
         counts = [owner.counts() for owner in owners]
         yield
         values = iter(before)
-        targets, sources = [], []
+        pairs = []
         for owner, count in zip(owners, counts, strict=True):
             # Normalization layers may have written without a count. So does this.
             is_written = owner.is_normalization or owner.counts() != count
             for slot, value in zip(owner.slots, values, strict=False):
                 if is_written and slot.tensor.shape == value.shape:
-                    targets.append(slot.writable)
-                    sources.append(value)
+                    pairs.append((slot.writable, value))
         with torch.no_grad():
-            _copy(targets, sources)
+            copy_all(pairs)
 
     @torch.no_grad()
     def rewind(self) -> None:
