@@ -23,6 +23,8 @@ def look(situation: Situation) -> dict[str, Any]:
     settings = {name: getattr(config, name) for name in _SETTINGS if getattr(config, name) != "auto"}
     try:
         num_gpus = 0 if config.device == "cpu" else gpus.num_gpus(situation.environ)
+        if 0 < num_gpus < situation.num_processes and config.backend == "auto":
+            settings["backend"] = "gloo"  # over which processes share a GPU, as the two of this check may have to
         return {"num_gpus": num_gpus, **launch(_measure, nproc=situation.num_processes, **settings)[0]}
     except LockstepError as error:
         return {"error": error.summary if isinstance(error, LaunchError) else str(error).partition("\n")[0] or "no message"}
