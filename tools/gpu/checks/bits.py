@@ -1,12 +1,11 @@
 """A CNN and a GPT, each trained twice: with and without deterministic algorithms, by PyTorch's own loop and by lockstep's.
 
-Without them bits may differ, and the operations that do are named. With them they must not. What PyTorch has no deterministic
-kernel for is named, too: a script that does not set ``warn_only`` would end there.
+Without them bits may differ, and the operations that do are named. With them they must not; PyTorch's error names an operation
+that has no such kernel.
 """
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ def plain(task: str, num_steps: int, device: torch.device, *, tiny: bool) -> str
     made = TASKS[task](num_steps, tiny=tiny)
     torch.manual_seed(1)
     model = made.model.to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
     for inputs, targets in made.batches:
         with torch.autocast(device.type, torch.bfloat16):
             loss = made.loss(model, (inputs.to(device), targets.to(device)))
@@ -44,20 +43,17 @@ def main() -> None:
     for task in TASKS:
         for deterministic in (False, True):
             name = f"{task}, {'deterministic' if deterministic else 'as it is'}"
-            with warnings.catch_warnings(record=True) as warned:
-                warnings.simplefilter("always")
-                torch.use_deterministic_algorithms(deterministic, warn_only=True)
-                try:
-                    by_torch = [plain(task, steps, device, tiny=args.tiny) for _ in range(2)]
-                    differ = operations.differing(lambda task=task: plain(task, 1, device, tiny=args.tiny))  # type: ignore[misc]
-                finally:
-                    torch.use_deterministic_algorithms(False)
-                by_lockstep = [
-                    train(task, steps, tiny=args.tiny, deterministic=deterministic, **settings).digest for _ in range(2)
-                ]
-            lacking = sorted({str(one.message).split("\n")[0] for one in warned if "deterministic" in str(one.message)})
+            torch.use_deterministic_algorithms(deterministic)
+            try:
+                by_torch = [plain(task, steps, device, tiny=args.tiny) for _ in range(2)]
+                differ = operations.differing(lambda task=task: plain(task, 1, device, tiny=args.tiny))  # type: ignore[misc]
+            finally:
+                torch.use_deterministic_algorithms(False)
+            by_lockstep = [
+                train(task, steps, tiny=args.tiny, deterministic=deterministic, **settings).digest for _ in range(2)
+            ]
             found[name] = dict(zip(LOOPS, (by_torch, by_lockstep), strict=True))
-            found[name] |= {"operations that differ": differ, "without a deterministic kernel": lacking}
+            found[name] |= {"operations that differ": differ}
             print(name, found[name], flush=True)
             if deterministic:
                 problems += [f"{name}: two runs of {loop} differ" for loop in LOOPS if len(set(found[name][loop])) > 1]

@@ -43,7 +43,12 @@ class Profile:
     def counts(self, names: tuple[str, ...]) -> Counter[str]:
         """How often calls whose names begin so were made in the steps that count."""
         events = self._profile.events() or []
-        (span,) = (event.time_range for event in events if event.name == COUNTED and not event.is_async)
+        # The device has an event of this name, too.
+        (span,) = (
+            event.time_range
+            for event in events
+            if event.name == COUNTED and not event.is_async and event.device_type.name == "CPU"
+        )
         within = (event.name for event in events if span.start <= event.time_range.start <= span.end)
         return Counter(name for name in within if name.startswith(names))
 

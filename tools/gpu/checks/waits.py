@@ -72,7 +72,7 @@ def run(args: Any, *, reads: bool, watch: Any, lines: bool) -> None:
     warm, counted = SIZES[args.tiny]
     made = cnn(warm + counted + 2, tiny=args.tiny)
     with lockstep.join(device=args.device, shards=2, progress="off", checkpoint_every="off", log_every=4, seed=1) as team:
-        optimizer = torch.optim.SGD(made.model.parameters(), lr=0.05, momentum=0.9)
+        optimizer = torch.optim.SGD(made.model.parameters(), lr=0.001, momentum=0.9)
         batches = (
             made.batches if team.device.type == "cpu" else [tuple(t.pin_memory() for t in pair) for pair in made.batches]
         )
