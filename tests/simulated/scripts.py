@@ -224,15 +224,28 @@ def choose(sides):
         return found, digest(model.state_dict())
 
 
-def make_deterministic():
-    """A run that does what the warning asks for."""
-    torch.use_deterministic_algorithms(True)
+def kernels():
+    """What decides whether kernels give the same bits each time."""
+    return {
+        "mode": torch.get_deterministic_debug_mode(),
+        "fills": torch.utils.deterministic.fill_uninitialized_memory,
+        "cublas": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+    }
+
+
+def see_kernels(mode=0, benchmark=False):
+    """``kernels`` before a run, in its step, and after it, where the script has set this mode."""
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)  # which `lockstep run` sets; torchrun does not
+    torch.set_deterministic_debug_mode(mode)
+    torch.backends.cudnn.benchmark = benchmark
+    found = {"before": kernels()}
     with lockstep.join() as team:
         model, loader = team.prepare(nn.Linear(2, 1), [torch.ones(4, 2)] * 2)
         for batch in loader:
             for inputs in batch.shards:
                 team.backward(model(inputs).mean())
-    return os.environ["CUBLAS_WORKSPACE_CONFIG"]
+                found["open"] = kernels()
+    return {**found, "closed": kernels()}
 
 
 def train_on(products, epochs=1):

@@ -82,11 +82,35 @@ def test_an_error_on_one_rank_is_told_before_it_waits_for_others_that_never_come
     assert "destroy_process_group" not in str(caught.value)
 
 
-def test_where_bits_are_promised_a_run_says_what_its_kernels_need(crew, capfd):
-    crew(1, scripts.fail_on_one_rank, shards=2)  # on one process nothing fails
-    assert "use_deterministic_algorithms(True)" in capfd.readouterr().err
-    assert crew(1, scripts.make_deterministic, shards=2) == [":4096:8"]  # without which CUDA refuses a matrix product
-    assert "use_deterministic_algorithms" not in capfd.readouterr().err
+@pytest.mark.parametrize("settings", [{"shards": 2}, {"shards": 1}, {"shards": 2, "strategy": "fsdp"}], ids=str)
+def test_kernels_are_deterministic_while_a_run_is_open(crew, settings):
+    (found,) = crew(1, scripts.see_kernels, **settings)
+    assert found["open"] == {"mode": 2, "fills": False, "cublas": ":4096:8"}  # without the last CUDA refuses a product
+    assert found["closed"] == found["before"]
+
+
+def test_a_mode_that_the_script_has_set_is_made_strict_and_put_back(crew):
+    (found,) = crew(1, scripts.see_kernels, 1, shards=2)
+    assert found["open"]["mode"] == 2
+    assert found["closed"] == found["before"]
+    assert found["before"]["mode"] == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "benchmark", "settings"),
+    [(0, False, {"allow": ["numerics"]}), (1, False, {"allow": ["numerics"]}), (0, True, {})],
+    ids=str,
+)
+def test_a_run_whose_kernels_may_give_other_bits_says_so(crew, capfd, mode, benchmark, settings):
+    (found,) = crew(1, scripts.see_kernels, mode, benchmark, shards=2, **settings)
+    assert found["open"]["mode"] == (mode if settings else 2)
+    assert "may give other bits" in capfd.readouterr().err
+
+
+def test_ddp_which_promises_no_bits_leaves_kernels_alone(crew, capfd):
+    (found,) = crew(1, scripts.see_kernels, shards=2, strategy="ddp")
+    assert found["open"]["mode"] == 0
+    assert "bits" not in capfd.readouterr().err
 
 
 def test_another_product_or_version_of_cudnn_is_refused_among_ranks_and_on_a_resume_and_may_be_allowed(crew):

@@ -61,6 +61,7 @@ from lockstep.world.comm.collectives import Collectives
 from lockstep.world.comm.group import Transport, close_group, default_group
 from lockstep.world.comm.raw_collectives import RawCollectives
 from lockstep.world.environment import World
+from lockstep.world.kernels import NOTICE, DeterministicKernels, needs_deterministic_kernels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +112,7 @@ class Engine:
         self.config, self.world, self.devices, self.context = config, world, devices, context
         self.is_main = world.rank == 0
         torch.set_num_threads(config.threads)
+        self._kernels = DeterministicKernels() if needs_deterministic_kernels(config, devices[0]) else None
         draw_on(devices)
         reseed(config.seed, Purpose.START)
         # Unguarded: the loop issues its own collectives only at points that all ranks reach.
@@ -246,6 +248,8 @@ class Engine:
         if self.balance is not None:
             self.balance.begin(1 if checkpoint is None else checkpoint.manifest.step + 1, self._speeds)
         notices, run = [*context.notices], self._as_run()
+        if self._kernels is not None:
+            notices.append(NOTICE)
         for instrument in instruments:
             self.listeners.add(instrument.listeners(run))
             notices += instrument.notices(run) if self.is_main else ()
@@ -353,3 +357,5 @@ class Engine:
             self.sync.close()
             self.collectives.release()
             close_group(failed=failed)
+            if self._kernels is not None:
+                self._kernels.put_back()

@@ -20,12 +20,6 @@ def version() -> str:
         return "unknown"
 
 
-def kernels_repeat() -> bool:
-    """Whether PyTorch's settings make a GPU's kernels give the same bits each time. (A CPU's do.)"""
-    # A benchmark chooses among deterministic kernels by their speed, which is not always the same.
-    return torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
-
-
 def numerics() -> dict[str, Any]:
     """What can change the last bits of an answer: PyTorch's global settings, and a GPU's product and libraries."""
     # Those of the older interface (``allow_tf32``) show here too. Its own getters raise once a script has used this one.
@@ -42,6 +36,7 @@ def numerics() -> dict[str, Any]:
     return {
         **{f"{name}.fp32_precision": "ieee" if value == "none" else value for name, value in formats.items()},
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "cudnn_deterministic": torch.backends.cudnn.deterministic,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "default_dtype": str(torch.get_default_dtype()),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from lockstep.base.stopping import say
 from lockstep.joining.instrument import Run
 from lockstep.loop.aside import Aside
@@ -11,6 +9,7 @@ from lockstep.plan.shards import StepPlan
 from lockstep.tools.audit.auditor import Auditor, AuditTimer
 from lockstep.tools.audit.choice import Choice, check_strategy, choose
 from lockstep.tools.audit.verdict import Verdict
+from lockstep.world.kernels import kernels_repeat
 
 
 def open_audit(run: Run, every: int) -> Auditor:
@@ -21,9 +20,9 @@ def open_audit(run: Run, every: int) -> Auditor:
     """
     config, rank, device = run.config, run.world.rank, run.devices[0]
     check_strategy(config.strategy)
-    if device.type != "cpu" and rank == 0 and not torch.are_deterministic_algorithms_enabled():
+    if device.type != "cpu" and rank == 0 and not kernels_repeat():
         say(
-            "WARNING: audit: without torch.use_deterministic_algorithms(True) before lockstep.join(), GPU kernels may give "
+            "WARNING: audit: without torch.use_deterministic_algorithms(True), or with cudnn.benchmark, GPU kernels may give "
             "different bits each time, and an audit ends the run if they do"
         )
 
