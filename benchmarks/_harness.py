@@ -82,7 +82,8 @@ def interleave(contenders: Mapping[str, Callable[[], float]], rounds: int, say: 
         for name in order:
             timings[name].append(contenders[name]())
         if (number + 1) % max(1, rounds // 4) == 0:
-            say(f"round {number + 1} of {rounds}")
+            newest = ", ".join(f"{name} {timings[name][-1]:.4g}" for name in contenders)  # of a run that may be cut off
+            say(f"round {number + 1} of {rounds}: {newest}")
     return timings
 
 

@@ -12,7 +12,7 @@ global batch of 128, so a step is hardly more than what processes have to tell e
 W processes share the machine's cores, so that both grow at least in proportion to W once there are more processes than cores.
 How fast is told by exponents, of a power of W fitted to the medians: 1 is proportional to W, and 2 quadratic.
 
-  ratio              lockstep's step / DDP's, with the most processes: lower is better. ratio_start is the same of the start
+  ratio              lockstep's step / DDP's, with the most processes that DDP ran with: lower is better; ratio_start: its start
   growth             fitted exponents of start and step, of both
   goal_met           whether lockstep's exponents are at most those of DDP, or 1.2
 
@@ -65,9 +65,15 @@ def run_once(name: str, nproc: int, steps: int) -> tuple[float, float]:
             check=False,
         )
         if done.returncode or not note.exists():
-            raise SystemExit(f"{name} with {nproc} processes failed: {done.returncode}:\n{done.stdout}{done.stderr}")
+            raise RunError(
+                f"{name} with {nproc} processes failed: {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}"
+            )
         ready, step_s = map(float, note.read_text(encoding="utf-8").split())
     return ready - began, step_s
+
+
+class RunError(Exception):
+    """A contender's run failed: 128 processes of torchrun need more than 24 GB, say."""
 
 
 def turn(name: str, nproc: int, steps: int, step_ms: list[float]) -> Callable[[], float]:
@@ -151,12 +157,25 @@ def main() -> None:
     machine = harness.machine()
     starts: dict[int, harness.Timings] = {}
     taken: dict[int, harness.Timings] = {}
+    names = [PEER, OURS]
     for size in sizes:
         say(f"{size} processes, {rounds} rounds of {steps} steps")
-        step_ms: harness.Timings = {PEER: [], OURS: []}
-
-        starts[size] = harness.interleave({name: turn(name, size, steps, step_ms[name]) for name in step_ms}, rounds, say)
+        step_ms: harness.Timings = {name: [] for name in names}
+        try:
+            starts[size] = harness.interleave({name: turn(name, size, steps, step_ms[name]) for name in names}, rounds, say)
+        except RunError as error:
+            if str(error).startswith(OURS) or len(taken) < 2:
+                raise SystemExit(str(error)) from None
+            say(f"{error}\n{PEER} is left out from {size} processes on")
+            names, step_ms = [OURS], {OURS: []}
+            starts[size] = harness.interleave({OURS: turn(OURS, size, steps, step_ms[OURS])}, rounds, say)
         taken[size] = step_ms
+        say(
+            ", ".join(
+                f"{name}: start {harness.medians(starts[size])[name]} s, step {harness.medians(step_ms)[name]} ms"
+                for name in names
+            )
+        )
     report(args, rounds, steps, starts, taken, machine)
 
 
@@ -173,16 +192,19 @@ def report(
     for title, unit, by_size in (("start", "s", starts), ("step", "ms", taken)):
         rows = []
         for size, timings in by_size.items():
-            ratio = harness.paired_ratio(timings[OURS], timings[PEER])
-            middle = [f"{statistics.median(timings[name]):.2f}" for name in (OURS, PEER)]
-            rows.append([str(size), *middle, f"{ratio.median:.3f} [{ratio.lower95:.3f}, {ratio.upper95:.3f}]"])
+            ratio = harness.paired_ratio(timings[OURS], timings[PEER]) if PEER in timings else None
+            middle = [f"{statistics.median(timings[name]):.2f}" if name in timings else "-" for name in (OURS, PEER)]
+            beside = f"{ratio.median:.3f} [{ratio.lower95:.3f}, {ratio.upper95:.3f}]" if ratio else "-"
+            rows.append([str(size), *middle, beside])
         say(f"\n{title}, {unit}:\n{harness.table(['processes', OURS, PEER, 'ratio [95 % bounds]'], rows)}")
     fitted = {
-        f"{figure} of {name}": growth({size: statistics.median(timings[name]) for size, timings in by_size.items()})
+        f"{figure} of {name}": growth(
+            {size: statistics.median(timings[name]) for size, timings in by_size.items() if name in timings}
+        )
         for figure, by_size in (("start", starts), ("step", taken))
         for name in (OURS, PEER)
     }
-    most = max(taken)
+    most = max(size for size, timings in taken.items() if PEER in timings)
     ratio, ratio_start = (harness.paired_ratio(by_size[most][OURS], by_size[most][PEER]) for by_size in (taken, starts))
     harness.finish(
         {
