@@ -268,7 +268,7 @@ def try_to(what):
             for x, y in batch.shards:
                 loss = nn.functional.mse_loss(model(x), y)
                 if what == "a penalty":
-                    loss = loss + full_tensor(model.blocks[1].inner.bias).square().sum()
+                    loss = loss + model.blocks[1].inner.bias.full_tensor().square().sum()
                 if what == "a penalty of before":
                     loss = loss + before.square().sum()
                 if what == "a penalty of parts":

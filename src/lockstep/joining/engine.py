@@ -112,7 +112,6 @@ class Engine:
         self.config, self.world, self.devices, self.context = config, world, devices, context
         self.is_main = world.rank == 0
         torch.set_num_threads(config.threads)
-        self._kernels = DeterministicKernels() if needs_deterministic_kernels(config, devices[0]) else None
         draw_on(devices)
         reseed(config.seed, Purpose.START)
         # Unguarded: the loop issues its own collectives only at points that all ranks reach.
@@ -128,6 +127,7 @@ class Engine:
         self._build_records()
         self._build_loop()
         self._build_listeners()
+        self._kernels = DeterministicKernels() if needs_deterministic_kernels(config, devices[0]) else None
         try:
             self._begin(instruments)
         except BaseException:

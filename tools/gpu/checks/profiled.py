@@ -25,7 +25,7 @@ from gpu.stage import ROOT
 sys.path.insert(0, str(ROOT / "examples"))
 from resnet import make_resnet  # type: ignore[import-not-found]
 
-WARM, TIMED = 4, 8
+WARM, TIMED = 20, 11
 """Steps before those that are timed, one by one, and of them."""
 PROFILED = WARM + TIMED + 2
 """The step that is profiled; the one before it starts the profiler, and one after it ends it."""
