@@ -65,15 +65,17 @@ def run_once(name: str, nproc: int, steps: int) -> tuple[float, float]:
             check=False,
         )
         if done.returncode or not note.exists():
-            raise RunError(
-                f"{name} with {nproc} processes failed: {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}"
-            )
+            raise RunError(name, f"with {nproc} processes: status {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
         ready, step_s = map(float, note.read_text(encoding="utf-8").split())
     return ready - began, step_s
 
 
 class RunError(Exception):
     """A contender's run failed: 128 processes of torchrun need more than 24 GB, say."""
+
+    def __init__(self, name: str, how: str) -> None:
+        super().__init__(f"{name} failed {how}")
+        self.name = name
 
 
 def turn(name: str, nproc: int, steps: int, step_ms: list[float]) -> Callable[[], float]:
@@ -164,7 +166,7 @@ def main() -> None:
         try:
             starts[size] = harness.interleave({name: turn(name, size, steps, step_ms[name]) for name in names}, rounds, say)
         except RunError as error:
-            if str(error).startswith(OURS) or len(taken) < 2:
+            if error.name == OURS or len(taken) < 2:
                 raise SystemExit(str(error)) from None
             say(f"{error}\n{PEER} is left out from {size} processes on")
             names, step_ms = [OURS], {OURS: []}

@@ -59,6 +59,8 @@ class Strategy:
     """What the machine must have: ``gpus``, ``horovod``."""
     promises_bits: bool = False
     """Whether answers are bit-identical at every world size."""
+    repeats: bool = False
+    """Whether a run that is started again, or resumed, on as many processes is to give the same bits."""
     audits: bool = False
     """Whether a shard can be computed aside, without a word to other processes."""
     even: bool = False
@@ -68,11 +70,11 @@ class Strategy:
 
 
 STRATEGIES = {
-    "auto": Strategy(promises_bits=True),
-    "single": Strategy(sync="lockstep.sync.single", one_process=True, audits=True),
+    "auto": Strategy(promises_bits=True, repeats=True),
+    "single": Strategy(sync="lockstep.sync.single", one_process=True, repeats=True, audits=True),
     "ddp": Strategy(sync="lockstep.sync.ddp"),
-    "exact": Strategy(sync="lockstep.sync.exact", promises_bits=True, audits=True, balances=True),
-    "fsdp": Strategy(sync="lockstep.sync.fsdp", promises_bits=True, devices="one", even=True),
+    "exact": Strategy(sync="lockstep.sync.exact", promises_bits=True, repeats=True, audits=True, balances=True),
+    "fsdp": Strategy(sync="lockstep.sync.fsdp", promises_bits=True, repeats=True, devices="one", even=True),
     "horovod": Strategy(sync="lockstep.sync.horovod", needs="horovod"),
     "dp": Strategy(sync="lockstep.sync.dp", one_process=True, devices="all", needs="gpus"),
 }

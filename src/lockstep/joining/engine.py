@@ -356,6 +356,6 @@ class Engine:
                 self.context.lock.release()
             self.sync.close()
             self.collectives.release()
-            close_group(failed=failed)
             if self._kernels is not None:
                 self._kernels.put_back()
+            close_group(failed=failed)

@@ -15,14 +15,9 @@ NOTICE = (
 )
 
 
-def is_to_repeat(strategy: str) -> bool:
-    """Whether a run under it, started again or resumed on as many processes, is to give the same bits."""
-    return strategy == "single" or STRATEGIES[strategy].promises_bits
-
-
 def needs_deterministic_kernels(config: RunConfig, device: torch.device) -> bool:
     """Whether a run's answer would depend on chance without them."""
-    return device.type != "cpu" and is_to_repeat(config.strategy) and "numerics" not in config.allow
+    return device.type != "cpu" and STRATEGIES[config.strategy].repeats and "numerics" not in config.allow
 
 
 def kernels_repeat() -> bool:
@@ -52,4 +47,4 @@ class DeterministicKernels:
         torch.set_deterministic_debug_mode(self._mode)
         torch.utils.deterministic.fill_uninitialized_memory = self._fills  # type: ignore[attr-defined]
         if self._sets_cublas:
-            del os.environ[self._CUBLAS]
+            os.environ.pop(self._CUBLAS, None)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from lockstep.base.config import RunConfig
+from lockstep.base.config import STRATEGIES, RunConfig
 from lockstep.base.stopping import say
 from lockstep.base.visible import visible
 from lockstep.joining.startup.allotment import misfits
@@ -24,7 +24,7 @@ from lockstep.state.rundir.birth import own_args, script_sha256
 from lockstep.world.comm.group import Transport
 from lockstep.world.devices import product_of
 from lockstep.world.environment import World
-from lockstep.world.kernels import is_to_repeat, kernels_repeat
+from lockstep.world.kernels import kernels_repeat
 from lockstep.world.machine.cores import num_cores
 from lockstep.world.machine.sizes import counted
 
@@ -58,7 +58,7 @@ class Announcement(Listener):
         line = first_line(loader, self._config, self._world, len(self._devices))
         print(visible(f"{line}, {self._where}"), flush=True)
         on_gpu = self._devices[0].type != "cpu"
-        if on_gpu and is_to_repeat(self._config.strategy) and not kernels_repeat():
+        if on_gpu and STRATEGIES[self._config.strategy].repeats and not kernels_repeat():
             say(
                 "WARNING: some kernels of a GPU may give other bits each time, also when this run is resumed: "
                 "torch.backends.cudnn.benchmark is True, torch.use_deterministic_algorithms was turned off or to warn_only, or "

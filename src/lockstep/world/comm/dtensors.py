@@ -29,7 +29,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
     if not is_dtensor(tensor):
         return tensor
     if not is_cut(tensor):
-        full: Tensor = tensor.full_tensor()
+        full: Tensor = tensor.detach().full_tensor()
         return full
     # The collective of DTensor.full_tensor crashes over Gloo for tensors on a GPU (pytorch/pytorch#152645).
     group: Any = tensor.device_mesh.get_group()
