@@ -59,9 +59,6 @@ def put_row(text, row):
     return "\n".join(lines) + "\n"
 
 
-pytestmark = pytest.mark.long
-
-
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
     """A copy of the sources, with all that the page adds."""
@@ -113,6 +110,7 @@ def test_what_is_added_keeps_the_layers(sources):
     assert layer_violations(read_tree(sources / "lockstep")) == []
 
 
+@pytest.mark.long
 def test_the_listener_of_a_tool_and_that_of_another_package_are_told_of_steps(train, package, tmp_path):
     done = train(options=("--run-dir", "run", "--sizes-from", "3"))
     assert re.findall(r"step \d+ has \d samples", done.stderr) == ["step 5 has 4 samples", "step 10 has 4 samples"]
@@ -123,6 +121,7 @@ def test_the_listener_of_a_tool_and_that_of_another_package_are_told_of_steps(tr
         assert shown in done.stdout
 
 
+@pytest.mark.long
 def test_the_strategy_gives_the_answer_and_the_object_is_in_checkpoints(train):
     late = ("--nproc", "2", "--strategy", "late", "--checkpoint-every", "5", "--run-dir", "run")
     train("register", "stop", options=late, status=1)
