@@ -1,4 +1,4 @@
-"""The places of a round's nodes: each announces its machine, and the first one tells each its place, all with one request."""
+"""The places of a round's nodes: each announces its machine, and the first one tells each its place, all with few requests."""
 
 from __future__ import annotations
 

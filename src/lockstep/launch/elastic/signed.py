@@ -18,6 +18,8 @@ from typing_extensions import override
 from lockstep.base.errors import LaunchError
 from lockstep.launch.secret import Secret
 
+_AT_ONCE = 128
+"""Names that one request sets, at most."""
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.5
 
 
@@ -98,9 +100,12 @@ class SignedStore(Store):
         return [self._open(name, value) for name, value in zip(names, self._inner.multi_get(names), strict=True)]
 
     def multi_set(self, keys: list[str], values: list[str]) -> None:
-        """Set several names, in this order, with one request."""
+        """Set several names, in this order, with few requests."""
         names = [self._prefix + key for key in keys]
-        self._inner.multi_set(names, [self._sign(name, value) for name, value in zip(names, values, strict=True)])
+        signed = [self._sign(name, value) for name, value in zip(names, values, strict=True)]
+        # PyTorch's server reads a request from its beginning each time that another piece of it arrives, 64 KiB long.
+        for first in range(0, len(names), _AT_ONCE):
+            self._inner.multi_set(names[first : first + _AT_ONCE], signed[first : first + _AT_ONCE])
 
     @override
     def check(self, keys: list[str]) -> bool:

@@ -21,8 +21,8 @@ _SHOWN = 10
 """Missing nodes that a message names."""
 _LOOK_S = 1.0
 """Seconds after which the first node looks who is missing, and tells the others."""
-_ASKED_PER_S = 1000.0
-"""For how many nodes a second it looks, at most."""
+_TOLD_PER_S = 400.0
+"""How many nodes a second it tells, at most: each then asks again."""
 
 
 class StaticRendezvous:
@@ -109,7 +109,7 @@ class StaticRendezvous:
         """Wait for all, and tell those that wait as well for whom, how often each."""
         waiter, missing = self._waiter(), "the other nodes"
         num_told: Counter[int] = Counter()
-        look_s = max(_LOOK_S, len(self._numbers) / _ASKED_PER_S)
+        look_s = max(_LOOK_S, len(self._numbers) / _TOLD_PER_S)
         look_at_s = look_s
         while not store.check([machine_key(number) for number in self._numbers]):
             if waiter.waited_s >= look_at_s:
