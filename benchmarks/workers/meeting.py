@@ -7,8 +7,8 @@ key, and gets one that the first sets once it has all the others'.
 """
 
 import collections
-import gc
 import datetime
+import gc
 import json
 import logging
 import sys
