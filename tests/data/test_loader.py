@@ -361,6 +361,22 @@ def train_side_by_side(strict):
     return seen
 
 
+def train_one_after_another():
+    team = lockstep.join()
+    model, one, two = team.prepare(nn.Linear(1, 1), DataLoader(Numbers(9), 4), DataLoader(Numbers(9), 4))
+    seen = []
+    for a, b in zip(one, two, strict=True):
+        for x in itertools.chain(a.shards, b.shards):
+            team.backward(model(x[:, None].float()).mean())
+        of_a, of_b = a.shards, b.shards
+        for x in of_a:
+            a.add(x=x.double())
+        for x in of_b:
+            b.add(x=x.double() + 1)
+        seen.append((a["x"], b["x"], model.weight.grad.item()))
+    return seen
+
+
 def train_in_a_loop():
     team = lockstep.join()
     model, one, two = team.prepare(nn.Linear(1, 1), DataLoader(Numbers(8), 4), DataLoader(Numbers(6), 3))
@@ -401,6 +417,12 @@ def test_shards_side_by_side_are_one_phase_with_one_mean(standing_crew, strict):
     assert [(samples, step) for *_, samples, step in found[0]] == [(4, 1), (4, 2), (1, 3)]
     assert [(x, y) for x, y, *_ in found[0]] == [(x, y) for _, _, x, y, *_ in found[0]]
     assert [x for x, *_ in found[0]] == [1.5, 5.5, 8.0]
+
+
+def test_shards_of_two_loaders_one_after_another_are_two_phases_also_on_ranks_without_samples(standing_crew):
+    found = [seen for nproc in (1, 2, 3) for seen in standing_crew(nproc, train_one_after_another, shards=3, timeout_s=20.0)]
+    assert all(seen == found[0] for seen in found)
+    assert [(x, y) for x, y, _ in found[0]] == [(1.5, 2.5), (5.5, 6.5), (8.0, 9.0)]
 
 
 def test_a_loop_by_next_is_reported_whole_although_its_iterator_lives_on(standing_crew):

@@ -264,6 +264,8 @@ def add_tensors(length, batch_size):
                 batch.add(loss=inputs.flatten() / 7)
                 if team.step % 2:
                     batch.add(seldom=2**60 + len(inputs), reduction="sum")
+                batch.add(large=2**53, reduction="sum")
+                batch.add(large=1, reduction="sum")
                 if float(inputs[0]) < 2:
                     batch.add(first=torch.eye(2), reduction="sum")
             found.append({name: _spelled(value) for name, value in batch.values.items()})
@@ -394,6 +396,29 @@ def left_early(then):
                     pass
         except lockstep.LockstepError as error:
             return f"{type(error).__name__}: {error}"
+
+
+def go_on_after_leaving(width, shards):
+    """The gradients, and what was said, of a script that makes light of an error in the last shard of its second step."""
+    with lockstep.join() as team:
+        model, loader = team.prepare(nn.Linear(width, 400), DataLoader(TensorDataset(torch.ones(24, width)), 4))
+        parameters = list(model.parameters())
+        found, num_failed = [], 0
+        for _ in range(4):
+            try:
+                for batch in loader:
+                    for number, (inputs,) in enumerate(batch.shards, 1):
+                        team.backward(model(inputs).sum(dim=1).mean())
+                        if team.step == 2 and num_failed == 0 and number == shards // team.world_size:
+                            num_failed += 1
+                            raise ValueError("after the backward pass")
+                    found.append([parameter.grad.unique().tolist() for parameter in parameters])
+                    for parameter in parameters:
+                        parameter.grad = None
+                break
+            except (ValueError, lockstep.LockstepError) as error:
+                found.append(type(error).__name__)
+        return found
 
 
 def states_of_shards(start, reset_after=None):

@@ -130,6 +130,7 @@ def test_tensors_and_sums_are_combined_exactly_on_any_number_of_processes(standi
     kind, device, shares = steps[0]["shares"]
     expected = [sum(w * v for w, v in zip(weights, of, strict=True)) / sum(weights) for of in (means, largest)]
     assert (kind, device, shares) == ("torch.float64", "cpu", pytest.approx([expected[0] / 3, expected[1] / 7], rel=1e-6))
+    assert [step["large"] for step in steps] == [("int", shards * (2**53 + 1)) for shards in (4, 4, 2)]
     assert [step.get("seldom") for step in steps] == [("int", 2**62 + 6), None, ("int", 2**61 + 2)]
     assert [step.get("first") for step in steps] == [("torch.float64", "cpu", [[1.0, 0.0], [0.0, 1.0]]), None, None]
     assert set(averages) == {"loss"}
@@ -167,6 +168,16 @@ def test_shards_that_are_left_early_are_an_error_at_the_next_thing_the_script_do
         assert message.startswith("UsageError: "), message
         assert "left before its end" in message, message
         assert "step 1" in message, message
+
+
+@pytest.mark.parametrize(("nproc", "shards"), [(1, 1), (1, 2), (2, 2), (2, 4)])
+@pytest.mark.parametrize("width", [2, 1000])
+def test_gradients_of_shards_that_are_left_do_not_come_into_those_of_later_steps(standing_crew, nproc, shards, width):
+    alone = [[1.0], [1.0]]
+    # Those of a wide model are on their way to other ranks by then, and are not to be taken back.
+    then = [alone] * 6 if nproc == 1 or width == 2 else ["UsageError"] * 2
+    for found in standing_crew(nproc, team_scripts.go_on_after_leaving, width, shards, shards=shards):
+        assert found == [alone, "ValueError", "UsageError", *then]
 
 
 def test_a_state_of_each_shard_begins_as_a_copy_and_is_its_own_on_every_process(standing_crew):

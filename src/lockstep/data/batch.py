@@ -259,12 +259,19 @@ class Shards:
         if isinstance(self._runs, Generator):
             self._runs.close()
 
-    def end_beside(self) -> bool:
-        """End a phase that another batch has led. Returns whether this batch took part in it. (Without shards on this process,
-        the loop over both ended before this one was asked for any.)"""
-        if self._leader is None and not self.batch.data:
-            self._is_over = True
-        return self._is_over or (self._leader is not None and self._leader is not self.batch)
+    @property
+    def is_over(self) -> bool:
+        """Whether the loop has ended."""
+        return self._is_over
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether the loop runs side by side with one over another batch, which leads the phase."""
+        return self._leader is not None and self._leader is not self.batch
+
+    def end_beside(self) -> None:
+        """End the loop with a phase that another batch has led."""
+        self._is_over = True
 
 
 def _name(micro: MicroStep | None) -> str:

@@ -7,6 +7,7 @@ script has added a tensor, say) sets a flag in that message, upon which all rank
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections import defaultdict
@@ -68,6 +69,7 @@ class _Page:
     others: list[tuple[str, int, Part]] = field(default_factory=list)
     """Names, micro-steps and values that no float can hold: tensors, and large integers."""
     unforeseen: tuple[Hashable, ...] = ()
+    beside: int = 0
 
     @property
     def names(self) -> set[Name]:
@@ -91,7 +93,7 @@ class _Foreseen:
 
     def foresees(self, page: _Page) -> bool:
         """Whether a page has this form."""
-        has_more = page.unforeseen or page.others or not page.names <= self.names
+        has_more = page.unforeseen or page.others or page.beside or not page.names <= self.names
         return not has_more and page.kinds == self.kinds[: len(page.kinds)]
 
     def learn(self, kinds: list[str], pages: Sequence[_Page]) -> None:
@@ -230,7 +232,7 @@ class Ledger:
         kind, value, weight = part
         key = (name, kind), slot
         if is_float(part):
-            earlier, weights = self._page.values.get(key, (0.0, 0.0))
+            earlier, weights = self._page.values.get(key, (0 if kind == COUNT else 0.0, 0.0))
             value, weight = earlier + value, weights + weight
             if is_float((kind, value, weight)):
                 self._page.values[key] = value, weight
@@ -239,7 +241,7 @@ class Ledger:
         self._page.others.append((name, slot, (kind, value, weight)))
 
     def settle(
-        self, plan: StepPlan, phase: int, unforeseen: Sequence[Hashable], gather: Gather, step: int
+        self, plan: StepPlan, phase: int, unforeseen: Sequence[Hashable], gather: Gather, step: int, beside: int = 0
     ) -> tuple[Outcome, dict[str, Total]]:
         """Exchange the numbers of the phase with the other ranks. Every rank must call it; it blocks until all have.
 
@@ -249,6 +251,7 @@ class Ledger:
             unforeseen: ``Sync.unforeseen`` of this rank, which the others are told.
             gather: ``Sync.gather``, which may send the numbers along with the gradients.
             step: the step number, for messages.
+            beside: ``Outcome.beside`` of this rank, which the others are told.
 
         Returns:
             The outcome of the backward calls, and for each name what the shards have added under it: both independent of the
@@ -269,7 +272,7 @@ class Ledger:
             page.kinds.clear()
             return Outcome([None] * num_calls), {}
         self._page = _Page()
-        page.unforeseen = tuple(unforeseen)
+        page.unforeseen, page.beside = tuple(unforeseen), beside
         pages = [page] if self._is_alone else self._exchange(plan, page, self._foreseen[phase], gather, step)
         kinds = max((peer.kinds for peer in pages), key=len)
         for peer in pages:
@@ -282,7 +285,7 @@ class Ledger:
         in_order = (item for peer in pages for item in sorted(peer.parts(), key=operator.itemgetter(1)))
         values = dict(sorted(combine(((name, part) for name, _, part in in_order), "batch.add").items()))
         together = dict.fromkeys(item for peer in pages for item in peer.unforeseen)
-        return Outcome(totals, tuple(together)), values
+        return Outcome(totals, tuple(together), functools.reduce(operator.or_, (peer.beside for peer in pages))), values
 
     def _exchange(self, plan: StepPlan, page: _Page, form: _Foreseen, gather: Gather, step: int) -> list[_Page]:
         """The pages of all ranks."""

@@ -181,6 +181,7 @@ class Phases:
             self._sync.drop()
             self._ledger.drop()
             self.guards.gradients.drop()
+            detach_grads(self.trained.parameters)  # of a single shard, whose gradients are where autograd has left them
             put_back(self._carried)
         self._batch = self.micro = None
         self._carried = {}
@@ -324,7 +325,8 @@ class Phases:
         if guards.is_strict:
             guards.weights.check_unchanged(self.step)
         unforeseen = sync.unforeseen() if self._combines else ()
-        outcome, values = self._ledger.settle(batch.plan, self.num_done, unforeseen, sync.gather, self.step)
+        beside = self._beside(batch.plan) if len(self.opened) > 1 else 0
+        outcome, values = self._ledger.settle(batch.plan, self.num_done, unforeseen, sync.gather, self.step, beside)
         if self._combines:
             sync.end_phase(outcome)
         if trained.scaling is not None:
@@ -334,10 +336,10 @@ class Phases:
             self._carried = {}
         if values:
             batch.note(values)
-        for shards in self.opened:
-            if shards.batch is not batch and shards.end_beside():
-                shards.batch.values.update({name: batch.values[name] for name in values})
-        self.opened = []
+        if len(self.opened) > 1:
+            self._end_beside(outcome.beside, {name: batch.values[name] for name in values})
+        else:
+            self.opened = []
         self._batch = None
         if guards.unprepared.known:
             guards.unprepared.end_phase()
@@ -346,6 +348,20 @@ class Phases:
         self.num_done += 1
         if self._has_streams:
             self.resume_stream()
+
+    def _beside(self, plan: StepPlan) -> int:
+        """The loops that have run side by side with the one that leads, a bit for each of ``opened``, if there are ranks to be
+        told: without samples, a loop over both ends before the second is asked for any, as if it were to come later."""
+        if plan.num_active_ranks == len(plan.blocks.by_rank):
+            return 0
+        return sum(1 << number for number, shards in enumerate(self.opened) if shards.is_beside)
+
+    def _end_beside(self, beside: int, values: Mapping[str, Any]) -> None:
+        for number, shards in enumerate(self.opened):
+            if shards.is_beside or beside >> number & 1:
+                shards.end_beside()
+                shards.batch.values.update(values)
+        self.opened = [shards for shards in self.opened if not shards.is_over]
 
     # Calls of the script
 

@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from lockstep.base.config import RunConfig
+from lockstep.base.errors import UsageError
 from lockstep.plan.blocks import even_blocks
 from lockstep.plan.shards import MicroStep, StepPlan, num_filled
 from lockstep.plan.tree import Node, push
@@ -61,6 +62,14 @@ class _History:
         """By layout, backward call and bucket on a GPU: the slots in which this process's shards had gradients, and those in
         which any had, which only the sums tell. The sums need not be read, which would wait for the GPU, until a rank says that
         its own were others. From then on they are: None."""
+
+
+def _cut_off() -> UsageError:
+    return UsageError(
+        "a loop over batch.shards was left, by break or an error that was caught, when this rank had begun to exchange its "
+        "gradients with the others: they cannot be taken back, so training cannot go on. Let the error end the script: the run "
+        "resumes from its newest checkpoint. (To skip a shard whose loss is NaN, say, use `continue` before team.backward.)"
+    )
 
 
 class ExactSync(Sync):
@@ -115,6 +124,8 @@ class ExactSync(Sync):
         """Autograd has a thread per GPU, and the parts of a model may be on several."""
         self._call = 0
         self._factor: float | Tensor = 1.0
+        self._was_cut_off = False
+        """Whether a phase was left while its sums were exchanged."""
         keep_freed_memory()
         self._forget_phase()
 
@@ -145,6 +156,8 @@ class ExactSync(Sync):
 
     @override
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
+        if self._was_cut_off:
+            raise _cut_off()
         self.buffers.begin_step(num_filled(plan.sizes, self._num_shards))
         self._lay_out()
         self._history = self._histories.setdefault(phase, _History())
@@ -258,6 +271,8 @@ class ExactSync(Sync):
 
     @override
     def drop(self) -> None:
+        # What was sent cannot be taken back: peers that have not received it would add it to later gradients.
+        self._was_cut_off |= self._world_size > 1 and bool(self._sent) and not self._exchange.holds
         self.buffers.rewind()
         self._clear()
 

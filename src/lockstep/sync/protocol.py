@@ -20,6 +20,8 @@ class Outcome:
     """For each backward call of the phase, the divisor of its sum over all shards; None: not divided."""
     unforeseen: Sequence[Hashable] = ()
     """The results of ``Sync.unforeseen`` of all ranks, in order, without duplicates."""
+    beside: int = 0
+    """Loops over other batches that were part of the phase on any rank: see ``Phases``."""
 
 
 class ShardSync(Protocol):
