@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lockstep.tools.check.command import PAGE, command
+from lockstep.tools.check.command import command
 from lockstep.tools.check.files import read_script
 from lockstep.tools.check.findings import RULES
 from lockstep.tools.check.reader import read_source
@@ -77,8 +77,6 @@ def test_examples_have_no_certain_finding(path):
 def test_the_code_of_the_documentation_has_no_certain_finding():
     wrong = []
     for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
-        if path.name == "check.md":
-            continue
         for block in re.findall(r"```python[^\n]*\n(.*?)```", path.read_text(), re.DOTALL):
             text = block if "import lockstep" in block or "shards" not in block else PREAMBLE + block
             wrong += [f"{path.name}: {finding}" for finding in read_source(text) if finding.certain]
@@ -92,10 +90,6 @@ def test_each_code_is_found_in_its_wrong_example_and_nothing_in_the_right_one(co
     wrong, right = re.findall(r"```python\n(.*?)```", explanation, re.DOTALL)
     assert code in {finding.code for finding in read_source(PREAMBLE + wrong)}
     assert [str(finding) for finding in read_source(PREAMBLE + right)] == []
-
-
-def test_the_page_is_what_the_command_prints_from():
-    assert (ROOT / "docs" / "check.md").read_text() == PAGE.read_text()
 
 
 def test_modules_beside_the_script_are_read_and_installed_ones_are_not(tmp_path):

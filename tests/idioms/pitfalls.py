@@ -20,8 +20,8 @@ pitfalls break this rule. Below, *inside* and *outside* mean `batch.shards`.
 | | you write | what is wrong | write instead | what happens |
 |---|---|---|---|---|"""
 PITFALLS_MIDDLE = """
-[`lockstep check train.py`](check.md) finds most of these by reading the script, with the line to write instead, and a run warns
-of them when it starts. [`lockstep verify train.py`](verify.md) shows whether the answer is the same.
+[`lockstep check train.py`](../src/lockstep/tools/check/check.md) finds most of these by reading the script, with the
+line to write instead, and a run warns of them when it starts. [`lockstep verify train.py`](verify.md) shows whether the answer is the same.
 
 ## What runs and differs
 
@@ -49,7 +49,7 @@ mean `batch.shards`.
 |---|---|
 | {num_equal} | **equal to the bit** on 1 to 4 processes with 4 shards, and on 1 and 4 with 6, on every rank |
 | {num_plain} of these | † with one process and one shard, also equal to the same loop without lockstep |
-| {num_carried} of these | § not after a resume, unless what the finding names is in a checkpoint ([LS2..](check.md)) |
+| {num_carried} of these | § not after a resume, unless what the finding names is in a checkpoint ([LS2..](../src/lockstep/tools/check/check.md)) |
 | {num_refused} | **refused** with an error that says what to write instead. ‡: not by one process alone |
 | {num_documented} | run and **differ**: [pitfalls](pitfalls.md#what-runs-and-differs) |
 
