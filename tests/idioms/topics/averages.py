@@ -167,7 +167,7 @@ def ema_by_hand_inside(team):
     return model, average
 
 
-@refused("AveragedModel.update_parameters() inside batch.shards", found="LS106")
+@refused("AveragedModel.update_parameters() inside batch.shards")
 def ema_inside(team):
     """`AveragedModel.update_parameters` inside."""
     model = mlp()

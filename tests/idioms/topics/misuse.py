@@ -145,7 +145,7 @@ def backward_outside(team):
         update(optimizer)
 
 
-@refused("SGD.step() inside batch.shards", found="LS302")
+@refused("SGD.step() inside batch.shards")
 def step_inside(team):
     """`optimizer.step()` inside."""
     model, optimizer, loader = prepared(team)
@@ -156,7 +156,7 @@ def step_inside(team):
         optimizer.zero_grad()
 
 
-@refused("SGD.zero_grad() inside batch.shards", found="LS302")
+@refused("SGD.zero_grad() inside batch.shards")
 def zero_inside(team):
     """`optimizer.zero_grad()` inside."""
     model, optimizer, loader = prepared(team)
@@ -206,7 +206,7 @@ def schedule_inside(team):
         update(optimizer)
 
 
-@refused("GradScaler.step() inside batch.shards", found="LS302")
+@refused("GradScaler.step() inside batch.shards")
 def scaler_inside(team):
     """`scaler.step(optimizer)` inside."""
     model = mlp()
@@ -319,7 +319,7 @@ def evaluate_inside(team):
         update(optimizer)
 
 
-@refused("the batch was unpacked", found="LS306")
+@refused("the batch was unpacked")
 def evaluation_unpacked(team):
     """`for x, y in evaluation`."""
     model, data = mlp(), dataset()
@@ -538,7 +538,7 @@ def option_inside(team):
         update(optimizer)
 
 
-@refused("SGD.step() inside batch.shards", found="LS302")
+@refused("SGD.step() inside batch.shards")
 def unprepared_step_inside(team):
     """An unprepared `optimizer.step()` inside."""
     model = mlp()

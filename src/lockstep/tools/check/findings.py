@@ -17,8 +17,8 @@ class Rule:
     """The remedy where it is an object of a class of the script (``{cls}``), changed by one of its methods (``{call}``)."""
 
 
-DIFFERS, STARTS_ANEW, MISUSE = "LS1", "LS2", "LS3"
-"""The families of codes: another answer on another number of processes; after a resume; in the wrong place."""
+DIFFERS, STARTS_ANEW = "LS1", "LS2"
+"""The families of codes: another answer on another number of processes; after a resume. (LS3: in the wrong place.)"""
 
 RULES = {
     "LS101": Rule(
@@ -105,10 +105,6 @@ RULES = {
         "`{name}()` inside batch.shards runs once a shard of this process",
         "move it outside of batch.shards, behind the loop",
     ),
-    "LS303": Rule(
-        "`{name}` is a plain loader: every process reads all of it",
-        "{name} = team.prepare({name})",
-    ),
     "LS304": Rule(
         "`{name}` is made before lockstep.join(): its initial weights do not follow from the run's seed, and differ in each "
         "launch",
@@ -117,10 +113,6 @@ RULES = {
     "LS305": Rule(
         "`{name}` is in the order of a set, which differs between processes{read}",
         "sorted({name})",
-    ),
-    "LS306": Rule(
-        "`{name}` yields batches, which are run over by `.shards`",
-        "for batch in {name}: for x, y in batch.shards: ... batch.add(...)",
     ),
 }
 

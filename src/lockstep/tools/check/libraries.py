@@ -42,9 +42,7 @@ class Libraries(Teams):
             return self._loader(node, args, keywords)
         if names.OPTIMIZERS.match(name):
             self.sink(self.used(given), node, "weights")
-            made = self.make(node, "optimizer", last)
-            made.is_copy = bool(self.inside)  # of a shard's own weights
-            return Value.of(made)
+            return Value.of(self.make(node, "optimizer", last))
         if name in names.COPIES or names.AVERAGES.match(name):
             return self._copy(name, node, args)
         if name in names.COUNTERS:

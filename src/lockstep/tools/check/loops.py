@@ -12,7 +12,7 @@ from lockstep.tools.check.expressions import Expressions, unordered
 from lockstep.tools.check.state import State, join
 from lockstep.tools.check.values import DATA, NOTHING, NUMBER, Frame, Object, Value, merge
 
-SHARDS, BATCHES, EVALUATION, PLAIN_LOADER = "shards", "batches", "evaluation", "plain loader"
+SHARDS, BATCHES, EVALUATION = "shards", "batches", "evaluation"
 """What a loop may run over, besides everything else."""
 
 
@@ -73,14 +73,12 @@ class Loops(Expressions):
                 kind = BATCHES
                 if target.kind == "loader" and not self.inside:
                     self.sink(self.served(target), node, "weights")
-            elif target.kind in ("loader", "iterator"):
-                kind = kind or (PLAIN_LOADER if target.kind == "loader" else "")
             elif target.kind == "set":
                 content = self.content(target)
                 found.append(content._replace(sites=content.sites | self.order_of(value, node)))
             elif target.kind in ("list", "dict", "deque", "queue"):
                 found.append(self.content(target))
-            elif target.kind not in ("external", "function", "class", "team"):
+            elif target.kind not in ("external", "function", "class", "team", "loader", "iterator"):
                 found.append(Value(frozenset((target,)) | self.content(target).objects, 0, self.content(target).sites))
         return merge(found), kind
 
@@ -271,10 +269,6 @@ class Loops(Expressions):
             jumps = Jumps()
             self.one_iteration(node.body, jumps)
         else:  # as if it were the loop over shards: what is written in it is of one process anyway
-            unpacked = [part for part in ast.walk(node.target) if isinstance(part, (ast.Tuple, ast.List))]
-            if len(unpacked) > (element.items is not None):
-                inner = node.iter.args[0] if isinstance(node.iter, ast.Call) and node.iter.args else node.iter
-                self.find("LS306", node.iter, source.shown(inner))
             jumps = Jumps()
 
             def body() -> None:
@@ -288,8 +282,6 @@ class Loops(Expressions):
         batches = self._batches_of(node)
         is_step = not self.in_step and not self.inside and (kind == BATCHES or bool(batches) or self._takes_next(node))
         is_epoch = not is_step and not self.in_step and not self.inside and self._has_steps(node.body)
-        if kind == PLAIN_LOADER and not self.inside and not self.in_step:
-            self._check_plain_loader(node, bool(batches))
 
         def bind() -> None:
             self.bind(node.target, element, node.iter)
@@ -362,11 +354,6 @@ class Loops(Expressions):
                 return cell.value
             frame = frame.parent
         return NOTHING
-
-    def _check_plain_loader(self, node: ast.For | ast.AsyncFor, has_shards: bool) -> None:
-        calls = [part for s in node.body for part in source.walk(s) if isinstance(part, ast.Call)]
-        if has_shards or any(call.args and source.dotted(call.func).endswith("team.backward") for call in calls):
-            self.find("LS303", node.iter, source.shown(node.iter))
 
 
 def _unnumbered(value: Value) -> Value:

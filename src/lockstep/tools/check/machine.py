@@ -195,8 +195,6 @@ class Machine(Reading):
         if target.kind in _UNCHANGED:
             return
         if target.is_prepared and target.kind not in ("list", "dict", "draws"):
-            if self.inside and target.is_copy:
-                self.find("LS106", node, self.name_of(target) or name)
             return  # weights that are written inside are refused when it runs; outside they are in checkpoints
         if target.is_kept and not self.inside:
             return

@@ -41,13 +41,7 @@ class Methods(Libraries):
                 return NOTHING  # the gradient of something else than the prepared weights
             self.find("LS301", node, shown if isinstance(func.value, ast.Name) else "loss")
             return NOTHING
-        is_own = any(o.kind == "optimizer" and o.is_copy for o in receiver.objects)
-        if (
-            self.inside
-            and not is_own
-            and name in ("step", "zero_grad")
-            and ("optimizer" in kinds or _is_like_an_optimizer(shown))
-        ):
+        if self.inside and name == "step" and _is_like_a_schedule(shown):
             self.find("LS302", node, f"{shown}.{name}")
             return NOTHING
         if name in names.GRADIENT_HOOKS:
@@ -208,6 +202,5 @@ def _has_constant_keys(node: ast.Call) -> bool:
     )
 
 
-def _is_like_an_optimizer(name: str) -> bool:
-    last = name.rpartition(".")[2].lower()
-    return "opt" in last or last in ("scheduler", "schedule", "lr_scheduler", "sched", "scaler", "warmup")
+def _is_like_a_schedule(name: str) -> bool:
+    return name.rpartition(".")[2].lower() in ("scheduler", "schedule", "lr_scheduler", "sched", "warmup")
