@@ -7,6 +7,7 @@ from table import PITFALLS, ROWS, TABLE, TOPICS
 from topics.promises import Differs, Equal, Refused
 
 DOCS = Path(__file__).parents[2] / "docs"
+CHECK = "../src/lockstep/tools/check/check.md"
 WRITTEN = "<!-- Written by tests/idioms/pitfalls.py from tests/idioms/topics/ and table.py: change those, and run it. -->"
 PITFALLS_HEAD = f"""\
 # Pitfalls: the ten that matter
@@ -19,8 +20,8 @@ pitfalls break this rule. Below, *inside* and *outside* mean `batch.shards`.
 
 | | you write | what is wrong | write instead | what happens |
 |---|---|---|---|---|"""
-PITFALLS_MIDDLE = """
-[`lockstep check train.py`](../src/lockstep/tools/check/check.md) finds most of these by reading the script, with the
+PITFALLS_MIDDLE = f"""
+[`lockstep check train.py`]({CHECK}) finds most of these by reading the script, with the
 line to write instead, and a run warns of them when it starts. [`lockstep verify train.py`](verify.md) shows whether the answer is the same.
 
 ## What runs and differs
@@ -49,7 +50,7 @@ mean `batch.shards`.
 |---|---|
 | {num_equal} | **equal to the bit** on 1 to 4 processes with 4 shards, and on 1 and 4 with 6, on every rank |
 | {num_plain} of these | † with one process and one shard, also equal to the same loop without lockstep |
-| {num_carried} of these | § not after a resume, unless what the finding names is in a checkpoint ([LS2..](../src/lockstep/tools/check/check.md)) |
+| {num_carried} of these | § not after a resume, unless what the finding names is in a checkpoint ([LS2..]({check})) |
 | {num_refused} | **refused** with an error that says what to write instead. ‡: not by one process alone |
 | {num_documented} | run and **differ**: [pitfalls](pitfalls.md#what-runs-and-differs) |
 
@@ -74,7 +75,7 @@ def pitfalls():
 
 def idioms():
     """The text of docs/idioms.md."""
-    lines = [IDIOMS_HEAD.format(written=WRITTEN, **counts())]
+    lines = [IDIOMS_HEAD.format(written=WRITTEN, check=CHECK, **counts())]
     for name, rows in TABLE.items():
         lines.append(f"## {TOPICS[name].__doc__.removesuffix('.')}\n")
         for kind, outcome in ((Equal, "Equal"), (Refused, "Refused"), (Differs, "Differ")):
