@@ -16,7 +16,7 @@ from lockstep.tools.check.reader import read_source
 ROOT = Path(__file__).parents[2]
 CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.py"))
 IDIOMS = ROOT / "tests" / "idioms"
-MARK = re.compile(r"# (LS\d+)(\??)$")
+MARK = re.compile(r"# (LS\d+)$")
 PREAMBLE = "import copy\nimport numpy as np\nimport torch\nimport torch.nn.functional as F\nimport lockstep\n"
 
 sys.path.insert(0, str(IDIOMS))
@@ -26,15 +26,14 @@ from topics.promises import Differs, Equal  # noqa: E402
 
 def codes(findings):
     """As idioms write them."""
-    certain = {f.code for f in findings if f.certain}
-    return " ".join([*sorted(certain), *sorted({f"{f.code}?" for f in findings if f.code not in certain})])
+    return " ".join(sorted({f.code for f in findings}))
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
 def test_each_loop_of_the_corpus_has_the_findings_that_its_comments_say_and_no_others(path):
     lines = [(number, MARK.search(line)) for number, line in enumerate(path.read_text().splitlines(), 1)]
-    expected = {(number, match[1], not match[2]) for number, match in lines if match}
-    assert {(f.line, f.code, f.certain) for f in read_source(path.read_text(), path.name)} == expected
+    expected = {(number, match[1]) for number, match in lines if match}
+    assert {(f.line, f.code) for f in read_source(path.read_text(), path.name)} == expected
 
 
 def idioms():
@@ -63,23 +62,23 @@ def test_an_idiom_that_is_equal_on_every_number_of_processes_has_no_finding_of_a
 
 def test_idioms_that_differ_are_found():
     differ = [row for row in ROWS if isinstance(row.promise, Differs)]
-    missed = [row.name for row in differ if not re.search(r"LS1\d\d(?!\?)", row.found)]
+    missed = [row.name for row in differ if "LS1" not in row.found]
     assert missed == ["summed_by_all_reduce"]  # gathered as it should be, and equal up to rounding
 
 
 @pytest.mark.parametrize(
     "path", [*ROOT.glob("examples/*.py"), *ROOT.glob("src/lockstep/cli/template/*.py")], ids=lambda p: p.stem
 )
-def test_examples_have_no_certain_finding(path):
-    assert [str(finding) for finding in read_script(path) if finding.certain] == []
+def test_nothing_is_found_in_examples(path):
+    assert [str(finding) for finding in read_script(path)] == []
 
 
-def test_the_code_of_the_documentation_has_no_certain_finding():
+def test_nothing_is_found_in_the_code_of_the_documentation():
     wrong = []
     for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
         for block in re.findall(r"```python[^\n]*\n(.*?)```", path.read_text(), re.DOTALL):
             text = block if "import lockstep" in block or "shards" not in block else PREAMBLE + block
-            wrong += [f"{path.name}: {finding}" for finding in read_source(text) if finding.certain]
+            wrong += [f"{path.name}: {finding}" for finding in read_source(text)]
     assert wrong == []
 
 

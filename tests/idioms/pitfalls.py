@@ -22,7 +22,8 @@ pitfalls break this rule. Below, *inside* and *outside* mean `batch.shards`.
 |---|---|---|---|---|"""
 PITFALLS_MIDDLE = f"""
 [`lockstep check train.py`]({CHECK}) finds most of these by reading the script, with the
-line to write instead, and a run warns of them when it starts. [`lockstep verify train.py`](verify.md) shows whether the answer is the same.
+line to write instead, and a run warns of them when it starts. [`lockstep verify train.py`](verify.md) shows whether the answer
+is the same.
 
 ## What runs and differs
 
@@ -115,7 +116,7 @@ def marks(row):
 
 def starts_over(row):
     """Whether it carries something from step to step that no checkpoint holds."""
-    return "LS2" in row.found.replace("?", "")
+    return "LS2" in row.found
 
 
 def link(row):

@@ -60,7 +60,7 @@ class Bar:
         print(self.text, end="", file=sys.stderr)
 
 
-@equal(found="LS202?")
+@equal()
 def progress_bar(team):
     """A progress bar."""
     model, optimizer, loader = prepared(team)

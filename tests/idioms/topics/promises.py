@@ -46,8 +46,8 @@ class Idiom:
     function: Callable
     promise: Equal | Refused | Differs
     found: str = ""
-    """What a reading finds in it (``lockstep check``): codes, with a question mark if it is not certain. LS1: another answer
-    on another number of processes; LS2: starts anew on a resume; LS3: misuse."""
+    """What a reading finds in it (``lockstep check``): codes. LS1: another answer on another number of processes; LS2:
+    starts anew on a resume; LS3: misuse."""
     heavy: bool = False
     """It imports what takes seconds in every process, so it is tested on fewer of them."""
     settings: Mapping[str, Any] = field(default_factory=dict)

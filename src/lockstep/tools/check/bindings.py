@@ -32,10 +32,10 @@ class Bindings(Methods):
                 how = "average"
             elif own and isinstance(source_, ast.BinOp):
                 how = "add"
-            elif isinstance(source_, ast.Constant) and isinstance(source_.value, bool) and not self.inside:
-                how = "flag"
             write = self.write(target, target.id, how, self.use_flags(value), own=own)
-            self.put_variable(target.id, value, write)
+            is_flag = isinstance(source_, ast.Constant) and isinstance(source_.value, bool) and not self.inside
+            # What ends a loop has its first value where the loop goes on.
+            self.put_variable(target.id, value, None if is_flag else write)
         elif isinstance(target, (ast.Tuple, ast.List)):
             self._unpack(target.elts, value, source_)
         elif isinstance(target, ast.Starred):

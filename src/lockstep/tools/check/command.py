@@ -37,7 +37,7 @@ Codes:
 A comment at the end of a line of the script accepts what is found there:
 # lockstep: ok, or # lockstep: ok LS102
 
-Exit status: 0 if nothing certain is found, 1 if something is, 2 if a script cannot be read.
+Exit status: 0 if nothing is found, 1 if something is, 2 if a script cannot be read.
 """
 
 
@@ -49,8 +49,7 @@ def command(scripts: tuple[Path, ...], as_json: bool, code: str | None) -> None:
     """Read the training loops of SCRIPT and of the modules beside it that it imports, and find what the script itself writes
     in one place and reads in another: inside batch.shards and outside, or in one step and, after a resume, in a later one.
 
-    Nothing is imported or run. Findings marked "perhaps" are shown here only: nothing but the output depends on them, or too
-    little is known. A run reports the others when it starts.
+    Nothing is imported or run. A run reports the same when it starts.
     """
     if code is not None:
         _explain(code.upper())
@@ -64,7 +63,7 @@ def command(scripts: tuple[Path, ...], as_json: bool, code: str | None) -> None:
         echo_json({"findings": [finding.as_dict() for finding in findings]})
     else:
         _show(findings, scripts)
-    sys.exit(1 if any(finding.certain for finding in findings) else 0)
+    sys.exit(1 if findings else 0)
 
 
 def _explain(code: str) -> None:
@@ -84,15 +83,12 @@ def _check_readable(script: Path) -> None:
 def _show(findings: Sequence[Finding], scripts: Sequence[Path]) -> None:
     for finding in findings:
         where = f"{finding.path}:{finding.line}:{finding.column}"
-        doubt = "" if finding.certain else "perhaps: "
-        code = Styled(finding.code, "red" if finding.certain else "yellow")
-        echo(Styled(where, bold=True), ": ", code, f" {doubt}{finding.message}")
+        echo(Styled(where, bold=True), ": ", Styled(finding.code, "red"), f" {finding.message}")
         echo(f"    write: {finding.remedy}")
     counts = [
-        (sum(f.certain and f.differs for f in findings), "changing the answer with the number of processes"),
-        (sum(f.certain and f.starts_anew for f in findings), "starting over on a resume"),
-        (sum(f.certain and not f.differs and not f.starts_anew for f in findings), "in the wrong place"),
-        (sum(not f.certain for f in findings), "uncertain"),
+        (sum(f.differs for f in findings), "changing the answer with the number of processes"),
+        (sum(f.starts_anew for f in findings), "starting over on a resume"),
+        (sum(not f.differs and not f.starts_anew for f in findings), "in the wrong place"),
     ]
     said = [f"{number} {what}" for number, what in counts if number]
     if not said:

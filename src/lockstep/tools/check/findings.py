@@ -130,9 +130,6 @@ class Finding:
     message: str
     remedy: str
     """What to write instead."""
-    certain: bool = True
-    """Whether the answer depends on it. Else it is only shown, or the reading cannot see enough: ``lockstep check`` says it,
-    a run does not."""
 
     @property
     def differs(self) -> bool:
@@ -157,9 +154,7 @@ class Finding:
         return asdict(self)
 
 
-def make(
-    code: str, path: str, line: int, column: int, name: str, *, method: str = "", read: str = "", certain: bool = True
-) -> Finding:
+def make(code: str, path: str, line: int, column: int, name: str, *, method: str = "", read: str = "") -> Finding:
     """A finding in its rule's words. ``method``: see ``Site``. ``read``: the place that reads it, as ``line 7``."""
     rule = RULES[code]
     short = name.rpartition(".")[2] or name
@@ -170,7 +165,7 @@ def make(
     if method:
         message = message.replace(f"`{name}`", f"`{name}` ({cls}, changed by `{call}()`)", 1)
     remedy = (rule.of_object if method else "") or rule.remedy
-    return Finding(code, path, line, column, name, message, remedy.format(**words), certain)
+    return Finding(code, path, line, column, name, message, remedy.format(**words))
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:

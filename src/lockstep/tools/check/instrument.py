@@ -21,7 +21,7 @@ class Reading(Instrument):
 
     @override
     def notices(self, run: Run) -> Iterable[str]:
-        """What is certain of the script that this process runs."""
+        """What is found in the script that this process runs."""
         return () if run.asked else notices(read_main(), resumes=run.config.checkpoint_every != "off")
 
 
@@ -37,22 +37,21 @@ def read_main() -> list[Finding]:
 
 
 def notices(findings: Sequence[Finding], *, resumes: bool) -> list[str]:
-    """Lines for the console, of what is certain: a warning for each that makes the answer another on other numbers of
-    processes, then one line for all that starts anew on a resume.
+    """Lines for the console: a warning for each that makes the answer another on other numbers of processes, then one line for
+    all that starts anew on a resume.
 
     Args:
         findings: of the reading.
         resumes: whether the run is saved at all.
     """
-    certain = [finding for finding in findings if finding.certain]
-    here = [finding for finding in certain if not finding.starts_anew]
+    here = [finding for finding in findings if not finding.starts_anew]
     lines = [
         f"WARNING: {finding.path}:{finding.line}: {finding.message} ({finding.code}). Write: {finding.remedy}"
         for finding in here[:_MOST_SAID]
     ]
     if len(here) > _MOST_SAID:
         lines.append(f"WARNING: and {len(here) - _MOST_SAID} more: lockstep check {here[0].path}")
-    carried = [finding for finding in certain if finding.starts_anew]
+    carried = [finding for finding in findings if finding.starts_anew]
     if carried and resumes:
         told = ", ".join(f"`{finding.name}` ({finding.path}:{finding.line})" for finding in carried)
         lines.append(f"starts over on a resume: {told}. To keep {'it' if len(carried) == 1 else 'them'}: {_remedy(carried)}")

@@ -53,7 +53,6 @@ _CODES_OUTSIDE = {
     "average": "LS204",
     "next": "LS206",
     "number": "LS202",
-    "flag": "LS201",
 }
 _UNWRITTEN = {"team", "loader", "batch", "evaluation", "function", "class", "file", "external", "clock", "method", "shards"}
 """Kinds of objects that a variable may be bound to anew without that being a state of the script."""
@@ -61,7 +60,7 @@ _UNCHANGED = {"per shard", "team", "batch", "evaluation", "optimizer", "external
 """Kinds of objects whose changes in part are no state of the script, or another's to keep."""
 
 
-_Rank = tuple[bool, int, bool, bool, int, int, str, int, str]
+_Rank = tuple[int, bool, bool, int, int, str, int, str]
 """Of several findings about one name, that with the least is kept."""
 
 
@@ -264,33 +263,23 @@ class Machine(Reading):
             value: which.
             node: where.
             kind: ``answer``, ``weights`` (by way of the loss, or of an optimizer), ``control``, ``decision`` (of all ranks),
-                ``save``, ``print``, ``picture`` or ``return``.
+                ``save``, ``print`` or ``return``.
         """
-        sites = value.sites if kind == "print" or kind == "picture" else value.sites | self.control
+        sites = value.sites if kind == "print" else value.sites | self.control
         for site in sites:
             if site.how in ("world", "order") and kind != "weights":
                 continue
-            if kind == "control" and site.how == "flag":
-                continue  # what ends a loop has its first value where the loop goes on
             if kind == "save" and not site.inside and site not in self.control and site.how != "average":
                 continue  # the script keeps it by itself
             if site.inside:
                 code = "LS103" if site.method else _CODES_INSIDE.get(site.how, "LS101")
-                certain = kind != "picture" and site.how != "flag"
-            else:
+            elif kind not in ("print", "return") or site.how == "average":
                 code = "LS203" if site.method else _CODES_OUTSIDE.get(site.how, "LS201")
-                certain = (
-                    kind in ("answer", "weights", "control", "decision", "save") or site.how == "average"
-                ) and site.how != "flag"
-                if (
-                    not certain
-                    and kind in ("print", "picture", "return")
-                    and site.how in ("append", "add", "change", "attribute")
-                ):
-                    continue  # a history, or a sum, that is only shown
-            self._note(code, site, node, certain)
+            else:
+                continue  # only shown
+            self._note(code, site, node)
 
-    def _note(self, code: str, site: Site, node: ast.AST, certain: bool) -> None:
+    def _note(self, code: str, site: Site, node: ast.AST) -> None:
         line = getattr(node, "lineno", site.line)
         if self.frame.path == site.path and line == site.line and site.how in ("average", "change"):
             read = ""  # what it was before
@@ -300,21 +289,21 @@ class Machine(Reading):
             read = f"by later shards (line {line})"
         else:
             read = f"in line {line}"
-        self._found(code, site, read, certain, reader=node)
+        self._found(code, site, read, reader=node)
 
     def find(self, code: str, node: ast.AST, name: str) -> None:
-        """A certain finding, that needs no reader."""
-        self._found(code, self.site(node, name, code), "", certain=True)
+        """A finding that needs no reader."""
+        self._found(code, self.site(node, name, code), "")
 
-    def _found(self, code: str, site: Site, read: str, certain: bool, reader: ast.AST | None = None) -> None:
+    def _found(self, code: str, site: Site, read: str, reader: ast.AST | None = None) -> None:
         """One finding for each name of a function: where it is written first, and read first. In whatever order they come: what
         depends on several sites finds them in that of a set."""
         key = code, site.path, site.scope, site.name
         line, column = getattr(reader, "lineno", 0), getattr(reader, "col_offset", 0)
         is_elsewhere = self.frame.path != site.path
-        rank = not certain, site.line, not read, is_elsewhere, line, column, self.frame.path, site.column, site.method
+        rank = site.line, not read, is_elsewhere, line, column, self.frame.path, site.column, site.method
         if key not in self.findings or rank < self.findings[key][0]:
-            made = make(code, site.path, site.line, site.column, site.name, method=site.method, read=read, certain=certain)
+            made = make(code, site.path, site.line, site.column, site.name, method=site.method, read=read)
             self.findings[key] = rank, made
 
     # -- where it is --------------------------------------------------------------------------------------------------------

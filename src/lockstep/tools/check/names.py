@@ -116,10 +116,10 @@ def is_harmless(name: str) -> bool:
     return bool(_HARMLESS.search(name) or _PICTURE.search(name) or _BARS.search(name))
 
 
-def kind_of(name: str) -> str:
-    """What a call of this name does with what it is given: see ``Machine.sink``."""
+def kind_of(name: str) -> str | None:
+    """What a call of this name does with what it is given: see ``Machine.sink``. None: it makes a picture of it."""
     if _PICTURE.search(name) or _BARS.search(name):
-        return "picture"
+        return None
     if _SAVING.search(name):
         return "save"
     return "print" if _HARMLESS.search(name) else "answer"

@@ -80,7 +80,8 @@ class Statements(Bindings):
         name = source.dotted(call.func)
         if self.inside and names.is_harmless(name):
             return
-        self.sink(self.use(value), node, names.kind_of(name))
+        if (kind := names.kind_of(name)) is not None:
+            self.sink(self.use(value), node, kind)
 
     # -- ways ---------------------------------------------------------------------------------------------------------------
 

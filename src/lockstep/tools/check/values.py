@@ -24,7 +24,7 @@ class Site(NamedTuple):
     how: str
     """``set``, ``add`` (to its own old value), ``append``, ``change`` (in place), ``attribute``, ``average`` (a copy of a
     model), ``draw`` (a generator), ``next`` (an iterator), ``number`` (of enumerate), ``shard number``, ``statistics``,
-    ``worker``, ``world``, ``data set``, ``flag`` (a constant)."""
+    ``worker``, ``world``, ``data set``."""
     inside: bool
     """Whether it runs once a shard."""
     scope: int = 0

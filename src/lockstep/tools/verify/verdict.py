@@ -158,7 +158,7 @@ def findings_of_text(findings: Sequence[Finding]) -> list[str]:
     """Findings in lines, each with what to write instead."""
     said = []
     for finding in findings:
-        said += [str(finding) if finding.certain else f"{finding} (perhaps)", f"  write: {finding.remedy}"]
+        said += [str(finding), f"  write: {finding.remedy}"]
     return said
 
 

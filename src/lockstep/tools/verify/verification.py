@@ -130,11 +130,11 @@ class Verification(Study):
         return by_order[0][0] if by_order else None
 
     def findings_on(self, result: SettingResult) -> tuple[Finding, ...]:
-        """The findings that may tell why a setting failed or differs: of what starts anew, if only its resume does; the certain
-        ones first."""
+        """The findings that may tell why a setting failed or differs: of what starts anew, if only its resume does."""
         is_resumed = result.setting.killed_at is not None
-        fitting = [finding for finding in self.findings if (finding.starts_anew if is_resumed else finding.tells_runs_apart)]
-        return tuple(sorted(fitting, key=lambda finding: not finding.certain))
+        return tuple(
+            finding for finding in self.findings if (finding.starts_anew if is_resumed else finding.tells_runs_apart)
+        )
 
     @property
     def is_interrupted(self) -> bool:
