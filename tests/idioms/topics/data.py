@@ -60,18 +60,6 @@ def weights_by_loss(team):
 
 
 @equal()
-def hard_examples(team):
-    """Hard example mining within a shard."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            losses = functional.cross_entropy(model(inputs), targets, reduction="none")
-            team.backward(losses.topk((len(losses) + 1) // 2).values.mean())
-        update(optimizer)
-    return model
-
-
-@equal()
 def table_filled_outside(team):
     """A table of targets by sample, filled outside."""
     model, optimizer, loader = prepared(
@@ -493,24 +481,6 @@ def mixup_share_of_the_step(team):
             logits = model(share * inputs + (1 - share) * inputs[order])
             loss = share * functional.cross_entropy(logits, targets, label_smoothing=0.1)
             team.backward(loss + (1 - share) * functional.cross_entropy(logits, targets[order], label_smoothing=0.1))
-        update(optimizer)
-    return model
-
-
-@equal()
-def cutmix(team):
-    """Cutmix."""
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
-    model, optimizer, loader = prepared(team, model, data=dataset(shape=(1, 5, 5)))
-    for batch in loader:
-        for images, targets in batch.shards:
-            top, left = random.randrange(3), random.randrange(3)
-            order = torch.randperm(len(images))
-            mixed = images.clone()
-            mixed[:, :, top : top + 3, left : left + 3] = images[order, :, top : top + 3, left : left + 3]
-            logits = model(mixed)
-            loss = 16 / 25 * functional.cross_entropy(logits, targets)
-            team.backward(loss + 9 / 25 * functional.cross_entropy(logits, targets[order]))
         update(optimizer)
     return model
 

@@ -32,17 +32,6 @@ def clip_norm_by_team(team):
     return model, norms
 
 
-@equal(plain=True)
-def clip_value(team):
-    """Clipping by value."""
-    model, optimizer, loader = team.prepare(*make())
-    for batch in loader:
-        gradients(team, model, batch)
-        nn.utils.clip_grad_value_(model.parameters(), 0.05)
-        update(optimizer)
-    return model
-
-
 @equal()
 def adaptive_clipping(team):
     """Adaptive clipping (AGC)."""
@@ -102,19 +91,6 @@ def gradient_noise(team):
         gradients(team, model, batch)
         for p in model.parameters():
             p.grad += torch.randn_like(p) * (0.01 / (1 + team.step) ** 0.55) ** 0.5
-        update(optimizer)
-    return model
-
-
-@equal()
-def gradient_centralisation(team):
-    """Gradient centralization."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        gradients(team, model, batch)
-        for p in model.parameters():
-            if p.ndim > 1:
-                p.grad -= p.grad.mean(dim=1, keepdim=True)
         update(optimizer)
     return model
 
@@ -189,20 +165,6 @@ def accumulate_setting(team):
 
 
 @equal()
-def loss_scaled_by_hand(team):
-    """A fixed loss scale."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            team.backward(1024.0 * functional.cross_entropy(model(inputs), targets))
-        for p in model.parameters():
-            p.grad /= 1024.0
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        update(optimizer)
-    return model
-
-
-@equal()
 def own_grad_scaler(team):
     """The script's own GradScaler."""
     model = mlp()
@@ -219,35 +181,6 @@ def own_grad_scaler(team):
         scaler.update()
         optimizer.zero_grad()
     return model, optimizer, scaler.get_scale()
-
-
-@equal()
-def gradient_norm_logged(team):
-    """Gradient norms logged."""
-    model, optimizer, loader = prepared(team)
-    norms = []
-    for batch in loader:
-        gradients(team, model, batch)
-        norms.append({name: p.grad.norm().item() for name, p in model.named_parameters()})
-        team.log(norm=sum(norms[-1].values()))
-        update(optimizer)
-    return model, norms
-
-
-@equal()
-def step_skipped_for_large_gradient(team):
-    """Steps skipped for large gradients."""
-    model, optimizer, loader = prepared(team)
-    skipped = []
-    for batch in loader:
-        gradients(team, model, batch)
-        norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])
-        if not torch.isfinite(norm) or norm > 0.6:
-            skipped.append((team.step, norm))
-            optimizer.zero_grad()
-            continue
-        update(optimizer)
-    return model, skipped
 
 
 @differs('It covers this process\'s shards only: use `batch.add(loss=loss)`, `batch["loss"]` outside.', found="LS102")

@@ -330,46 +330,6 @@ def shards_of_no_weight(team):
 
 
 @equal()
-def deep_supervision(team):
-    """Losses at several depths."""
-    model = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3), nn.Linear(6, 3)])
-    model, optimizer, loader = prepared(team, model)
-    first, second, head, helper = model
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            hidden = torch.tanh(first(inputs))
-            side = functional.cross_entropy(helper(hidden), targets)
-            main_loss = functional.cross_entropy(head(torch.tanh(second(hidden))), targets)
-            team.backward(main_loss + 0.3 * side)
-        update(optimizer)
-    return model
-
-
-class Weighted(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, 5)
-        self.log_variances = nn.Parameter(torch.zeros(5))
-
-    def forward(self, x):
-        return self.layer(x)
-
-
-@equal()
-def uncertainty_weighting(team):
-    """Learned loss weights."""
-    model = Weighted()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    model, optimizer, loader = prepared(team, model, optimizer, TensorDataset(torch.randn(22, 6), torch.randn(22, 5)))
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            errors = (model(inputs) - targets).square().mean(dim=0)
-            team.backward((torch.exp(-model.log_variances) * errors + model.log_variances).sum())
-        update(optimizer)
-    return model, optimizer
-
-
-@equal()
 def loss_weights_by_hand(team):
     """GradNorm."""
     model = mlp()

@@ -12,16 +12,6 @@ from topics.shared import dataset, gradients, mlp, prepared, shuffled, train, up
 
 
 @refused("the batch was unpacked, or iterated")
-def batch_unpacked(team):
-    """`images, labels = batch`."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        inputs, targets = batch
-        team.backward(functional.cross_entropy(model(inputs), targets))
-        update(optimizer)
-
-
-@refused("the batch was unpacked, or iterated")
 def loop_unpacks_batches(team):
     """`for images, labels in loader`."""
     model, optimizer, loader = prepared(team)
@@ -43,19 +33,17 @@ def model_of_a_batch(team):
 @refused("batch[0]: a prepared loader yields one global batch a step")
 def batch_indexed(team):
     """`batch[0]`."""
-    model, optimizer, loader = prepared(team)
+    model, _, loader = prepared(team)
     for batch in loader:
-        team.backward(functional.cross_entropy(model(batch[0]), batch[1]))
-        update(optimizer)
+        model(batch[0])
 
 
 @refused("batch.to: a prepared loader yields one global batch a step")
 def batch_moved(team):
     """`batch.to(device)`."""
-    _, optimizer, loader = prepared(team)
+    _, _, loader = prepared(team)
     for batch in loader:
-        batch = batch.to(team.device)
-        update(optimizer)
+        batch.to(team.device)
 
 
 @refused("If it is part of the data, read it inside")
@@ -222,15 +210,21 @@ def scaler_inside(team):
         optimizer.zero_grad()
 
 
-@refused("team.clip_grad_norm_() inside batch.shards")
-def team_clip_inside(team):
-    """`team.clip_grad_norm_` inside."""
+def inside(team, act):
+    """A step in which each shard does what belongs outside."""
     model, optimizer, loader = prepared(team)
     for batch in loader:
         for inputs, targets in batch.shards:
-            team.backward(functional.cross_entropy(model(inputs), targets))
-            team.clip_grad_norm_(model.parameters(), 1.0)
+            loss = functional.cross_entropy(model(inputs), targets)
+            team.backward(loss)
+            act(model, loss)
         update(optimizer)
+
+
+@refused("team.clip_grad_norm_() inside batch.shards")
+def team_clip_inside(team):
+    """`team.clip_grad_norm_` inside."""
+    inside(team, lambda model, loss: team.clip_grad_norm_(model.parameters(), 1.0))
 
 
 @refused("that loop was left before its end")
@@ -247,50 +241,25 @@ def break_inside(team):
 @refused("all_reduce inside batch.shards")
 def all_reduce_inside(team):
     """`team.all_reduce` inside."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            loss = functional.cross_entropy(model(inputs), targets)
-            team.backward(loss)
-            team.all_reduce(loss, "mean")
-        update(optimizer)
+    inside(team, lambda model, loss: team.all_reduce(loss, "mean"))
 
 
 @refused("a collective of torch.distributed was called inside batch.shards")
 def raw_all_reduce_inside(team):
     """`torch.distributed.all_reduce` inside."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            loss = functional.cross_entropy(model(inputs), targets)
-            team.backward(loss)
-            total = loss.detach().clone()
-            distributed.all_reduce(total)
-        update(optimizer)
+    inside(team, lambda model, loss: distributed.all_reduce(loss.detach().clone()))
 
 
 @refused("barrier inside batch.shards")
 def barrier_inside(team):
     """`team.barrier` inside."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            team.backward(functional.cross_entropy(model(inputs), targets))
-            team.barrier()
-        update(optimizer)
+    inside(team, lambda model, loss: team.barrier())
 
 
 @refused("any inside batch.shards")
 def any_inside(team):
     """`team.any` inside."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            loss = functional.cross_entropy(model(inputs), targets)
-            if team.any(loss > 100.0):
-                continue
-            team.backward(loss)
-        update(optimizer)
+    inside(team, lambda model, loss: team.any(loss > 100.0))
 
 
 @refused("team.main_first() inside batch.shards")
@@ -346,13 +315,7 @@ def evaluation_break_inside(team):
 @refused("team.best() inside batch.shards")
 def best_inside(team):
     """`team.best` inside."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            loss = functional.cross_entropy(model(inputs), targets)
-            team.backward(loss)
-            team.best(-loss.item())
-        update(optimizer)
+    inside(team, lambda model, loss: team.best(-loss.item()))
 
 
 @refused("batch['loss'] inside batch.shards")

@@ -115,27 +115,6 @@ def layer_drop(team):
     return model, optimizer
 
 
-class Stochastic(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, x):
-        for layer in self.layers:
-            keep = torch.rand(len(x), 1) > 0.3
-            x = x + keep * torch.tanh(layer(x)) / 0.7
-        return self.head(x)
-
-
-@equal()
-def stochastic_depth(team):
-    """Stochastic depth."""
-    model, optimizer, loader = prepared(team, Stochastic())
-    train(team, model, optimizer, loader)
-    return model
-
-
 class Mixture(nn.Module):
     def __init__(self):
         super().__init__()
@@ -384,28 +363,6 @@ def own_autograd_function(team):
             unwanted = functional.cross_entropy(model[2](Reverse.apply(features)), domains)
             team.backward(wanted + unwanted)
         update(optimizer)
-    return model
-
-
-class Quantised(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-        self.register_buffer("low", torch.zeros(()))
-        self.register_buffer("high", torch.zeros(()))
-
-    def forward(self, x):
-        self.low.copy_(torch.lerp(self.low, x.min(), 0.1))
-        self.high.copy_(torch.lerp(self.high, x.max(), 0.1))
-        scale = ((self.high - self.low) / 15).clamp(min=0.01)
-        return self.layer((x / scale).round().clamp(-8, 7) * scale)
-
-
-@equal()
-def fake_quantisation(team):
-    """Quantization-aware training."""
-    model, optimizer, loader = prepared(team, Quantised())
-    train(team, model, optimizer, loader)
     return model
 
 

@@ -4,11 +4,11 @@ import copy
 import math
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from topics.promises import differs, equal, refused
+from topics.promises import differs, equal
 from topics.shared import dataset, mlp, prepared, shuffled, update
 
 
@@ -38,34 +38,6 @@ def gan(team):
         update(for_generator)
         for_judge.zero_grad()
     return generator, judge, for_generator, for_judge
-
-
-@equal()
-def gan_with_noise(team):
-    """A GAN, noise drawn inside."""
-    generator, judge = nn.Linear(4, 6), nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
-    for_generator = torch.optim.Adam(generator.parameters(), lr=0.01, betas=(0.5, 0.999))
-    for_judge = torch.optim.Adam(judge.parameters(), lr=0.01, betas=(0.5, 0.999))
-    generator, judge, for_generator, for_judge, loader = team.prepare(
-        generator, judge, for_generator, for_judge, shuffled(torch.randn(22, 6))
-    )
-    losses = []
-    for batch in loader:
-        for_judge.zero_grad()
-        for real in batch.shards:
-            fake = generator(torch.randn(len(real), 4)).detach()
-            loss = functional.softplus(-judge(real)).mean() + functional.softplus(judge(fake)).mean()
-            team.backward(loss)
-            batch.add(judge=loss)
-        for_judge.step()
-        for_generator.zero_grad()
-        for real in batch.shards:
-            loss = functional.softplus(-judge(generator(torch.randn(len(real), 4)))).mean()
-            team.backward(loss)
-            batch.add(generator=loss)
-        for_generator.step()
-        losses.append((batch["judge"], batch["generator"]))
-    return generator, judge, for_generator, for_judge, losses
 
 
 @equal()
@@ -255,19 +227,6 @@ def byol(team):
     return online, target
 
 
-@equal()
-def simsiam(team):
-    """SimSiam."""
-    model, optimizer, loader = prepared(team, nn.ModuleList([nn.Linear(6, 4), nn.Linear(4, 4)]), data=torch.randn(22, 6))
-    for batch in loader:
-        for inputs in batch.shards:
-            one, two = (model[0](inputs * (torch.rand_like(inputs) > 0.2)) for _ in range(2))
-            loss = functional.cosine_similarity(model[1](one), two.detach()).mean()
-            team.backward(-loss - functional.cosine_similarity(model[1](two), one.detach()).mean())
-        update(optimizer)
-    return model
-
-
 @equal(found="LS204")
 def moco(team):
     """MoCo, its queue filled outside."""
@@ -342,19 +301,6 @@ def contrast_over_all_shards(team):
     return model
 
 
-@refused("a collective of torch.distributed was called inside batch.shards")
-def gathered_in_the_loss(team):
-    """Embeddings gathered by `torch.distributed` in the loss."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            outputs = model(inputs)
-            parts = [torch.zeros(1) for _ in range(team.world_size)]
-            distributed.all_gather(parts, outputs.detach().mean().view(1))
-            team.backward(functional.cross_entropy(outputs - torch.cat(parts).mean(), targets))
-        update(optimizer)
-
-
 @equal()
 def siglip(team):
     """A sigmoid loss over the global batch (SigLIP)."""
@@ -373,53 +319,6 @@ def siglip(team):
             team.backward(-(losses[0] + losses[1]).mean())
         update(optimizer)
     return model
-
-
-@refused("all_gather inside batch.shards")
-def gathered_inside(team):
-    """`team.all_gather` inside."""
-    model = nn.Linear(6, 4)
-    model, optimizer, loader = prepared(team, model, loader=DataLoader(torch.randn(24, 6), 12))
-    for batch in loader:
-        for inputs in batch.shards:
-            everyone = team.all_gather(model(inputs))
-            team.backward(everyone.square().mean())
-        update(optimizer)
-
-
-@equal()
-def triplets(team):
-    """A triplet loss."""
-    model, optimizer, loader = prepared(team, mlp(), data=TensorDataset(torch.randn(22, 6), torch.randn(22, 6)))
-    for batch in loader:
-        for anchors, positives in batch.shards:
-            negatives = positives[torch.randperm(len(positives))] + torch.randn_like(positives)
-            team.backward(functional.triplet_margin_loss(model(anchors), model(positives), model(negatives)))
-        update(optimizer)
-    return model
-
-
-@equal()
-def centre_loss(team):
-    """Center loss."""
-    features = nn.Linear(6, 4)
-    head = nn.Linear(4, 3)
-    centres = nn.Embedding(3, 4)
-    model = nn.ModuleList([features, head])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for_centres = torch.optim.SGD(centres.parameters(), lr=0.5)
-    data = dataset()
-    model, centres, optimizer, for_centres, loader = team.prepare(model, centres, optimizer, for_centres, shuffled(data))
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            found = model[0](inputs)
-            pull = (found - centres(targets)).square().sum(dim=1).mean()
-            team.backward(functional.cross_entropy(model[1](torch.relu(found)), targets) + 0.1 * pull)
-        for p in centres.parameters():
-            p.grad /= 0.1
-        update(optimizer)
-        update(for_centres)
-    return model, centres
 
 
 @equal(found="LS203 LS204")
@@ -512,23 +411,6 @@ def target_network(team):
     return model, target
 
 
-@equal()
-def co_teaching(team):
-    """Co-teaching."""
-    first, second = nn.Linear(6, 3), nn.Linear(6, 3)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (first, second)]
-    first, second, *optimizers, loader = team.prepare(first, second, *optimizers, shuffled(dataset()))
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            losses = [functional.cross_entropy(m(inputs), targets, reduction="none") for m in (first, second)]
-            keep = max(1, len(inputs) * 2 // 3)
-            easy = [loss.detach().topk(keep, largest=False).indices for loss in losses]
-            team.backward(losses[0][easy[1]].mean() + losses[1][easy[0]].mean())
-        for optimizer in optimizers:
-            update(optimizer)
-    return first, second
-
-
 @differs("Its statistics follow this process's shards: prepare it, or keep it in evaluation mode.", found="LS110")
 def teacher_with_batch_norm_not_prepared(team):
     """An unprepared teacher with BatchNorm in training mode."""
@@ -578,14 +460,3 @@ def loss_with_a_buffer_prepared(team):
             team.backward(criterion(model(inputs)))
         update(optimizer)
     return model, criterion
-
-
-@equal()
-def loss_with_a_buffer_in_the_model(team):
-    """A loss module in the model."""
-    model, optimizer, loader = prepared(team, nn.Sequential(nn.Linear(6, 3), Centred()), data=torch.randn(22, 6))
-    for batch in loader:
-        for inputs in batch.shards:
-            team.backward(model(inputs))
-        update(optimizer)
-    return model

@@ -17,114 +17,30 @@ def sgd(team):
     return trained(team)
 
 
-@equal(plain=True)
-def sgd_momentum(team):
-    """SGD with momentum."""
-    return trained(team, lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
+OPTIMIZERS = [
+    partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    partial(torch.optim.SGD, lr=0.01, maximize=True),
+    partial(torch.optim.SGD, lr=0.1, momentum=0.9, foreach=True),
+    partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True),
+    partial(torch.optim.Adam, lr=0.01, amsgrad=True, weight_decay=0.01),
+    partial(torch.optim.Adam, lr=0.01, fused=True),
+    partial(torch.optim.AdamW, lr=0.01),
+    partial(torch.optim.Adamax, lr=0.01),
+    partial(torch.optim.NAdam, lr=0.01),
+    partial(torch.optim.RAdam, lr=0.01),
+    partial(torch.optim.RMSprop, lr=0.01, centered=True, momentum=0.9),
+    partial(torch.optim.Rprop, lr=0.01),
+    partial(torch.optim.Adagrad, lr=0.1, lr_decay=0.01),
+    torch.optim.Adadelta,
+    partial(torch.optim.ASGD, lr=0.1, t0=1),
+    partial(torch.optim.Adafactor, lr=0.05),
+]
 
 
 @equal(plain=True)
-def sgd_nesterov(team):
-    """SGD, Nesterov, weight decay."""
-    return trained(
-        team, lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)
-    )
-
-
-@equal(plain=True)
-def sgd_maximize(team):
-    """Gradient ascent (`maximize=True`)."""
-    return trained(team, lambda parameters: torch.optim.SGD(parameters, lr=0.01, maximize=True))
-
-
-@equal(plain=True)
-def sgd_foreach(team):
-    """SGD with `foreach=True`."""
-    return trained(team, lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=True))
-
-
-@equal(plain=True)
-def sgd_fused(team):
-    """SGD with `fused=True`."""
-    return trained(team, lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True))
-
-
-@equal(plain=True)
-def adam(team):
-    """Adam."""
-    return trained(team, lambda parameters: torch.optim.Adam(parameters, lr=0.01))
-
-
-@equal(plain=True)
-def adam_amsgrad(team):
-    """Adam with AMSGrad."""
-    return trained(team, lambda parameters: torch.optim.Adam(parameters, lr=0.01, amsgrad=True, weight_decay=0.01))
-
-
-@equal(plain=True)
-def adam_fused(team):
-    """Adam with `fused=True`."""
-    return trained(team, lambda parameters: torch.optim.Adam(parameters, lr=0.01, fused=True))
-
-
-@equal(plain=True)
-def adamw(team):
-    """AdamW."""
-    return trained(team, lambda parameters: torch.optim.AdamW(parameters, lr=0.01))
-
-
-@equal(plain=True)
-def adamax(team):
-    """Adamax."""
-    return trained(team, lambda parameters: torch.optim.Adamax(parameters, lr=0.01))
-
-
-@equal(plain=True)
-def nadam(team):
-    """NAdam."""
-    return trained(team, lambda parameters: torch.optim.NAdam(parameters, lr=0.01))
-
-
-@equal(plain=True)
-def radam(team):
-    """RAdam."""
-    return trained(team, lambda parameters: torch.optim.RAdam(parameters, lr=0.01))
-
-
-@equal(plain=True)
-def rmsprop(team):
-    """RMSprop, centered, with momentum."""
-    return trained(team, lambda parameters: torch.optim.RMSprop(parameters, lr=0.01, centered=True, momentum=0.9))
-
-
-@equal(plain=True)
-def rprop(team):
-    """Rprop."""
-    return trained(team, lambda parameters: torch.optim.Rprop(parameters, lr=0.01))
-
-
-@equal(plain=True)
-def adagrad(team):
-    """Adagrad, rate decay."""
-    return trained(team, lambda parameters: torch.optim.Adagrad(parameters, lr=0.1, lr_decay=0.01))
-
-
-@equal(plain=True)
-def adadelta(team):
-    """Adadelta."""
-    return trained(team, lambda parameters: torch.optim.Adadelta(parameters))
-
-
-@equal(plain=True)
-def asgd(team):
-    """ASGD."""
-    return trained(team, lambda parameters: torch.optim.ASGD(parameters, lr=0.1, t0=1))
-
-
-@equal(plain=True)
-def adafactor(team):
-    """Adafactor."""
-    return trained(team, lambda parameters: torch.optim.Adafactor(parameters, lr=0.05))
+def each_optimizer(team):
+    """Every optimizer of `torch.optim`, also with `foreach`, `fused` and `maximize`."""
+    return [trained(team, optimizer) for optimizer in OPTIMIZERS]
 
 
 @equal()
@@ -157,29 +73,12 @@ def train_by_closure(team, model, optimizer, loader):
 
 
 @equal(plain=True)
-def lbfgs(team):
-    """L-BFGS."""
-    model, optimizer, loader = team.prepare(*make(lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=3)))
-    losses = train_by_closure(team, model, optimizer, loader)
-    return model, optimizer, losses
-
-
-@equal(plain=True)
 def lbfgs_line_search(team):
     """L-BFGS with line search."""
     optimizer = partial(torch.optim.LBFGS, max_iter=3, line_search_fn="strong_wolfe")
     model, optimizer, loader = team.prepare(*make(optimizer))
     train_by_closure(team, model, optimizer, loader)
     return model, optimizer
-
-
-@equal()
-def adam_closure(team):
-    """Adam's `step(closure)`."""
-    model = mlp()
-    model, optimizer, loader = prepared(team, model, torch.optim.Adam(model.parameters(), lr=0.01))
-    losses = train_by_closure(team, model, optimizer, loader)
-    return model, optimizer, losses
 
 
 @refused("has a sparse gradient")
@@ -221,31 +120,6 @@ def two_optimizers(team):
         if team.step % 2 == 0:
             update(second)
     return model, first, second
-
-
-class Lion(torch.optim.Optimizer):
-    def __init__(self, params, lr=0.001, betas=(0.9, 0.99)):
-        super().__init__(params, {"lr": lr, "betas": betas})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            slow, fast = group["betas"]
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                average = self.state[p].setdefault("average", torch.zeros_like(p))
-                p.add_(average.mul(slow).add_(p.grad, alpha=1 - slow).sign_(), alpha=-group["lr"])
-                average.mul_(fast).add_(p.grad, alpha=1 - fast)
-
-
-@equal()
-def own_optimizer(team):
-    """A custom optimizer (Lion)."""
-    model = mlp()
-    model, optimizer, loader = prepared(team, model, Lion(model.parameters(), lr=0.01))
-    train(team, model, optimizer, loader)
-    return model, optimizer
 
 
 class Decaying(torch.optim.Optimizer):
@@ -303,18 +177,6 @@ def update_through_data(team):
             p.data -= 0.1 * velocity[name]
             p.grad = None
     return model, velocity
-
-
-@equal()
-def sign_sgd(team):
-    """SignSGD."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        gradients(team, model, batch)
-        for p in model.parameters():
-            p.grad.sign_()
-        update(optimizer)
-    return model, optimizer
 
 
 @equal(found="LS201")
@@ -464,18 +326,6 @@ def sam(team):
             for p, move in zip(model.parameters(), moves, strict=True):
                 p -= move
         update(optimizer)
-    return model, optimizer
-
-
-@equal()
-def sgld(team):
-    """Langevin dynamics."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        step(team, model, optimizer, batch)
-        with torch.no_grad():
-            for p in model.parameters():
-                p += 0.01 * torch.randn_like(p)
     return model, optimizer
 
 

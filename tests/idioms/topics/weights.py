@@ -31,15 +31,6 @@ def spectral_norm(team):
     return model
 
 
-@equal()
-def orthogonal_weights(team):
-    """An orthogonal parametrization."""
-    model = nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(6, 6)), nn.Tanh(), nn.Linear(6, 3))
-    model, optimizer, loader = prepared(team, model)
-    train(team, model, optimizer, loader)
-    return model
-
-
 class Writer(nn.Module):
     def __init__(self):
         super().__init__()
@@ -145,17 +136,6 @@ def lora(team):
 
 
 @equal()
-def bitfit(team):
-    """BitFit."""
-    model = mlp()
-    for name, p in model.named_parameters():
-        p.requires_grad_(name.endswith("bias"))
-    model, optimizer, loader = prepared(team, model)
-    train(team, model, optimizer, loader)
-    return model, optimizer
-
-
-@equal()
 def prompt_tuning(team):
     """Prompt tuning."""
     frozen = nn.Sequential(nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 3)).requires_grad_(False)
@@ -198,19 +178,6 @@ def neurons_reinitialised(team):
         for row in range(8):
             if model[0].weight[row].norm() < 0.6 or random.random() < 0.2:
                 nn.init.normal_(model[0].weight[row], std=0.5)
-    return model
-
-
-@equal()
-def magnitude_pruning(team):
-    """Magnitude pruning."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        step(team, model, optimizer, batch)
-        with torch.no_grad():
-            flat = model[0].weight.abs().flatten().sort().values
-            limit = flat[min(len(flat) - 1, 5 * team.step)]
-            model[0].weight *= model[0].weight.abs() >= limit
     return model
 
 
