@@ -4,7 +4,7 @@
 - before it: ``options``, ``nodes``, ``source``, ``program``, ``surroundings``, ``gpus``, ``binding``
 - the fork server: ``server`` (the launcher's end), ``serve`` (the server's process), ``guard``; a worker: ``spec``, ``worker``
 - running: ``supervise``, ``forked``, ``stages``, ``signals``, ``messages``, ``output``, ``lingering``
-- what explains it, if it is installed: ``observer``, ``explained``, ``exchange``
+- what explains it, if it is installed: ``observer``, ``explained``
 - failures, the end: ``failures``, ``restarts``, ``processes``, ``private`` (the directory), ``ending`` (its mark)
 - several machines: ``endpoint``, ``secret``, ``elastic``
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from lockstep.base.config import STRATEGIES, RunConfig
 from lockstep.base.errors import ConfigError, LaunchError
 from lockstep.launch import failures, gpus, restarts
-from lockstep.launch.exchange import Exchange
 from lockstep.launch.output import OutputPlan, Streams
 from lockstep.launch.server import ForkServer
 from lockstep.launch.signals import Interrupts
@@ -142,12 +141,8 @@ def _starts_again(outcome: Outcome) -> bool:
     return bool(failed) and restarts.follows(outcome.spec, outcome.failures[0])
 
 
-def run_once(
-    spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts, exchange: Exchange | None = None
-) -> Outcome:
+def run_once(spec: LaunchSpec, server: ForkServer, plan: OutputPlan, interrupts: Interrupts) -> Outcome:
     """Run the workers of one start to their end. Afterwards all processes have ended, and all output is written.
-
-    ``exchange`` is with the launchers of other machines.
 
     Raises:
         LaunchError: they could not be started.
@@ -155,7 +150,7 @@ def run_once(
     continuation = f"{restarts.numbered(spec.restart, spec)}, {time.ctime()}" if spec.restart else ""
     with Streams(spec.ranks, plan, continuation=continuation) as streams:
         try:
-            outcome = supervise(server, spec, streams, interrupts, exchange)
+            outcome = supervise(server, spec, streams, interrupts)
         except LaunchError as error:
             if not spec.max_restarts:
                 raise

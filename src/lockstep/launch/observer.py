@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from lockstep.launch.exchange import Exchange
 from lockstep.launch.failures import Failure
 
 
@@ -25,8 +24,6 @@ class Launch:
     """Of this machine."""
     environ: Mapping[str, str]
     """Of the workers, but for what the launcher adds."""
-    exchange: Exchange | None = None
-    """For messages to the observers of other machines' launchers; None: there is one machine."""
     end: Callable[[Failure], None]
     """Ends the launch, with this as its failure, unless it is ending already. May be called from any thread."""
 

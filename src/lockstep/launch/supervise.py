@@ -15,7 +15,6 @@ from lockstep.base.errors import LaunchError
 from lockstep.base.observers import Observers
 from lockstep.base.stopping import catches
 from lockstep.launch import ending, failures, restarts
-from lockstep.launch.exchange import Exchange
 from lockstep.launch.explained import ExplainedFailures
 from lockstep.launch.failures import Failure
 from lockstep.launch.forked import ForkedWorkers
@@ -61,18 +60,14 @@ class Outcome:
     """Of the last start."""
 
 
-def supervise(
-    server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts, exchange: Exchange | None = None
-) -> Outcome:
+def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts) -> Outcome:
     """Run all workers of ``spec`` until they have ended. Afterwards none of their processes exist, except those that the script
     left on purpose if all went well (see ``sweep``).
-
-    ``exchange``: with the launchers of other machines.
 
     Raises:
         LaunchError: a worker could not be forked, or the server died.
     """
-    with contextlib.closing(_Watch(server, spec, streams, interrupts, exchange)) as watch:
+    with contextlib.closing(_Watch(server, spec, streams, interrupts)) as watch:
         succeeded = False
         try:
             watch.run()
@@ -90,9 +85,7 @@ def supervise(
 class _Watch:
     """A running launch: turns events into transitions (``stages``), and carries out their actions."""
 
-    def __init__(
-        self, server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts, exchange: Exchange | None
-    ) -> None:
+    def __init__(self, server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts: Interrupts) -> None:
         self.stopped_with: int | None = None
         """As in ``Outcome``, once the first worker has ended with it."""
         self._server = server
@@ -113,7 +106,6 @@ class _Watch:
                 world_size=spec.world_size,
                 ranks=spec.ranks,
                 environ=spec.environ,
-                exchange=exchange,
                 end=self._end_with,
             ),
         )

@@ -171,7 +171,7 @@ class NodeAgent:
             self._spec, private_dir=str(start_dir), node=node, restart=place.count, master_port=place.master_port
         )
         self.verdict, self.stopped_with, self._is_joining = None, None, False
-        self._workers = Workers(spec, self._take_server(), self._plan, self._round.exchange)
+        self._workers = Workers(spec, self._take_server(), self._plan)
 
     def _start(self) -> Start:
         """What this node announces if it is the first one."""

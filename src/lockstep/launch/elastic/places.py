@@ -117,7 +117,7 @@ def place_all(
     machines = [read_machine(text) for text in store.multi_get([machine_key(node) for node in nodes])]
     *firsts, world_size = accumulate((each.num_ranks for each in machines), initial=0)
     placed = [replace(each, first_rank=first) for each, first in zip(machines, firsts, strict=True)]
-    values = {f"{name}/{node}": "" for name in ("beat", "done", "message") for node in nodes}
+    values = {f"{name}/{node}": "" for name in ("beat", "done") for node in nodes}
     values[_MACHINES] = json.dumps([asdict(each) for each in placed])
     for node, each in enumerate(placed):
         place = Place(

@@ -19,7 +19,6 @@ from typing import Any
 from lockstep.launch.elastic.heartbeat import Heartbeat
 from lockstep.launch.elastic.places import Machine, Place, read_machines
 from lockstep.launch.elastic.signed import SignedStore
-from lockstep.launch.exchange import Exchange
 from lockstep.launch.failures import Failure
 
 _GONE_BEATS = 12
@@ -27,8 +26,6 @@ _GONE_BEATS = 12
 _QUIET_BEATS = 4
 """Missed heartbeats that the first node mentions to the others."""
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.4
-_BEATS_PER_MESSAGE = 4
-"""Heartbeats between two messages of ``Exchange``, at least: about as often as a launcher looks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +68,7 @@ class Seen:
     @staticmethod
     def from_beat(beat: bytes) -> Seen:
         """From a heartbeat of the first node; empty: it has not sent one yet."""
-        return Seen(**json.loads(beat.split(maxsplit=2)[2])) if beat else Seen()
+        return Seen(**json.loads(beat.split(maxsplit=1)[1])) if beat else Seen()
 
 
 class Round:
@@ -87,8 +84,6 @@ class Round:
     def __init__(self, store: SignedStore, heartbeat: Heartbeat, place: Place, look: Callable[[], int]) -> None:
         self.place = place
         self.number = place.number
-        self.exchange = Exchange(place.number, place.num_nodes)
-        """For messages about workers."""
         self.num_nodes = place.num_nodes
         self.has_ended = False
         """Whether a node has announced the end."""
@@ -102,8 +97,6 @@ class Round:
         self._heartbeat = heartbeat
         self._look = look
         self._count = 0
-        self._posted, self._num_posted = "", 0  # this node's last message, and their number
-        self._received: dict[int, int] = {}  # number of the last message read, by node
         watched = range(self.num_nodes) if self.number == 0 else range(1)
         # Of nodes that are watched: the last heartbeat, and when it changed.
         self._beats = {number: (b"", time.monotonic()) for number in watched}
@@ -162,8 +155,6 @@ class Round:
     def _beat(self, client: SignedStore) -> None:
         client = self._store.through(client)
         self._count += 1
-        if self._count % _BEATS_PER_MESSAGE == 0:
-            self._send(client)
         if self.number:  # it has to look for itself while the first node is silent
             watched = range(self.num_nodes if 0 in self.silent(self._gone_s) else 1)
             self._beats = {number: self._beats.get(number, (b"", time.monotonic())) for number in watched}
@@ -172,11 +163,10 @@ class Round:
         looks_at_all = len(self._beats) == self.num_nodes
         seen = self._look_at_all(client) if looks_at_all else Seen.from_beat(self._beats[0][0])
         told = "" if self.number else json.dumps(asdict(seen))
-        client.set(f"beat/{self.number}", f"{self._count} {self._num_posted} {told}")
+        client.set(f"beat/{self.number}", f"{self._count} {told}")
         self.has_stopped, self.num_done, self.num_waiting = seen.has_stopped, seen.num_done, seen.num_waiting
         self._silence_s = dict(seen.silence_s)
         self.has_ended = self.has_ended or client.check(["ended"])
-        self._receive(client)
         if looks_at_all:  # last, since torchelastic's state may be locked for a while
             self._num_seen_waiting = self._look()
 
@@ -193,22 +183,6 @@ class Round:
                 if now - at > _QUIET_BEATS * self._heartbeat.beat_s
             ],
         )
-
-    def _send(self, client: SignedStore) -> None:
-        if self.exchange.outgoing != self._posted:
-            self._posted = self.exchange.outgoing
-            self._num_posted += 1
-            client.set(f"message/{self.number}", self._posted)
-
-    def _receive(self, client: SignedStore) -> None:
-        """Read the new messages, according to the numbers in the heartbeats: with many nodes, reading all takes long."""
-        beats = {node: self._beats[node][0] for node in self.exchange.peers}
-        numbers = {node: int(beat.split(maxsplit=2)[1]) for node, beat in beats.items() if beat}
-        new = {node: number for node, number in numbers.items() if number != self._received.get(node, 0)}
-        if new:
-            messages = client.multi_get([f"message/{node}" for node in new])
-            self.exchange.receive(dict(zip(new, messages, strict=True)))
-            self._received.update(new)
 
     def _note_beats(self, beats: Mapping[int, bytes]) -> None:
         now, gap_s = time.monotonic(), self._heartbeat.silence_s()

@@ -109,11 +109,14 @@ def judge(
 
 
 def _in_order(reports: Mapping[int, Report]) -> list[Failure]:
-    """The cause first: consequences last; then those of the node that announced the end; then by the nodes' clocks."""
+    """The cause first: consequences last; then those of which it is known who waited for whom; then those of the node that
+    announced the end; then by the nodes' clocks."""
     ordered = [
-        (failure.distance, not report.is_first, failure) for report in reports.values() for failure in report.failures
+        (failure.distance, not failure.waited, not report.is_first, failure)
+        for report in reports.values()
+        for failure in report.failures
     ]
-    return [failure for _, _, failure in sorted(ordered, key=lambda key: (key[0], key[1], key[2].time_s))]
+    return [failure for *_, failure in sorted(ordered, key=lambda key: (*key[:3], key[3].time_s))]
 
 
 def _lost_words(lost: Sequence[Machine]) -> str:

@@ -73,11 +73,6 @@ class Waiter:
         """Seconds left, 0 or more."""
         return max(0.0, self._timeout_s - self.waited_s)
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the next ``tell`` or ``pause`` prints, or ends the wait."""
-        return time.monotonic() >= self._tell_at or self.remaining_s == 0
-
     def tell(self, whom: str, *, ends: bool = True) -> None:
         """Report, if it is due, that this node waits for ``whom``. ``ends``: whether the timeout applies.
 

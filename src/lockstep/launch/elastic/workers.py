@@ -8,7 +8,6 @@ import time
 
 from lockstep.base.errors import LaunchError
 from lockstep.launch import ending, failures
-from lockstep.launch.exchange import Exchange
 from lockstep.launch.failures import Failure
 from lockstep.launch.local import run_once
 from lockstep.launch.output import OutputPlan
@@ -24,9 +23,8 @@ _OWN_WAY_S = 0.5
 class Workers:
     """The workers, started at once. ``server`` must not be used until they have ended."""
 
-    def __init__(self, spec: LaunchSpec, server: ForkServer, plan: OutputPlan, exchange: Exchange) -> None:
+    def __init__(self, spec: LaunchSpec, server: ForkServer, plan: OutputPlan) -> None:
         self.spec = spec
-        self._exchange = exchange
         self._server = server
         self._plan = plan
         self._interrupts = Interrupts(())
@@ -82,7 +80,7 @@ class Workers:
     def _run(self) -> None:
         try:
             with self._interrupts:
-                self.outcome = run_once(self.spec, self._server, self._plan, self._interrupts, self._exchange)
+                self.outcome = run_once(self.spec, self._server, self._plan, self._interrupts)
         except LaunchError as error:  # they could not be started
             failure = failures.from_exception(self.spec.ranks.start, error)
             self.outcome = Outcome(failures=(failure,), stopped_by=None, spec=self.spec)

@@ -7,7 +7,7 @@ import linecache
 import math
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -63,20 +63,6 @@ class RankReport:
     """Its busy loader workers, if it waits for them."""
     is_behind: bool = False
     """Whether it has begun a collective, but has not reached the one that others wait in."""
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON values, for a launcher on another machine."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(content: Mapping[str, Any]) -> RankReport:
-        """The inverse of ``as_json``."""
-        claim(content["record"].get("package", ""))
-        facts = None if content["facts"] is None else ProcessFacts(**content["facts"])
-        loaders = [
-            LoaderWorker(worker["pid"], ProcessFacts(**worker["facts"]), worker["frames"]) for worker in content["loaders"]
-        ]
-        return RankReport(**{**content, "facts": facts, "loaders": loaders})
 
     @property
     def rank(self) -> int:

@@ -2,7 +2,7 @@
 
 The launcher reports it, since it is no rank: it can do so when all ranks hang in C code, it knows which have exited, and there
 is only one of it. Ranks that have joined a run report for themselves, as under any launcher, since their step time is known.
-With several machines, the first one's launcher reports, from what the others send it (``messages``).
+With several machines, each launcher knows of the ranks of its own.
 """
 
 from __future__ import annotations
@@ -21,19 +21,14 @@ from lockstep.launch import failures
 from lockstep.launch.failures import Failure
 from lockstep.launch.observer import Launch
 from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
-from lockstep.tools.explain.launching.messages import Message, Peers
 from lockstep.tools.explain.mismatch import at_failure
 from lockstep.tools.explain.rank_reports import RankReport, read_records, read_reports, run_joined
 from lockstep.tools.explain.remarks import Remarks
 from lockstep.tools.explain.sampler import waits_at
 from lockstep.tools.explain.stuck import limit_of_script_s, who_waits
 
-_LOOK_S = 1.0
-"""The time between two looks, about."""
 _SELDOM = 15
 """Once the user was told, reports are collected at one in this many looks."""
-_MOST_LOOKS = 10
-"""Looks for which missing reports of other launchers are awaited, since their ranks may be the ones that block."""
 _LINE = re.compile(r'^ +File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
 
 
@@ -48,7 +43,8 @@ class Watching:
     def __init__(self, launch: Launch, say: Callable[[str], None]) -> None:
         self._dir, self._end = Path(launch.private_dir), launch.end
         self._say = say
-        self._peers = Peers(launch.exchange)
+        self._is_whole = len(launch.ranks) == launch.world_size
+        """Whether all ranks are of this machine."""
         self._told = ""
         """The last warning."""
         self._remarks = Remarks(say)
@@ -58,9 +54,6 @@ class Watching:
         """The ranks that had waited for too long at the last look."""
         self._looks = 0
         """Consecutive looks, up to now, at which a rank had."""
-        self._asked = 0
-        """Consecutive looks, up to now, at which the first launcher asked for reports."""
-        self._sent: list[dict[str, Any]] = []
         self._dead_since: float | None = None
         """When the ranks were first seen in a deadlock, in the time of ``time.monotonic``."""
         self._lock = threading.Lock()
@@ -72,9 +65,8 @@ class Watching:
             echoes: ranks that have just failed because they timed out; they are treated as still waiting.
         """
         text: str | None = None
-        if self._peers.is_first or not self._told:  # the first machine's launcher knows more than this one
-            with contextlib.suppress(Exception):  # the failure is reported even without this
-                text = self._who_waits(self._reports(echoes), is_over=True)
+        with contextlib.suppress(Exception):  # the failure is reported even without this
+            text = self._who_waits(self._reports(echoes), is_over=True)
         return text or self._told
 
     def mismatch(self, reported: Sequence[Failure]) -> str:
@@ -95,19 +87,7 @@ class Watching:
             return
         now_s = time.time()
         records = read_records(self._dir)
-        waiting_here = tuple(int(record["rank"]) for record in records if _waits_too_long(record, now_s))
-        messages = self._peers.received()
-        waited = tuple(sorted({*waiting_here, *(rank for message in messages.values() for rank in message.waited)}))
-        is_asked = bool(waited) or any(message.asks for message in messages.values())
-        reports = self._requested_reports() if is_asked and not self._peers.is_first else []
-        self._peers.post(Message(waited=waiting_here, asks=bool(waited), told=self._told, reports=reports))
-        self._asked = self._asked + 1 if is_asked else 0
-        if not self._peers.is_first:
-            self._told = messages[0].told if 0 in messages else ""
-            return
-        self._look_for_stuck(waited, records)
-
-    def _look_for_stuck(self, waited: tuple[int, ...], records: Sequence[Mapping[str, Any]]) -> None:
+        waited = tuple(int(record["rank"]) for record in records if _waits_too_long(record, now_s))
         if self._remarks.has_warned and self._has_moved(records):
             self._remarks.all_clear()
         before, self._waited = self._waited, waited
@@ -115,9 +95,7 @@ class Watching:
         if not waited:
             self._told, self._dead_since = "", None
         elif not self._told and set(waited) & set(before):
-            is_early = not self._peers.have_reported() and self._looks < _MOST_LOOKS
-            if not is_early:
-                self._report(waited, records)
+            self._report(waited, records)
         elif self._told and (self._dead_since is not None or self._looks % _SELDOM == 0):
             self._look_for_deadlock()
 
@@ -139,9 +117,7 @@ class Watching:
     def _look_for_deadlock(self) -> None:
         """End the launch if its ranks can never go on, and could not for some time."""
         now = time.monotonic()
-        # Other launchers send new reports only rarely.
-        certain_s = CERTAIN_S + (_SELDOM * _LOOK_S if self._peers.are_there else 0.0)
-        if self._dead_since is not None and now - self._dead_since < certain_s:
+        if self._dead_since is not None and now - self._dead_since < CERTAIN_S:
             return
         reports = self._reports(())
         if not (ranks := deadlocked(reports)):
@@ -153,30 +129,18 @@ class Watching:
             how = "deadlock: ranks that wait like this never go on, so the run was ended"
             self._end(failures.from_deadlock(min(ranks), report, how))
 
-    def _requested_reports(self) -> list[dict[str, Any]]:
-        """The reports for the first launcher. Once that has told the user, processes are asked for new ones only rarely."""
-        if not self._told or self._asked % _SELDOM == 0:
-            self._sent = [report.as_json() for report in self._reports(())]
-        return self._sent
-
     def _reports(self, echoes: Collection[int]) -> list[RankReport]:
-        """Reports of this machine's ranks, and those received from other launchers.
-
-        ``echoes`` have just failed because they timed out; they are treated as still waiting.
-        """
+        """``echoes`` have just failed because they timed out; they are treated as still waiting."""
         with self._lock:
             reports = read_reports(self._where(), time.time())
-        messages = self._peers.received() if self._peers.is_first else {}
-        reports += [RankReport.from_json(each) for message in messages.values() for each in message.reports]
-        reports = [replace(report, state="running") if report.rank in echoes else report for report in reports]
-        return sorted(reports, key=lambda report: report.rank)
+        return [replace(report, state="running") if report.rank in echoes else report for report in reports]
 
     def _who_waits(self, reports: Sequence[RankReport], *, is_over: bool) -> str | None:
         if is_over:
             reports = [replace(report, state="running") if report.state == "failed" else report for report in reports]
         where = self._where()
         shown = "" if where == self._dir else os.path.relpath(where)
-        return who_waits(reports, shown, is_over=is_over, is_here=self._peers.are_there and not shown)
+        return who_waits(reports, shown, is_over=is_over, is_here=not self._is_whole and not shown)
 
 
 def _num_done(record: Mapping[str, Any]) -> int:
