@@ -503,43 +503,6 @@ def test_launchers_that_do_not_share_a_directory_are_told_what_to_share(numbered
 
 
 @pytest.mark.long
-def test_a_numbered_node_that_was_killed_comes_back_as_soon_as_the_others_have_noticed(numbered, alone, tmp_path):
-    # Nothing is wrong for the other's processes while they sleep: only its launcher can notice, which takes it the timeout.
-    slow = TRAIN.replace(
-        "        step += 1",
-        """        step += 1
-        if step == 4 and not seen:
-            open(f"asleep-{team.rank}", "w").close()
-            time.sleep(120)""",
-    ).replace("step = 0\n", "step = 0\nseen = os.path.exists('steps')\n")
-    options = ("--shards", "2", "--max-restarts", "1", "--timeout", "10", "--checkpoint-every", "2")
-    first, second = (numbered(slow, rank, *options, args=(1, 0)) for rank in (0, 1))
-    until(lambda: (tmp_path / "asleep-0").exists())
-    second.kill()
-    again = numbered(slow, 1, *options, args=(1, 0))  # at once, when nobody can have noticed for as long as that
-    until(
-        lambda: (
-            f"waiting at 127.0.0.1:{numbered.port} for the others to notice that process {second.process.pid} on"
-            in again.err
-        )
-    )
-    both(first, again)
-    assert "restart 1 of 1: all nodes join a new rendezvous" in first.err
-    assert read_weights(first.out, again.out) == alone(1, shards=2)
-
-
-@pytest.mark.long
-def test_a_launcher_that_was_killed_while_it_waited_for_others_may_be_started_again(numbered):
-    lost = numbered(TALK, 1, nnodes=3)
-    first = numbered(TALK, 0, nnodes=3)
-    until(lambda: "for node 2 of 3" in first.err)
-    lost.kill()
-    others = [numbered(TALK, rank, nnodes=3) for rank in (1, 2)]
-    both(*others)
-    assert first.wait() == 0, first.err
-
-
-@pytest.mark.long
 def test_who_has_left_again_is_not_counted(coming):
     first = coming(TALK, nnodes="3:4")
     until(lambda: "more nodes: 1 of 3 to 4 is here" in first.err)

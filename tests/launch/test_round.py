@@ -49,9 +49,8 @@ class Node:
         connection = SimpleNamespace(
             nodes=nodes,
             round_store=lambda count: self.signed.under(f"round-{count}"),
-            greeting=SimpleNamespace(rendezvous=0),
             lost_s=10.0,
-            waiter=lambda remedy, timeout_s=None, hints=True: Waiter("here:1", 60.0, Stop(), remedy, hints=hints),
+            waiter=lambda remedy, timeout_s=None: Waiter("here:1", 60.0, Stop(), remedy),
         )
         self.rendezvous = StaticRendezvous(connection)
         self.heartbeat = SimpleNamespace(also=lambda _: None, silence_s=lambda: 0.0, answered_at=0.0, beat_s=0.25)

@@ -279,7 +279,6 @@ class NodeAgent:
         self.is_reporter = self.verdict.reporter == round_.number
         sweep((), workers.spec.private_dir)  # workers that ended successfully may have left processes: see sweep
         self._in_round.close()
-        self._rendezvous.end_round()
         if not self.verdict.continues:
             return True
         if self._signal:

@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from torch.distributed import DistStoreError, TCPStore  # type: ignore[attr-defined]
 
@@ -45,8 +45,6 @@ class Greeting:
     earlier store cannot be replayed."""
     terms: Mapping[str, str]
     """See ``compatibility``."""
-    rendezvous: int = 0
-    """Number of the rendezvous that numbered nodes join from now on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +58,8 @@ class Connection:
     secret: Secret
     server: TCPStore | None
     """The store itself, if this launcher keeps it."""
-    hall: SignedStore
-    """The store, with the secret of the run, by which launchers know each other."""
     greeting: Greeting
-    """As this launcher has found it."""
+    """Of its keeper."""
 
     @property
     def nodes(self) -> Nodes:
@@ -100,14 +96,13 @@ class Connection:
         """Seconds between two heartbeats of a node."""
         return max(_BEAT_S, self.nodes.most / _BEATS_PER_S)
 
-    def waiter(self, remedy: str, timeout_s: float | None = None, *, hints: bool = True) -> Waiter:
+    def waiter(self, remedy: str, timeout_s: float | None = None) -> Waiter:
         """A wait for other nodes that begins now. ``timeout_s``: None: the run's."""
         return Waiter(
             self.nodes.endpoint,
             self.timeout_s if timeout_s is None else timeout_s,
             self.stop,
             remedy,
-            hints=hints,
             pause_s=PAUSE_S if self.nodes.node_rank is not None else max(PAUSE_S, self.nodes.most / _ASKED_PER_S),
         )
 
@@ -115,14 +110,6 @@ class Connection:
         """Another client, for the thread that calls this: one that waits for an answer blocks all threads that use it."""
         waiter = self.waiter("Has the machine that keeps the store been lost?")
         return SignedStore(_connect(self.nodes, waiter), self.secret, self.nodes.endpoint)
-
-    def greet(self, rendezvous: int) -> None:
-        """Tell launchers that come from now on which rendezvous to join. For the keeper of the store."""
-        self.hall.set(_GREETING, json.dumps(asdict(replace(self.greeting, rendezvous=rendezvous))))
-
-    def read_greeting(self) -> Greeting:
-        """As it is now."""
-        return Greeting(**json.loads(self.hall.get(_GREETING)))
 
 
 def open_connection(endpoint: Endpoint, terms: Mapping[str, str], timeout_s: float, stop: Stop) -> Connection:
@@ -150,6 +137,7 @@ def open_connection(endpoint: Endpoint, terms: Mapping[str, str], timeout_s: flo
         if mine is None:
             raise endpoint.secret.not_shared(f"this launcher, which keeps the store at {nodes.endpoint},")
         secret = mine
+        client.set(_GREETING, secret.sign(_GREETING, json.dumps(asdict(greeting)).encode()).decode())
     own = secret.derived(greeting.nonce.encode())
     connection = Connection(
         endpoint=endpoint,
@@ -158,12 +146,9 @@ def open_connection(endpoint: Endpoint, terms: Mapping[str, str], timeout_s: flo
         store=SignedStore(client, own, nodes.endpoint),
         secret=own,
         server=server,
-        hall=SignedStore(client, secret, nodes.endpoint),
         greeting=greeting,
     )
     client.set_timeout(datetime.timedelta(seconds=connection.answer_s))
-    if server is not None:
-        connection.greet(0)
     return connection
 
 

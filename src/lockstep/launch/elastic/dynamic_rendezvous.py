@@ -133,9 +133,6 @@ class DynamicRendezvous:
         except RendezvousConnectionError as error:
             raise _cause(error) from error
 
-    def end_round(self) -> None:
-        """Nothing: torchelastic counts by itself which nodes come."""
-
     def shutdown(self) -> None:
         """End the rendezvous: no further node can join."""
         self._inner.shutdown()

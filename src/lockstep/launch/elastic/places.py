@@ -12,8 +12,6 @@ from itertools import accumulate
 from types import MappingProxyType
 
 from lockstep.launch.elastic.signed import SignedStore
-from lockstep.launch.processes import state_of
-from lockstep.world.machine.identity import shared_by
 
 _MACHINES = "machines"
 
@@ -31,8 +29,6 @@ class Machine:
     """Whether its launcher keeps the launchers' store."""
     pid: int = 0
     """Of its launcher."""
-    pid_namespace: str = ""
-    """Identifies the boot and PID namespace in which ``pid`` is valid; empty: unknown."""
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Unique."""
 
@@ -45,7 +41,6 @@ class Machine:
             num_ranks=num_ranks,
             keeps_store=keeps_store,
             pid=os.getpid(),
-            pid_namespace=shared_by("pid"),
         )
 
     @property
@@ -53,11 +48,6 @@ class Machine:
         """For the user."""
         last = self.first_rank + self.num_ranks - 1
         return f"rank {last}" if self.num_ranks == 1 else f"ranks {self.first_rank} to {last}"
-
-    def has_ended(self, here: Machine) -> bool:
-        """Whether its launcher is known to have ended. ``here``: the machine of this process."""
-        is_here = (self.host, self.pid_namespace) == (here.host, here.pid_namespace) and self.pid_namespace != ""
-        return is_here and state_of(self.pid) == "dead"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +89,6 @@ def answer_key(number: int, asked: int = 0) -> str:
 def read_machine(text: bytes) -> Machine:
     """A machine that was announced."""
     return Machine(**json.loads(text))
-
-
-def has_begun(store: SignedStore) -> bool:
-    """Whether the nodes of a round were told their places."""
-    return store.check([_MACHINES])
 
 
 def place_all(

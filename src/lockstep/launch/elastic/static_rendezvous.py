@@ -12,10 +12,9 @@ from torch.distributed import DistError, DistStoreError
 
 from lockstep.base.errors import ConfigError, LaunchError
 from lockstep.launch.elastic.connection import Connection
-from lockstep.launch.elastic.places import Machine, Place, Start, answer_key, has_begun, machine_key, place_all, read_machine
+from lockstep.launch.elastic.places import Machine, Place, Start, answer_key, machine_key, place_all, read_machine
 from lockstep.launch.elastic.signed import SignedStore
 from lockstep.launch.elastic.waiter import StoppedError, Waiter
-from lockstep.launch.supervise import SAVING_GRACE_S
 
 _SHOWN = 10
 """Missing nodes that a message names."""
@@ -39,7 +38,7 @@ class StaticRendezvous:
         assert nodes.node_rank is not None
         self._rank = nodes.node_rank
         self._numbers = range(nodes.most)
-        self._count = connection.greeting.rendezvous
+        self._count = -1  # of the rendezvous, from 0
 
     def meet(self, machine: Machine, start: Callable[[], Start]) -> Place:
         """Meet the others. Every node must; it waits for them, with messages. The first one calls ``start`` then.
@@ -49,8 +48,9 @@ class StaticRendezvous:
             LaunchError: a node did not arrive within the timeout.
             StoppedError: this launcher was stopped.
         """
-        self._arrive(machine)
-        store = self._store
+        self._count += 1
+        store = self._connection.round_store(self._count)
+        self._arrive(store, machine)
         try:
             if self._rank == 0:
                 num_told = self._gather(store)
@@ -69,41 +69,16 @@ class StaticRendezvous:
     def shutdown(self) -> None:
         """End the rendezvous. (Nodes that come later find no store.)"""
 
-    def end_round(self) -> None:
-        """Have launchers that are started from now on join the next rendezvous."""
-        self._count += 1
-        if self._connection.server is not None:
-            self._connection.greet(self._count)
-
-    @property
-    def _store(self) -> SignedStore:
-        return self._connection.round_store(self._count)
-
-    def _arrive(self, me: Machine) -> None:
-        expected, mine = "", json.dumps(asdict(me))
-        # If a node comes back at once, the others have yet to notice that it was lost, and to end their processes.
-        patience_s = self._connection.lost_s + SAVING_GRACE_S
-        waiter = self._connection.waiter(
-            "End the launchers of the other nodes, and start all again.", patience_s, hints=False
-        )
-        while True:
-            holder = self._store.compare_set(machine_key(self._rank), expected, mine)
-            if holder.decode() == mine:
-                return
+    def _arrive(self, store: SignedStore, me: Machine) -> None:
+        mine = json.dumps(asdict(me))
+        holder = store.compare_set(machine_key(self._rank), "", mine)
+        if holder.decode() != mine:
             first = read_machine(holder)
-            if not first.has_ended(me):
-                raise ConfigError(
-                    f"--node-rank {self._rank} is taken, by process {first.pid} on {first.host}: give every node a number of "
-                    f"its own, from 0 to {self._numbers[-1]}. (If that one belongs to another run, give each run a port of "
-                    "its own. If it was this node, and was lost, the others have not noticed yet: that takes them "
-                    f"{self._connection.timeout_s:g} s, see --timeout.)"
-                )
-            if has_begun(self._store):  # the others have started with it
-                expected = ""
-                waiter.pause(f"the others to notice that process {first.pid} on {first.host}, this node, has ended")
-                self._count = self._connection.read_greeting().rendezvous
-            else:  # it was still waiting: take its place, unless it has withdrawn
-                expected = "" if expected == holder.decode() else holder.decode()
+            raise ConfigError(
+                f"--node-rank {self._rank} is taken, by process {first.pid} on {first.host}: give every node a number of its "
+                f"own, from 0 to {self._numbers[-1]}. (If that one belongs to another run, give each run a port of its own. If "
+                "it was this node, and was lost, end the launchers of all nodes, and start all again.)"
+            )
 
     def _gather(self, store: SignedStore) -> Mapping[int, int]:
         """Wait for all, and tell those that wait as well for whom, how often each."""

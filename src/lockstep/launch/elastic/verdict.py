@@ -99,10 +99,11 @@ def judge(
     status = (reported[0].exit_status or 1) if reported else 1
     if has_cause and reported[0].would_recur:
         return end(whole + restarts.why_not(reported[0], max_restarts), status, brief)
+    if lost and not is_elastic:
+        return end(whole if has_cause else f"{whole}. {_RESUMES}", status, brief)
     if any(report.signal for report in reports.values()) and not is_elastic:
         return end(whole, status, brief)  # a node was stopped, and would be missing
     if used >= max_restarts:
-        whole += f". {_RESUMES}" if lost and not has_cause else ""
         return end(whole + restarts.why_not(None, max_restarts), status, brief)
     count = f"restart {used + 1} of {max_restarts}: all nodes join a new rendezvous"
     return again(f"{whole}\n\nlockstep: {count}", f"{brief}; {count}", counts=True)

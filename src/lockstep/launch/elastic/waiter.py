@@ -11,6 +11,8 @@ from lockstep.base.stopping import say
 _TELL_AFTER_S = 1.0
 _TELL_EVERY_S = 10.0
 PAUSE_S = 0.1
+_HINT_AT = 2
+"""The message that has the remedy, too."""
 
 
 class StoppedError(Exception):
@@ -37,7 +39,6 @@ class Waiter:
         timeout_s: how long to wait.
         stop: ends the wait as well.
         remedy: advice for the user if the wait times out.
-        hints: whether to give it already after a while.
         pause_s: how long ``pause`` sleeps, in seconds.
     """
 
@@ -48,7 +49,6 @@ class Waiter:
         stop: Stop,
         remedy: str,
         *,
-        hints: bool = True,
         pause_s: float = PAUSE_S,
     ) -> None:
         self._endpoint = endpoint
@@ -60,7 +60,6 @@ class Waiter:
         self._began = time.monotonic()
         self._began_at = time.time()
         self._tell_at = self._began + _TELL_AFTER_S
-        self._hint_at = 2 if hints else 0
         self._num_told = 0
 
     @property
@@ -86,7 +85,7 @@ class Waiter:
             until = time.strftime("%H:%M:%S", time.localtime(self._began_at + self._timeout_s))
             limit = f", until {until}, {self._timeout_s:g} s in all" if ends else ""
             self._num_told += 1
-            hint = f". {self._remedy}" if self._num_told == self._hint_at else ""
+            hint = f". {self._remedy}" if self._num_told == _HINT_AT else ""
             say(f"waiting at {self._endpoint} for {whom} ({self.waited_s:.0f} s so far{limit}). Ctrl-C ends it{hint}")
 
     def timed_out(self) -> LaunchError:
