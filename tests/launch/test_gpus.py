@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.launch.gpus import built_for, num_present_to_rocm, num_visible, num_visible_to
+from lockstep.launch.gpus import built_for, num_present_to_rocm, num_visible_to
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,3 @@ def test_gpus_of_rocm_are_the_nodes_with_an_id(tmp_path):
 )
 def test_variables_hide_gpus_of_rocm_one_after_the_other(environ, expected):
     assert num_visible_to("hip", 4, environ) == expected
-
-
-def test_the_list_ends_at_the_first_entry_that_is_none():
-    assert (num_visible(4, None), num_visible(4, "0,1,7,2"), num_visible(4, "GPU-1,MIG-2"), num_visible(0, "0")) == (
-        4,
-        2,
-        2,
-        0,
-    )

@@ -79,7 +79,7 @@ def test_a_question_is_answered_by_the_first_observer_that_knows_and_errors_of_o
 
     ended = []
     only("observers", broken=cannot_start, failing=_Fails, ignorant=Observer, knowing=_Knows)
-    observers = Observers("observers", Launch(private_dir="", world_size=2, ranks=(0, 1), environ={}, end=ended.append))
+    observers = Observers("observers", Launch(private_dir="", world_size=2, ranks=(0, 1), end=ended.append))
     assert "broken" in capfd.readouterr().err
     assert observers.ask(lambda observer: observer.last_seen(1)) == "rank 1 slept"
     assert observers.ask(lambda observer: observer.who_waits((1,))) is None

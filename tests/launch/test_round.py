@@ -158,7 +158,7 @@ def test_reports_of_nodes_that_are_gone_are_not_waited_for(meet):
             node.beat()
     reports = []
     for node in nodes[:2]:
-        node.round.report(rounds_module.Report(why="lost", is_first=node.number == 0))
+        node.round.report(rounds_module.Report(is_first=node.number == 0))
     for node in nodes[:2]:
         reports.append(node.round.reports(lambda _: pytest.fail("it waits")))
     assert reports[0] == reports[1]

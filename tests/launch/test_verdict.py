@@ -28,12 +28,12 @@ def judged(reports, *, least=1, is_elastic=False, used=0, max_restarts=0):
     return judge(reports, (ONE, TWO), least=least, is_elastic=is_elastic, used=used, max_restarts=max_restarts)
 
 
-FOLLOWED = Report(why="followed")
-FAILED = Report(why="failed", is_first=True, failures=(failure(2, exit_status=7),))
+FOLLOWED = Report()
+FAILED = Report(is_first=True, failures=(failure(2, exit_status=7),))
 
 
 def test_the_first_failure_is_told_whole_once_and_in_a_line_by_the_others():
-    found = judged([Report(why="failed", is_first=True, failures=(echo(0), echo(1))), FAILED])
+    found = judged([Report(is_first=True, failures=(echo(0), echo(1))), FAILED])
     assert not found.continues
     assert found.text.startswith(
         "rank 2 of 3 on two failed: ValueError: boom\n\nwhole ValueError\n\nfailed after it:\n  rank 0 on one"
@@ -43,13 +43,13 @@ def test_the_first_failure_is_told_whole_once_and_in_a_line_by_the_others():
 
 
 def test_an_error_that_all_ranks_have_is_told_once():
-    found = judged([Report(why="failed", is_first=True, failures=(failure(0, host="one"), failure(1, host="one")))])
+    found = judged([Report(is_first=True, failures=(failure(0, host="one"), failure(1, host="one")))])
     assert "whole ValueError\n\nfailed after it:\n  rank 1 on one: the same error\n" in found.text
 
 
 def test_of_two_causes_the_first_is_that_which_was_seen_first_whatever_the_clocks_say():
-    late = Report(why="failed", failures=(failure(0, "KeyError", time_s=1.0, host="one"),))
-    early = Report(why="failed", is_first=True, failures=(failure(2, "ValueError", time_s=9000.0),))
+    late = Report(failures=(failure(0, "KeyError", time_s=1.0, host="one"),))
+    early = Report(is_first=True, failures=(failure(2, "ValueError", time_s=9000.0),))
     assert judged([late, early]).text.startswith("rank 2 of 3 on two failed: ValueError")
 
 
@@ -63,41 +63,41 @@ def test_restarts_are_counted_and_end():
 
 
 def test_an_error_that_would_only_come_again_is_the_end():
-    failed = Report(why="failed", is_first=True, failures=(failure(2, "ConfigError", would_recur=True),))
+    failed = Report(is_first=True, failures=(failure(2, "ConfigError", would_recur=True),))
     found = judged([FOLLOWED, failed], max_restarts=3)
     assert not found.continues
     assert "a ConfigError would only recur" in found.text
 
 
 def test_where_nodes_come_and_go_a_lost_one_costs_no_restart():
-    found = judged([Report(why="failed", is_first=True, failures=(echo(0),))], is_elastic=True)
+    found = judged([Report(is_first=True, failures=(echo(0),))], is_elastic=True)
     assert (found.continues, found.counts) == (True, False)
     assert "lost contact with two (rank 2)" in found.text
 
 
 def test_where_they_do_not_a_lost_one_is_the_end():
-    found = judged([Report(why="lost", is_first=True, failures=(echo(0),))], max_restarts=1)
+    found = judged([Report(is_first=True, failures=(echo(0),))], max_restarts=1)
     assert not found.continues
     assert "lost contact with two (rank 2)" in found.text
     assert "The same command, again on all nodes, resumes" in found.text
 
 
 def test_a_failure_is_not_taken_for_a_loss_by_the_one_who_reports_it():
-    found = judged([Report(why="failed", is_first=True, failures=(failure(0, host="one"),))], is_elastic=True)
+    found = judged([Report(is_first=True, failures=(failure(0, host="one"),))], is_elastic=True)
     assert not found.continues
     assert "rank 0 of 3 on one failed" in found.text
     assert "lost contact with two" in found.text
 
 
 def test_only_echoes_with_all_nodes_there_are_a_failure():
-    reports = [Report(why="failed", is_first=True, failures=(echo(0),)), Report(why="failed", failures=(echo(2, "two"),))]
+    reports = [Report(is_first=True, failures=(echo(0),)), Report(failures=(echo(2, "two"),))]
     assert not judged(reports, is_elastic=True).continues
     assert judged(reports, is_elastic=True, max_restarts=1).counts
 
 
 def test_a_node_that_comes_costs_no_restart():
-    join = Report(why="join", is_first=True)
-    found = judged([join, Report(why="failed", failures=(echo(2, "two"),))], is_elastic=True)
+    join = Report(joins=True, is_first=True)
+    found = judged([join, Report(failures=(echo(2, "two"),))], is_elastic=True)
     assert (found.continues, found.counts) == (True, False)
 
 
@@ -106,7 +106,7 @@ def test_a_node_that_comes_costs_no_restart():
 )
 def test_who_is_stopped_leaves_and_the_others_go_on_if_they_can(is_elastic, stopped, continues):
     reports = [FOLLOWED, FOLLOWED]
-    reports[stopped] = Report(why="stopped", is_first=True, signal=15)
+    reports[stopped] = Report(is_first=True, signal=15)
     found = judged(reports, is_elastic=is_elastic)
     assert (found.continues, found.counts, found.reporter) == (continues, False, 1 - stopped)
     assert f"stopped by signal 15 on {('one', 'two')[stopped]}" in found.text or continues
@@ -116,12 +116,12 @@ def test_who_is_stopped_leaves_and_the_others_go_on_if_they_can(is_elastic, stop
 
 
 def test_reports_travel_as_text():
-    report = Report(why="failed", failures=(failure(2), echo(1)), signal=2)
+    report = Report(failures=(failure(2), echo(1)), signal=2)
     assert Report.from_json(report.to_json()) == report
 
 
-SAVED = Report(why="saved", is_first=True, stopped_with=75)
-LEAVES = Report(why="saved", stopped_with=75, signal=15)
+SAVED = Report(is_first=True, stopped_with=75)
+LEAVES = Report(stopped_with=75, signal=15)
 
 
 def test_a_run_that_has_saved_itself_ends_on_all_nodes_with_its_status_and_is_no_failure():
@@ -145,7 +145,7 @@ def test_where_nodes_come_and_go_those_that_were_not_told_go_on_if_they_are_enou
 
 
 def test_a_run_that_has_saved_itself_for_a_node_that_comes_meets_again():
-    found = judged([replace(SAVED, why="join"), SAVED], is_elastic=True)
+    found = judged([replace(SAVED, joins=True), SAVED], is_elastic=True)
     assert (found.continues, found.counts) == (True, False)
     assert "a node joined" in found.text
 

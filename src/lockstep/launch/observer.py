@@ -7,7 +7,7 @@ then reported with what the workers themselves have told. What observes a worker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from lockstep.launch.failures import Failure
@@ -22,8 +22,6 @@ class Launch:
     world_size: int
     ranks: Sequence[int]
     """Of this machine."""
-    environ: Mapping[str, str]
-    """Of the workers, but for what the launcher adds."""
     end: Callable[[Failure], None]
     """Ends the launch, with this as its failure, unless it is ending already. May be called from any thread."""
 

@@ -105,7 +105,6 @@ class _Watch:
                 private_dir=spec.private_dir,
                 world_size=spec.world_size,
                 ranks=spec.ranks,
-                environ=spec.environ,
                 end=self._end_with,
             ),
         )
@@ -154,18 +153,13 @@ class _Watch:
     def _listen(self, rank: int, receiver: Receiver) -> None:
         self._selector.register(receiver, selectors.EVENT_READ, functools.partial(self._on_message, rank, receiver))
 
-    def _last_reports(self) -> list[str]:
-        """Descriptions of what workers reported before they were lost with the server."""
+    def _last_failures(self) -> list[str]:
+        """The report of what workers had told before they were lost with the server, if any had failed."""
         self.workers.read()
-        all_told = self.workers.all_told
-        ended = [f"  rank {rank}: {told.end.how}" for rank, told in all_told.items() if told.end is not None]
-        for rank, told in all_told.items():
+        for rank, told in self.workers.all_told.items():
             if told.failure is not None:
                 self.failures.by_rank.setdefault(rank, told.failure)
-        return [
-            *(["\n".join(["ended before it:", *ended])] if ended else []),
-            *([failures.report(self._reported(), self._spec.world_size)] if self.failures.by_rank else []),
-        ]
+        return [failures.report(self._reported(), self._spec.world_size)] if self.failures.by_rank else []
 
     def _reported(self) -> tuple[Failure, ...]:
         """The failures, the cause first."""
@@ -214,7 +208,7 @@ class _Watch:
         except LaunchError as error:
             if self._interrupts.received and not was_ready:
                 raise _StoppedEarlyError from None  # the server got the signal too, before it ignored signals
-            raise LaunchError("\n\n".join([str(error), *self._last_reports()])) from None
+            raise LaunchError("\n\n".join([str(error), *self._last_failures()])) from None
         if (ended := self.workers.ended(message)) is not None:
             self._on_end(*ended)
             self.workers.start_some()

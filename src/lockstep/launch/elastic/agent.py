@@ -204,19 +204,13 @@ class NodeAgent:
                 return True
             if round_.num_done < round_.num_nodes and not round_.silent(self.lost_s):
                 return False  # others have not finished
-        why = self._why_it_ends(is_running)
-        if why == "join" and is_running:
-            # By SIGTERM, on which workers may save their state. The other nodes notice the new one by themselves.
-            self._is_joining = True
-            workers.stop(signal.SIGTERM, at_once=True)
-            why = None
-        if why is None:
-            return False
-        if is_running:  # a node was lost or has failed: the others cannot continue
+        if is_running:
+            if not self._must_end():
+                return False
             workers.end()
         is_first = round_.end()
         workers.wait()
-        return self._settle(why, is_first=is_first)
+        return self._settle(is_first=is_first)
 
     @property
     def _was_stopped(self) -> bool:
@@ -237,32 +231,35 @@ class NodeAgent:
         elif not is_stopped and not workers.is_stopping:
             self._signal = 0  # it was for the script, which continues; or the run had already ended
         elif not is_running and not workers.failures and (is_stopped or self._was_stopped):
-            self._end_round("stopped")
+            self._end_round()
             raise StoppedError
 
-    def _why_it_ends(self, is_running: bool) -> str | None:
-        """Why this node ends the round (see ``Report.why``); None: it does not, or the workers are ending already."""
+    def _must_end(self) -> bool:
+        """Whether running workers cannot continue, since another node was lost or has failed."""
         round_, workers = self._current
-        if is_running:
-            if round_.silent(self.lost_s):
-                return "lost"
-            if self._signal or self._is_joining:
-                return None  # the workers were told
-            if round_.num_waiting and not round_.has_ended:
-                return "join"
-            return "followed" if round_.has_ended else None
-        if workers.failures:
-            return "failed"
-        if self._is_joining:
-            return "join"
-        return "saved" if workers.outcome.stopped_with is not None else "lost"
+        if round_.silent(self.lost_s):
+            return True
+        if self._signal or self._is_joining:
+            return False  # they were told to end
+        if round_.num_waiting and not round_.has_ended:
+            # By SIGTERM, on which workers may save their state. The other nodes notice the new one by themselves.
+            self._is_joining = True
+            workers.stop(signal.SIGTERM, at_once=True)
+            return False
+        return round_.has_ended
 
-    def _settle(self, why: str, *, is_first: bool) -> bool:
+    def _settle(self, *, is_first: bool) -> bool:
         """Learn how the round has ended on all nodes, and do what follows. Returns whether the run has ended."""
         round_, workers = self._current
         stopped_with = workers.outcome.stopped_with or 0
         round_.report(
-            Report(why=why, is_first=is_first, failures=workers.failures, signal=self._signal, stopped_with=stopped_with)
+            Report(
+                joins=self._is_joining,
+                is_first=is_first,
+                failures=workers.failures,
+                signal=self._signal,
+                stopped_with=stopped_with,
+            )
         )
         nodes = self._connection.nodes
         reports = round_.reports(self._connection.stop.sleep)
@@ -289,13 +286,13 @@ class NodeAgent:
         self._begin()
         return False
 
-    def _end_round(self, why: str) -> None:
+    def _end_round(self) -> None:
         """Tell the others that this node leaves, if the store answers."""
         if self._round is None or self._heartbeat.error is not None:
             return
         is_first = self._round.end()
         assert self._workers is not None
-        self._round.report(Report(why=why, is_first=is_first, failures=self._workers.failures, signal=self._signal))
+        self._round.report(Report(is_first=is_first, failures=self._workers.failures, signal=self._signal))
 
     @property
     def _store_answers(self) -> bool:

@@ -32,9 +32,8 @@ _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.4
 class Report:
     """How a round has ended on a node."""
 
-    why: str
-    """``failed``; ``stopped`` by a signal; ``saved``: the run was asked to stop, and its processes end by themselves; ``join``:
-    another node joins; ``lost``: another one is silent; ``followed``: another one announced the end first."""
+    joins: bool = False
+    """Whether its processes were ended because another node joins."""
     is_first: bool = False
     """Whether this node announced the end first: in the store, since clocks differ."""
     failures: tuple[Failure, ...] = ()

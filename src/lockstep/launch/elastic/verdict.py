@@ -55,7 +55,7 @@ def judge(
     reported = _in_order(reports)
     has_cause = any(failure.distance < 2 for failure in reported)
     stopped = [number for number, report in reports.items() if report.signal]
-    joins = any(report.why == "join" for report in reports.values())
+    joins = any(report.joins for report in reports.values())
     remaining = [number for number in reports if number not in stopped]
     reporter = min(remaining or reports)
 
