@@ -109,7 +109,7 @@ def test_help_shows_some_twenty_options_and_says_how_to_see_all(command):
     listed = [set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, flags=re.MULTILINE)) for text in (some, every)]
     assert 18 <= len(listed[0]) <= 25
     assert listed[0] < listed[1]
-    assert {"--audit", "--rdzv-conf"} <= listed[1] - listed[0]
+    assert {"--audit", "--rdzv-id"} <= listed[1] - listed[0]
     assert re.search(r"\d\d more options: lockstep run --help-all", some)
 
 

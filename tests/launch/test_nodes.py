@@ -8,7 +8,7 @@ from launch_helpers import free_port, listening
 
 from lockstep.base.errors import ConfigError
 from lockstep.launch.endpoint import find_endpoint, introduce
-from lockstep.launch.nodes import DEFAULT_PORT, QUICK, plan_nodes
+from lockstep.launch.nodes import DEFAULT_PORT, plan_nodes
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.secret import SharedSecret
 from lockstep.world.machine.addresses import is_loopback, outward_addresses, source_address
@@ -36,10 +36,9 @@ def test_nodes_with_numbers_meet_at_the_first_and_all_come():
 
 
 def test_nodes_without_numbers_meet_at_an_endpoint_and_may_come_and_go():
-    nodes = plan(nnodes="1:4", rdzv_endpoint="[::1]:2940", rdzv_id="mine", rdzv_conf="last_call_timeout=7")
+    nodes = plan(nnodes="1:4", rdzv_endpoint="[::1]:2940", rdzv_id="mine")
     assert (nodes.least, nodes.most, nodes.node_rank, nodes.is_elastic) == (1, 4, None, True)
     assert (nodes.endpoint, nodes.run_id) == ("[::1]:2940", "mine")
-    assert nodes.conf == {**QUICK, "last_call_timeout": 7}
 
 
 def test_a_node_rank_means_what_it_says_also_with_an_endpoint():
@@ -64,12 +63,6 @@ def test_a_node_rank_means_what_it_says_also_with_an_endpoint():
         ({"nnodes": "2", "rdzv_endpoint": "one:port"}, "--rdzv-endpoint one:port: give HOST:PORT"),
         ({"nnodes": "2", "rdzv_endpoint": "one:0"}, "from 1 to 65535"),
         ({"nnodes": "2", "rdzv_endpoint": "one", "rdzv_backend": "etcd"}, "--rdzv-backend etcd"),
-        (
-            {"nnodes": "2", "rdzv_endpoint": "one", "rdzv_conf": "patience=3"},
-            "the settings are join_timeout",
-        ),
-        ({"nnodes": "2", "rdzv_endpoint": "one", "rdzv_conf": "join_timeout=soon"}, "whole number"),
-        ({**HERE, "rdzv_conf": "last_call_timeout=5"}, "the settings of nodes with --node-rank are join_timeout"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_at_once(options, words):

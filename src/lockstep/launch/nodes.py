@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from lockstep.base.errors import ConfigError
 from lockstep.launch.options import LaunchOptions
@@ -15,19 +13,11 @@ DEFAULT_PORT = 29500
 _DEFAULT_RUN = "none"
 _COUNT = re.compile(r"(\d+)(?::(\d+))?")
 
-QUICK = MappingProxyType({"last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": 5})
-"""Settings of torchelastic's rendezvous, in seconds, with whose defaults a run waits for three quarters of a minute when a
-machine is lost: the wait for further machines once there are enough; the interval of keep-alives; and how many keep-alives in
-a row a lost machine has missed."""
 GATHER_S = 30.0
 """Seconds for which the first rendezvous of an elastic run waits for the maximum number of machines."""
 LOST_S = 10.0
 """Seconds of silence after which a machine counts as lost, if the run can continue without it and nothing else shows the loss
 (its power or link was cut, and no other machine's process has failed because of it). If it cannot: the run's timeout."""
-CONF = ("join_timeout", "last_call_timeout", "close_timeout", "keep_alive_interval", "keep_alive_max_attempt")
-"""The settings of torchelastic's rendezvous that users may change."""
-CONF_OF_NUMBERED = ("join_timeout",)
-"""The same where nodes are numbered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +32,6 @@ class Nodes:
     """Of the rendezvous endpoint: a name or address, of node 0 if nodes are numbered."""
     port: int
     run_id: str
-    conf: Mapping[str, int]
-    """Settings of torchelastic's rendezvous."""
 
     @property
     def is_elastic(self) -> bool:
@@ -111,7 +99,6 @@ def plan_nodes(options: LaunchOptions) -> Nodes | None:
         host=host,
         port=port,
         run_id=options.rdzv_id or _DEFAULT_RUN,
-        conf=MappingProxyType({**QUICK, **_read_conf(options.rdzv_conf, CONF if node_rank is None else CONF_OF_NUMBERED)}),
     )
 
 
@@ -135,18 +122,3 @@ def _read_endpoint(text: str) -> tuple[str, int]:
             "every node"
         )
     return host, int(port)
-
-
-def _read_conf(text: str | None, known: Sequence[str]) -> dict[str, int]:
-    options = {}
-    for part in (text or "").split(","):
-        name, _, value = part.strip().partition("=")
-        if not name:
-            continue
-        if name not in known:
-            numbered = " of nodes with --node-rank" if known is CONF_OF_NUMBERED else ""
-            raise ConfigError(f"--rdzv-conf {part}: the settings{numbered} are {', '.join(known)}")
-        if not value.isdecimal() or int(value) < 1:
-            raise ConfigError(f"--rdzv-conf {part}: give a whole number, 1 or more")
-        options[name] = int(value)
-    return options

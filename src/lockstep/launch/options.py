@@ -54,8 +54,6 @@ class LaunchOptions:
     rdzv_secret_file: str | None = option(None, group=MACHINES, metavar="FILE")
     """File with the secret shared by the launchers of the run (or set LOCKSTEP_SECRET).  [default: a new secret, in a file
     beside the run directory, which all machines must be able to read]"""
-    rdzv_conf: str | None = option(None, group=MACHINES, metavar="NAME=N,...")
-    """Settings of torchelastic's rendezvous; see docs/clusters.md."""
 
     log_dir: Path | None = option(None, group=OUTPUT, metavar="DIR")
     """Write the output of rank R to DIR/rank-R.log instead of the terminal."""

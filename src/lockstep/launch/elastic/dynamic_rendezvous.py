@@ -33,6 +33,11 @@ from lockstep.launch.elastic.state import StateByOneClock
 from lockstep.launch.elastic.waiter import StoppedError, Waiter
 from lockstep.launch.nodes import GATHER_S
 
+_QUICK = {"last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": 5}
+"""Settings of torchelastic, in seconds, with whose defaults a run waits for three quarters of a minute when a machine is lost:
+the wait for further machines once there are enough; the interval of keep-alives; and how many keep-alives in a row a lost
+machine has missed."""
+
 
 class DynamicRendezvous:
     """The rendezvous of between ``Nodes.least`` and ``Nodes.most`` nodes."""
@@ -43,7 +48,7 @@ class DynamicRendezvous:
         self._is_first = True
         self._waiter: Waiter | None = None
         self._is_spare = False  # all places were taken when the state was last read
-        self._join_s = nodes.conf.get("join_timeout", max(1, int(connection.timeout_s)))
+        self._join_s = max(1, int(connection.timeout_s))
         parameters = RendezvousParameters(
             "c10d",
             f"{nodes.host}:{nodes.port}",
@@ -51,7 +56,8 @@ class DynamicRendezvous:
             nodes.least,
             nodes.most,
             connection.endpoint.local_address,
-            **{**nodes.conf, "join_timeout": self._join_s},
+            join_timeout=self._join_s,
+            **_QUICK,
         )
         try:
             stored = C10dRendezvousBackend(connection.store, nodes.run_id)
@@ -138,7 +144,7 @@ class DynamicRendezvous:
         self._inner.shutdown()
 
     def _begin_turn(self) -> None:
-        """Begin a wait of ``join_timeout``, as torchelastic does."""
+        """Begin a wait, as torchelastic does."""
         nodes = self._connection.nodes
         remedy = (
             f"At least {nodes.least} nodes must join, with the same --rdzv-endpoint and --rdzv-id, and those that have "

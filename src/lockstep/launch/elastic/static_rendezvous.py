@@ -113,8 +113,7 @@ class StaticRendezvous:
     def _waiter(self) -> Waiter:
         return self._connection.waiter(
             "Was every node started, with the same --master-addr and --master-port? Look for one that has "
-            f"failed.{self._connection.nodes.caution} (To wait longer: --rdzv-conf join_timeout=N, or --timeout.)",
-            self._connection.nodes.conf.get("join_timeout"),
+            f"failed.{self._connection.nodes.caution} (To wait longer: --timeout.)"
         )
 
 

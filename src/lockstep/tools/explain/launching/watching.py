@@ -42,14 +42,13 @@ class Watching:
 
     def __init__(self, launch: Launch, say: Callable[[str], None]) -> None:
         self._dir, self._end = Path(launch.private_dir), launch.end
-        self._say = say
         self._is_whole = len(launch.ranks) == launch.world_size
         """Whether all ranks are of this machine."""
         self._told = ""
         """The last warning."""
         self._remarks = Remarks(say)
         self._warned_at: dict[int, int] = {}
-        """How many collectives the ranks of this machine had finished when the user was warned."""
+        """How many collectives the ranks that waited had finished when the user was warned."""
         self._waited: tuple[int, ...] = ()
         """The ranks that had waited for too long at the last look."""
         self._looks = 0
@@ -104,8 +103,7 @@ class Watching:
         text = self._who_waits(reports, is_over=False)
         if text is not None:
             self._told = text
-            mine = [record for record in records if record["rank"] in waited] or records
-            self._warned_at = {int(record["rank"]): _num_done(record) for record in mine}
+            self._warned_at = {int(record["rank"]): _num_done(record) for record in records if record["rank"] in waited}
             self._remarks.warn(text, max((report.still_s for report in reports if report.is_waiting), default=0.0))
             self._look_for_deadlock()
 
