@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import cluster_fixtures
-import numpy as np
 import pytest
 from cluster import LOCAL, HostError
 from cluster_fixtures import lent
@@ -208,31 +207,6 @@ def test_a_host_that_comes_back_has_its_name_its_address_and_its_disk(cluster):
     assert becomes_quick(first, second, 1_000_000)  # it would take eight seconds
     with pytest.raises(HostError, match="host1 is on: kill it first"):
         second.revive()
-
-
-# What a host sees
-
-
-def test_a_hidden_directory_cannot_be_seen_or_written_on_one_host(cluster, tmp_path):
-    first, second, _ = cluster.hosts
-    (tmp_path / "file").touch()
-    first.hide(tmp_path)
-    assert first.run(["ls", tmp_path]).stdout == ""
-    assert "Read-only" in first.run(["touch", tmp_path / "new"], check=False).stderr
-    assert second.run(["ls", tmp_path]).stdout == "file\n"
-    assert (tmp_path / "file").exists()
-    first.show(tmp_path)
-    assert first.run(["ls", tmp_path]).stdout == "file\n"
-
-
-def test_a_file_can_be_another_version_on_one_host(cluster, tmp_path):
-    first, second, _ = cluster.hosts
-    usual, other = Path(np.version.__file__), tmp_path / "version.py"
-    other.write_text(usual.read_text() + "\n__version__ = version = '1.0.other'\n")
-    first.replace(usual, by=other)
-    show = [sys.executable, "-c", "import numpy; print(numpy.__version__)"]
-    assert first.run(show).stdout == "1.0.other\n"
-    assert second.run(show).stdout == f"{np.__version__}\n"
 
 
 CLOCKS = """

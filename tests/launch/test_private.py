@@ -1,12 +1,10 @@
 """Private directories: gone after a launch, also after one that was killed; never while somebody uses them."""
 
 import os
-import random
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -114,38 +112,6 @@ def test_what_others_made_stays(parent, kill_holder, monkeypatch):
     remove_abandoned(str(parent))
     assert sorted(parent.iterdir()) == [path for path in before if path != others]
     assert (elsewhere / "spec.pickle").exists()
-
-
-@pytest.mark.long
-def test_launches_that_begin_and_end_and_are_killed_at_once_never_take_each_others(parent):
-    seed = 31
-    draw = random.Random(seed)
-    source = (
-        f"import os, sys, tempfile; tempfile.tempdir = {str(parent)!r}\n"
-        "from lockstep.launch.private import private_directory\n"
-        "while True:\n"
-        "    with private_directory() as path:\n"
-        "        for _ in range(20):\n"
-        "            if not os.path.exists(path): sys.exit(f'{path} was taken away')\n"
-    )
-    command = [sys.executable, "-c", source]
-    running = []
-    try:
-        for _ in range(12):
-            while len(running) < 4:
-                running.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
-            time.sleep(draw.uniform(0.05, 0.2))
-            ended = [process.communicate()[1] for process in running if process.poll() is not None]
-            assert not ended, f"seed {seed}: {ended}"
-            victim = running.pop(draw.randrange(len(running)))
-            victim.kill()
-            victim.communicate()
-    finally:
-        for process in running:
-            process.kill()
-            process.communicate()
-    remove_abandoned(str(parent))
-    assert list(parent.iterdir()) == [], f"seed {seed}"
 
 
 SOCKETS = """

@@ -449,10 +449,8 @@ LONGER = {
 # Those with something after the loop, and after which steps that is.
 TAILS = {
     "range, with a tail": (5, 10, 15),
-    "averages of a pass": (5, 10, 15),
     "registered things": (5, 10, 15),
     "values in a state": (5, 10, 15),
     "two loops over epochs": (10, 15, 20),
-    "prepared later": (5, 10, 15, 20),
     "the best weights": (5, 10, 15),
 }

@@ -102,17 +102,6 @@ def test_killed_during_a_step_a_run_goes_on_from_its_newest_checkpoint(lab, undi
     assert "To start over: --fresh" in again.out, told
 
 
-def test_with_restarts_a_killed_run_goes_on_by_itself(lab, undisturbed):
-    seed = 304
-    place = random.Random(seed)
-    fault = {"at": "step", "number": place.randint(3, NUM_STEPS), "rank": place.randrange(2), "what": "kill", "first": 1}
-    ended = lab.run(PLAIN, nproc=2, fault=fault, max_restarts=1)
-    told = f"seed {seed}\n{ended}"
-    assert (ended.status, ended.words) == (0, undisturbed()), told
-    assert lab.resumes()[0] > 0, told
-    assert "lockstep: restart 1 of 1: all 2 processes start again" in ended.err, told
-
-
 def test_after_the_launcher_was_killed_nobody_holds_the_run_and_it_goes_on(lab, undisturbed):
     seed = 305
     place = random.Random(seed)

@@ -5,19 +5,8 @@ import random
 import pytest
 from interrupted_scripts import LONGER, SCRIPTS, TAILS, source_of, steps_of
 from laboratory import KILLED, content_of
-from seeds import seeds
 
 pytestmark = pytest.mark.timeout(60)
-
-
-# (All of them, with three kills each, in `make test-longest`.)
-KILLED_IN_THE_TAIL = (
-    "range, with a tail",
-    "registered things",
-    "values in a state",
-    "two loops over epochs",
-    "the best weights",
-)
 
 
 FROM_THE_END_OF_AN_EPOCH = (
@@ -26,30 +15,25 @@ FROM_THE_END_OF_AN_EPOCH = (
     "averages of a pass",
 )
 AFTER_NUMBERS = {"numbers drawn before a pass": 7, "numbers drawn between two passes of an epoch": 14}
-OTHERS = [name for name in SCRIPTS if name not in (*KILLED_IN_THE_TAIL, *FROM_THE_END_OF_AN_EPOCH, *AFTER_NUMBERS)]
+OTHERS = [name for name in SCRIPTS if name not in (*TAILS, *FROM_THE_END_OF_AN_EPOCH, *AFTER_NUMBERS)]
 
 
-def interrupt_and_go_on(lab, undisturbed, name, seed, num_kills=1, at="step"):
+def interrupt_and_go_on(lab, undisturbed, name, seed, at="step"):
     place, script, told = random.Random(f"{name} {seed}"), source_of(name), f"seed {seed}"
     words = undisturbed(script)
     assert words["step"] == steps_of(name)
     nproc = place.choice([1, 2])
-    for _ in range(num_kills):
-        if at == "tail":
-            where, number = at, place.choice(TAILS[name])
-        else:
-            where, number = place.choice(["shard", "step"]), place.randint(3, steps_of(name))
-        rank = 0 if where == "shard" else place.randrange(nproc)  # another may be without samples in that step
-        fault = {"at": where, "number": number, "rank": rank, "what": "kill", "first": 1}
-        ended = lab.run(script, nproc=nproc, fault=fault)
-        told += f"\n{ended}\nthere are {lab.names()}"
-        assert ended.status in (KILLED, 0), told
-        nproc = 3 - nproc
-        if ended.status == 0:  # that place it had behind it already
-            break
+    if at == "tail":
+        where, number = at, place.choice(TAILS[name])
     else:
-        ended = lab.run(script, nproc=nproc)
-        told += f"\n{ended}"
+        where, number = place.choice(["shard", "step"]), place.randint(3, steps_of(name))
+    rank = 0 if where == "shard" else place.randrange(nproc)  # another may be without samples in that step
+    fault = {"at": where, "number": number, "rank": rank, "what": "kill", "first": 1}
+    ended = lab.run(script, nproc=nproc, fault=fault)
+    told += f"\n{ended}\nthere are {lab.names()}"
+    assert ended.status == KILLED, told
+    ended = lab.run(script, nproc=3 - nproc)
+    told += f"\n{ended}"
     assert ended.words == words, told
     assert lab.resumes()[0] > 0, told
 
@@ -59,7 +43,7 @@ def test_a_killed_script_ends_as_if_nothing_had_been(lab, undisturbed, name):
     interrupt_and_go_on(lab, undisturbed, name, 801)
 
 
-@pytest.mark.parametrize("name", KILLED_IN_THE_TAIL)
+@pytest.mark.parametrize("name", TAILS)
 def test_a_script_that_is_killed_after_the_loop_does_too(lab, undisturbed, name):
     interrupt_and_go_on(lab, undisturbed, name, 802, at="tail")
 
@@ -106,17 +90,3 @@ def test_a_resumed_script_draws_the_same_numbers_outside_of_passes(lab, undistur
     told = f"{killed}\n{ended}"
     assert lab.resumes() == [saved], told
     assert ended.words == undisturbed(script), told
-
-
-@pytest.mark.longest
-@pytest.mark.parametrize("seed", seeds(811))
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_that_is_killed_again_and_again_does_too(lab, undisturbed, name, seed):
-    interrupt_and_go_on(lab, undisturbed, name, seed, num_kills=3)
-
-
-@pytest.mark.longest
-@pytest.mark.parametrize("seed", seeds(821))
-@pytest.mark.parametrize("name", TAILS)
-def test_a_script_that_is_killed_again_and_again_after_the_loop_does_too(lab, undisturbed, name, seed):
-    interrupt_and_go_on(lab, undisturbed, name, seed, num_kills=2, at="tail")

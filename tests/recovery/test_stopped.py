@@ -225,19 +225,6 @@ def test_a_second_signal_ends_it_at_once(lab):
     assert not preemptions(lab.run_dir)
 
 
-@pytest.mark.long
-def test_a_second_ctrl_c_ends_it_at_once(lab):
-    launcher = lab.start(PLAIN, "pause=7", nproc=2)
-    lab.until(lambda: all((lab.directory / f"paused-{rank}").exists() for rank in (0, 1)))
-    launcher.send_signal(signal.SIGINT)
-    assert any("Ctrl-C received" in line for line in launcher.stderr)
-    time.sleep(0.3)  # `timeout -s INT` sends it twice in a row, which counts once
-    launcher.send_signal(signal.SIGINT)
-    _, err = launcher.communicate(timeout=100)
-    assert launcher.returncode == 130, err
-    assert not preemptions(lab.run_dir)
-
-
 @contextlib.contextmanager
 def started(lab, nursery, *command, **settings):
     """Another launcher than ``lockstep run``, or none, with all that it starts in a session of its own."""
