@@ -153,12 +153,12 @@ def test_what_a_script_chooses_is_text_and_nothing_else(place, page):
 
 
 def test_launches_restarts_and_checkpoints_are_told(place, page):
-    text = Elements(page(place / "runs" / RUN)).all[0].text
-    assert "finished" in text
+    found = Elements(page(place / "runs" / RUN))
+    text, cells = found.all[0].text, found.texts("td")
     assert "12 steps in" in text
     assert "over 2 launches" in text
-    assert re.search(r"1: 2 processes\s+killed or failed at step \d", text)
-    assert re.search(r"2: 1 process, from step \d+, .* later\s+finished at step 12", text)
+    assert any(re.match(r"killed or failed at step \d", cell) for cell in cells)
+    assert "finished at step 12" in cells
     manifest = json.loads(next((place / "runs" / RUN / "checkpoints").glob("step-00000012/manifest.json")).read_text())
     assert manifest["files"]["model.safetensors"]["sha256"][:16] in text
     assert "good: all files are there" in text

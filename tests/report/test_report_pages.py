@@ -91,7 +91,7 @@ def test_how_each_launch_ended_and_what_was_done_again_is_told():
         *(start(2000.0, 4), {"event": "resume", "time_s": 2000.0, "step": 6, "checkpoint": "c"}, step(2001.0, 9)),
     ]
     found = launches.launches_of(events, is_running=True, now_s=2005.0)
-    assert [launch.describe() for launch in found] == [
+    assert [launch.how for launch in found] == [
         "killed or failed at step 5, 4 steps done again",
         "stopped by SIGTERM at step 6",
         "running at step 9",
@@ -99,16 +99,7 @@ def test_how_each_launch_ended_and_what_was_done_again_is_told():
     assert [(launch.world_size, launch.resumed_at) for launch in found] == [(2, None), (2, 1), (4, 6)]
     assert found[2].ended_s == 2005.0
     ended = [*events, {"event": "end", "time_s": 2002.0, "step": 9}]
-    assert launches.launches_of(ended, is_running=False, now_s=3000.0)[-1].describe() == "finished at step 9"
-    picture = launches.time_line(found)
-    first, second, third = picture.bars
-    assert [segment.tone for segment in first.segments] == ["bad", "lost"]
-    # A pause of a quarter of an hour does not make slivers of launches of seconds.
-    assert first.segments[0].start == 0.0
-    assert sum(segment.length for bar in picture.bars for segment in bar.segments) > 85
-    assert third.segments[0].start + third.segments[0].length == pytest.approx(100)
-    assert "17 min later" in second.label
-    assert [mark.text for mark in first.ticks] == ["checkpoint of step 1"]
+    assert launches.launches_of(ended, is_running=False, now_s=3000.0)[-1].how == "finished at step 9"
 
 
 def test_a_curve_shows_what_counts_and_not_what_was_done_again():

@@ -6,7 +6,7 @@ Horizontal positions are per cent of the picture's width, so that it fits any sc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lockstep.tools.report.thin import Curve, ticks
 from lockstep.world.machine.sizes import counted
@@ -187,11 +187,9 @@ class Bar:
     """A row: a line of text, and what is drawn under it."""
 
     label: str
-    value: str = ""
+    value: str
     """At the end of the line."""
-    segments: tuple[Segment, ...] = ()
-    ticks: tuple[Mark, ...] = ()
-    """Small marks on the bar, in per cent of the width."""
+    segments: tuple[Segment, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,12 +197,11 @@ class Bars:
     """Rows of bars."""
 
     title: str
-    description: str
     bars: tuple[Bar, ...]
-    legend: Mapping[str, str] = field(default_factory=dict)
+    legend: Mapping[str, str]
     """What each tone means, in order."""
-    note: str = ""
-    table: Table | None = None
+    note: str
+    table: Table
 
 
 def stacked(parts: Mapping[str, float], names: Mapping[str, str], whole: float) -> tuple[Segment, ...]:

@@ -126,10 +126,10 @@ def _tiles(record: RunRecord, history: training.Events, begin: Mapping[str, Any]
 
 
 def _failures(record: RunRecord, started: Sequence[Launch]) -> Section:
-    broken = [launch for launch in started if launch.outcome == launches.BROKEN]
+    broken = [launch for launch in started if launch.is_broken]
     failed = [event for event in record.events if event["event"] == "checkpoint_failed"]
     preempted = [event for event in record.events if event["event"] == "preempted"]
-    remarks = [f"Launch {launch.number} was {launch.describe()}, {moment(launch.ended_s)}." for launch in broken]
+    remarks = [f"Launch {launch.number} was {launch.how}, {moment(launch.ended_s)}." for launch in broken]
     remarks += [
         f"After step {event.get('step')}: {event.get('signal')} came to rank {event.get('rank')}; the run stopped, "
         f"{'with' if event.get('saved') else 'without'} a checkpoint."
@@ -171,7 +171,6 @@ def _time(history: training.Events, hosts: Sequence[str]) -> Section:
 
 
 def _launches(started: Sequence[Launch]) -> Section:
-    picture = launches.time_line(started)
     rows = [
         (
             str(launch.number),
@@ -180,7 +179,7 @@ def _launches(started: Sequence[Launch]) -> Section:
             NOTHING if launch.world_size is None else str(launch.world_size),
             NOTHING if launch.resumed_at is None else str(launch.resumed_at),
             NOTHING if launch.last_step is None else str(launch.last_step),
-            launch.describe(),
+            launch.how,
         )
         for launch in started
     ]
@@ -189,7 +188,7 @@ def _launches(started: Sequence[Launch]) -> Section:
         rows=rows[-10 * _MOST_LISTED :],
         numbers=frozenset({0, 2, 3, 4, 5}),
     )
-    return Section(title="Launches", pictures=[picture] if picture else [], tables=[table] if len(started) > 1 else [])
+    return Section(title="Launches", tables=[table] if rows else [])
 
 
 def _checkpoints(record: RunRecord, history: training.Events) -> Section:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lockstep.journal.events import moved_shards, number_in
-from lockstep.journal.measure.split import ACTIVITIES, PARTS, shares_of, verdict
+from lockstep.journal.measure.split import ACTIVITIES, PARTS, verdict
 from lockstep.tools.compare.figures import Split, pace_of, splits_of
 from lockstep.tools.report import chart
 from lockstep.tools.report.chart import Bar, Bars, Lines, Mark, Series, Table
@@ -126,11 +126,8 @@ def _step_bars(rows: Sequence[tuple[str, Split]], all_rows: Sequence[tuple[str, 
     for label, split in all_rows:
         ms = [1e3 * seconds / num_steps for seconds in (*(split[part] for part in used), math.fsum(split.values()))]
         cells.append((label, *(f"{milliseconds:.2f}" for milliseconds in ms)))
-    shares = shares_of([split for _, split in rows])
-    listed = ", ".join(f"{shares[part]:.0%} {PARTS[part]}" for part in sorted(used, key=lambda part: -shares[part]))
     return Bars(
         title="A step, by rank",
-        description=f"Where the time of a step went: {listed}.",
         bars=tuple(drawn),
         legend={part: PARTS[part] for part in used},
         note=note,
