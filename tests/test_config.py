@@ -99,7 +99,7 @@ def test_a_step_to_end_the_trace_at_needs_a_trace():
     assert settle({"trace_until": 3}, {"trace": "steps"})[1]["verify"].trace_until == 3
 
 
-@pytest.mark.parametrize("settings", [{"trace": "nonsense"}, {"audit": -1}, {"journal_every": True}, {"profile": "5:3"}])
+@pytest.mark.parametrize("settings", [{"trace": "nonsense"}, {"audit": -1}, {"journal_every": True}])
 def test_options_of_tools_are_checked_like_settings_of_the_run(settings):
     for where in ((settings, {}), ({}, settings)):
         with pytest.raises(ConfigError, match="|".join(settings)):

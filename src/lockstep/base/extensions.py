@@ -50,7 +50,6 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "verify": "lockstep.tools.verify.instrument:TraceOptions",
         "replay": "lockstep.tools.replay.options:JournalOptions",
         "audit": "lockstep.tools.audit.instrument:AuditOptions",
-        "explain": "lockstep.tools.explain.options:ProfileOptions",
     },
     "observers": {"explain": "lockstep.tools.explain.launching.observer:Explainer"},
     "process_observers": {"explain": "lockstep.tools.explain.launching.process:ProcessExplainer"},

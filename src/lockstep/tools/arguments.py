@@ -13,7 +13,6 @@ from lockstep.base.config import RunConfig
 from lockstep.joining import join as joining
 from lockstep.joining.team import Team
 from lockstep.tools.audit.instrument import AuditOptions
-from lockstep.tools.explain.options import ProfileOptions
 from lockstep.tools.replay.options import JournalOptions
 from lockstep.tools.verify.instrument import TraceOptions
 
@@ -21,7 +20,7 @@ P = ParamSpec("P")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(RunConfig, AuditOptions, ProfileOptions, JournalOptions, TraceOptions):
+class Arguments(RunConfig, AuditOptions, JournalOptions, TraceOptions):
     """The arguments of ``join``."""
 
     rank: int | None = None

@@ -1,4 +1,4 @@
-"""What explains a run from inside: its black boxes, slow ranks, and profiles."""
+"""What explains a run from inside: its black boxes, and slow ranks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing_extensions import override
 from lockstep.base.stopping import say
 from lockstep.joining.instrument import Instrument, Run
 from lockstep.listener import Listener
-from lockstep.tools.explain.options import ProfileOptions
-from lockstep.tools.explain.profiler import StepProfiler, profile_path
 from lockstep.tools.explain.run_box import RunBox
 from lockstep.tools.explain.slow_ranks import SlowRank, SlowRanks
 
@@ -19,11 +17,9 @@ from lockstep.tools.explain.slow_ranks import SlowRank, SlowRanks
 class Explanation(Instrument):
     """In every run."""
 
-    options: ProfileOptions
-
     @override
     def listeners(self, run: Run) -> Iterable[Listener]:
-        """Its black box, and the profiler of a run that is profiled. The clock tells of slow ranks."""
+        """Its black box. The clock tells of slow ranks."""
         told: set[tuple[int, str]] = set()
 
         def report(slow: SlowRank) -> None:
@@ -36,6 +32,4 @@ class Explanation(Instrument):
                     say(f"WARNING: {slow.describe(run.hosts, step)}")
 
         run.clock.tell = SlowRanks(may_judge=run.sync.times_forward, tell=report).add
-        yield RunBox(run)
-        if (profiled := self.options.steps()) is not None:
-            yield StepProfiler(*profiled, profile_path(run.run_dir, run.world.rank), is_main=run.world.rank == 0)
+        return [RunBox(run)]
