@@ -68,10 +68,11 @@ def test_a_row_that_fails_says_why_and_spoils_no_other(fake_script, tmp_path, ma
     observer = Silent()
     comparison = run(script, "single@python+bf16-mixed,single@python", tmp_path, machine, observer)
     failed, fine = comparison.rows
-    assert (failed.status, failed.reason, failed.decisive_run.exit_status) == ("failed", "ValueError: no luck", 1)
+    reason = "ended with exit status 1; its last line: ValueError: no luck"
+    assert (failed.status, failed.reason, failed.decisive_run.exit_status) == ("failed", reason, 1)
     assert (fine.status, fine.figures.samples_per_s) == ("ok", 160.0)
     assert observer.heard == [
-        *("[1/2] single@python+bf16-mixed ×1", "failed: ValueError: no luck"),
+        *("[1/2] single@python+bf16-mixed ×1", f"failed: {reason}"),
         *("[2/2] single@python ×1", "160 samples/s"),
     ]
     rows = written(comparison)["rows"]

@@ -19,7 +19,7 @@ from lockstep.base.option import options_of
 from lockstep.journal.failure import read_failure
 from lockstep.launch.guard import die_with_parent
 from lockstep.launch.processes import sweep
-from lockstep.tools.trials.failure import first_error, in_few_lines, in_one_line, whole_error
+from lockstep.tools.trials.failure import in_few_lines, in_one_line, last_words
 from lockstep.tools.trials.settings import TrialSettings
 from lockstep.world import environment as world
 
@@ -134,7 +134,7 @@ class Record:
     reason: str | None = None
     """In one line; None if the status is ``ok``."""
     error: str = ""
-    """The first error in its output, in full."""
+    """In full; or its last lines, if it told none."""
     command: tuple[str, ...] = ()
     run_dir: str | None = None
     """Relative to the directory of the results, as is ``log``."""
@@ -214,8 +214,8 @@ def run_trial(trial: Trial, observer: Observer) -> Record:
     if exit_status and told is not None:
         status, reason, error = "failed", in_one_line(told.summary), in_few_lines(told.report)
     elif exit_status:
-        text = log.read_text(encoding="utf-8", errors="replace")
-        status, reason, error = "failed", first_error(text, exit_status), whole_error(text)
+        reason, error = last_words(log.read_text(encoding="utf-8", errors="replace"), exit_status)
+        status, reason = "failed", in_one_line(reason)
     return Record(
         status=status,
         reason=reason,

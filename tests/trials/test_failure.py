@@ -1,0 +1,29 @@
+"""Promises of what is said of a trial that failed."""
+
+import pytest
+
+from lockstep.tools.trials.failure import in_few_lines, in_one_line, last_words
+
+pytestmark = pytest.mark.timeout(10)
+
+
+@pytest.mark.parametrize(
+    ("output", "exit_status", "reason"),
+    [
+        (
+            "Traceback ...:\n  File a.py\nValueError: no luck\n\n",
+            1,
+            "ended with exit status 1; its last line: ValueError: no luck",
+        ),
+        ("", -9, "was killed by SIGKILL without any message"),
+        ("", -4000, "was killed by signal 4000 without any message"),
+    ],
+)
+def test_of_a_program_that_told_nothing_its_end_and_its_last_lines_are_said(output, exit_status, reason):
+    assert last_words(output, exit_status) == (reason, output.strip())
+
+
+def test_of_a_very_deep_traceback_the_middle_is_left_out():
+    lines = in_few_lines("\n".join(["error", *[f"  line {number}" for number in range(500)], "RecursionError"])).splitlines()
+    assert (lines[0], lines[-1], len(lines)) == ("error", "RecursionError", 60)
+    assert len(in_one_line("x" * 500 + "\nmore")) == 300
