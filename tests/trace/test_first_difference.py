@@ -24,7 +24,6 @@ def shard_line(step, shard, rank_samples, **fields):
         "batches": [{"samples": rank_samples, "content": f"content {step} {shard}"}],
         "losses": [(1.0 / step).hex()],
         "weights": [None],
-        "threads": 1,
         "gradients": {"w": f"shard gradient {step} {shard}"},
         "layers": [["0", "Linear", "in", "out"], ["the model", "Net", "in", "out"]],
         **fields,

@@ -45,7 +45,6 @@ def test_every_shard_of_every_step_is_there_once_with_its_samples(crew, tmp_path
         by_pass[line["pass"], line["epoch"]] += line["batches"][0]["samples"]
         layers = [name.partition(".")[0] for name in line["gradients"]]
         assert layers == ["3", "3", "1", "1", "0", "0"]  # as the backward pass goes
-        assert line["threads"] == 1
     assert {place: sorted(samples) for place, samples in by_pass.items()} == {(0, 0): [*range(20)], (1, 1): [*range(20)]}
     for first, second in run.steps.values():
         for field in ("gradients", "norms", "weights", "buffers", "state"):

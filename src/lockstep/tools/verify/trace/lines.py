@@ -11,7 +11,7 @@ With ``trace="steps"`` or more, every rank writes ``<run directory>/trace/rank-<
 ``initial``      ``weights``, ``buffers``, ``state``: before the first step, as in ``step``
 ``shard``        one micro-step: ``epoch``, ``pass``, ``step``, ``phase``, ``part``, ``shard``; ``batches`` (one for each
                  loader: ``samples``, their identities, and ``content``, the digest of the batch); ``losses`` (numbers) and
-                 ``weights`` (numbers, null: by sample count) of its backward calls; ``threads``;
+                 ``weights`` (numbers, null: by sample count) of its backward calls;
                  ``gradients`` (digests by parameter, of this shard alone, in the order in which they were computed); with
                  ``trace="layers"`` also ``layers``: [name, class, digest of inputs, digest of output] in the order in which
                  their forward passes ended

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -97,7 +96,7 @@ class Recorder(Listener):
     @override
     def begin_shard(self, micro: MicroStep) -> None:
         self._micro = micro
-        self._shard = {"batches": [], "losses": [], "weights": [], "threads": None, "gradients": {}}
+        self._shard = {"batches": [], "losses": [], "weights": [], "gradients": {}}
         self._subjects.hook_gradients(self._hooked, self._note_gradient)
 
     @override
@@ -118,7 +117,6 @@ class Recorder(Listener):
             self._writer.write(event="layers", **self._subjects.layers())
         self._shard["losses"].append(exact(loss.item()))
         self._shard["weights"].append(None if weight is None else exact(float(weight)))
-        self._shard["threads"] = torch.get_num_threads()
 
     @override
     def end_shard(self) -> None:
