@@ -7,7 +7,7 @@ from test_rows_run import Silent
 
 from lockstep.tools.compare import compare
 from lockstep.tools.compare.methods import parse_methods
-from lockstep.tools.compare.schedule import seconds_left, turns_left
+from lockstep.tools.compare.schedule import turns_left
 from lockstep.tools.compare.table import sentence_of
 from lockstep.tools.trials.study import Task
 
@@ -51,14 +51,6 @@ def test_a_row_that_failed_is_not_run_again(make_plan, tmp_path):
     ]
     assert done.rows[0].figures is None
     assert set(done.rows[1].measured) == {1, 2}
-
-
-def test_the_time_left_is_that_of_the_rows_that_are_left(make_comparison):
-    comparison = make_comparison(("single", 1, 2.0), ("ddp", 2, 1.0))
-    assert seconds_left(comparison) == 0.0
-    assert seconds_left(dataclasses.replace(comparison, rounds=3)) == 4 * 9.0  # each took 9 s
-    nothing = tuple(dataclasses.replace(result, runs=()) for result in comparison.rows)
-    assert seconds_left(dataclasses.replace(comparison, rows=nothing)) is None
 
 
 def sentences(comparison):

@@ -36,7 +36,7 @@ class Silent:
     def __init__(self, on_waiting=lambda what, elapsed_s: None):
         self.heard, self.on_waiting = [], on_waiting
 
-    def started(self, what, left_s=None):
+    def started(self, what):
         self.heard.append(what)
 
     def waiting(self, elapsed_s):

@@ -7,7 +7,6 @@ from rich.status import Status
 from rich.text import Text
 
 from lockstep.cli.tables import say
-from lockstep.world.machine.sizes import span
 
 
 class Progress:
@@ -22,7 +21,6 @@ class Progress:
         self._console = console
         self._is_brief = is_brief
         self._description = ""
-        self._left_s: float | None = None
         self._status = Status("", console=console) if console.is_terminal else None
 
     def __enter__(self) -> Progress:
@@ -32,20 +30,19 @@ class Progress:
         if self._status is not None:
             self._status.stop()
 
-    def started(self, description: str, left_s: float | None = None) -> None:
-        """Say what begins, and how long all that is left may take."""
-        self._description, self._left_s = description, left_s
+    def started(self, description: str) -> None:
+        """Say what begins."""
+        self._description = description
         if self._status is not None:
             self._status.update(Text(description))
             self._status.start()
         elif not self._is_brief:
-            say(self._console, f"{description} ...{'' if left_s is None else f' (about {span(left_s)} left)'}")
+            say(self._console, f"{description} ...")
 
     def waiting(self, elapsed_s: float) -> None:
         """Show for how long it has run."""
         if self._status is not None:
-            left = "" if self._left_s is None else f", about {span(self._left_s - elapsed_s)} left"
-            self._status.update(Text(f"{self._description}: {elapsed_s:.0f} s{left}"))
+            self._status.update(Text(f"{self._description}: {elapsed_s:.0f} s"))
 
     def ended(self, outcome: str) -> None:
         """Say how it has ended."""

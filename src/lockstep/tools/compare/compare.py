@@ -12,7 +12,7 @@ from lockstep.tools.compare import advice
 from lockstep.tools.compare.comparison import Comparison, RowResult, RowRun
 from lockstep.tools.compare.figures import Figures, figures_of
 from lockstep.tools.compare.methods import Method, expand
-from lockstep.tools.compare.schedule import Turn, seconds_left, turns_left
+from lockstep.tools.compare.schedule import Turn, turns_left
 from lockstep.tools.compare.table import count
 from lockstep.tools.trials.machine import Machine
 from lockstep.tools.trials.study import Task
@@ -69,7 +69,7 @@ def run(comparison: Comparison, observer: Observer) -> Comparison:
         turn = turns[0]
         result = comparison.rows[turn.index]
         round_of = f", round {turn.round} of {comparison.rounds}" if comparison.rounds > 1 else ""
-        observer.started(f"[{turn.number}/{whole}] {result.row.label}{round_of}", seconds_left(comparison))
+        observer.started(f"[{turn.number}/{whole}] {result.row.label}{round_of}")
         done = _run_row(comparison, result, turn, observer)
         result = dataclasses.replace(result, runs=(*result.runs, done))
         rows = (*comparison.rows[: turn.index], result, *comparison.rows[turn.index + 1 :])

@@ -162,8 +162,8 @@ def passable(settings: Mapping[str, Any], but: Collection[str]) -> dict[str, Any
 class Observer(Protocol):
     """Is told of the progress of trials."""
 
-    def started(self, what: str, left_s: float | None = None) -> None:
-        """A trial begins. ``left_s``: the estimated time for all that are left; None: not known."""
+    def started(self, what: str) -> None:
+        """A trial begins."""
 
     def waiting(self, elapsed_s: float) -> None:
         """Called several times a second while it runs."""
