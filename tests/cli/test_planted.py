@@ -93,7 +93,6 @@ def commands(run_dir):
     words = (
         ("runs", run_dir.parent),
         ("runs", run_dir),
-        ("runs", run_dir, "--csv"),
         ("runs", run_dir.parent, "--json"),
         ("watch", run_dir, "--once"),
         ("report", run_dir, "--output", run_dir.parent / "page.html"),

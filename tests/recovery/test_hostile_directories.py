@@ -26,7 +26,7 @@ MANIFEST, STATE, WEIGHTS = (f"checkpoints/NEWEST/{name}" for name in ("manifest.
 READ_BY = {
     BIRTH: ("runs", "report", "diff", "resume"),
     LOCK: ("runs", "resume"),
-    EVENTS: ("runs", "csv", "watch", "report", "diff", "resume"),
+    EVENTS: ("runs", "watch", "report", "diff", "resume"),
     BOX: ("watch", "report", "stacks"),
     DIGESTS: ("diff",),
     POINTER: ("runs", "resume"),
@@ -45,7 +45,6 @@ def command(reader, run_dir, place):
     run = str(run_dir)
     return {
         "runs": ["runs", run],
-        "csv": ["runs", run, "--csv"],
         "watch": ["watch", run, "--once"],
         "report": ["report", run, "-o", str(place / "report.html")],
         "stacks": ["stacks", run],

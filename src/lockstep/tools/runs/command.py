@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +20,6 @@ from lockstep.cli.options import CONTEXT
 from lockstep.cli.tables import Page, fits, say
 from lockstep.cli.terminal import open_console
 from lockstep.tools.runs import inventory
-from lockstep.tools.runs.as_csv import write_values
 from lockstep.tools.runs.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
 from lockstep.tools.runs.time_split import show_split
 from lockstep.world.machine.sizes import NOTHING, size, span
@@ -43,8 +41,6 @@ Examples:
       one line per run, if the output is not a terminal
   lockstep runs --json | jq -r '.[] | select(.state == "failed") | .directory'
       for other programs; times are in seconds, points in time since 1970
-  lockstep runs runs/train-2 --csv > train-2.csv
-      what it has logged: a row per step with values, evaluation and epoch
   lockstep runs --json | jq -r '.[]
   | select(.state == "finished" and .active_s < now - 7 * 86400) | .directory'
       what was finished a week ago: | xargs -rd '\\n' rm -r deletes it
@@ -56,8 +52,7 @@ Listing changes nothing, needs no write permission, and does not disturb active 
 @click.command("runs", epilog=_EPILOG, context_settings=CONTEXT)
 @click.argument("directory", required=False, metavar="[DIR]", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per run.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print what the one run in DIR has logged, as CSV.")
-def command(directory: Path | None, as_json: bool, as_csv: bool) -> None:
+def command(directory: Path | None, as_json: bool) -> None:
     """List the runs in DIR (default: ./runs) and their states, the most recently active one last.
 
     \b
@@ -76,23 +71,15 @@ def command(directory: Path | None, as_json: bool, as_csv: bool) -> None:
       best         the best metric given to team.best()
       ran          total time of all launches
     """
-    if as_json and as_csv:
-        raise ConfigError("--json and --csv: give one of them")
     runs_dir = RUNS if directory is None else directory
     runs = _read(runs_dir, is_default=directory is None)
-    is_run = bool(runs) and inventory.is_run(runs_dir)
-    if as_csv and not is_run:
-        raise ConfigError(f"--csv prints what one run has logged, and {runs_dir} is none; --json prints the list of runs")
     if as_json:
         echo_json([run.as_json() for run in runs])
-        return
-    if as_csv:
-        write_values(runs_dir, sys.stdout)
         return
     console = open_console()
     if runs:
         show(runs, console)
-        if is_run:
+        if inventory.is_run(runs_dir):
             show_split(runs_dir, console)
     else:
         say(console, _explain_no_runs(runs_dir))
