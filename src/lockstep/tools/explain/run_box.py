@@ -63,7 +63,6 @@ class RunBox(Listener):
             "checkpoint": saved,
             "held": held,
             "apart": not run.phases.in_phase and activity != LOADING,
-            "split": run.clock.so_far,
             "pass": None if progress is None else progress.as_json(),
         }
 

@@ -109,7 +109,7 @@ class Sampler:
         self._box = BlackBox(path, is_shared=about.get("num_nodes", 1) > 1)
         self._responder = StackResponder(path.with_suffix(".stacks"))
         self._pid, self._thread_id = os.getpid(), threading.get_ident()
-        self._about = {**about, "thread": self._thread_id}
+        self._about = dict(about)
         self._stack: list[Frame] = []
         self._at: Mapping[str, Any] = {}
         self._same_since_s = time.time()

@@ -33,8 +33,6 @@ class Summary:
     learned: bool
     each_sample_once: bool | None
     """None: not known, as there are several loaders."""
-    num_passes: int = 1
-    """Over loaders, in epochs: usually one an epoch."""
     num_evaluations: int = 0
     batch_norm: bool = False
     """Whether the model normalises by the statistics of its shard's samples."""
@@ -53,7 +51,6 @@ def summary_of(run: TracedRun) -> Summary:
         strategy=run.start["strategy"],
         learned=learned(run),
         each_sample_once=uses_each_sample_once(run),
-        num_passes=len(run.passes),
         num_evaluations=len(run.evaluations),
         batch_norm=bool(run.layers.get("batch_norm")),
         dropout=bool(run.layers.get("dropout")),

@@ -70,11 +70,6 @@ class TracedRun:
         return tuple(range(min(taken), max(taken) + 1) for taken in steps.values())
 
     @property
-    def num_samples(self) -> int:
-        """The number of samples that all ranks together trained on."""
-        return sum(self.samples_by_rank)
-
-    @property
     def last(self) -> Line:
         """Rank 0's line of the last step."""
         return self.steps[max(self.steps)][0]
