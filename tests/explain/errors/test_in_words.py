@@ -127,13 +127,6 @@ def test_an_error_underneath_is_explained():
     assert words_of(clean_up).startswith("(The RuntimeError underneath.) The loss depends on")
 
 
-def test_an_error_in_a_group_is_explained():
-    nested = ExceptionGroup(
-        "several", [ValueError("x"), ExceptionGroup("more", [RuntimeError("NCCL error in: x, internal error")])]
-    )
-    assert in_words(nested).startswith("(The RuntimeError underneath.) NCCL failed")
-
-
 def test_ctrl_c_and_ends_that_are_meant_are_left_alone():
     for end in (KeyboardInterrupt(), SystemExit(1)):
         end.__context__ = RuntimeError("NCCL error in: x, internal error")

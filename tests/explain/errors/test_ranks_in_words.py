@@ -103,20 +103,6 @@ def test_models_of_different_numbers_of_parameters(words_of):
     assert any(text in words for text in own), words
 
 
-def test_a_port_in_use_with_who_has_it(words_of):
-    words = words_of(
-        """
-        import socket
-        taken = socket.create_server(("", 0))
-        port = taken.getsockname()[1]
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
-        """,
-        nproc=1,
-    )
-    assert "Rank 0 cannot listen on port " in words
-    assert "the ranks' rendezvous endpoint: process " in words
-
-
 @pytest.mark.parametrize(
     ("end", "said"),
     [

@@ -100,7 +100,8 @@ class RankReport:
             return ""
         name = str(collective.get("group", DEFAULT_GROUP))
         group = "" if name == DEFAULT_GROUP else f" of {name_group(name, collective.get('members') or ())}"
-        return f"{own_words(is_own(self.frames))}{collective['text']}{group}"
+        whose = "lockstep's own " if is_own(self.frames) else ""
+        return f"{whose}{collective['text']}{group}"
 
     @property
     def still_s(self) -> float:
@@ -372,11 +373,6 @@ def title(group: Sequence[RankReport], of: str = "") -> str:
     hosts = ", ".join(sorted({str(report.record["host"]) for report in group}))
     pid = f" (pid {group[0].record['pid']})" if len(group) == 1 else ""
     return f"{name_ranks([report.rank for report in group])}{of} on {hosts}{pid}"
-
-
-def own_words(is_own: bool) -> str:
-    """What stands before a collective that lockstep has called for itself."""
-    return "lockstep's own " if is_own else ""
 
 
 def name_group(name: str, members: Sequence[int]) -> str:

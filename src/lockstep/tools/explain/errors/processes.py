@@ -1,15 +1,11 @@
-"""Processes that cannot join a rendezvous, and loader workers that have died."""
+"""Loader workers that have died, and limits of a process."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import resource
 import signal
-import socket
-
-import psutil
 
 from lockstep.tools.explain.errors.row import row
 from lockstep.tools.explain.errors.scene import Scene
@@ -17,31 +13,6 @@ from lockstep.world.machine.sizes import size
 
 _SHM = "/dev/shm"
 """Through which loader workers and NCCL pass data."""
-
-
-def _address_in_use(match: re.Match[str], scene: Scene) -> str:
-    port = int(match["port"])
-    return (
-        f"Rank 0 cannot listen on port {port}, the ranks' rendezvous endpoint: {_holder(port)}. So no rank can start. Mostly "
-        "that is another run on this machine with the same MASTER_PORT, or one that was killed and has left a process "
-        "behind. Let `lockstep run` or `torchrun --standalone` choose the port, set MASTER_PORT to a free one, or end that "
-        "process."
-    )
-
-
-def _holder(port: int) -> str:
-    """The process that listens on a port, as far as this user may know."""
-    with contextlib.suppress(psutil.Error):
-        for connection in psutil.net_connections("tcp"):
-            if (
-                connection.laddr
-                and connection.laddr[1] == port
-                and connection.status == psutil.CONN_LISTEN
-                and connection.pid
-            ):
-                words = " ".join(psutil.Process(connection.pid).cmdline())
-                return f"process {connection.pid} on {socket.gethostname()} does already ({words[:120]})"
-    return "another process does already"
 
 
 _ENDS = {
@@ -102,7 +73,6 @@ def _no_shared_memory(match: re.Match[str], scene: Scene) -> str:
 
 
 ROWS = (
-    row("address in use", r"port: (?P<port>\d+),.*EADDRINUSE", _address_in_use),
     row(
         "loader workers",
         r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) (?:is killed by signal|exited unexpectedly)",

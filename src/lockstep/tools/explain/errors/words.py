@@ -22,7 +22,7 @@ _MOST_CHARACTERS = 100_000
 def in_words(error: BaseException) -> str:
     """An explanation of an uncaught error, in one or more paragraphs; empty: it is unknown, or needs none. Never raises."""
     try:
-        if not isinstance(error, Exception) and not hasattr(error, "exceptions"):
+        if not isinstance(error, Exception):
             return ""  # Ctrl-C, whatever it has interrupted
         errors = list(_related(error))
         if any(isinstance(related, LockstepError) for related in errors):
@@ -51,17 +51,12 @@ def _explained(error: BaseException) -> str:
 
 def _related(error: BaseException) -> Iterator[BaseException]:
     """The error and its origins: the deepest cause first, then the errors that were being handled when it was raised."""
-    waiting, seen = [error], set[int]()
-    while waiting and len(seen) < _MOST_ERRORS:
-        causes = [waiting.pop(0)]
+    handled: BaseException | None = error
+    for _ in range(_MOST_ERRORS):
+        if handled is None:
+            return
+        causes = [handled]
         while causes[-1].__cause__ is not None and len(causes) < _MOST_ERRORS:
             causes.append(causes[-1].__cause__)
-        for cause in reversed(causes):
-            if id(cause) not in seen:
-                seen.add(id(cause))
-                yield cause
-                parts = getattr(cause, "exceptions", ())  # of an exception group
-                waiting += [part for part in parts if isinstance(part, BaseException)] if isinstance(parts, tuple) else []
-        last = causes[-1]
-        if last.__context__ is not None and not last.__suppress_context__ and id(last.__context__) not in seen:
-            waiting.append(last.__context__)
+        yield from reversed(causes)
+        handled = None if causes[-1].__suppress_context__ else causes[-1].__context__

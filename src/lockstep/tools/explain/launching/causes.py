@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
 from lockstep.launch.failures import Failure
+from lockstep.tools.explain.errors.processes import shared_memory
 from lockstep.tools.explain.launching.memory import limit_bytes, oom_kills
 from lockstep.world.machine.sizes import size
-
-_SHM = Path("/dev/shm")
 
 
 class Causes:
@@ -21,12 +18,12 @@ class Causes:
 
     def name(self, failure: Failure) -> Failure:
         """The failure, with the likely cause and a remedy added if they are known and its own message does not have them."""
-        if failure.kind == "SIGBUS" and (free := _shared_memory()):
+        if failure.kind == "SIGBUS":
             return replace(
                 failure,
-                remark=f"{free}: rank {failure.rank} found it full. Loader workers hand batches over there. Use fewer of them "
-                "(num_workers=, or --workers), smaller batches or a smaller prefetch_factor, or enlarge it: docker run "
-                "--shm-size=8g (or --ipc=host), mount -o remount,size=8g /dev/shm",
+                remark=f"Most likely rank {failure.rank} found /dev/shm full, where loader workers hand batches over. "
+                f"{shared_memory()} Use fewer of them (num_workers=, or --workers), smaller batches or a smaller "
+                "prefetch_factor, or enlarge it: docker run --shm-size=8g (or --ipc=host), mount -o remount,size=8g /dev/shm",
             )
         if failure.kind == "SIGKILL" and (kills := oom_kills() - self._kills_before) > 0:
             many = "a process" if kills == 1 else f"{kills} processes"
@@ -41,11 +38,3 @@ class Causes:
 def _limit() -> str:
     limit = limit_bytes()
     return "" if limit is None else f", or raise the limit of this container or job: {size(limit)}"
-
-
-def _shared_memory() -> str:
-    try:
-        whole, _, free = map(size, shutil.disk_usage(_SHM))
-    except OSError:
-        return ""
-    return f"{_SHM} of this machine has {whole}, {free} of them free now"
