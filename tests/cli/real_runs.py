@@ -1,4 +1,4 @@
-"""Runs made by the real command, for the tests of the verbs that look at them."""
+"""Runs made by the real command, which log and evaluate, and may be killed or wait: for the commands that look at runs."""
 
 import os
 import signal
@@ -22,9 +22,8 @@ model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
 head = nn.Linear(2, 2, bias=False)
 average = torch.optim.swa_utils.AveragedModel(model)
 optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=0.01)
-data = torch.utils.data.TensorDataset(torch.randn(40, 4))
-loader = torch.utils.data.DataLoader(data, 4, shuffle=True)
-model, head, optimizer, loader, average = team.prepare(model, head, optimizer, loader, average)
+plain = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(40, 4)), 4, shuffle=True)
+model, head, optimizer, loader, average = team.prepare(model, head, optimizer, plain, average)
 team.register("mine", {"n": 1})
 def is_time():  # when there are two checkpoints: the writer may have been busy at the step of one
     if args.kill < 12:
@@ -34,53 +33,45 @@ def is_time():  # when there are two checkpoints: the writer may have been busy 
 for epoch in team.epochs(2):
     for batch in loader:
         for (x,) in batch.shards:
-            team.backward(head(model(x)).square().mean())
+            loss = head(model(x)).square().mean()
+            team.backward(loss)
+            team.log(loss=loss, step=team.step)
         optimizer.step()
         optimizer.zero_grad()
         average.update_parameters(model)
         if os.path.exists("kill") and is_time():
             os.kill(os.getpid(), 9)
-        while team.step == args.wait:
+        while team.step == args.wait and not os.path.exists("go"):
             time.sleep(0.05)
+    with team.evaluate(model, plain) as evaluation:
+        for batch in evaluation:
+            for (x,) in batch.shards:
+                batch.add(error=model(x).square().mean(1))
     team.best(0.75)
 """
-COMMAND = (sys.executable, "-m", "lockstep.cli.main")
 STEPS = 20
 
 
-def run(server, place, run_dir, *args, nproc=1, shards=2, kill=False):
-    """``lockstep run`` on a fork server, in ``place`` and the run directory ``run_dir``, to its end: its exit status."""
+def run(server, place, run_dir, *args, nproc=1, kill=False, options=()):
+    """``lockstep run`` on a fork server, in ``place`` and the run directory ``run_dir``, to its end."""
     (place / "train.py").write_text(TRAIN)
-    marker = place / "kill"
-    if kill:
-        marker.touch()
-    else:
-        marker.unlink(missing_ok=True)
-    ended = run_on(server, place, _command(run_dir, args, nproc, shards), env={"OMP_NUM_THREADS": "1"})
+    (place / "kill").touch() if kill else (place / "kill").unlink(missing_ok=True)
+    ended = run_on(server, place, _command(run_dir, args, nproc, options), env={"OMP_NUM_THREADS": "1"})
     assert ended.returncode == (137 if kill else 0), ended.stdout + ended.stderr
-    return ended.returncode
 
 
 @contextmanager
-def going_on(place, run_dir, *args):
-    """A run that goes on until the block is left. It has a checkpoint by the time that it is entered."""
+def waiting(place, run_dir, *args, nproc=1):
+    """A run that goes on until the block is left, or its script ends."""
     (place / "train.py").write_text(TRAIN)
-    process = _start(place, [*COMMAND, "run", *_command(run_dir, args, 1, 2)])
+    command = [sys.executable, "-m", "lockstep.cli.main", "run", *_command(run_dir, args, nproc, ())]
+    with (place / "log").open("w") as log:
+        variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, cwd=place, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=variables)
     try:
-        deadline = time.monotonic() + 100
-        while not (place / run_dir / "checkpoints" / "newest").exists():
-            assert process.poll() is None, (place / "log").read_text()
-            assert time.monotonic() < deadline, (place / "log").read_text()
-            time.sleep(0.05)
         yield process
     finally:
         _end(process)
-
-
-def _start(place, command):
-    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with (place / "log").open("w") as log:
-        return subprocess.Popen(command, cwd=place, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=variables)
 
 
 def _end(process):
@@ -95,6 +86,13 @@ def _end(process):
         process.wait()
 
 
-def _command(run_dir, args, nproc, shards):
-    options = ("--nproc", str(nproc), "--shards", str(shards), "--checkpoint-every", "6", "--run-dir", str(run_dir))
-    return [*options, "--progress", "off", "train.py", *args]
+def _command(run_dir, args, nproc, options):
+    own = ("--nproc", str(nproc), "--shards", "2", "--checkpoint-every", "6", "--log-every", "3", "--run-dir", str(run_dir))
+    return [*own, *options, "--progress", "off", "train.py", *args]
+
+
+def until(condition, what=lambda: ""):
+    deadline = time.monotonic() + 100
+    while not condition():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.1)

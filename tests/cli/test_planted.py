@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from crew import warm_server
-from logged_runs import run_logged
+from real_runs import run
 from safetensors.torch import load_file, save_file
 
 from lockstep.cli.main import main
@@ -27,9 +27,9 @@ READ = {"event", "kind", "file", "files", "precision", "device", "sha256", "shar
 def made(tmp_path_factory, request, outlives_tests):
     """A run on two processes that was killed and went on."""
     place, server = tmp_path_factory.mktemp("made"), warm_server(request, outlives_tests)
-    words = {"nproc": 2, "options": ("--shards", "2", "--checkpoint-every", "4")}
-    run_logged(server, place, "runs/train-1", "--kill", "15", kill=True, **words)
-    run_logged(server, place, "runs/train-1", "--kill", "15", **words)
+    words = {"nproc": 2, "options": ("--checkpoint-every", "4")}
+    run(server, place, "runs/train-1", "--kill", "15", kill=True, **words)
+    run(server, place, "runs/train-1", "--kill", "15", **words)
     return place / "runs" / "train-1"
 
 

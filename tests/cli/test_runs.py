@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from crew import warm_server
-from real_runs import STEPS, going_on, run
+from real_runs import STEPS, run, until, waiting
 from rich.console import Console
 
 from lockstep.cli.main import main
@@ -30,7 +30,8 @@ def made(tmp_path_factory, request, outlives_tests):
     run(server, place, "runs/finished-1", "--kill", "14")
     run(server, place, "runs/stopped-1", "--kill", "15", nproc=2, kill=True)
     run(server, place, "runs/early-1", "--kill", "3", kill=True)
-    with going_on(place, "runs/going-1", "--wait", "9"):
+    with waiting(place, "runs/going-1", "--wait", "9"):
+        until((place / "runs" / "going-1" / "checkpoints" / "newest").exists, (place / "log").read_text)
         yield place
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from crew import warm_server
-from logged_runs import run_logged, until, waiting
+from real_runs import run, until, waiting
 
 from lockstep.cli.main import main
 from lockstep.journal.history import Tail
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(120)
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, request, outlives_tests):
     place = tmp_path_factory.mktemp("watched")
-    run_logged(warm_server(request, outlives_tests), place, "runs/train-1", nproc=2)
+    run(warm_server(request, outlives_tests), place, "runs/train-1", nproc=2)
     return place
 
 
@@ -106,7 +106,7 @@ def read_until(ours, words):
 @pytest.mark.long
 def test_it_follows_a_run_until_that_ends_or_ctrl_c_and_signals_nobody(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with waiting(tmp_path, "runs/train-1", "--wait", "9", nproc=2) as run:
+    with waiting(tmp_path, "runs/train-1", "--wait", "9", nproc=2) as waits:
         until(lambda: (tmp_path / "runs" / "train-1" / "events.jsonl").exists())
         in_step_9 = r"ranks 0 and 1 on \S+: in the script's code, step 9"
         until(lambda: re.search(in_step_9, look(capsys)[1]), lambda: look(capsys)[1])
@@ -125,7 +125,7 @@ def test_it_follows_a_run_until_that_ends_or_ctrl_c_and_signals_nobody(tmp_path,
         seen = read_until(ours, b"running")
         (tmp_path / "go").touch()
         text = seen + read_all(ours)
-        assert (process.wait(timeout=60), run.wait(timeout=60)) == (0, 0), text
+        assert (process.wait(timeout=60), waits.wait(timeout=60)) == (0, 0), text
     assert "train-1 · running" in text
     assert "train-1 · finished" in text
     assert "the script finished" in text

@@ -12,33 +12,22 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 import lockstep
 
-torch_generator = torch.Generator().manual_seed(1)
-history = []
-COUNTING = ("longer", "not saved")
-LONG = (*COUNTING, "weights")
-
 
 class Numbers(Dataset):
     def __init__(self, fault):
         self.fault = fault
-        self.asked = 0
 
     def __len__(self):
-        return 48 if self.fault in LONG else 16
+        return 48 if self.fault == "longer" else 16
 
     def __getitem__(self, index):
         x = torch.arange(4) / 4 + index / 32
-        if self.fault == "generator in the data":
-            x = x + torch.randn(4, generator=torch_generator)  # TEXT
         if self.fault == "random data":
             x = x + torch.randn(4) + random.random() + np.random.rand()
         if self.fault == "generator made anew":
             x = x + np.random.default_rng(index).normal()
-        if self.fault == "state in the data":
-            self.asked += 1  # TEXT
-            x = x * self.asked
         if self.fault == "worker":
-            x = x + (get_worker_info() is not None)  # TEXT
+            x = x + (get_worker_info() is not None)
         return x, x.sum(0, keepdim=True)
 
 
@@ -65,18 +54,10 @@ class Faulty(nn.Module):
         super().__init__()
         self.team = team
         self.fault = fault
-        self.average = 0.0
         self.calls = 0
-        self.seen = 0
 
     def forward(self, x):
         fault = self.fault
-        if fault == "state in a layer":
-            self.average = 0.9 * self.average + 0.1 * x.detach().mean()  # TEXT
-            x = x - self.average
-        if fault == "state in a module":
-            history.append(x.detach().mean())  # TEXT
-            x = x - sum(history)
         if fault == "clock":
             x = x * (time.perf_counter() % 1)
         if fault == "rank":
@@ -88,8 +69,6 @@ class Faulty(nn.Module):
             x = x + unseen_noise()
         if fault == "noise":
             x = x + torch.randn(x.shape)
-        if fault == "not saved":
-            x = x * (1 + self.seen / 10)
         if fault == "counts what it sees":  # nothing depends on it
             self.calls += 1
         return x
@@ -104,8 +83,7 @@ def train(fault):
     team = lockstep.join()
     began = time.time()
     model = nn.Sequential(nn.Linear(4, 8), Faulty(team, fault), nn.Dropout(0.1), nn.Linear(8, 1))
-    rate = 0.01 * team.world_size if fault == "learning rate" else 0.01  # TEXT
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0 if fault == "learns nothing" else rate, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0 if fault == "learns nothing" else 0.01, momentum=0.9)
     streams = fault == "split by rank"
     loader = DataLoader(Stream(team), 8) if streams else DataLoader(Numbers(fault), 8, shuffle=True)
     model, optimizer, loader = team.prepare(model, optimizer, loader)
@@ -119,16 +97,12 @@ def train(fault):
                 team.backward(
                     loss, **({"reduction": "mean"} if fault == "sum" else {})
                 )  # or lockstep would see the sum itself
-                if fault == "weights" and team.step == 3:  # in steps 1, 2, 4 it is refused
-                    model[0].weight.data.clamp_(-0.1, 0.1)  # TEXT
                 team.log(seconds=time.time() - began)  # innocent
             optimizer.step()
             optimizer.zero_grad()
             if fault == "update by one rank":
                 with torch.no_grad():
                     model[0].weight.add_(float(team.is_main))
-            if fault in COUNTING:
-                model[1].seen += 1
             print(team.is_main, time.time() - began)  # innocent
             if team.is_main and fault == "fails":
                 raise RuntimeError("no luck")
