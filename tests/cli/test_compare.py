@@ -1,10 +1,6 @@
 """Promises of ``lockstep compare`` as a command."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 import types
 
 import pytest
@@ -19,8 +15,7 @@ from pathlib import Path
 from lockstep.journal.writer import EventWriter
 
 settings = json.loads(os.environ["LOCKSTEP_SETTINGS"])
-if settings["precision"] in sys.argv and "HURRY" not in os.environ:
-    print("waiting", flush=True)
+if "hang" in sys.argv:
     time.sleep(60)
 run_dir = Path(settings["run_dir"])
 run_dir.mkdir()
@@ -103,15 +98,8 @@ def test_training_for_real_gives_the_answer_of_one_process_on_two(compare, tmp_p
     assert abs(ddp["against_baseline"]["loss_difference"]) < 1e-6
 
 
-def test_a_second_comparison_leaves_the_first_alone(compare, script, tmp_path):
-    for _ in range(2):
-        assert compare("--methods", "single@python", "--rounds", "1", "--out", "out", script).exit_code == 0
-    assert (tmp_path / "out" / "results.json").is_file()
-    assert (tmp_path / "out-2" / "results.json").is_file()
-
-
 def test_a_comparison_of_which_nothing_could_run_fails(compare, script):
-    failing = compare("--methods", "single@python", "--timeout-per-method", "1", script, "32-true")
+    failing = compare("--methods", "single@python", "--timeout-per-method", "1", script, "hang")
     assert failing.exit_code == 1
     assert "did not finish within 1 s" in failing.output
     assert "no method could be run" in failing.output
@@ -131,36 +119,3 @@ def test_bad_input_is_refused_before_anything_is_written(compare, script, tmp_pa
     assert done.exit_code == 2
     assert said in done.output
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
-
-
-def test_the_help_names_every_method_and_shows_examples(compare):
-    text = compare("--help").output
-    for word in ("single, ddp", "torchrun", "bf16-mixed", "Examples:", "train.py --epochs 3"):
-        assert word in text
-
-
-@pytest.mark.long
-def test_a_signal_stops_the_row_and_shows_what_was_measured(script, tmp_path):
-    methods = "single@python,single@python+bf16-mixed"
-    stopped = subprocess.Popen(
-        [sys.executable, "-m", "lockstep.cli.main", "compare", "--methods", methods, script, "bf16-mixed"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    log = tmp_path / "comparison" / "runs" / "2-single-python-bf16-mixed-x1-round1.log"
-    try:
-        deadline = time.monotonic() + 20
-        while not (log.is_file() and log.read_text()):
-            assert time.monotonic() < deadline, "the second row never began"
-            time.sleep(0.05)
-        stopped.send_signal(signal.SIGTERM)
-        output, _ = stopped.communicate(timeout=20)
-    finally:
-        stopped.kill()
-        stopped.communicate()
-    assert stopped.returncode == 128 + signal.SIGTERM
-    assert "single@python+bf16-mixed ×1 interrupted" in output
-    assert "Traceback" not in output
-    rows = json.loads((tmp_path / "comparison" / "results.json").read_text())["rows"]
-    assert [row["status"] for row in rows] == ["ok", "interrupted"]

@@ -238,16 +238,6 @@ def test_what_follows_the_script_is_its_own_also_what_looks_like_an_option(verif
     assert done.results["args"] == ["--epochs", "3", "--seed", "5", "--", "-x"]
 
 
-@pytest.mark.long
-def test_a_module_is_verified_as_python_runs_it(verify, tmp_path):
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "show.py").write_text("import sys\nraise SystemExit(f'given {__package__} {sys.argv[1:]}')")
-    done = verify("--world-sizes", "1", "--launchers", "python", "-m", "package.show", "--epochs", "3")
-    assert "given package ['--epochs', '3']" in done.output
-    missing = verify("--world-sizes", "1", "-m", "package.missing")
-    assert (missing.exit_code, "no module named 'package.missing'" in missing.output) == (1, True)
-
-
 @pytest.mark.parametrize(
     ("source", "said"),
     [

@@ -239,8 +239,3 @@ def test_shards_and_threads_follow_the_largest_row_for_all_rows(make_plan):
     assert make_plan(num_cores=2).threads == 1
     assert (make_plan("single").shards, make_plan("single").threads) == (1, 8)
     assert (make_plan(shards=6, threads=5).shards, make_plan(shards=6, threads=5).threads) == (6, 5)
-
-
-def test_fewer_shards_than_processes_are_refused_before_anything_runs(make_plan):
-    with pytest.raises(ConfigError, match=r"shards=3 with rows of up to 4 processes.*--shards 4 or more"):
-        make_plan(shards=3)

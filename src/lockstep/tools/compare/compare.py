@@ -12,7 +12,6 @@ from lockstep.tools.compare import advice
 from lockstep.tools.compare.comparison import Comparison, RowResult, RowRun
 from lockstep.tools.compare.figures import Figures, figures_of
 from lockstep.tools.compare.methods import Method, expand
-from lockstep.tools.compare.schedule import Turn, turns_left
 from lockstep.tools.compare.table import count
 from lockstep.tools.trials.machine import Machine
 from lockstep.tools.trials.study import Task
@@ -64,15 +63,16 @@ def run(comparison: Comparison, observer: Observer) -> Comparison:
     A row that fails has the reason. A KeyboardInterrupt ends the row that runs, and the comparison: what was measured
     so far is returned and written.
     """
-    whole = comparison.rounds * len(comparison.rows)
-    while turns := turns_left(comparison):
-        turn = turns[0]
-        result = comparison.rows[turn.index]
-        round_of = f", round {turn.round} of {comparison.rounds}" if comparison.rounds > 1 else ""
-        observer.started(f"[{turn.number}/{whole}] {result.row.label}{round_of}")
-        done = _run_row(comparison, result, turn, observer)
+    order = turns(len(comparison.rows), comparison.rounds)
+    for number, (turn_round, index) in enumerate(order, start=1):
+        result = comparison.rows[index]
+        if result.failure is not None:  # a row that failed once is not run again
+            continue
+        round_of = f", round {turn_round} of {comparison.rounds}" if comparison.rounds > 1 else ""
+        observer.started(f"[{number}/{len(order)}] {result.row.label}{round_of}")
+        done = _run_row(comparison, result, turn_round, observer)
         result = dataclasses.replace(result, runs=(*result.runs, done))
-        rows = (*comparison.rows[: turn.index], result, *comparison.rows[turn.index + 1 :])
+        rows = (*comparison.rows[:index], result, *comparison.rows[index + 1 :])
         shards = (done.figures and done.figures.num_shards) or comparison.shards
         comparison = dataclasses.replace(comparison, rows=rows, shards=shards)
         comparison = comparison.noting(notes=tuple(advice.notes_on(comparison)))
@@ -81,6 +81,15 @@ def run(comparison: Comparison, observer: Observer) -> Comparison:
         if done.status == "interrupted" or not (_has_joined(comparison, done) or any(row.measured for row in rows)):
             break  # the script would not join in another row either
     return comparison
+
+
+def turns(num_rows: int, rounds: int) -> list[tuple[int, int]]:
+    """The round and the row of each run: each row once a round, so that a temporary slowdown of the machine affects all rows.
+
+    Every second round goes backwards, which spreads slow drifts (heat, say) evenly over the rows. Pure.
+    """
+    rows = range(num_rows)
+    return [(number, index) for number in range(1, rounds + 1) for index in (rows if number % 2 else reversed(rows))]
 
 
 def _has_joined(comparison: Comparison, done: RowRun) -> bool:
@@ -101,9 +110,9 @@ def trial_of(comparison: Comparison, result: RowResult, turn_round: int) -> Tria
     )
 
 
-def _run_row(comparison: Comparison, result: RowResult, turn: Turn, observer: Observer) -> RowRun:
-    trial = trial_of(comparison, result, turn.round)
-    done = RowRun(round=turn.round, **vars(run_trial(trial, observer)))
+def _run_row(comparison: Comparison, result: RowResult, turn_round: int, observer: Observer) -> RowRun:
+    trial = trial_of(comparison, result, turn_round)
+    done = RowRun(round=turn_round, **vars(run_trial(trial, observer)))
     if done.status != "ok":
         return done
     try:
