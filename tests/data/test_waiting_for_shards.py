@@ -8,9 +8,8 @@ import torch
 from data_helpers import prepared
 from torch.utils.data import DataLoader, IterableDataset
 
-from lockstep.journal.measure.journal import Journal
 from lockstep.journal.measure.step_clock import StepClock
-from lockstep.journal.measure.trackers import Trackers
+from lockstep.journal.writer import EventWriter
 from lockstep.loop.balance import Balance
 from lockstep.plan.balance import BUSY, DATA, IN_SHARDS
 
@@ -23,7 +22,7 @@ class Stream(IterableDataset):
 def waits_for_data(loader):
     """What a rank of two reports that has waited for this loader."""
     clock = StepClock(SimpleNamespace(held_s=0.0), torch.device("cpu"))
-    balance = Balance(2, 8, clock, Journal(None, Trackers()), lambda: ())
+    balance = Balance(2, 8, clock, EventWriter(None), lambda: ())
     balance.made_loader(loader, 1)
     for listener in (clock, balance):
         listener.begin_pass(0, 1, 1, 0)

@@ -30,6 +30,14 @@ def test_what_is_written_is_read_back_in_order(tmp_path, writer):
     assert start["time_s"] <= step["time_s"]
 
 
+def test_other_ranks_write_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    other = EventWriter(None)
+    other.write("start")
+    other.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_event_can_be_read_while_the_run_goes_on(tmp_path, writer):
     writer.write("start")
     assert [event["event"] for event in read_events(tmp_path)] == ["start"]

@@ -3,9 +3,9 @@
 import pytest
 
 from lockstep.journal.measure import passes
-from lockstep.journal.measure.journal import Journal
 from lockstep.journal.measure.pass_progress import PassProgress, bar_line, clock, time_left
 from lockstep.journal.measure.passes import PassMeter
+from lockstep.journal.writer import EventWriter
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -18,7 +18,7 @@ def at(monkeypatch):
 
 
 def make_counter():
-    return PassMeter(Journal(None), None, dict, speaks=False)
+    return PassMeter(EventWriter(None), None, dict, speaks=False)
 
 
 def take(counter, at, number, step_s):

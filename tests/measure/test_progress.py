@@ -9,9 +9,9 @@ import pytest
 
 from lockstep.base.stopping import say
 from lockstep.journal.measure import progress
-from lockstep.journal.measure.journal import Journal
 from lockstep.journal.measure.passes import PassMeter
 from lockstep.journal.measure.progress import Bar, Lines, choose_display
+from lockstep.journal.writer import EventWriter
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -37,7 +37,7 @@ class Shown:
     """What a display shows of the passes of a meter."""
 
     def __init__(self, kind):
-        meter = PassMeter(Journal(None), None, dict, speaks=False)
+        meter = PassMeter(EventWriter(None), None, dict, speaks=False)
         self.display = kind(lambda: meter.progress)
         self.followers = meter, self.display
 

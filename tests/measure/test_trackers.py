@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 import textwrap
 
 import pytest
@@ -10,7 +11,7 @@ from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError
 from lockstep.base.trackers import without_services
 from lockstep.journal.history import read_history
-from lockstep.journal.measure.trackers import Trackers, last_written
+from lockstep.journal.measure.trackers import TensorBoard, Trackers, last_written
 from lockstep.journal.writer import EventWriter
 
 pytestmark = pytest.mark.timeout(120)
@@ -168,34 +169,6 @@ def test_names_are_checked_before_anything_starts():
             RunConfig(track=value)
 
 
-class Told:
-    def __init__(self):
-        self.told = []
-
-    def open(self):
-        pass
-
-    def write(self, group, step, values):
-        self.told.append((group, step))
-
-    def close(self, *, failed):
-        self.told.append(failed)
-
-
-def test_an_evaluation_waits_for_the_steps_before_it_and_no_longer():
-    outlet = Told()
-    trackers = Trackers([outlet])
-    trackers.write_evaluation(5, {"a": 1}, waits=True)
-    for step in (4, 5, 6):
-        trackers.write_step(step, {"b": 1})
-    trackers.write_evaluation(6, {"a": 1})
-    trackers.write_evaluation(9, {"a": 1}, waits=True)
-    trackers.close(failed=True)
-    training, evaluation = "training", "evaluation"
-    expected = [(training, 4), (training, 5), (evaluation, 5), (training, 6), (evaluation, 6), (evaluation, 9), True]
-    assert outlet.told == expected
-
-
 def test_a_tracker_is_finished_before_its_library_ends(train, package, tmp_path):
     library = RECORDER.replace("random.seed(1)", "__import__('atexit').register(note, 'exit')")
     done = train("--track", "recorder", site=package(library), closes=False)
@@ -236,3 +209,36 @@ def test_trackio_in_a_folder_of_its_own(train, require, monkeypatch, tmp_path):
     done = train("--track", "trackio:birds")
     assert (done.returncode, "WARNING" in done.stderr) == (0, False), done.stderr
     assert (tmp_path / "database" / "birds.db").exists()
+
+
+def test_tensorboard_gets_training_and_evaluation_apart(tmp_path, run_here):
+    done = run_here(
+        """
+        import sys
+        from pathlib import Path
+        from lockstep.journal.measure.trackers import TensorBoard, Trackers
+
+        trackers = Trackers([TensorBoard(Path(sys.argv[1]), None)])
+        assert "tensorboard" not in sys.modules, "it takes a second, and nothing was logged yet"
+        trackers.write("step", 1, {"loss": 0.5})
+        trackers.write("evaluate", 1, {"loss": 0.25})
+        trackers.close(failed=False)
+
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        board = EventAccumulator(sys.argv[1])
+        board.Reload()
+        for tag in sorted(board.Tags()["scalars"]):
+            print("tag", tag, board.Scalars(tag)[0].step, board.Scalars(tag)[0].value)
+        """,
+        args=[str(tmp_path)],
+    )
+    tags = [line for line in done.stdout.splitlines() if line.startswith("tag")]
+    assert tags == ["tag evaluation/loss 1 0.25", "tag training/loss 1 0.5"], done.stderr
+
+
+def test_a_tensorboard_that_cannot_be_imported_does_not_stop_the_run(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    trackers = Trackers([TensorBoard(tmp_path, None)])
+    trackers.write("step", 1, {"loss": 0.5})
+    trackers.close(failed=False)

@@ -25,14 +25,14 @@ from lockstep.joining.instrument import Instrument, Run
 from lockstep.joining.startup.announcement import Announcement, start_event
 from lockstep.joining.startup.script_seed import ScriptSeed
 from lockstep.joining.startup.split import SplitRemarks
-from lockstep.journal.measure.journal import Journal
-from lockstep.journal.measure.log import MetricLog, Row
+from lockstep.journal.measure.log import MetricLog
 from lockstep.journal.measure.nan_watch import NanWatch
 from lockstep.journal.measure.passes import PassMeter
 from lockstep.journal.measure.progress import choose_display
 from lockstep.journal.measure.split import LOADING
 from lockstep.journal.measure.step_clock import CHECKPOINT, LOGGING, SAVING, LoaderTimer, OverlapTimer, PartTimer, StepClock
 from lockstep.journal.measure.trackers import RunInfo, Trackers, trackers_for
+from lockstep.journal.writer import EventWriter
 from lockstep.listener import Listener, Listeners, Stage
 from lockstep.loop.at_exit import AtExit
 from lockstep.loop.balance import Balance, may_balance
@@ -139,7 +139,7 @@ class Engine:
         config, context, checkpoint = self.config, self.context, self.context.checkpoint
         self.stop_watch = StopWatch(speaks=self.is_main)
         self.trackers = self._open_trackers() if self.is_main else Trackers()
-        self.journal = Journal(context.run_dir if self.is_main else None, self.trackers)
+        self.journal = EventWriter(context.run_dir if self.is_main else None)
         self.state = RunState()
         self.saver = Saver(
             Store(context.run_dir),
@@ -213,7 +213,7 @@ class Engine:
             config.progress, lambda: self.passes.progress, is_main=self.is_main, on_terminal=context.on_terminal
         )
         self.passes = PassMeter(self.journal, self.collectives, clock.take, speaks=self._display is not None)
-        self.log = MetricLog(world.world_size, config.log_every, self._publish)
+        self.log = MetricLog(world.world_size, config.log_every, lambda row: self.record("step", *row))
         candidates: list[Listener | None] = [
             LoaderTimer(clock),
             self.balance,
@@ -308,10 +308,13 @@ class Engine:
         assert config.shards is not None
         return None if config.shards == 1 else SplitRemarks(config.shards, config.accumulate, self.world.world_size, say)
 
-    def _publish(self, row: Row) -> None:
-        self.journal.scalars("step", *row)
-        if self._display is not None:
-            self._display.values(row[2])
+    def record(self, kind: str, epoch: int, step: int, values: dict[str, float]) -> None:
+        """Write the averages of a ``step``, or the results of an evaluation (``evaluate``), to the journal and the trackers."""
+        if values:
+            self.journal.write(kind, epoch=epoch, step=step, values=values)
+            self.trackers.write(kind, step, values)
+        if kind == "step" and self._display is not None:
+            self._display.values(values)
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
         """Prepare objects, and compare what was prepared so far with the checkpoint to resume from. Every rank must call it."""
@@ -351,7 +354,8 @@ class Engine:
         try:
             self.listeners.end_run(step, failed=failed)
         finally:
-            self.journal.close(failed=failed)
+            self.journal.close()
+            self.trackers.close(failed=failed)
             if self.context.lock is not None:
                 self.context.lock.release()
             self.sync.close()

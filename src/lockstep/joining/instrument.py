@@ -24,9 +24,9 @@ if TYPE_CHECKING:  # so that an instrument can be imported without torch
 
     from lockstep.base.config import RunConfig
     from lockstep.base.stopping import StopWatch
-    from lockstep.journal.measure.journal import Journal
     from lockstep.journal.measure.passes import PassMeter
     from lockstep.journal.measure.step_clock import StepClock
+    from lockstep.journal.writer import EventWriter
     from lockstep.listener import Listener
     from lockstep.loop.phases import Phases, Position
     from lockstep.state.recovery.fingerprint import Fingerprint
@@ -62,7 +62,7 @@ class Run:
     """The host of each rank."""
     collectives: Collectives
     """Over all ranks."""
-    journal: Journal
+    journal: EventWriter
     """Rank 0 writes it; on other ranks it takes what it is given, and writes nothing."""
 
     # Parts of the engine, for instruments that come with this package: these may change with any version.

@@ -337,7 +337,8 @@ class Team(Collectives):
         if self._loop.resumption.is_catching_up:
             return
         results = {name: float(value) for name, value in results.items() if not isinstance(value, Tensor)}
-        self._engine.journal.scalars("evaluate", self.epoch, self.step, results, waits=self._engine.log.is_behind)
+        self._engine.log.complete()  # trackers expect steps in order
+        self._engine.record("evaluate", self.epoch, self.step, results)
         self._engine.listeners.evaluated(self.step, results)
 
     # Printing and one-rank work

@@ -76,15 +76,25 @@ class LineWriter:
             self._fd = -1
 
 
-class EventWriter(LineWriter):
-    """Appends events to the journal of a run."""
+class EventWriter:
+    """Appends events to the journal of a run (see ``journal.events``).
 
-    def __init__(self, run_dir: Path) -> None:
-        super().__init__(run_dir, FILE_NAME)
+    Args:
+        run_dir: the run's directory; None: write nothing, as on ranks other than 0.
+    """
+
+    def __init__(self, run_dir: Path | None) -> None:
+        self._lines = None if run_dir is None else LineWriter(run_dir, FILE_NAME)
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event."""
-        self.write_line({"event": event, "time_s": time.time(), **fields})
+        if self._lines is not None:
+            self._lines.write_line({"event": event, "time_s": time.time(), **fields})
+
+    def close(self) -> None:
+        """Close the file. May be called again."""
+        if self._lines is not None:
+            self._lines.close()
 
 
 def _warn(what: str) -> None:

@@ -15,8 +15,8 @@ from typing_extensions import override
 from lockstep.base.config import STRATEGIES, RunConfig
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.moves import Moves
-from lockstep.journal.measure.journal import Journal
 from lockstep.journal.measure.step_clock import StepClock
+from lockstep.journal.writer import EventWriter
 from lockstep.listener import Listener
 from lockstep.plan.balance import (
     AHEAD,
@@ -58,7 +58,7 @@ class Balance(Listener):
         world_size: int,
         num_shards: int,
         clock: StepClock,
-        journal: Journal,
+        journal: EventWriter,
         registered: Callable[[], Iterable[StateAdapter]],
     ) -> None:
         blocks = even_blocks(world_size, num_shards)

@@ -63,11 +63,6 @@ class MetricLog(Listener):
         self._has_begun = False
         """Whether a step has ended. Until then all values are common, and need no exchange."""
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether values of past steps have not been written yet."""
-        return bool(self._closed or self._windows)
-
     def add(self, epoch: int, step: int, weight: float | Tensor | None, values: dict[str, Any]) -> None:
         """Record values. Local; a value on a GPU stays there.
 
@@ -135,6 +130,10 @@ class MetricLog(Listener):
     @override
     def flush(self) -> None:
         self._close_step()
+        self.complete()
+
+    def complete(self) -> None:
+        """Write the values of all steps that have ended. Every rank must call it, at the same point."""
         if not self._has_begun:
             self._write_alone()
             return

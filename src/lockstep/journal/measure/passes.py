@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from lockstep.journal.measure.journal import Journal
 from lockstep.journal.measure.pass_progress import PassProgress
 from lockstep.journal.measure.split import bound_of, notable_wait, shares_of, verdict
 from lockstep.journal.measure.usage import Usage, gpus_in_use
+from lockstep.journal.writer import EventWriter
 from lockstep.listener import Listener, Stage
 from lockstep.world import devices
 from lockstep.world.comm.collectives import Collectives
@@ -36,7 +36,7 @@ class PassMeter(Listener):
     stage = Stage.LATE
 
     def __init__(
-        self, journal: Journal, collectives: Collectives, split: Callable[[], dict[str, float]], *, speaks: bool
+        self, journal: EventWriter, collectives: Collectives, split: Callable[[], dict[str, float]], *, speaks: bool
     ) -> None:
         self.progress: PassProgress | None = None
         """Of the latest pass; None: none has begun. May be read by another thread."""

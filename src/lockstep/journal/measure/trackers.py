@@ -29,8 +29,8 @@ from lockstep.journal.history import read_launches
 from lockstep.listener import Listener
 
 TRAINING, EVALUATION = "training", "evaluation"
-_EVENTS = {TRAINING: "step", EVALUATION: "evaluate"}
-"""The kind of events that are written together with a group of values."""
+GROUPS = {"step": TRAINING, "evaluate": EVALUATION}
+"""The group of the values of each kind of events that have some."""
 _FILE_NAME = "trackers.json"
 _RETRY_S = 30.0
 
@@ -51,9 +51,6 @@ class Tracker:
 class Trackers(Listener):
     """The trackers of one process; there are none on ranks other than 0.
 
-    The values of a step arrive some steps later, those of an evaluation at once. The latter wait here for the steps before,
-    since trackers expect steps in order.
-
     Args:
         hyperparameters: where those of the script are collected: ``batch_size``, ``epochs``, and the initial settings of each
             optimizer.
@@ -61,7 +58,6 @@ class Trackers(Listener):
 
     def __init__(self, trackers: Sequence[Tracker] = (), hyperparameters: dict[str, Any] | None = None) -> None:
         self._trackers = trackers
-        self._waiting: list[tuple[int, Mapping[str, float]]] = []
         self._hyperparameters = {} if hyperparameters is None else hyperparameters
 
     @override
@@ -82,36 +78,15 @@ class Trackers(Listener):
         for tracker in self._trackers:
             tracker.open()
 
-    def write_step(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the averages of a step."""
-        self._write_up_to(step)
-        self._write(TRAINING, step, values)
-
-    def write_evaluation(self, step: int, values: Mapping[str, float], *, waits: bool = False) -> None:
-        """Write the results of an evaluation after this step; if it ``waits``, values of past steps have not arrived yet."""
-        self._waiting.append((step, values))
-        if not waits:
-            self.flush()
-
-    @override
-    def flush(self) -> None:
-        """All values have arrived."""
-        self._write_up_to(None)
+    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Write the values of an event: of a ``step``, or of an evaluation (``evaluate``) after it. Steps come in order."""
+        for tracker in self._trackers:
+            tracker.write(GROUPS[kind], step, values)
 
     def close(self, *, failed: bool) -> None:
         """The run has ended."""
-        self.flush()
         for tracker in self._trackers:
             tracker.close(failed=failed)
-
-    def _write_up_to(self, step: int | None) -> None:
-        """Write the evaluations before a step; None: all."""
-        while self._waiting and (step is None or self._waiting[0][0] < step):
-            self._write(EVALUATION, *self._waiting.pop(0))
-
-    def _write(self, group: str, step: int, values: Mapping[str, float]) -> None:
-        for tracker in self._trackers:
-            tracker.write(group, step, values)
 
 
 class TensorBoard(Tracker):
@@ -294,7 +269,7 @@ def last_written(run_dir: Path) -> dict[str, int]:
         return {}
     last = {
         group: max((event.get("step", 0) for launch in launches if (event := launch.last(kind))), default=0)
-        for group, kind in _EVENTS.items()
+        for kind, group in GROUPS.items()
     }
     if last[TRAINING]:
         last[EVALUATION] = min(last.values())

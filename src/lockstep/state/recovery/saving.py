@@ -28,7 +28,7 @@ from lockstep.base.stopping import (
     say,
 )
 from lockstep.base.visible import visible
-from lockstep.journal.measure.journal import Journal
+from lockstep.journal.writer import EventWriter
 from lockstep.listener import Listener, Stage
 from lockstep.state.checkpoint.schedule import CheckpointSchedule
 from lockstep.state.checkpoint.store import Store, step_of
@@ -70,7 +70,7 @@ class Saver(Listener):
         birth: Birth,
         state: RunState,
         collectives: Collectives,
-        journal: Journal,
+        journal: EventWriter,
         stop_watch: StopWatch,
     ) -> None:
         self.is_due = False
