@@ -14,12 +14,12 @@ import _harness as harness
 import torch
 from torch import nn
 
-from lockstep.journal.writer import EventWriter
 from lockstep.plan.blocks import even_blocks
 from lockstep.plan.shards import plan_step
 from lockstep.state.recovery.fingerprint import Fingerprint
 from lockstep.state.recovery.run_state import RunState
 from lockstep.tools.replay.journal import DigestJournal
+from lockstep.tools.verify.trace.lines import DIRECTORY, TraceWriter, file_of
 from lockstep.tools.verify.trace.subjects import Subjects
 
 STEP_S = 0.005
@@ -41,7 +41,7 @@ def cost_s(width: int, batch_size: int, num_shards: int, every: int, steps: int)
     for micro in plan.micro_steps:
         micro.samples = list(range(micro.rows.start, micro.rows.stop))
     with tempfile.TemporaryDirectory() as directory:
-        writer = EventWriter(Path(directory), "digests.jsonl")
+        writer = TraceWriter(Path(directory), "rank-0", is_fresh=False)
         journal = DigestJournal(writer, every, Fingerprint(state), subjects, is_main=True)
         began = time.thread_time()
         for step in range(1, steps + 1):
@@ -56,7 +56,7 @@ def cost_s(width: int, batch_size: int, num_shards: int, every: int, steps: int)
             journal.end_step(step, batch_size)
             journal.tick(step)
         took_s = time.thread_time() - began
-        size = (Path(directory) / "digests.jsonl").stat().st_size
+        size = (Path(directory) / file_of(DIRECTORY, 0)).stat().st_size
         journal.end_run(steps, failed=False)
     return took_s / steps, size / steps
 
