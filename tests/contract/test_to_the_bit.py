@@ -150,7 +150,6 @@ def shards_by_rank(results):
     "training",
     [
         pytest.param(trained(shards=6, workers=2, epochs=4, length=77), id="workers"),
-        pytest.param(trained(shards=6, loader="stream", workers=2, epochs=1, length=400), id="stream, with a worker"),
         pytest.param(
             trained(model="Plain", loader="stream", weight="tokens", length=91, batch_size=6, accumulate=2, shards=6),
             id="stream, accumulated",

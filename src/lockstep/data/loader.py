@@ -135,6 +135,11 @@ class PreparedLoader:
         return self._source.reads_all
 
     @property
+    def plans_in_worker(self) -> bool:
+        """Whether a loader worker plans the steps of a pass, and so must know the shards of all of them when it begins."""
+        return self._source.plans_in_worker
+
+    @property
     def averages(self) -> dict[str, float]:
         """The weighted means of the values of ``batch.add`` over all steps of the newest pass. The same on every rank."""
         return {name: total / weight if weight else float("nan") for name, (total, weight) in self._totals.items()}

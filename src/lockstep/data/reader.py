@@ -98,14 +98,13 @@ class StreamReader(IterableDataset[Any]):
         finally:
             self._resumed = None
 
-    def lead(self, like: DataLoader[Any]) -> int:
-        """By how many items of ``make`` the worker is ahead of the loop at most; 0: there is none."""
-        return (like.prefetch_factor or USUAL_PREFETCH) * self.items_ahead if like.num_workers > 0 else 0
-
     def _read(self, like: DataLoader[Any]) -> Iterator[Any]:
-        if lead := self.lead(like):
+        if like.num_workers > 0:
+            ahead = (like.prefetch_factor or USUAL_PREFETCH) * self.items_ahead
             # Not persistent: a persistent worker would not learn of the new pass.
-            yield from from_workers(worker_loader(self, like, num_workers=1, persistent_workers=False, prefetch_factor=lead))
+            yield from from_workers(
+                worker_loader(self, like, num_workers=1, persistent_workers=False, prefetch_factor=ahead)
+            )
             return
         items, one_thread = iter(self), single_threaded()
         while True:

@@ -47,6 +47,8 @@ class Source(Protocol):
 
     reads_all: bool
     """Whether each rank reads whole global batches, of which it keeps its part."""
+    plans_in_worker = False
+    """Whether a loader worker plans the steps of a pass, and so must know the shards of all of them when it begins."""
 
     def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
         """The steps of one pass, numbered from ``first_step``, without the first ``skip``, which were taken before the run
@@ -198,12 +200,11 @@ class StreamSource(Source):
         self._loader = loader
         self._assignment = assignment
         self._reader = _ShardReader(loader, assignment)
+        self.plans_in_worker = loader.num_workers > 0
 
     @override
     def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
         set_epoch(epoch, self._loader.dataset)
-        if self._assignment.moves is not None and (lead := self._reader.lead(self._loader)):
-            self._assignment.moves.share(lead + 1)  # each step may be asked for while the one before runs (``data.uploads``)
         self._reader.compared = compared
         return self._reader.read(self._loader, first_step, epoch, skip)
 

@@ -68,6 +68,8 @@ class Balance(Listener):
         self._journal = journal
         self._registered = registered
         self._num_loaders = 0
+        self.stays = False
+        """Whether nothing may move, since the steps of a whole pass are planned where no move is known."""
         self._reads_all = False
         """Whether each rank reads the data of all shards, so that getting them takes as long whatever its shards are."""
         self._step = self._ended = 0
@@ -129,6 +131,8 @@ class Balance(Listener):
     def made_loader(self, loader: PreparedLoader, number: int) -> None:
         self._num_loaders += 1
         self._reads_all = loader.reads_all
+        # Steps of two loaders side by side must have the same blocks, but are not planned together.
+        self.stays = loader.plans_in_worker or self._num_loaders > 1 or self.stays
 
     @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
@@ -145,8 +149,7 @@ class Balance(Listener):
     @override
     def end_step(self, step: int, num_samples: int) -> None:
         begins_pass, self._begins_pass = self._begins_pass, False
-        # Steps of two loaders side by side must have the same blocks, but are not planned together.
-        if not self._rows or begins_pass or self.moves.is_pending or self._num_loaders > 1:
+        if not self._rows or begins_pass or self.moves.is_pending or self.stays:
             return
         proposal = self._balancer.end_step()
         if proposal is None:
