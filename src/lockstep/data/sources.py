@@ -47,7 +47,7 @@ class Source(Protocol):
 
     reads_all: bool
     """Whether each rank reads whole global batches, of which it keeps its part."""
-    plans_in_worker = False
+    plans_in_worker: bool = False
     """Whether a loader worker plans the steps of a pass, and so must know the shards of all of them when it begins."""
 
     def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
