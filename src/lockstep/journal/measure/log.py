@@ -19,6 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lockstep.base.errors import ConfigError, UsageError
+from lockstep.journal.measure.late_numbers import LateNumbers
 from lockstep.listener import Listener
 from lockstep.world.comm.plain import all_gather_plain
 
@@ -170,15 +171,15 @@ class MetricLog(Listener):
         has long arrived."""
         keys, names = [(step.epoch, step.step) for step in steps], self._names
         common = [_floats(step.common) for step in steps]
-        table, copied = _tabulate(steps, names)
+        table, cells, late = _tabulate(steps, names)
         is_alone = self._world_size == 1
         if not is_alone:
             signature = _signature(keys, names, common)
             agreement = torch.tensor([signature, -signature])
             work: Any = dist.all_reduce(agreement, op=dist.ReduceOp.MAX, async_op=True)
         yield
-        if copied is not None:
-            copied.synchronize()
+        if late is not None:
+            table[tuple(torch.tensor(cells).T)] = late.read()
         if not is_alone:
             work.wait()
             highest, lowest = agreement.tolist()
@@ -251,8 +252,8 @@ def _weighted(number: float | Tensor, weight: Tensor) -> Tensor:
     return (number * scale).masked_fill(scale == 0, 0.0)
 
 
-def _tabulate(steps: list[_Step], names: list[str]) -> tuple[Tensor, Any]:
-    """Sums and weights as a table on the CPU, and the copy that completes it if some are on a GPU."""
+def _tabulate(steps: list[_Step], names: list[str]) -> tuple[Tensor, list[tuple[int, int, int]], LateNumbers | None]:
+    """Sums and weights as a table on the CPU; its cells whose numbers are on a GPU, and these; None: there are none."""
     table = torch.zeros(len(steps), len(names), 2, dtype=torch.float64)
     cells: list[tuple[int, int, int]] = []
     on_gpu: list[Tensor] = []
@@ -265,22 +266,4 @@ def _tabulate(steps: list[_Step], names: list[str]) -> tuple[Tensor, Any]:
                     on_gpu.append(number)
                 else:
                     table[row, column, part] = number
-    if not on_gpu:
-        return table, None
-    together = torch.stack([value.to(on_gpu[0].device) for value in on_gpu])  # a process may have several GPUs
-    return table, _Copy(table, cells, together)
-
-
-class _Copy:
-    """Copies numbers from a GPU into a table."""
-
-    def __init__(self, table: Tensor, cells: list[tuple[int, int, int]], values: Tensor) -> None:
-        self._table = table
-        self._cells = torch.tensor(cells)
-        self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        self._values.copy_(values, non_blocking=True)
-        self._event = torch.accelerator.current_stream(values.device).record_event()
-
-    def synchronize(self) -> None:
-        self._event.synchronize()
-        self._table[tuple(self._cells.T)] = self._values
+    return table, cells, LateNumbers(on_gpu) if on_gpu else None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 from lockstep.base.errors import LossError
+from lockstep.journal.measure.late_numbers import LateNumbers
 from lockstep.listener import Listener
 
 _Position = tuple[int, int, int | None]
@@ -32,7 +31,7 @@ class NanWatch(Listener):
         self._every = every
         self._position = position
         self._waiting: list[tuple[_Position, Tensor]] = []
-        self._copied: tuple[list[_Position], Tensor, Any] | None = None
+        self._copied: tuple[list[_Position], LateNumbers] | None = None
 
     @override
     def before_backward(self, loss: Tensor, weight: float | Tensor | None) -> None:
@@ -64,20 +63,14 @@ class NanWatch(Listener):
 
     def _copy(self) -> None:
         waiting, self._waiting = self._waiting, []
-        gpu = waiting[0][1].device  # a model may be spread over several GPUs
-        bad = torch.stack([loss.to(gpu) for _, loss in waiting]).isnan()
-        on_cpu = torch.empty(bad.shape, dtype=bad.dtype, pin_memory=True)
-        on_cpu.copy_(bad, non_blocking=True)
-        event = torch.accelerator.current_stream(gpu).record_event()
-        self._copied = ([position for position, _ in waiting], on_cpu, event)
+        self._copied = [position for position, _ in waiting], LateNumbers([loss for _, loss in waiting])
 
     def _read(self) -> None:
         if self._copied is None:
             return
-        (positions, bad, event), self._copied = self._copied, None
-        event.synchronize()
-        for position, is_bad in zip(positions, bad.tolist(), strict=True):
-            if is_bad:
+        (positions, losses), self._copied = self._copied, None
+        for position, number in zip(positions, losses.read().tolist(), strict=True):
+            if number != number:
                 self._report(position)
 
     def _report(self, position: _Position) -> None:

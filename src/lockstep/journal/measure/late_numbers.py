@@ -1,0 +1,28 @@
+"""Numbers that a device computes, for which nobody waits before they have long arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class LateNumbers:
+    """Numbers under way to the CPU.
+
+    Args:
+        values: at least one tensor without dimensions on a device, all of one dtype. (A process may have several devices.)
+    """
+
+    def __init__(self, values: Sequence[Tensor]) -> None:
+        device = values[0].device
+        together = torch.stack([value.to(device) for value in values])
+        self._numbers = torch.empty(together.shape, dtype=together.dtype, pin_memory=True)
+        self._numbers.copy_(together, non_blocking=True)
+        self._arrived = torch.accelerator.current_stream(device).record_event()
+
+    def read(self) -> Tensor:
+        """The numbers, in order; waits for them."""
+        self._arrived.synchronize()
+        return self._numbers
