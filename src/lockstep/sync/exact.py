@@ -218,7 +218,7 @@ class ExactSync(Sync):
         self._next_shard = shard + 1
 
     @override
-    def unforeseen(self) -> Sequence[Hashable]:
+    def news(self) -> Sequence[Hashable]:
         """``(call, bucket)`` of buckets with gradients, ``(call, bucket, "slots")`` of those sent where other parameters had
         one than before, numbers of modules whose buffers have changed, and looks."""
         with torch.no_grad():
@@ -249,19 +249,19 @@ class ExactSync(Sync):
     @torch.no_grad()
     @override
     def end_phase(self, outcome: Outcome) -> None:
-        more = [key for key in outcome.unforeseen if isinstance(key, tuple)]
+        more = [key for key in outcome.news if isinstance(key, tuple)]
         for call, index, *_ in sorted(key for key in more if len(key) == 2):
             self._start(call, index)
             self._history.buckets.setdefault((self._layout, call), set()).add(index)
         for call, index, *_ in (key for key in more if len(key) == 3):
             self._history.slots[self._layout, call, index] = None
-        self._history.owners.update(owner for owner in outcome.unforeseen if isinstance(owner, int))
+        self._history.owners.update(owner for owner in outcome.news if isinstance(owner, int))
         changes = self.buffers.start_sums(self._history.owners, self._changes, self._send)
         self._exchange.finish()
         for exchange in self._on_gpus.values():
             exchange.finish()
         self.buffers.apply(changes)
-        self.buffers.judge(outcome.unforeseen)
+        self.buffers.judge(outcome.news)
         for call, index in sorted(self._sent):
             total = outcome.totals[call] if call < len(outcome.totals) else None
             if total is not None:

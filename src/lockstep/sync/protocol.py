@@ -18,8 +18,8 @@ class Outcome:
 
     totals: Sequence[float | None]
     """For each backward call of the phase, the divisor of its sum over all shards; None: not divided."""
-    unforeseen: Sequence[Hashable] = ()
-    """The results of ``Sync.unforeseen`` of all ranks, in order, without duplicates."""
+    news: Sequence[Hashable] = ()
+    """The results of ``Sync.news`` of all ranks, in order, without duplicates."""
     beside: int = 0
     """Loops over other batches that were part of the phase on any rank: see ``Phases``."""
 
@@ -48,7 +48,7 @@ class Sync(ShardSync, Protocol):
     """A strategy: the only place where strategies differ. Created once per run.
 
     In each phase every rank calls ``begin_phase``; for each of its micro-steps, if any, ``begin_shard``, ``backward`` as
-    often as the script does, and ``end_shard``; then ``unforeseen`` and ``gather``, by which the ledger settles weights and
+    often as the script does, and ``end_shard``; then ``news`` and ``gather``, by which the ledger settles weights and
     values, and ``end_phase``, which synchronizes gradients and buffers. Or ``drop`` at any point, if all ranks end or leave
     the step.
     """
@@ -86,7 +86,7 @@ class Sync(ShardSync, Protocol):
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
         """Begin a phase of a step. Every parameter's ``.grad`` must be None. Local."""
 
-    def unforeseen(self) -> Sequence[Hashable]:
+    def news(self) -> Sequence[Hashable]:
         """What this rank must tell the others about the phase because earlier phases of this number did not have it."""
 
     def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:

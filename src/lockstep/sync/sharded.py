@@ -74,7 +74,7 @@ class ShardedSync(Sync):
             add_changes(self._changes, changes)
 
     @override
-    def unforeseen(self) -> Sequence[Hashable]:
+    def news(self) -> Sequence[Hashable]:
         """The modules whose buffers have changed for the first time, and looks at buffers."""
         new = [number for number in sorted(self._changes) if number not in self._changing]
         return [*new, *self.buffers.looks()]
@@ -94,9 +94,9 @@ class ShardedSync(Sync):
                 gradients[parameter] = gradient if earlier is None else earlier.add_(gradient)
         for parameter, gradient in gradients.items():
             parameter.grad = gradient.to(parameter.dtype)
-        self._changing.update(number for number in outcome.unforeseen if isinstance(number, int))
+        self._changing.update(number for number in outcome.news if isinstance(number, int))
         self.buffers.apply(self._sum_changes())
-        self.buffers.judge(outcome.unforeseen)
+        self.buffers.judge(outcome.news)
         self._changes = {}
         self._plan = None
 
