@@ -120,7 +120,7 @@ def deal_all(make, world_size, num_shards, epochs=1, **place):
         counted, first = [], 1
         for epoch in range(epochs):
             last = first - 1
-            for plan, data in source.deal(first, epoch):
+            for plan, data in source.steps(first, epoch):
                 assert plan.number == last + 1, "a step was skipped"
                 last = plan.number
                 for micro, batch in zip(plan.micro_steps, data, strict=True):

@@ -73,7 +73,7 @@ def told(loader, place=None, evaluate=False):
                 if fetch is not None:
                     fetch()
         else:
-            list(choose_source(loader, place).deal(1, 0))
+            list(choose_source(loader, place).steps(1, 0))
     except DataError as error:
         return error
     return None

@@ -225,7 +225,7 @@ def test_augmentation_depends_neither_on_workers_nor_on_the_rank(num_workers, wo
         seen, _ = {}, None
         for rank in (0, 3):  # few processes: these two have the first and the last shard
             source = choose_source(build(num_workers), assignment(rank, 4, 4))
-            for plan, data in itertools.chain(source.deal(1, 0), source.deal(5, 1)):
+            for plan, data in itertools.chain(source.steps(1, 0), source.steps(5, 1)):
                 seen.update({(plan.number, micro.shard): b for micro, b in zip(plan.micro_steps, data, strict=True)})
         expected = {key: batch for key, batch in expected.items() if key[1] in (0, 3)}
     else:
@@ -251,12 +251,12 @@ def test_persistent_workers_serve_epochs_as_new_ones_do(num_workers):
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
 def test_an_epoch_left_early_does_not_change_the_next(options):
     source = choose_source(DataLoader(Noisy(40), 4, shuffle=True, collate_fn=noisy_collate, **options), assignment(0, 1, 2))
-    left = source.deal(1, 0)
+    left = source.steps(1, 0)
     for _ in range(3):
         next(left)
     left.close()
     expected = choose_source(DataLoader(Noisy(40), 4, shuffle=True, collate_fn=noisy_collate), assignment(0, 1, 2))
-    assert same([data for _, data in source.deal(4, 1)], [data for _, data in expected.deal(4, 1)])
+    assert same([data for _, data in source.steps(4, 1)], [data for _, data in expected.steps(4, 1)])
 
 
 # Streams
@@ -383,7 +383,7 @@ def test_a_generator_is_refused_because_the_second_epoch_would_be_empty():
 def test_a_ready_batch_that_cannot_be_cut_is_refused_when_it_comes():
     source = choose_source([{"text": "abc"}], assignment(0, 1, 2))
     with pytest.raises(DataError, match="batch of type dict holds no tensor"):
-        list(source.deal(1, 0))
+        list(source.steps(1, 0))
 
 
 # Steps without samples of this process
@@ -394,7 +394,7 @@ def test_every_process_has_every_step_also_those_without_samples_of_its_own(batc
     sizes = [size for size in map(len, batches) if size]
     for rank in range(5):
         source = choose_source(DataLoader(Numbers(17), batch_sampler=batches, collate_fn=list), assignment(rank, 5, 5))
-        plans = [plan for plan, _ in source.deal(1, 0)]
+        plans = [plan for plan, _ in source.steps(1, 0)]
         assert [(plan.number, plan.num_samples) for plan in plans] == list(enumerate(sizes, 1))
         assert [bool(plan.micro_steps) for plan in plans] == [size > rank for size in sizes]
 
@@ -443,5 +443,5 @@ def test_ready_batches_are_drawn_anew_in_every_step_also_if_accumulated(kind):
         batches = DataLoader(batches, batch_size=None)
     share_of_all = ShardAssignment(rank=0, world_size=1, num_shards=1, seed=0, loader=1, accumulate=2)
     source = choose_source(batches, share_of_all)
-    drawn = [batch for epoch in range(2) for _, data in source.deal(1 + 3 * epoch, epoch) for batch in data]
+    drawn = [batch for epoch in range(2) for _, data in source.steps(1 + 3 * epoch, epoch) for batch in data]
     assert len({tuple(batch.tolist()) for batch in drawn}) == len(drawn) == 12

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from lockstep.base.errors import UsageError
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.batch import Batch, PhaseDriver
-from lockstep.data.sources import Deal, choose_source
+from lockstep.data.sources import StepData, choose_source
 from lockstep.data.uploads import Uploads, fetches_ahead
 from lockstep.plan.shards import StepPlan
 
@@ -184,7 +184,7 @@ class PreparedLoader:
         batch: Batch | None = None
         this_pass = self._begin(driver.phases.step + 1, is_beside=False)
         try:
-            for plan, data in self._deal(this_pass):
+            for plan, data in self._steps(this_pass):
                 driver.begin_step(plan)
                 batch = Batch(plan, data, driver.phases, self._uploads)
                 yield batch
@@ -215,7 +215,7 @@ class PreparedLoader:
         batch: Batch | None = None
         this_pass = self._begin(self._num_beside + 1, is_beside=True)
         try:
-            for plan, data in self._deal(this_pass):
+            for plan, data in self._steps(this_pass):
                 this_pass.done += 1
                 self._num_beside += 1
                 driver.begin_step_beside(self)
@@ -245,24 +245,24 @@ class PreparedLoader:
         self._epoch, self._skip, self._is_running = self._epoch + 1, 0, True
         return begun
 
-    def _deal(self, begun: _Pass) -> Iterator[Deal]:
+    def _steps(self, begun: _Pass) -> Iterator[StepData]:
         """The steps of a pass that are still to be taken."""
-        deals = self._source.deal(begun.first, begun.number, begun.done, compared=not self._is_compared)
+        steps = self._source.steps(begun.first, begun.number, begun.done, compared=not self._is_compared)
         if not self._is_compared:
-            deals = self._compare(deals)
-        return self._uploads.one_ahead(deals) if self._uploads is not None and fetches_ahead(self.wrapped) else deals
+            steps = self._compare(steps)
+        return self._uploads.one_ahead(steps) if self._uploads is not None and fetches_ahead(self.wrapped) else steps
 
-    def _compare(self, deals: Iterator[Deal]) -> Iterator[Deal]:
+    def _compare(self, steps: Iterator[StepData]) -> Iterator[StepData]:
         """The same steps, after checking that all ranks have read the same first samples: otherwise ranks could wait for
         gradients of samples that others do not have."""
-        first = next(deals, None)
+        first = next(steps, None)
         samples = "nothing" if first is None else f"{first[0].num_samples} samples with the digest {first[0].digest[:8]}"
         name = type(getattr(self.wrapped, "dataset", self.wrapped)).__name__
         self._driver.phases.compare_data(f"{samples} in the first global batch of {name}")
         self._is_compared = True
         if first is not None:
             yield first
-            yield from deals
+            yield from steps
 
     @property
     def num_skipped(self) -> int:

@@ -38,7 +38,7 @@ T = TypeVar("T")
 _END = object()
 
 
-Deal = tuple[StepPlan, list[Any]]
+StepData = tuple[StepPlan, list[Any]]
 """A step's plan, and the samples of each of this process's micro-steps."""
 
 
@@ -50,7 +50,7 @@ class Source(Protocol):
     plans_in_worker: bool = False
     """Whether a loader worker plans the steps of a pass, and so must know the shards of all of them when it begins."""
 
-    def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
+    def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
         """The steps of one pass, numbered from ``first_step``, without the first ``skip``, which were taken before the run
         was interrupted. ``compared``: the first step yielded gets a digest of its data."""
 
@@ -59,7 +59,7 @@ class Source(Protocol):
         between two passes. A tree of plain values and tensors, the same on every rank."""
 
     def load_state(self, state: Any) -> None:
-        """Resume from a state with the next ``deal``."""
+        """Resume from a state with the next ``steps``."""
 
     def num_steps(self) -> int:
         """Steps in one pass. TypeError if unknown."""
@@ -88,7 +88,7 @@ class SampleSource(Source):
         """The state before the first index of the current pass was drawn, from which a resumed run draws the pass again."""
 
     @override
-    def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
+    def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
         assignment = self._assignment
         plans: deque[StepPlan] = deque()
 
@@ -171,7 +171,7 @@ class _ShardReader(StreamReader):
         self.compared = False
         """Whether the first step gets a digest of its data."""
 
-    def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[Deal]:
+    def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[StepData]:
         assignment = self._assignment
         sizes = tuple(map(len, parts))
         plan = assignment.plan(batch, sizes)
@@ -203,7 +203,7 @@ class StreamSource(Source):
         self.plans_in_worker = loader.num_workers > 0
 
     @override
-    def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
+    def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
         set_epoch(epoch, self._loader.dataset)
         self._reader.compared = compared
         return self._reader.read(self._loader, first_step, epoch, skip)
@@ -266,7 +266,7 @@ class ReadySource(Source):
                 self._pool = FetchPool(choose_fetcher(assignment.seed, batches, assignment.rank), batches)
 
     @override
-    def deal(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[Deal]:
+    def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
         assignment = self._assignment
         resumed, self._resumed = self._resumed, None
         first_sample, self._number, begin = 0, 0, first_step

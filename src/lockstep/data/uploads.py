@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.data.batches import map_tensors, to_device
-from lockstep.data.sources import Deal
+from lockstep.data.sources import StepData
 from lockstep.data.torch_loader import is_torch_loader
 from lockstep.world.devices import new_stream
 
@@ -67,14 +67,14 @@ class Uploads:
         """The upload of a step's samples, which may be under way."""
         return next((upload for upload in self._known if upload.data is data), Upload(self, data))
 
-    def one_ahead(self, deals: Iterator[Deal]) -> Iterator[Deal]:
+    def one_ahead(self, steps: Iterator[StepData]) -> Iterator[StepData]:
         """The same steps, each asked for before the script gets the one before it, so that its first samples move meanwhile."""
-        coming = next(deals, None)
+        coming = next(steps, None)
         try:
             while coming is not None:
                 current, coming, failure = coming, None, None
                 try:
-                    coming = next(deals, None)
+                    coming = next(steps, None)
                 except Exception as error:  # of the next step: this one is still to be taken
                     failure = error
                 self._known = [self.of(current[1]), *([] if coming is None else [Upload(self, coming[1])])]
