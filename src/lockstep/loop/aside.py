@@ -19,7 +19,7 @@ from typing_extensions import override
 from lockstep.base.errors import UsageError
 from lockstep.data.streams import preserve_rng
 from lockstep.listener import Listener, Listeners
-from lockstep.loop.phases import Effects, Phases
+from lockstep.loop.phases import Phases, Sinks
 from lockstep.plan.shards import MicroStep
 from lockstep.prepare.per_shard import PerShard
 from lockstep.state.recovery.run_state import RunState
@@ -72,8 +72,8 @@ class Aside:
                 items = self._per_shard()
                 own = [item.swap(shard, value) for item, value in zip(items, carried, strict=True)]
                 undo.callback(lambda: [item.swap(shard, value) for item, value in zip(items, own, strict=True)])
-                undo.callback(setattr, phases, "effects", phases.effects)
-                phases.effects = Effects(
+                undo.callback(setattr, phases, "sinks", phases.sinks)
+                phases.sinks = Sinks(
                     phases.own.ledger.blank(),
                     _Dropped(self._sync, trained.parameters),
                     Listeners([listener]).methods,

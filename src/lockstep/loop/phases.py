@@ -30,8 +30,8 @@ from lockstep.sync.gradients import Gradients, detach_grads, put_back
 from lockstep.sync.protocol import ShardSync, Sync
 
 
-class Effects(NamedTuple):
-    """Where what a micro-step does has its effects."""
+class Sinks(NamedTuple):
+    """Where that goes which a micro-step computes, records and tells."""
 
     ledger: Ledger
     sync: ShardSync
@@ -102,9 +102,9 @@ class Phases:
         """See PhaseDriver. An instrument that runs shards aside has its own (see ``loop.aside``)."""
         self.found_wrong = False
         """Whether an instrument has found a result of the run wrong, so that nothing may be saved any more."""
-        self.own = Effects(ledger, sync, listeners.methods, mark)
+        self.own = Sinks(ledger, sync, listeners.methods, mark)
         """Those of micro-steps that count."""
-        self.effects = self.own
+        self.sinks = self.own
         """Those of the running micro-step."""
         self._plan: StepPlan | None = None
         """That of the current step."""
@@ -139,7 +139,7 @@ class Phases:
     @property
     def is_aside(self) -> bool:
         """Whether a shard runs aside, without effect on the run."""
-        return self.effects is not self.own
+        return self.sinks is not self.own
 
     def begin_step(self, plan: StepPlan) -> None:
         """Begin a step with the next global batch."""
@@ -285,7 +285,7 @@ class Phases:
     def begin_shard(self, micro: MicroStep, data: Any) -> None:
         """See PhaseDriver."""
         self.micro = self.guards.gradients.micro = micro
-        _, sync, methods, mark = self.effects
+        _, sync, methods, mark = self.sinks
         if self._combines:
             sync.begin_shard(micro)
         for notify in methods["begin_shard"]:
@@ -298,14 +298,14 @@ class Phases:
 
     def received(self, micro: MicroStep, data: Any) -> None:
         """See PhaseDriver."""
-        for notify in self.effects.methods["received"]:
+        for notify in self.sinks.methods["received"]:
             notify(micro, data)
 
     def end_shard(self) -> None:
         """See PhaseDriver."""
         micro = self.micro
         assert micro is not None
-        ledger, sync, methods, mark = self.effects
+        ledger, sync, methods, mark = self.sinks
         self.guards.gradients.end_shard(ledger.num_calls)
         if self.guards.is_strict:
             self.guards.weights.end_shard(self.step)
@@ -386,7 +386,7 @@ class Phases:
                 "the loss does not depend on any parameter with requires_grad, so it has no gradient: was it detached, turned "
                 "into a number on the way, or computed under no_grad?"
             )
-        ledger, sync, methods, mark = self.effects
+        ledger, sync, methods, mark = self.sinks
         trained, guards, call = self.trained, self.guards, ledger.num_calls
         if reduction is None and weight is None and self.num_shards > 1 and (self.num_done, call) not in self._checked:
             self._checked.add((self.num_done, call))
@@ -416,11 +416,11 @@ class Phases:
                 f"batch.add({', '.join(values)}) outside of batch.shards: it records values of one shard. What is equal on all "
                 "ranks needs no mean: use the value itself, or team.log()."
             )
-        self.effects.ledger.add(weight, values, micro, reduction)
+        self.sinks.ledger.add(weight, values, micro, reduction)
 
     def shard_weight(self) -> Weight | None:
         """The running shard's weight in means; None: outside of ``batch.shards``."""
-        return None if self.micro is None else self.effects.ledger.weight_of(self.micro)
+        return None if self.micro is None else self.sinks.ledger.weight_of(self.micro)
 
     def before_optimizer(self, optimizer: Optimizer, args: Sequence[Any], options: dict[str, Any]) -> None:
         """Check a call of ``optimizer.step()``: registered as a hook for all optimizers of the process.
