@@ -6,7 +6,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from lockstep.joining.startup.announcement import chosen_shards
-from lockstep.joining.startup.split import SplitRemarks, batch_size_of
+from lockstep.joining.startup.split_remarks import SplitRemarks, batch_size_of
 
 pytestmark = pytest.mark.timeout(60)
 TRAINING = """

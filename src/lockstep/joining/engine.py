@@ -24,7 +24,7 @@ from lockstep.data.streams import Purpose, draw_on, preserve_rng, reseed
 from lockstep.joining.instrument import Instrument, Run
 from lockstep.joining.startup.announcement import Announcement, start_event
 from lockstep.joining.startup.script_seed import ScriptSeed
-from lockstep.joining.startup.split import SplitRemarks
+from lockstep.joining.startup.split_remarks import SplitRemarks
 from lockstep.journal.measure.log import MetricLog
 from lockstep.journal.measure.nan_watch import NanWatch
 from lockstep.journal.measure.passes import PassMeter
@@ -52,8 +52,8 @@ from lockstep.state.recovery.fingerprint import Fingerprint
 from lockstep.state.recovery.resuming import Checkpoint, Restorer
 from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.saving import Saver
-from lockstep.state.recovery.unprepared import Unprepared
 from lockstep.state.recovery.unrepeatable import Unrepeatable
+from lockstep.state.recovery.unsaved_objects import UnsavedObjects
 from lockstep.state.rundir.birth import Birth
 from lockstep.state.rundir.lock import RunLock
 from lockstep.sync.table import make_sync
@@ -218,7 +218,7 @@ class Engine:
             LoaderTimer(clock),
             self.balance,
             self.divergence if world.world_size > 1 else None,
-            Unprepared(self.state, self.trained.trains, scales_loss=self.precision.scales_loss, speaks=warns),
+            UnsavedObjects(self.state, self.trained.trains, scales_loss=self.precision.scales_loss, speaks=warns),
             Unrepeatable(self.loop.resumption, speaks=warns),
             RawCollectives(self.collectives) if STRATEGIES[config.strategy].promises_bits and not gathers else None,
             NanWatch(config.on_nan, world.rank, config.log_every, self.phases.position),

@@ -17,7 +17,7 @@ from lockstep.base.config import STRATEGIES, RunConfig
 from lockstep.base.stopping import say
 from lockstep.base.visible import visible
 from lockstep.joining.startup.allotment import misfits
-from lockstep.joining.startup.split import batch_size_of
+from lockstep.joining.startup.split_remarks import batch_size_of
 from lockstep.listener import Listener
 from lockstep.state.recovery.software import version
 from lockstep.state.rundir.birth import own_args, script_sha256

@@ -32,8 +32,8 @@ _KINDS: dict[type, tuple[str, Callable[[Any], Any]]] = {
 """What each kind does, and a function for its progress."""
 
 
-class Unprepared(Listener):
-    """Detects unprepared objects.
+class UnsavedObjects(Listener):
+    """Detects objects whose state is in no checkpoint, since they were not prepared.
 
     Args:
         trains: whether an optimizer has parameters of prepared models.
