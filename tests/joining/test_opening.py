@@ -14,12 +14,12 @@ from lockstep.base.config import RunConfig
 from lockstep.base.errors import CheckpointError, ConfigError
 from lockstep.joining.opening import LaunchRequest, open_run
 from lockstep.state.checkpoint.store import Store
-from lockstep.state.rundir.birth import Birth, Command, read_birth
+from lockstep.state.rundir.fixed_settings import Command, FixedSettings, read_fixed_settings
 from lockstep.world.environment import World
 from lockstep.world.job.job import Job
 
 pytestmark = pytest.mark.timeout(30)
-BORN = Birth(shards=4, exact=False, accumulate=1, seed=3, threads=2, precision="32-true", device="cpu")
+BORN = FixedSettings(shards=4, exact=False, accumulate=1, seed=3, threads=2, precision="32-true", device="cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def start(*, script="/a/train.py", args=(), number=0, part="", born_with=BORN, w
 def save(run_dir, step, **fields):
     store = Store(Path(run_dir))
     unfinished = store.unfinished(step, "token")
-    contents = read_birth(Path(run_dir))
+    contents = read_fixed_settings(Path(run_dir))
     fields = {"birth": BORN.as_json() if contents is None else contents[0].as_json(), **fields}
     return store.commit(unfinished, write_files(unfinished, step, **fields), keep=9)
 
@@ -112,14 +112,14 @@ def assert_no_lock_is_held():
 def test_a_new_run_gets_its_directory_and_its_birth_is_saved(tmp_path):
     run = start(run_dir="some/where")
     assert (run.run_dir, run.birth, run.is_new, run.notices) == (Path("some/where"), BORN, True, [])
-    assert read_birth(run.run_dir)[0] == BORN
+    assert read_fixed_settings(run.run_dir)[0] == BORN
     assert sorted(file.name for file in run.run_dir.iterdir()) == ["birth.json", "lock"]
 
 
 def test_a_later_launch_goes_on_with_the_birth_and_the_newest_checkpoint(tmp_path):
     interrupted(20, run_dir="run")
     save("run", 30)
-    now = Birth(shards=1, exact=True, accumulate=2, seed=0, threads=8, precision="bf16-mixed", device="cpu")
+    now = FixedSettings(shards=1, exact=True, accumulate=2, seed=0, threads=8, precision="bf16-mixed", device="cpu")
     run = start(run_dir="run", born_with=now, script="/another/script.py")
     assert (run.birth, step_of(run), run.is_new) == (BORN, 30, False)
     assert run.checkpoint.path == Path("run/checkpoints/step-00000030")
@@ -179,7 +179,7 @@ def test_what_a_killed_launch_left_is_cleared_up_before():
 def test_a_launch_that_is_refused_changes_nothing_and_holds_nothing():
     interrupted(20, run_dir="run", seed=3)
     with pytest.raises(ConfigError, match="seed is 4 now, and was 3"):
-        start(run_dir="run", seed=4, born_with=Birth(**{**BORN.__dict__, "seed": 4}))
+        start(run_dir="run", seed=4, born_with=FixedSettings(**{**BORN.__dict__, "seed": 4}))
     assert_no_lock_is_held()
     with pytest.raises(ConfigError, match="5 processes"):
         start(run_dir="run", world={"world_size": 5})
@@ -197,10 +197,10 @@ def test_a_lost_or_damaged_birth_is_written_again_from_the_checkpoint(text):
     if text == "edited":
         text = json.dumps({**json.loads(file.read_text()), "seed": 4})
     file.unlink() if text is None else file.write_text(text)
-    run = start(run_dir="run", born_with=Birth(**{**BORN.__dict__, "seed": 4}))
+    run = start(run_dir="run", born_with=FixedSettings(**{**BORN.__dict__, "seed": 4}))
     assert (run.birth, step_of(run), run.is_new) == (BORN, 20, False)
     assert re.match(r".*birth\.json was missing, damaged or different", run.notices[0])
-    assert read_birth(Path("run"))[0] == BORN
+    assert read_fixed_settings(Path("run"))[0] == BORN
 
 
 def test_what_a_launch_was_allowed_to_change_stays_so():
@@ -350,7 +350,7 @@ def test_a_run_in_use_or_born_otherwise_is_left_alone():
         run = start()
     assert run.run_dir == Path("runs/train-2")
     assert re.match(r"this is a new run: runs/train-1 stays as it is: .* is in use by process", run.notices[0])
-    run = start(seed=4, born_with=Birth(**{**BORN.__dict__, "seed": 4}))
+    run = start(seed=4, born_with=FixedSettings(**{**BORN.__dict__, "seed": 4}))
     assert run.run_dir == Path("runs/train-3")
     assert any("seed: 4 now, not given then" in notice for notice in run.notices)
 

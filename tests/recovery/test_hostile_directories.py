@@ -15,7 +15,7 @@ from lockstep.base.errors import LockstepError
 from lockstep.cli.main import main
 from lockstep.joining.opening import LaunchRequest, open_run
 from lockstep.state.checkpoint.store import Store
-from lockstep.state.rundir.birth import Birth, Command
+from lockstep.state.rundir.fixed_settings import Command, FixedSettings
 from lockstep.world.environment import World
 
 pytestmark = pytest.mark.timeout(120)
@@ -57,7 +57,7 @@ def command(reader, run_dir, place):
 
 def resume(run_dir):
     """What rank 0 does before any training."""
-    born_with = Birth(shards=2, exact=True, accumulate=1, seed=0, threads=1, precision="32-true", device="cpu")
+    born_with = FixedSettings(shards=2, exact=True, accumulate=1, seed=0, threads=1, precision="32-true", device="cpu")
     config = RunConfig(run_dir=str(run_dir))
     launch = LaunchRequest(
         config=config, explicit={}, born_with=born_with, command=Command(script="", args=(), number=0), world=World()

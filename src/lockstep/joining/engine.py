@@ -54,7 +54,7 @@ from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.saving import Saver
 from lockstep.state.recovery.unrepeatable import Unrepeatable
 from lockstep.state.recovery.unsaved_objects import UnsavedObjects
-from lockstep.state.rundir.birth import Birth
+from lockstep.state.rundir.fixed_settings import FixedSettings
 from lockstep.state.rundir.lock import RunLock
 from lockstep.sync.table import make_sync
 from lockstep.world.comm.collectives import Collectives
@@ -69,7 +69,7 @@ class RunContext:
     """The run that a team belongs to."""
 
     run_dir: Path
-    birth: Birth
+    birth: FixedSettings
     checkpoint: Checkpoint | None
     """The checkpoint to resume from; None: start at step 0."""
     lock: RunLock | None

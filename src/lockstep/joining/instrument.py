@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # so that an instrument can be imported without torch
     from lockstep.state.recovery.fingerprint import Fingerprint
     from lockstep.state.recovery.run_state import RunState
     from lockstep.state.recovery.saving import Saver
-    from lockstep.state.rundir.birth import Birth
+    from lockstep.state.rundir.fixed_settings import FixedSettings
     from lockstep.sync.protocol import Sync
     from lockstep.world.comm.collectives import Collectives
     from lockstep.world.environment import World
@@ -48,7 +48,7 @@ class Run:
     devices: tuple[torch.device, ...]
     """Those of this process."""
     run_dir: Path
-    birth: Birth
+    birth: FixedSettings
     """What must not change during the run."""
     token: str
     """Identifies this launch; the same on every rank."""

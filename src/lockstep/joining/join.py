@@ -27,7 +27,7 @@ from lockstep.joining.verifying import await_opening, verify_together
 from lockstep.plan.blocks import block
 from lockstep.state.recovery.resuming import Checkpoint
 from lockstep.state.recovery.software import numerics
-from lockstep.state.rundir.birth import Birth, Command
+from lockstep.state.rundir.fixed_settings import Command, FixedSettings
 from lockstep.state.rundir.lock import RunLock
 from lockstep.sync.table import resolve_strategy
 from lockstep.world.comm.agreement import compare_ranks
@@ -184,7 +184,7 @@ def _agree(
     if "error" in opening:
         kind, message = opening["error"]
         raise vars(errors)[kind](message)  # on every rank
-    run_dir, birth = Path(opening["run_dir"]), Birth(**opening["birth"])
+    run_dir, birth = Path(opening["run_dir"]), FixedSettings(**opening["birth"])
     checkpoint = None if opening["checkpoint"] is None else Checkpoint.from_json(opening["checkpoint"])
     token = collectives.broadcast_plain(secrets.token_hex(4))
     check_run_dir_shared(run_dir, token, world, collectives)
@@ -224,7 +224,7 @@ def _open(
     """Find or create the run, on rank 0, while the others wait in ``await_opening``."""
     num_shards = config.shards or world.world_size
     block(0, world.world_size, num_shards)  # more processes than shards is an error
-    born_with = Birth(
+    born_with = FixedSettings(
         shards=num_shards,
         exact=STRATEGIES[config.strategy].promises_bits,
         accumulate=config.accumulate,
@@ -247,7 +247,7 @@ def _open(
     )
 
 
-def _threads_notice(config: RunConfig, environment: Environment, birth: Birth) -> list[str]:
+def _threads_notice(config: RunConfig, environment: Environment, birth: FixedSettings) -> list[str]:
     """A notice if OMP_NUM_THREADS differs from the run's number of threads: it is only a default for new runs."""
     if config.threads is not None or environment.threads in (None, birth.threads):
         return []

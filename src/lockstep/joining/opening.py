@@ -18,7 +18,15 @@ from lockstep.plan.blocks import block
 from lockstep.state.checkpoint.manifest import Manifest, verify
 from lockstep.state.checkpoint.store import Store
 from lockstep.state.recovery.resuming import Checkpoint
-from lockstep.state.rundir.birth import Birth, Command, birth_of, is_born_with, read_birth, reconcile, write_birth
+from lockstep.state.rundir.fixed_settings import (
+    Command,
+    FixedSettings,
+    fixed_settings_of,
+    is_fixed_to,
+    read_fixed_settings,
+    reconcile,
+    write_fixed_settings,
+)
 from lockstep.state.rundir.lock import PATIENCE_S, RunLock, holder_of, last_job, last_launch
 from lockstep.state.rundir.names import default_run_dir, earlier_run_dirs, rename_old_run
 from lockstep.world.environment import World
@@ -32,7 +40,7 @@ class OpenRun:
     """A run, with the lock of its directory."""
 
     run_dir: Path
-    birth: Birth
+    birth: FixedSettings
     checkpoint: Checkpoint | None
     """The checkpoint from which it resumes; None: start at step 0."""
     lock: RunLock
@@ -48,7 +56,7 @@ class LaunchRequest:
     config: RunConfig
     explicit: Mapping[str, Any]
     """The settings that were given explicitly, on the command line or in the script."""
-    born_with: Birth
+    born_with: FixedSettings
     """The birth of a new run with the settings of this launch."""
     command: Command
     world: World
@@ -90,7 +98,7 @@ class LaunchRequest:
 
     def _is_of_command(self, path: Path) -> bool:
         try:
-            contents = read_birth(path)
+            contents = read_fixed_settings(path)
         except ConfigError:
             return True  # so that the damage is reported
         return contents is None or contents[1].is_like(self.command)
@@ -129,7 +137,7 @@ def open_run(launch: LaunchRequest) -> OpenRun:
             _note(notices, f"{lost[0]} ended before its first checkpoint, so there is nothing to resume")
         path = default_run_dir(RUNS, launch.command.script)
         lock = launch.lock(path)
-        write_birth(path, launch.born_with, launch.command)
+        write_fixed_settings(path, launch.born_with, launch.command)
         return OpenRun(run_dir=path, birth=launch.born_with, checkpoint=None, lock=lock, is_new=True, notices=notices)
     except OSError as error:
         raise ConfigError(
@@ -152,7 +160,7 @@ def _open_named(path: Path, launch: LaunchRequest) -> OpenRun:
             lock = launch.lock(path)
         run = _resume(path, launch, lock, notices)
         if run is None:
-            write_birth(path, launch.born_with, launch.command)
+            write_fixed_settings(path, launch.born_with, launch.command)
             return OpenRun(run_dir=path, birth=launch.born_with, checkpoint=None, lock=lock, is_new=True, notices=notices)
         if run.checkpoint is None:
             notices.append(f"run {path} ended before its first checkpoint, so there is nothing to resume: it starts over")
@@ -162,9 +170,9 @@ def _open_named(path: Path, launch: LaunchRequest) -> OpenRun:
         raise
 
 
-def _birth_in(checkpoint: Path, manifest: Manifest) -> Birth:
+def _birth_in(checkpoint: Path, manifest: Manifest) -> FixedSettings:
     try:
-        return birth_of({each.name: manifest.birth[each.name] for each in fields(Birth)})
+        return fixed_settings_of({each.name: manifest.birth[each.name] for each in fields(FixedSettings)})
     except (KeyError, ValueError) as error:
         raise CheckpointError(
             f"{checkpoint} does not hold the initial settings of its run ({error}): start a new one with --fresh"
@@ -193,7 +201,7 @@ def _state_of(path: Path, launch: LaunchRequest, notices: list[str]) -> str | No
     newest = store.newest()
     is_saved = newest is not None or store.has_unfinished()
     try:
-        contents = read_birth(path)
+        contents = read_fixed_settings(path)
     except ConfigError as error:
         if is_saved:
             _note(notices, f"{path} stays as it is: {error}")
@@ -235,7 +243,7 @@ def _note(notices: list[str], why: str) -> None:
 def _try_resume(path: Path, launch: LaunchRequest, notices: list[str]) -> OpenRun | None:
     """Resume an interrupted run of this command, if possible."""
     try:
-        contents = read_birth(path)
+        contents = read_fixed_settings(path)
         assert contents is not None
         _reconcile(path, contents[0], launch)
         lock = launch.lock(path, patience_s=0.2)
@@ -253,7 +261,7 @@ def _try_resume(path: Path, launch: LaunchRequest, notices: list[str]) -> OpenRu
     return run
 
 
-def _reconcile(path: Path, birth: Birth, launch: LaunchRequest) -> Birth:
+def _reconcile(path: Path, birth: FixedSettings, launch: LaunchRequest) -> FixedSettings:
     reconciled = reconcile(path, birth, launch.explicit, launch.born_with, launch.config.allow)
     block(0, launch.world.world_size, reconciled.shards)  # more processes than shards is an error
     return reconciled
@@ -273,15 +281,15 @@ def _resume(path: Path, launch: LaunchRequest, lock: RunLock, notices: list[str]
     store.clean()
     sound = store.newest_sound(notices.append)
     if sound is None:
-        contents = read_birth(path)
+        contents = read_fixed_settings(path)
         if contents is None:
             return None
         birth = _reconcile(path, contents[0], launch)
         return OpenRun(run_dir=path, birth=birth, checkpoint=None, lock=lock, is_new=False, notices=notices)
     directory, manifest = sound
     born = _birth_in(directory, manifest)
-    if not is_born_with(path, born):
-        write_birth(path, born, launch.command)
+    if not is_fixed_to(path, born):
+        write_fixed_settings(path, born, launch.command)
         notices.append(f"the run's birth.json was missing, damaged or different: restored from {directory}")
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time_s))
     state = "had finished at" if manifest.finished else "resumes after"

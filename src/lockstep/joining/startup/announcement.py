@@ -20,7 +20,7 @@ from lockstep.joining.startup.allotment import misfits
 from lockstep.joining.startup.split_remarks import batch_size_of
 from lockstep.listener import Listener
 from lockstep.state.recovery.software import version
-from lockstep.state.rundir.birth import own_args, script_sha256
+from lockstep.state.rundir.fixed_settings import own_args, script_sha256
 from lockstep.world.comm.group import Transport
 from lockstep.world.devices import product_of
 from lockstep.world.environment import World

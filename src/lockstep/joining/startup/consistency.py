@@ -16,7 +16,7 @@ import torch
 
 from lockstep.base.errors import ConfigError, MismatchError, UsageError
 from lockstep.state.recovery.software import version
-from lockstep.state.rundir.birth import NO_SCRIPT
+from lockstep.state.rundir.fixed_settings import NO_SCRIPT
 from lockstep.state.rundir.sight import PATIENCE_S, blind_hosts
 from lockstep.world.comm.collectives import Collectives
 from lockstep.world.environment import World

@@ -36,7 +36,7 @@ from lockstep.state.checkpoint.writer import Job, Writer, Written
 from lockstep.state.recovery.position import ScriptPosition
 from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.snapshots import Snapshots
-from lockstep.state.rundir.birth import Birth
+from lockstep.state.rundir.fixed_settings import FixedSettings
 from lockstep.world.comm.agreement import compare_ranks
 from lockstep.world.comm.collectives import Collectives
 
@@ -67,7 +67,7 @@ class Saver(Listener):
         store: Store,
         config: RunConfig,
         token: str,
-        birth: Birth,
+        birth: FixedSettings,
         state: RunState,
         collectives: Collectives,
         journal: EventWriter,

@@ -19,7 +19,7 @@ from lockstep.state.checkpoint.writer import Job
 from lockstep.state.recovery.position import ScriptPosition
 from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.software import numerics, version
-from lockstep.state.rundir.birth import Birth
+from lockstep.state.rundir.fixed_settings import FixedSettings
 from lockstep.world.comm.collectives import Collectives
 
 
@@ -31,7 +31,9 @@ class Snapshots:
         token: identifies this launch, the same on every rank.
     """
 
-    def __init__(self, config: RunConfig, token: str, birth: Birth, state: RunState, collectives: Collectives) -> None:
+    def __init__(
+        self, config: RunConfig, token: str, birth: FixedSettings, state: RunState, collectives: Collectives
+    ) -> None:
         self.num_taken = 0
         """How many of the whole state this launch has taken. The same on every rank."""
         self.is_rehearsed = False

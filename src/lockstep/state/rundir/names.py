@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from lockstep.base.errors import ConfigError
-from lockstep.state.rundir.birth import NO_SCRIPT
+from lockstep.state.rundir.fixed_settings import NO_SCRIPT
 
 
 def _stem(script: str) -> str:

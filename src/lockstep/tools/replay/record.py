@@ -10,7 +10,7 @@ from typing import Any
 from lockstep.base.errors import UsageError
 from lockstep.journal.history import Launch, read_launches
 from lockstep.state.checkpoint.store import Store, step_of
-from lockstep.state.rundir.birth import Birth, Command, read_birth
+from lockstep.state.rundir.fixed_settings import Command, FixedSettings, read_fixed_settings
 
 Fields = Mapping[str, Any]
 
@@ -25,7 +25,7 @@ class RunRecord:
     """What the files of a run record, apart from its checkpoints."""
 
     path: Path
-    birth: Birth
+    birth: FixedSettings
     command: Command
     launches: tuple[Launch, ...]
     last_step: int
@@ -45,7 +45,7 @@ def read_record(run_dir: Path) -> RunRecord:
         UsageError: it is not a run.
         ConfigError: its birth is damaged.
     """
-    contents = read_birth(run_dir)
+    contents = read_fixed_settings(run_dir)
     if contents is None:
         raise UsageError(f"{run_dir} is not a run: it has no birth.json (lockstep runs DIR lists the runs in a directory)")
     saved = [step_of(path) for path in Store(run_dir).all()]

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from lockstep.state.rundir.birth import script_sha256
+from lockstep.state.rundir.fixed_settings import script_sha256
 from lockstep.tools.replay.record import Fields, RunRecord
 
 

@@ -19,7 +19,7 @@ from lockstep.cli.options import CONTEXT
 from lockstep.journal.history import read_events
 from lockstep.state.checkpoint.manifest import Manifest, verify_file
 from lockstep.state.checkpoint.store import BEST, DAMAGED, Store
-from lockstep.state.rundir.birth import read_birth
+from lockstep.state.rundir.fixed_settings import read_fixed_settings
 from lockstep.tools.explain.rank_reports import RankReport, read_reports
 from lockstep.tools.report.html import Page, render
 from lockstep.tools.report.run_page import RunRecord, SavedState, run_page
@@ -100,7 +100,7 @@ def _page_of(path: Path, now_s: float) -> Page:
 
 def _settings(path: Path) -> dict[str, Any]:
     try:
-        birth = read_birth(path)
+        birth = read_fixed_settings(path)
     except ConfigError:  # one of the remarks on the run
         return {}
     return {} if birth is None else birth[0].as_json()

@@ -18,7 +18,7 @@ from lockstep.journal.events import FILE_NAME as JOURNAL
 from lockstep.journal.history import Launch, read_launches
 from lockstep.state.checkpoint.manifest import Manifest, NewerFormatError, verify_file
 from lockstep.state.checkpoint.store import BEST, Store
-from lockstep.state.rundir.birth import read_birth
+from lockstep.state.rundir.fixed_settings import read_fixed_settings
 from lockstep.state.rundir.lock import holder_of
 
 RUNNING, FINISHED, INTERRUPTED, FAILED, UNREADABLE = "running", "finished", "interrupted", "failed", "unreadable"
@@ -167,7 +167,7 @@ def _read_birth(path: Path, fields: dict[str, Any], remarks: list[str]) -> bool:
     """Read ``birth.json`` into ``fields``; returns whether it could be read."""
     file = path / _BIRTH
     try:
-        contents = read_birth(path)
+        contents = read_fixed_settings(path)
         if contents is None:
             remarks.append(f"{file} is missing")
             return False

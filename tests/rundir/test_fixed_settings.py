@@ -7,16 +7,23 @@ from unittest.mock import patch
 import pytest
 
 from lockstep.base.errors import ConfigError
-from lockstep.state.rundir.birth import Birth, Command, is_born_with, read_birth, reconcile, write_birth
+from lockstep.state.rundir.fixed_settings import (
+    Command,
+    FixedSettings,
+    is_fixed_to,
+    read_fixed_settings,
+    reconcile,
+    write_fixed_settings,
+)
 
 pytestmark = pytest.mark.timeout(20)
-BORN = Birth(shards=4, exact=False, accumulate=2, seed=3, threads=2, precision="32-true", device="cpu")
+BORN = FixedSettings(shards=4, exact=False, accumulate=2, seed=3, threads=2, precision="32-true", device="cpu")
 COMMAND = Command(script="/a/train.py", args=("--lr", "0.1"), number=0, settings={"seed": 3})
 FIELDS = {"shards": 4, "exact": False, "accumulate": 2, "seed": 3, "threads": 2, "precision": "32-true", "device": "cpu"}
 
 
 def born_with(**changes):
-    return Birth(**{**BORN.__dict__, **changes})
+    return FixedSettings(**{**BORN.__dict__, **changes})
 
 
 def launch(now=BORN, allow=(), **explicit):
@@ -25,16 +32,16 @@ def launch(now=BORN, allow=(), **explicit):
 
 
 def test_a_birth_and_its_command_are_saved_and_read_back(tmp_path):
-    assert (read_birth(tmp_path), is_born_with(tmp_path, BORN)) == (None, False)
-    write_birth(tmp_path, BORN, COMMAND)
-    assert read_birth(tmp_path) == (BORN, COMMAND)
+    assert (read_fixed_settings(tmp_path), is_fixed_to(tmp_path, BORN)) == (None, False)
+    write_fixed_settings(tmp_path, BORN, COMMAND)
+    assert read_fixed_settings(tmp_path) == (BORN, COMMAND)
     command = {"script": "/a/train.py", "args": ["--lr", "0.1"], "number": 0, "part": "", "settings": {"seed": 3}}
     assert json.loads((tmp_path / "birth.json").read_text()) == {"format": 2, "command": command, **FIELDS}
     assert [file.name for file in tmp_path.iterdir()] == ["birth.json"]
 
 
 def test_a_later_launch_takes_all_that_it_does_not_name_from_the_birth():
-    now = Birth(shards=1, exact=True, accumulate=1, seed=0, threads=8, precision="bf16-mixed", device="cpu")
+    now = FixedSettings(shards=1, exact=True, accumulate=1, seed=0, threads=8, precision="bf16-mixed", device="cpu")
     assert launch(now) == BORN
     assert launch(now, strategy="auto", threads=None) == BORN
 
@@ -88,24 +95,24 @@ WRONG = [{"more": 1}, {"shards": "4"}, {"shards": 0}, {"command": None}, {"comma
 def test_a_birth_that_cannot_be_read_is_named_and_left_as_it_is(tmp_path, text):
     (tmp_path / "birth.json").write_text(text, encoding="latin-1")
     with pytest.raises(ConfigError, match=r"birth\.json cannot be read as the initial settings"):
-        read_birth(tmp_path)
+        read_fixed_settings(tmp_path)
     assert (tmp_path / "birth.json").read_text(encoding="latin-1") == text
-    assert not is_born_with(tmp_path, BORN)
+    assert not is_fixed_to(tmp_path, BORN)
 
 
 @pytest.mark.parametrize("version", [1, 3])
 def test_a_birth_of_another_format_says_so(tmp_path, version):
     (tmp_path / "birth.json").write_text(json.dumps({"format": version, "shards": 4}))
     with pytest.raises(ConfigError, match=f"has format {version}, and this lockstep knows format 2"):
-        read_birth(tmp_path)
+        read_fixed_settings(tmp_path)
 
 
 def test_a_launch_killed_while_it_saved_the_birth_does_no_harm(tmp_path):
     with patch("os.replace", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-        write_birth(tmp_path, BORN, COMMAND)
-    assert read_birth(tmp_path) is None
-    write_birth(tmp_path, BORN, COMMAND)
-    assert read_birth(tmp_path) == (BORN, COMMAND)
+        write_fixed_settings(tmp_path, BORN, COMMAND)
+    assert read_fixed_settings(tmp_path) is None
+    write_fixed_settings(tmp_path, BORN, COMMAND)
+    assert read_fixed_settings(tmp_path) == (BORN, COMMAND)
 
 
 # The command

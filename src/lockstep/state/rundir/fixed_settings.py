@@ -1,4 +1,5 @@
-"""The birth of a run: the settings that determine its answer, saved in its directory and applied to later launches."""
+"""The settings that a run begins with and keeps, since they determine its answer: saved in its directory as ``birth.json``, and
+applied to later launches. (Where a name must be short they are the run's ``birth``.)"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _OF_LAUNCHERS = ("--local_rank=", "--local-rank=")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Birth:
+class FixedSettings:
     """The settings that, with the script and the data, determine a run's answer."""
 
     shards: int
@@ -72,7 +73,7 @@ class Command:
         """The command of this process. (A function called in a process of its own has no script.)"""
         script = sys.argv[0] if sys.argv else ""
         path = str(Path(script).resolve()) if is_program and script not in NO_SCRIPT else ""
-        names = {"strategy", *(setting.name for setting in fields(Birth))}
+        names = {"strategy", *(setting.name for setting in fields(FixedSettings))}
         settings = {name: value for name, value in explicit.items() if name in names and value is not None}
         return Command(script=path, args=own_args(), number=number, part=part, settings=settings)
 
@@ -90,13 +91,13 @@ def script_sha256(path: Path) -> str | None:
         return None
 
 
-def write_birth(path: Path, birth: Birth, command: Command) -> None:
+def write_fixed_settings(path: Path, birth: FixedSettings, command: Command) -> None:
     """Save the birth of a new run in its directory."""
     content = {"format": _FORMAT, "command": dataclasses.asdict(command), **birth.as_json()}
     write_atomic(path / _FILE_NAME, json.dumps(content, indent=2) + "\n", durable=True)
 
 
-def read_birth(path: Path) -> tuple[Birth, Command] | None:
+def read_fixed_settings(path: Path) -> tuple[FixedSettings, Command] | None:
     """The birth of the run in a directory, and the command that started it; None: there is no run.
 
     Raises:
@@ -108,7 +109,7 @@ def read_birth(path: Path) -> tuple[Birth, Command] | None:
         version = content.pop("format")
         if version == _FORMAT:
             command = content.pop("command")
-            birth = birth_of(content)
+            birth = fixed_settings_of(content)
             return birth, check(Command(**{**command, "args": tuple(command["args"])}))
     except FileNotFoundError:
         return None
@@ -122,14 +123,14 @@ def read_birth(path: Path) -> tuple[Birth, Command] | None:
     )
 
 
-def birth_of(content: Mapping[str, Any]) -> Birth:
+def fixed_settings_of(content: Mapping[str, Any]) -> FixedSettings:
     """The birth that ``as_json`` described.
 
     Raises:
         ValueError: a setting is missing or unknown, or has no such value.
     """
     try:
-        birth = check(Birth(**content))
+        birth = check(FixedSettings(**content))
     except TypeError as error:
         raise ValueError(str(error)) from error
     # This checks the values. (A run without --device may be on a kind that the option does not name.)
@@ -137,16 +138,18 @@ def birth_of(content: Mapping[str, Any]) -> Birth:
     return birth
 
 
-def is_born_with(path: Path, birth: Birth) -> bool:
+def is_fixed_to(path: Path, birth: FixedSettings) -> bool:
     """Whether the birth in a directory can be read, and is this one."""
     try:
-        contents = read_birth(path)
+        contents = read_fixed_settings(path)
     except ConfigError:
         return False
     return contents is not None and contents[0] == birth
 
 
-def reconcile(path: Path, birth: Birth, explicit: Mapping[str, Any], now: Birth, allow: Collection[str] = ()) -> Birth:
+def reconcile(
+    path: Path, birth: FixedSettings, explicit: Mapping[str, Any], now: FixedSettings, allow: Collection[str] = ()
+) -> FixedSettings:
     """The settings with which a launch resumes: those of the birth, except where others are allowed.
 
     Args:
@@ -174,7 +177,7 @@ def reconcile(path: Path, birth: Birth, explicit: Mapping[str, Any], now: Birth,
     return dataclasses.replace(birth, **changed)
 
 
-def _check_promise(path: Path, birth: Birth, wanted: bool, explicit: Mapping[str, Any]) -> None:
+def _check_promise(path: Path, birth: FixedSettings, wanted: bool, explicit: Mapping[str, Any]) -> None:
     strategy = explicit.get("strategy")
     if wanted != birth.exact and birth.shards > 1 and strategy not in (None, "auto"):
         born = "with strategy 'exact', the default, which promises bit-identical answers" if birth.exact else "with another"
