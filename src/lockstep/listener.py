@@ -34,8 +34,9 @@ class Listener:
 
     ``begin_pass``, then for each step ``begin_step``; for each of its phases ``begin_phase``, each shard's micro-steps
     (``begin_shard``, ``received``, ``before_backward``, ``after_backward``, ``end_shard``) and ``end_phase``; ``end_step``
-    and ``tick``, or ``drop``; finally ``end_pass``. ``flush`` comes between passes; ``prepared``, ``prepared_loader``,
-    ``made_loader`` and ``evaluated`` when the script asks for it; ``end_run`` is the last.
+    and ``tick``, or ``drop``; finally ``end_pass``. ``flush`` comes between passes, and before a checkpoint is saved within
+    one; ``prepared``, ``prepared_loader``, ``made_loader``, ``before_optimizer`` and ``evaluated`` when the script asks for
+    it; ``end_run`` is the last.
 
     Every rank is notified of the same passes, steps and phases. Only ``made_loader``, ``tick`` and ``flush`` may communicate.
     """

@@ -266,7 +266,7 @@ class Team(Collectives):
         Args:
             loss: a scalar: the mean over the shard's samples (or tokens, or whatever ``weight`` counts).
             weight: the shard's weight, 0 or more; None: its number of samples. Where the loss is a mean over tokens, give the
-                number of tokens. Either all shards give a weight or none does. A tensor on a GPU is waited for.
+                number of tokens. Either all shards give a weight or none does. A tensor on a GPU is read when the phase ends.
             reduction: ``mean`` (the default), or ``sum`` for a loss that is a sum over the shard's samples
                 (``reduction="sum"`` of PyTorch's losses): the gradients of all shards are then added without division.
             options: ``retain_graph``, ``create_graph``, ``inputs``, as for ``Tensor.backward``.

@@ -44,7 +44,7 @@ from lockstep.world.comm.waiter import has_timed_out
 KINDS = ("samples", "weight", "sum")
 """The factor of a backward call's gradients: the shard's fraction of the samples, a weight given by the script, or 1."""
 
-Gather = Callable[[list[float], int], list[list[float]] | None]
+Gather = Callable[[list[float]], list[list[float]] | None]
 """See ``Sync.gather``."""
 Name = tuple[str, str]
 """A value's name and kind: see ``data.values``."""
@@ -68,7 +68,7 @@ class _Page:
     """Weighted sums of numbers and of their weights, by name and micro-step."""
     others: list[tuple[str, int, Part]] = field(default_factory=list)
     """Names, micro-steps and values that no float can hold: tensors, and large integers."""
-    news: tuple[Hashable, ...] = ()
+    new_keys: tuple[Hashable, ...] = ()
     beside: int = 0
 
     @property
@@ -93,7 +93,7 @@ class _Foreseen:
 
     def foresees(self, page: _Page) -> bool:
         """Whether a page has this form."""
-        has_more = page.news or page.others or page.beside or not page.names <= self.names
+        has_more = page.new_keys or page.others or page.beside or not page.names <= self.names
         return not has_more and page.kinds == self.kinds[: len(page.kinds)]
 
     def learn(self, kinds: list[str], pages: Sequence[_Page]) -> None:
@@ -241,14 +241,14 @@ class Ledger:
         self._page.others.append((name, slot, (kind, value, weight)))
 
     def settle(
-        self, plan: StepPlan, phase: int, news: Sequence[Hashable], gather: Gather, step: int, beside: int = 0
+        self, plan: StepPlan, phase: int, new_keys: Sequence[Hashable], gather: Gather, step: int, beside: int = 0
     ) -> tuple[Outcome, dict[str, Total]]:
         """Exchange the numbers of the phase with the other ranks. Every rank must call it; it blocks until all have.
 
         Args:
             plan: of the step.
             phase: its number in the step.
-            news: ``Sync.news`` of this rank, which the others are told.
+            new_keys: ``Sync.new_keys`` of this rank, which the others are told.
             gather: ``Sync.gather``, which may send the numbers along with the gradients.
             step: the step number, for messages.
             beside: ``Outcome.beside`` of this rank, which the others are told.
@@ -267,12 +267,12 @@ class Ledger:
         if self._on_device or self._given:
             self._wait_for_devices()
         page = self._page
-        if self._is_alone and not (page.values or page.weights or page.others or news):
+        if self._is_alone and not (page.values or page.weights or page.others or new_keys):
             num_calls = len(page.kinds)
             page.kinds.clear()
             return Outcome([None] * num_calls), {}
         self._page = _Page()
-        page.news, page.beside = tuple(news), beside
+        page.new_keys, page.beside = tuple(new_keys), beside
         pages = [page] if self._is_alone else self._exchange(plan, page, self._foreseen[phase], gather, step)
         kinds = max((peer.kinds for peer in pages), key=len)
         for peer in pages:
@@ -284,7 +284,7 @@ class Ledger:
         totals = [_total(pages, call, step) if kind == "weight" else None for call, kind in enumerate(kinds)]
         in_order = (item for peer in pages for item in sorted(peer.parts(), key=operator.itemgetter(1)))
         values = dict(sorted(combine(((name, part) for name, _, part in in_order), "batch.add").items()))
-        together = dict.fromkeys(item for peer in pages for item in peer.news)
+        together = dict.fromkeys(item for peer in pages for item in peer.new_keys)
         return Outcome(totals, tuple(together), functools.reduce(operator.or_, (peer.beside for peer in pages))), values
 
     def _exchange(self, plan: StepPlan, page: _Page, form: _Foreseen, gather: Gather, step: int) -> list[_Page]:
@@ -298,7 +298,7 @@ class Ledger:
         for name in sorted(form.names):
             line += [number for slot in slots for number in page.values.get((name, slot), (0.0, -1.0))]
         try:
-            lines = gather(line, len(form.kinds)) or all_gather_short(torch.tensor(line, dtype=torch.float64)).tolist()
+            lines = gather(line) or all_gather_short(torch.tensor(line, dtype=torch.float64)).tolist()
         except RuntimeError as error:
             if not has_timed_out(error):
                 raise

@@ -324,9 +324,9 @@ class Phases:
         trained, guards, sync = self.trained, self.guards, self._sync
         if guards.is_strict:
             guards.weights.check_unchanged(self.step)
-        news = sync.news() if self._combines else ()
+        new_keys = sync.new_keys() if self._combines else ()
         beside = self._beside(batch.plan) if len(self.opened) > 1 else 0
-        outcome, values = self._ledger.settle(batch.plan, self.num_done, news, sync.gather, self.step, beside)
+        outcome, values = self._ledger.settle(batch.plan, self.num_done, new_keys, sync.gather, self.step, beside)
         if self._combines:
             sync.end_phase(outcome)
         if trained.scaling is not None:

@@ -32,7 +32,7 @@ class MicroStep:
     """One run of a shard within a phase, on the process that owns it. Exists only for shards that are not empty.
 
     With ``accumulate=k`` a step has ``k`` global batches, its parts, and a shard runs once for each of them, consecutively.
-    (Treated as immutable; a frozen dataclass takes four times as long to create.)
+    (Treated as immutable, but for ``samples``; a frozen dataclass takes four times as long to create.)
     """
 
     step: int
@@ -49,13 +49,13 @@ class MicroStep:
     fraction: float
     """Its fraction of them. The fractions of all micro-steps of all shards sum to one."""
     index: int
-    """Number of the micro-step within this process's step, from 0."""
+    """Number of the micro-step within this process's phase, from 0."""
     begins_shard: bool
-    """Whether it is the first of its shard in this step."""
+    """Whether it is the first of its shard in a phase."""
     ends_shard: bool
-    """Whether it is the last of its shard in this step."""
+    """Whether it is the last of its shard in a phase."""
     is_last: bool
-    """Whether it is the last of this process in this step."""
+    """Whether it is the last of this process in a phase."""
     rows: slice
     """Its samples within the global batch."""
     samples: Sequence[Any] = ()

@@ -234,14 +234,14 @@ class ShardBuffers:
         """How this process's shards have changed buffers in the phase, for ``judge`` on every rank. Nearly always none."""
         return list(map(str, self._looks))
 
-    def judge(self, news: Iterable[Hashable]) -> None:
+    def judge(self, new_keys: Iterable[Hashable]) -> None:
         """Warn where combining the shards' changes has lost something, once for each name.
 
         Args:
-            news: the ``looks`` of all ranks among them, the same on every rank.
+            new_keys: the ``looks`` of all ranks among them, the same on every rank.
         """
         by_buffer: dict[tuple[int, int], list[Look]] = {}
-        for item in news:
+        for item in new_keys:
             if isinstance(item, str):
                 look = Look.parse(item)
                 by_buffer.setdefault((look.owner, look.slot), []).append(look)

@@ -1,9 +1,9 @@
 """Gradients summed in one fixed tree over shard numbers: bit-identical for every number of processes.
 
-The gradients of a shard are a leaf: weighted, in float32, with ABSENT where the shard has none. A process sums its leaves
-in tree order (``plan.tree``), and on its last shard sends each bucket (``sync.exchange``) as soon as the backward pass has
-filled it. Buffers go through the same tree. A single process runs the same code without sending anything. (V = 1 needs none
-of it: ``auto`` is then ``single``.)
+The gradients of a shard are a leaf: weighted, in float32 or wider, with ABSENT where the shard has none. A process sums its
+leaves in tree order (``plan.tree``), and on its last shard sends each bucket that earlier phases had (``sync.exchange``) as
+soon as the backward pass has filled it, if that is too much for one message at the end. Buffers go through the same tree. A
+single process runs the same code without sending anything. (V = 1 needs none of it: ``auto`` is then ``single``.)
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class ExactSync(Sync):
         self._next_shard = shard + 1
 
     @override
-    def news(self) -> Sequence[Hashable]:
+    def new_keys(self) -> Sequence[Hashable]:
         """``(call, bucket)`` of buckets with gradients, ``(call, bucket, "slots")`` of those sent where other parameters had
         one than before, numbers of modules whose buffers have changed, and looks."""
         with torch.no_grad():
@@ -237,7 +237,7 @@ class ExactSync(Sync):
 
     @torch.no_grad()
     @override
-    def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
+    def gather(self, row: list[float]) -> list[list[float]] | None:
         return self._exchange.gather(row) if self._exchange.holds else None
 
     def _goes_together(self) -> bool:
@@ -249,19 +249,19 @@ class ExactSync(Sync):
     @torch.no_grad()
     @override
     def end_phase(self, outcome: Outcome) -> None:
-        more = [key for key in outcome.news if isinstance(key, tuple)]
+        more = [key for key in outcome.new_keys if isinstance(key, tuple)]
         for call, index, *_ in sorted(key for key in more if len(key) == 2):
             self._start(call, index)
             self._history.buckets.setdefault((self._layout, call), set()).add(index)
         for call, index, *_ in (key for key in more if len(key) == 3):
             self._history.slots[self._layout, call, index] = None
-        self._history.owners.update(owner for owner in outcome.news if isinstance(owner, int))
+        self._history.owners.update(owner for owner in outcome.new_keys if isinstance(owner, int))
         changes = self.buffers.start_sums(self._history.owners, self._changes, self._send)
         self._exchange.finish()
         for exchange in self._on_gpus.values():
             exchange.finish()
         self.buffers.apply(changes)
-        self.buffers.judge(outcome.news)
+        self.buffers.judge(outcome.new_keys)
         for call, index in sorted(self._sent):
             total = outcome.totals[call] if call < len(outcome.totals) else None
             if total is not None:

@@ -256,7 +256,7 @@ class FSDPSync(Sync):
             push(self._changes, Node(micro.shard, 1, changes), add_changes)
 
     @override
-    def news(self) -> Sequence[Hashable]:
+    def new_keys(self) -> Sequence[Hashable]:
         """Whether other parameters than before had gradients, each rank's order of units where it is new, the modules whose
         buffers have changed for the first time, and looks at buffers."""
         more: list[Hashable] = []
@@ -269,21 +269,21 @@ class FSDPSync(Sync):
         return [*more, *sorted(owners - self._changing), *self.buffers.looks()]
 
     @override
-    def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
+    def gather(self, row: list[float]) -> list[list[float]] | None:
         return None
 
     @torch.no_grad()
     @override
     def end_phase(self, outcome: Outcome) -> None:
-        keys = [key for key in outcome.news if isinstance(key, tuple)]
+        keys = [key for key in outcome.new_keys if isinstance(key, tuple)]
         self._runs.agree([key[2] for key in keys if key[0] == _ORDER], self._world_size, self._step)
         if any(key[0] == _USED for key in keys):
             self._used.exchange(len(outcome.totals), len(self._parameters))
-        self._changing.update(number for number in outcome.news if isinstance(number, int))
+        self._changing.update(number for number in outcome.new_keys if isinstance(number, int))
         changes = self.buffers.start_sums(self._changing, self._changes, self._exchange.start)
         self._exchange.finish()
         self.buffers.apply(changes)
-        self.buffers.judge(outcome.news)
+        self.buffers.judge(outcome.new_keys)
         for call, slices, row in self._gradients.totals():
             total = outcome.totals[call] if call < len(outcome.totals) else None
             self._set_gradients(call, slices, row if total is None else row.div_(total))

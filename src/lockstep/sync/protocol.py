@@ -18,8 +18,8 @@ class Outcome:
 
     totals: Sequence[float | None]
     """For each backward call of the phase, the divisor of its sum over all shards; None: not divided."""
-    news: Sequence[Hashable] = ()
-    """The results of ``Sync.news`` of all ranks, in order, without duplicates."""
+    new_keys: Sequence[Hashable] = ()
+    """The results of ``Sync.new_keys`` of all ranks, in order, without duplicates."""
     beside: int = 0
     """Loops over other batches that were part of the phase on any rank: see ``Phases``."""
 
@@ -48,7 +48,7 @@ class Sync(ShardSync, Protocol):
     """A strategy: the only place where strategies differ. Created once per run.
 
     In each phase every rank calls ``begin_phase``; for each of its micro-steps, if any, ``begin_shard``, ``backward`` as
-    often as the script does, and ``end_shard``; then ``news`` and ``gather``, by which the ledger settles weights and
+    often as the script does, and ``end_shard``; then ``new_keys`` and ``gather``, by which the ledger settles weights and
     values, and ``end_phase``, which synchronizes gradients and buffers. Or ``drop`` at any point, if all ranks end or leave
     the step.
     """
@@ -56,8 +56,8 @@ class Sync(ShardSync, Protocol):
     forward_is_collective: bool
     """Whether a forward pass is a collective, so that all ranks must run the model equally often, in evaluations too."""
     is_plain: bool
-    """Whether a step is that of a plain single-device script, with the same ``.grad`` inside ``batch.shards``. Then only
-    ``backward`` is called: there is nothing to combine."""
+    """Whether a step is that of a plain single-device script, with the same ``.grad`` inside ``batch.shards``. Then nothing
+    is combined: of what a phase calls, it gets ``backward`` alone."""
     waited_s: float
     """For how many seconds of the newest backward pass this rank waited in it for the others, as far as that is known."""
     waited_in_forward_s: float
@@ -86,16 +86,15 @@ class Sync(ShardSync, Protocol):
     def begin_phase(self, plan: StepPlan, phase: int) -> None:
         """Begin a phase of a step. Every parameter's ``.grad`` must be None. Local."""
 
-    def news(self) -> Sequence[Hashable]:
+    def new_keys(self) -> Sequence[Hashable]:
         """What this rank must tell the others about the phase because earlier phases of this number did not have it."""
 
-    def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
+    def gather(self, row: list[float]) -> list[list[float]] | None:
         """Gather a row of numbers from each rank, in one message with the gradients of the phase. Every rank must call it,
         after its shards have run and before ``end_phase``.
 
         Args:
             row: of equal length on every rank.
-            num_calls: the expected number of backward calls in the phase, the same on every rank.
 
         Returns:
             The rows by rank; None, on every rank, if gradients are sent separately.

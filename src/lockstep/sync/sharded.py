@@ -74,13 +74,13 @@ class ShardedSync(Sync):
             add_changes(self._changes, changes)
 
     @override
-    def news(self) -> Sequence[Hashable]:
+    def new_keys(self) -> Sequence[Hashable]:
         """The modules whose buffers have changed for the first time, and looks at buffers."""
         new = [number for number in sorted(self._changes) if number not in self._changing]
         return [*new, *self.buffers.looks()]
 
     @override
-    def gather(self, row: list[float], num_calls: int) -> list[list[float]] | None:
+    def gather(self, row: list[float]) -> list[list[float]] | None:
         return None
 
     @override
@@ -94,9 +94,9 @@ class ShardedSync(Sync):
                 gradients[parameter] = gradient if earlier is None else earlier.add_(gradient)
         for parameter, gradient in gradients.items():
             parameter.grad = gradient.to(parameter.dtype)
-        self._changing.update(number for number in outcome.news if isinstance(number, int))
+        self._changing.update(number for number in outcome.new_keys if isinstance(number, int))
         self.buffers.apply(self._sum_changes())
-        self.buffers.judge(outcome.news)
+        self.buffers.judge(outcome.new_keys)
         self._changes = {}
         self._plan = None
 

@@ -1,7 +1,8 @@
 """Deciding when to save a checkpoint: at the same step on every rank, whatever their clocks say.
 
-An interval in steps needs no communication. An interval in time does, as does a rank that wants to retry after its disk was
-full, or one that was asked to stop (see ``lockstep.base.stopping``): so about twice a second the ranks exchange a few numbers.
+All ranks know at which steps one falls due by an interval in steps. They do not if the interval is in time, or if one of them
+wants to retry after its disk was full, still writes the last checkpoint, or was asked to stop (see
+``lockstep.base.stopping``): so about twice a second, and when one falls due, they exchange a few numbers.
 Each exchange also determines the step of the next one: the very next step while a checkpoint waits for an earlier one to be
 written. Checkpoints that fall due meanwhile are merged into it.
 """
