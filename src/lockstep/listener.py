@@ -89,7 +89,7 @@ class Listener:
         """A step on a global batch of ``num_samples`` samples was taken. Local."""
 
     def tick(self, step: int) -> None:
-        """The step has ended. Called on every rank at the same point."""
+        """The step has ended on every rank: here they may agree on something."""
 
     def drop(self) -> None:
         """The current step is discarded. Local."""

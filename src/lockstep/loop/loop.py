@@ -26,7 +26,7 @@ class Loop:
     Args:
         phases: runs the phases of each step.
         saver: saves checkpoints, at positions that the loop decides.
-        divergence: checks before each checkpoint that the ranks have not diverged.
+        divergence: checks now and then, and before each checkpoint, that the ranks have not diverged.
         restorer: restores the checkpoint from which the run resumes; None: the run is new.
         listeners: notified of passes and steps.
         is_main: whether this is rank 0, which prints.
