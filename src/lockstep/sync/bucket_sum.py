@@ -51,7 +51,7 @@ class BucketSum:
         if gradient.dtype != view.dtype:  # 16-bit gradients are weighted in float32
             gradient = gradient.to(view.dtype)
         if slot in self._filled_slots:
-            view.add_(gradient.mul_(factor))
+            view.add_(gradient * factor)  # not in place: autograd may have given others the same tensor
         else:
             torch.mul(gradient, factor, out=view)
             self._filled_slots.add(slot)

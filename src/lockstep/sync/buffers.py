@@ -44,6 +44,8 @@ class _Slot:
         self.is_statistic = isinstance(module, NORMALIZATIONS)
         """Whether it belongs to a normalization layer of PyTorch, which writes it through ``.data``, since no backward pass
         needs its values: so a second backward pass through one forward pass works as it does in a plain script."""
+        self._own = self.tensor
+        """The tensor that was there when the model was prepared, or one made here. Any other is the script's (an input, say)."""
         self.start = self.tensor.detach().clone()
         self.mark()
 
@@ -53,10 +55,12 @@ class _Slot:
         assert buffer is not None
         return buffer
 
-    @property
-    def writable(self) -> Tensor:
-        """The buffer, to be written to."""
-        return self.tensor.data if self.is_statistic else self.tensor
+    def writable(self, like: Tensor) -> Tensor:
+        """The buffer, to be written to: in place of one that a forward pass has assigned, or that has another shape, a new one."""
+        if self.tensor is not self._own or self._own.shape != like.shape:
+            self._own = torch.empty_like(like)
+            setattr(self.module, self.name, self._own)
+        return self._own.data if self.is_statistic else self._own
 
     def mark(self) -> None:
         tensor = self.tensor
@@ -105,10 +109,7 @@ def _put(slots: Sequence[_Slot], values: Sequence[Tensor]) -> None:
         tensor = slot.tensor
         if tensor.device.type == "cpu" and torch.equal(tensor, value) and tensor is slot._marked_tensor:
             continue  # writing, even the same value, would invalidate a second backward pass through its graph
-        if tensor.shape == value.shape:
-            pairs.append((slot.writable, value))
-        else:
-            setattr(slot.module, slot.name, value.clone())
+        pairs.append((slot.writable(value), value))
     copy_all(pairs)
     for slot in slots:
         slot.mark()
@@ -326,7 +327,7 @@ class ShardBuffers:
             is_written = owner.is_normalization or owner.counts() != count
             for slot, value in zip(owner.slots, values, strict=False):
                 if is_written and slot.tensor.shape == value.shape:
-                    pairs.append((slot.writable, value))
+                    pairs.append((slot.writable(value), value))
         with torch.no_grad():
             copy_all(pairs)
 

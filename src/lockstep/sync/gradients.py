@@ -83,7 +83,8 @@ def add_weighted(parameters: Iterable[Parameter], sums: Gradients, weight: float
             continue
         parameter.grad = None
         if not is_dropped:
-            part = weigh(gradient, weight)
+            # Autograd may give several parameters one tensor, of which each sees a view (``rows[:, None] + columns``).
+            part = weigh(gradient if is_narrow(gradient) else gradient.clone(), weight)
             earlier = sums.get(parameter)  # looked up once: hashing a tensor is a call in Python
             sums[parameter] = part if earlier is None else earlier.add_(part)
 
