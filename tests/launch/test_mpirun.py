@@ -130,7 +130,8 @@ def test_two_jobs_at_a_time_do_not_meet(mpirun, tmp_path, files):
         subprocess.Popen(
             ["mpirun", *as_root, "--oversubscribe", "-np", "2", sys.executable, "both.py", name],
             cwd=tmp_path,
-            env={**os.environ, "TMPDIR": str(files)},
+            # Open MPI's own files apart: of two jobs, one may remove a directory in which the other is about to make one.
+            env={**os.environ, "TMPDIR": str(files), "OMPI_MCA_orte_tmpdir_base": f"{files}/{name}"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -117,6 +117,47 @@ def small_gradients():
         return model.weight.detach().float().tolist()
 
 
+def unscaled_for_all():
+    """Gradients of parameters that two optimizers have, one, and none, of a loss of 2^-26 for each unit of them."""
+    with lockstep.join() as team:
+        parts = [nn.Linear(4, 2, bias=False) for _ in range(3)]
+        optimizers = [
+            torch.optim.SGD([*parts[0].parameters(), *parts[1].parameters()]),
+            torch.optim.SGD(parts[0].parameters()),
+        ]
+        *prepared, loader = team.prepare(*parts, *optimizers, [torch.ones(4, 4)])
+        for batch in loader:
+            for inputs in batch.shards:
+                team.backward(sum(part(inputs).sum(1).mean() for part in prepared[:3]) * 2.0**-26)
+        return [part.weight.grad.float().unique().tolist() for part in parts]
+
+
+def overflowed(then):
+    """Whether the weights of two models change, by step, if the loss of the first is too large for float16 in steps 1 and 3."""
+    with lockstep.join() as team:
+        models = [nn.Linear(4, 1, bias=False) for _ in range(2)]
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+        *prepared, loader = team.prepare(*models, *optimizers, [torch.ones(4, 4)] * 4)
+        changes = []
+        for batch in loader:
+            before = [model.weight.detach().clone() for model in models]
+            for inputs in batch.shards:
+                first, second = (model(inputs).mean() / 64 for model in prepared[:2])
+                team.backward(first * (1e30 if team.step % 2 else 1.0) + second)
+            if then == "clip":
+                nn.utils.clip_grad_value_([parameter for model in models for parameter in model.parameters()], 1.0)
+            if then == "clear" and team.step % 2:
+                for optimizer in optimizers:
+                    optimizer.zero_grad(set_to_none=False)
+                for inputs in batch.shards:
+                    team.backward(sum(model(inputs).mean() / 64 for model in prepared[:2]))
+            for optimizer in prepared[2:]:
+                optimizer.step()
+                optimizer.zero_grad()
+            changes.append([not torch.equal(model.weight, old) for model, old in zip(models, before, strict=True)])
+        return changes
+
+
 def resumed_state():
     """An optimizer that has taken steps before it is prepared: its state, in the format of its parameters."""
     with lockstep.join() as team:

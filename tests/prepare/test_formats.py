@@ -83,6 +83,18 @@ def test_gradients_too_small_for_float16_are_lost_only_where_nothing_scales_the_
         assert weights == [[-(2.0**-16)] * 4] * 2
 
 
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_gradients_of_all_parameters_are_unscaled_once_whoever_has_them(standing_crew, nproc):
+    for gradients in standing_crew(nproc, format_scripts.unscaled_for_all, precision="16-mixed", shards=2):
+        assert gradients == [[2.0**-26]] * 3
+
+
+@pytest.mark.parametrize(("then", "first"), [("nothing", [False, True]), ("clip", [False, True]), ("clear", [True, True])])
+def test_the_step_of_an_optimizer_whose_gradients_have_overflowed_is_skipped(standing_crew, then, first):
+    for changes in standing_crew(2, format_scripts.overflowed, then, precision="16-mixed", shards=2):
+        assert changes == [[one, True] for one in first * 2]
+
+
 @pytest.mark.parametrize("precision", ["16-true", "bf16-true"])
 def test_an_optimizer_with_a_state_goes_on_in_the_format_of_its_parameters(standing_crew, precision):
     [kept] = standing_crew(1, format_scripts.resumed_state, precision=precision, shards=1)

@@ -271,6 +271,8 @@ class Phases:
         self._batch, self._has_refused = batch, False
         trained, guards = self.trained, self.guards
         self._carried = detach_grads(trained.parameters)
+        if trained.scaling is not None:
+            trained.scaling.begin_phase(self._carried)
         if self._combines:
             self._sync.begin_phase(batch.plan, self.num_done)
         if guards.is_strict:
@@ -330,7 +332,7 @@ class Phases:
         if self._combines:
             sync.end_phase(outcome)
         if trained.scaling is not None:
-            trained.scaling.unscale()
+            trained.scaling.unscale(trained.parameters)
         if self._carried:
             put_back(self._carried)
             self._carried = {}

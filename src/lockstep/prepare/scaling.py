@@ -8,15 +8,17 @@ and the scale is reduced.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, amp
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lockstep.base.errors import UsageError
 from lockstep.prepare.state_adapters import parameters_of
+from lockstep.sync.gradients import Gradients
 from lockstep.world.comm.dtensors import full_tensor
 
 
@@ -32,11 +34,13 @@ class LossScaling:
         self._one = torch.ones((), device=device)
         self.scaler.scale(self._one)  # creates its scale, which a rank without samples needs too
         self._optimizers: list[Optimizer] = []
+        self._parameters: Optimizer | None = None
+        """All parameters, each once: unscaling is for optimizers."""
         self._overflowed: set[int] = set()
-        """The ids of optimizers whose gradients have overflowed since their last step."""
+        """The ids of optimizers whose gradients have overflowed, and are there still."""
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Add an optimizer: its gradients are unscaled, and its ``step()`` does nothing after an overflow."""
+        """Add an optimizer: its ``step()`` does nothing after an overflow."""
         self._optimizers.append(optimizer)
         act, overflowed = optimizer.step, self._overflowed
 
@@ -48,10 +52,7 @@ class LossScaling:
                 )
             if id(self) in overflowed:
                 overflowed.discard(id(self))
-                finite = [full_tensor(p.grad.isfinite().all()) for p in parameters_of(self) if p.grad is not None]
-                are_finite = not finite or torch.stack([each.to(finite[0].device) for each in finite]).all()
-                if not are_finite:  # else they were cleared
-                    return None
+                return None
             return act()
 
         # A bound method like the original: schedules use its __func__. Attributes that they have set on it are kept.
@@ -63,14 +64,26 @@ class LossScaling:
         scaled: Tensor = self.scaler.scale(loss)
         return scaled
 
-    def unscale(self) -> None:
-        """Unscale the synchronized gradients. The scale shrinks after an overflow, and grows after many phases without."""
-        with_gradients = [o for o in self._optimizers if any(p.grad is not None for p in parameters_of(o))]
-        if not with_gradients:
+    def begin_phase(self, carried: Gradients) -> None:
+        """Gradients that have overflowed and were cleared are forgotten. ``carried``: those from before the phase."""
+        for optimizer in self._optimizers if self._overflowed else ():
+            earlier = [carried[parameter] for parameter in parameters_of(optimizer) if parameter in carried]
+            if not any(bool(full_tensor(gradient.ne(0).any())) for gradient in earlier):
+                self._overflowed.discard(id(optimizer))
+
+    def unscale(self, parameters: Iterable[Parameter]) -> None:
+        """Unscale the synchronized gradients of all these parameters, and of the optimizers'. The scale shrinks after an
+        overflow, and grows after many phases without."""
+        every = list(dict.fromkeys([*parameters, *(p for each in self._optimizers for p in parameters_of(each))]))
+        if all(parameter.grad is None for parameter in every):
             return
-        for optimizer in with_gradients:
-            self.scaler.unscale_(optimizer)
+        if self._parameters is None or len(self._parameters.param_groups[0]["params"]) != len(every):
+            self._parameters = torch.optim.SGD(every)
+        self.scaler.unscale_(self._parameters)
         before = self.scaler.scale(self._one)  # the scale, on the device
         self.scaler.update()
         if self.scaler.scale(self._one) < before:  # the only wait for a GPU: get_scale() would wait, too
-            self._overflowed.update(map(id, with_gradients))
+            for optimizer in self._optimizers:
+                gradients = [parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None]
+                if not all(bool(full_tensor(gradient.isfinite().all())) for gradient in gradients):
+                    self._overflowed.add(id(optimizer))

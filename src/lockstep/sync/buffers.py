@@ -45,7 +45,7 @@ class _Slot:
         """Whether it belongs to a normalization layer of PyTorch, which writes it through ``.data``, since no backward pass
         needs its values: so a second backward pass through one forward pass works as it does in a plain script."""
         self._own = self.tensor
-        """The tensor that was there when the model was prepared, or one made here. Any other is the script's (an input, say)."""
+        """The tensor that was there when the model was prepared, or one made here. Others are the script's (an input, say)."""
         self.start = self.tensor.detach().clone()
         self.mark()
 
@@ -56,7 +56,7 @@ class _Slot:
         return buffer
 
     def writable(self, like: Tensor) -> Tensor:
-        """The buffer, to be written to: in place of one that a forward pass has assigned, or that has another shape, a new one."""
+        """The buffer, to be written to: a new one where a forward pass has assigned another, or one of another shape."""
         if self.tensor is not self._own or self._own.shape != like.shape:
             self._own = torch.empty_like(like)
             setattr(self.module, self.name, self._own)
