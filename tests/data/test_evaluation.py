@@ -481,7 +481,7 @@ def test_a_loader_that_the_script_has_dropped_keeps_no_workers():
     loaders = EvaluatedLoaders(assignment, workers=None)
 
     def evaluate_on(loader):
-        source, _ = loaders.next(loader, 0, in_step=False)
+        source, _ = loaders.next(loader, 0, 0, in_step=False)
         with evaluate(None, source=source) as evaluation:
             for batch in evaluation:
                 for (values,) in batch.shards:
@@ -502,12 +502,12 @@ def test_a_loader_that_the_script_has_dropped_keeps_no_workers():
 
 def test_loaders_are_numbered_alike_whether_the_script_keeps_them_or_not():
     loaders, kept = EvaluatedLoaders(assignment, workers=None), []
-    keys = [loaders.next(DataLoader(table(), 2), 0, in_step=False)[1] for _ in range(3)]
+    keys = [loaders.next(DataLoader(table(), 2), 0, 0, in_step=False)[1] for _ in range(3)]
     for _ in range(12):
         kept.append(DataLoader(table(), 2))
-        keys.append(loaders.next(kept[-1], 0, in_step=False)[1])
+        keys.append(loaders.next(kept[-1], 0, 0, in_step=False)[1])
     assert [(key.number, key.repeat) for key in keys] == [(number, 0) for number in range(15)]
-    again = [loaders.next(loader, 0, in_step=False)[1] for loader in kept]
+    again = [loaders.next(loader, 0, 0, in_step=False)[1] for loader in kept]
     assert [(key.number, key.repeat) for key in again] == [(number, 1) for number in range(3, 15)]
 
 

@@ -35,22 +35,23 @@ class EvaluatedLoaders:
         """The DataLoaders among them, which the script keeps alive."""
         self._kept: list[int] = []
         """The ids of those that are no DataLoaders, which their sources keep alive, from the oldest on."""
-        self._since: tuple[int, bool] = (0, False)
-        """The steps taken before the newest evaluation, and whether it was within a step."""
+        self._since: tuple[int, int, bool] = (0, 0, False)
+        """The epoch of the newest evaluation, the steps taken before it, and whether it was within a step."""
         self._repeats: dict[object, int] = {}
         """The ``repeat`` of the newest evaluation since then, of each loader, in the order of the loaders' first."""
 
-    def next(self, loader: Any, step: int, *, in_step: bool) -> tuple[EvaluationSource, EvaluationKey]:
+    def next(self, loader: Any, epoch: int, step: int, *, in_step: bool) -> tuple[EvaluationSource, EvaluationKey]:
         """The source and the key of the next evaluation.
 
         Args:
             loader: the loader to evaluate on.
+            epoch: the current one. (A run that resumes between two does not make the evaluations of the first again.)
             step: steps taken so far.
             in_step: whether the evaluation is inside the body of a loop over a training loader.
         """
         batches = loader.wrapped if isinstance(loader, PreparedLoader) else loader
-        if (step, in_step) != self._since:
-            self._since = (step, in_step)
+        if (epoch, step, in_step) != self._since:
+            self._since = (epoch, step, in_step)
             self._repeats.clear()
         if id(batches) not in self._known:
             self._add(batches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -36,9 +37,9 @@ class EvaluationKey:
     step: int
     """Steps taken before it."""
     number: int
-    """Number of its loader among those evaluated since that step."""
+    """Number of its loader among those evaluated since that step, in the same epoch."""
     repeat: int = 0
-    """Number of earlier evaluations of that loader since that step."""
+    """Number of earlier evaluations of that loader since then."""
 
     @property
     def loader(self) -> int:
@@ -111,7 +112,8 @@ class EvaluationSource:
         assignment, loader = self._assignment, self._batches
         assert isinstance(loader, DataLoader)
         reseed(assignment.seed, Purpose.SAMPLER, evaluation.loader, evaluation.step, evaluation.repeat)
-        batches = list(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
+        # Copies, since a batch sampler may fill one list again and again.
+        batches = list(loader.sampler if loader.batch_sampler is None else map(copy.copy, loader.batch_sampler))
         mine = deal(len(batches), assignment.rank, assignment.world_size)
         requests = (Request(Purpose.EVALUATE, (evaluation.loader, batch, 0), batches[batch]) for batch in mine)
         fetched = zip(mine, pool.run(requests), strict=True)

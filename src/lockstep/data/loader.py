@@ -34,8 +34,8 @@ class Driver(Protocol):
         """Begin a step with the next global batch."""
 
     def begin_step_beside(self, loader: Any) -> None:
-        """Begin a step in which a loader beside the leading one yields a batch too: restart the random stream, from which
-        fetching may have drawn."""
+        """A loader beside the leading one yields a batch, too, or has none left: restart the random stream, from which fetching
+        may have drawn."""
 
     def end_pass_beside(self, loader: Any) -> None:
         """End a pass beside the leading one."""
@@ -224,6 +224,7 @@ class PreparedLoader:
                 if this_pass is not self._pass:
                     self._refuse_older()
                 self._add(batch)
+            driver.begin_step_beside(self)
         finally:
             if this_pass is self._pass:
                 driver.end_pass_beside(self)

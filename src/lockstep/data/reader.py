@@ -72,7 +72,8 @@ class StreamReader(IterableDataset[Any]):
         """
         if step is None:
             return {"own": take_state(self.dataset)}
-        return {"after": self._after[step]} if self._has_state and not is_read_again else self._at_begin
+        is_read_on = self._has_state and not is_read_again and step >= self._first
+        return {"after": self._after[step]} if is_read_on else self._at_begin
 
     def load_state(self, state: Any) -> None:
         """Resume from a state with the next ``read``."""

@@ -7,11 +7,13 @@ step, and the samples of each of its micro-steps.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -25,7 +27,7 @@ from typing_extensions import override
 
 from lockstep.base.digest import digest
 from lockstep.data.assignment import ShardAssignment
-from lockstep.data.batches import count_samples, cut
+from lockstep.data.batches import count_samples, cut, map_tensors
 from lockstep.data.culprit import Culprit
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher
 from lockstep.data.reader import StreamReader
@@ -86,6 +88,7 @@ class SampleSource(Source):
         self._stateful = [loader, *samplers_of(loader)]
         self._at_begin: Any = None
         """The state before the first index of the current pass was drawn, from which a resumed run draws the pass again."""
+        self._is_resumed = False
 
     @override
     def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
@@ -127,16 +130,21 @@ class SampleSource(Source):
         set_epoch(epoch, self._loader.dataset, *samplers_of(self._loader))
         assignment = self._assignment
         self._at_begin = list(map(take_state, self._stateful))
+        is_resumed, self._is_resumed = self._is_resumed, False
         assignment.reseed(Purpose.SAMPLER, epoch, 0)
         batches = iter(self._batch_sampler)
         for number in itertools.count():
             if number and not self._draws_once:
                 assignment.reseed(Purpose.SAMPLER, epoch, number)
             indices = next(batches, None)
+            if indices is None and number == 0 and is_resumed:
+                # A state taken after a pass may mean the end of that pass rather than the beginning of the next.
+                batches = iter(self._batch_sampler)
+                indices = next(batches, None)
             if indices is None:
                 return
             if len(indices):
-                yield indices
+                yield copy.copy(indices)  # a batch sampler may fill one list again and again
 
     @override
     def state(self, step: int | None) -> Any:
@@ -144,6 +152,7 @@ class SampleSource(Source):
 
     @override
     def load_state(self, state: Any) -> None:
+        self._is_resumed = True
         for item, item_state in zip(self._stateful, state, strict=True):
             put_state(item, item_state)
 
@@ -255,6 +264,8 @@ class ReadySource(Source):
         self._resumed: Any = None
         self._number = 0
         """Batches read in the current pass."""
+        self._first_step = 0
+        """Of the current pass."""
         if is_torch_loader(batches):
             # Not iterated directly, so that random numbers drawn in its workers do not depend on how many there are.
             if isinstance(batches.dataset, IterableDataset):
@@ -269,12 +280,16 @@ class ReadySource(Source):
     def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
         assignment = self._assignment
         resumed, self._resumed = self._resumed, None
+        self._first_step = first_step
         first_sample, self._number, begin = 0, 0, first_step
         if resumed is not None and skip:  # the iterable continues behind the batches of the first steps
             first_sample, self._number, begin = resumed["num_samples"], resumed["number"], first_step + skip
         elif self._reader is None:
             self._at_begin = list(map(take_state, self._stateful))
-        counted = ((batch, count_samples(batch)) for batch in self._whole(first_step, epoch, resumed is not None))
+        whole = self._whole(first_step, epoch, resumed is not None)
+        if assignment.accumulate > 1:  # they may all be in the same tensors
+            whole = (map_tensors(Tensor.clone, batch, "clone") for batch in whole)
+        counted = ((batch, count_samples(batch)) for batch in whole)
         for step, parts in enumerate(assignment.group(pair for pair in counted if pair[1] > 0), begin):
             sizes = tuple(num_samples for _, num_samples in parts)
             plan = assignment.plan(step, sizes)
@@ -299,7 +314,7 @@ class ReadySource(Source):
         if self._reader is not None:
             # How batches make up steps is known only once they are read (empty ones are skipped).
             return {"reader": self._reader.state(step, is_read_again=True)}
-        if self._has_state and step is not None:
+        if self._has_state and step is not None and step >= self._first_step:
             return {"after": self._after[step]}
         return {"begin": list(map(take_state, self._stateful)) if step is None else self._at_begin}
 

@@ -327,7 +327,7 @@ class Team(Collectives):
         """
         self._phases.check_outside("team.evaluate()")
         models = [model] if isinstance(model, nn.Module) else list(model)
-        source, key = self._engine.evaluated.next(loader, self.step, in_step=self._phases.in_step)
+        source, key = self._engine.evaluated.next(loader, self.epoch, self.step, in_step=self._phases.in_step)
         together = self._engine.sync.forward_is_collective and self.world_size > 1
         collectives = self._engine.collectives
         over = EvaluationPass(source, key, collectives, self.device, self._phases, metrics, together=together)

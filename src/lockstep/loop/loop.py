@@ -206,7 +206,8 @@ class Loop:
         self.phases.begin_step(plan)
 
     def begin_step_beside(self, loader: PreparedLoader) -> None:
-        """A loader beside the leading one yields a batch, too: fetching it may have drawn from the random stream."""
+        """A loader beside the leading one yields a batch, too, or has none left: fetching it may have drawn from the random
+        stream."""
         self._beside[loader] = self._num_passes
         self.phases.resume_stream()
 
