@@ -405,6 +405,23 @@ def test_options_that_were_changed_take_the_place_of_the_saved_ones():
     assert adapter_of(model).options() == {}
 
 
+def test_groups_and_rates_that_the_script_holds_are_those_of_the_optimizer_after_a_resume():
+    model = nn.Linear(2, 2)
+
+    def make(rate):
+        groups = [{"params": model.weight, "lr": torch.tensor(rate)}, {"params": model.bias, "lr": rate}]
+        return torch.optim.Adam(groups, foreach=False)
+
+    old, new = make(0.5), make(0.25)
+    first, second = groups = new.param_groups
+    rate = first["lr"]
+    adapter_of(new).load_state_dict(*in_files(old))
+    assert (rate.item(), first["lr"].item(), second["lr"]) == (0.5, 0.5, 0.5)
+    second["lr"] = 2.0
+    groups[0]["lr"].fill_(4.0)
+    assert [float(group["lr"]) for group in new.param_groups] == [4.0, 2.0]
+
+
 def test_a_rate_moved_by_a_schedule_is_scaled_as_its_beginning_was():
     def make(lr, gamma):
         optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=lr)

@@ -147,8 +147,14 @@ class OptimizerAdapter(StateAdapter):
     @override
     def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
         state = _distribute(self.target, state)
+        groups = list(self.target.param_groups)
         self.target.load_state_dict(state)
         _restore_dtypes(self.target, state)
+        # PyTorch has made new groups, and the script may hold the old ones (``group = optimizer.param_groups[0]``).
+        for number, (group, loaded) in enumerate(zip(groups, self.target.param_groups, strict=True)):
+            if group is not loaded:
+                _renew(group, loaded)
+                self.target.param_groups[number] = group
 
     @override
     def forms(self) -> Callable[[str], Tensor | None]:
@@ -327,6 +333,18 @@ def _distribute(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
             for index, slots in state["state"].items()
         },
     }
+
+
+def _renew(group: dict[str, Any], loaded: dict[str, Any]) -> None:
+    """Give a group the values of another, in place if they are tensors (``lr``)."""
+    for name in group.keys() - loaded.keys():
+        del group[name]
+    for name, value in loaded.items():
+        before = group.get(name)
+        if isinstance(before, Tensor) and isinstance(value, Tensor) and before.shape == value.shape:
+            before.copy_(value)
+        else:
+            group[name] = value
 
 
 def _restore_dtypes(optimizer: Optimizer, state: dict[str, Any]) -> None:
