@@ -77,6 +77,25 @@ def test_a_second_pass_is_resumed_behind_as_many_steps_as_were_taken(kind, num_t
     assert samples(again.steps(11, 1, num_taken)) == [[number, number + 1] for number in range(2 * num_taken, 8, 2)]
 
 
+def test_loaders_that_share_a_generator_go_on_alike():
+    def make():
+        generator = torch.Generator().manual_seed(1)
+        loaders = [DataLoader(Numbers(8), 2, shuffle=True, generator=generator) for _ in range(2)]
+        return [choose_source(loader, assignment(loader=number)) for number, loader in enumerate(loaders)]
+
+    whole, again = make(), make()
+    under_way = [source.steps(1, 0) for source in whole]
+    for steps in under_way:
+        next(steps)
+        next(steps)
+    for source, state in zip(again, [source.state(1) for source in whole], strict=True):
+        source.load_state(state)
+    resumed = [source.steps(1, 0, 2) for source in again]
+    assert [samples([next(steps)]) for steps in resumed] == [samples([next(steps)]) for steps in under_way]
+    assert [samples(steps) for steps in resumed] == [samples(steps) for steps in under_way]
+    assert [samples(source.steps(5, 1)) for source in again] == [samples(source.steps(5, 1)) for source in whole]
+
+
 class RefilledList:
     """A batch sampler with one list."""
 

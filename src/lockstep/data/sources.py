@@ -88,7 +88,8 @@ class SampleSource(Source):
         self._stateful = [loader, *samplers_of(loader)]
         self._at_begin: Any = None
         """The state before the first index of the current pass was drawn, from which a resumed run draws the pass again."""
-        self._is_resumed = False
+        self._resumed: Any = None
+        """The state from which the next pass is drawn, in a run that resumes."""
 
     @override
     def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
@@ -127,20 +128,26 @@ class SampleSource(Source):
             yield plan, []
 
     def _draw(self, epoch: int) -> Iterator[Sequence[Any]]:
-        set_epoch(epoch, self._loader.dataset, *samplers_of(self._loader))
         assignment = self._assignment
+        resumed, self._resumed = self._resumed, None
+        now = list(map(take_state, self._stateful))
+        is_shared = resumed is not None and digest(now) != digest(resumed)  # a generator that others were given back since
+        if is_shared:
+            self._put(resumed)
+        set_epoch(epoch, self._loader.dataset, *samplers_of(self._loader))
         self._at_begin = list(map(take_state, self._stateful))
-        is_resumed, self._is_resumed = self._is_resumed, False
         assignment.reseed(Purpose.SAMPLER, epoch, 0)
         batches = iter(self._batch_sampler)
         for number in itertools.count():
             if number and not self._draws_once:
                 assignment.reseed(Purpose.SAMPLER, epoch, number)
             indices = next(batches, None)
-            if indices is None and number == 0 and is_resumed:
+            if indices is None and number == 0 and resumed is not None:
                 # A state taken after a pass may mean the end of that pass rather than the beginning of the next.
                 batches = iter(self._batch_sampler)
                 indices = next(batches, None)
+            if is_shared and number == 0 and self._draws_once:
+                self._put(now)  # from which they go on
             if indices is None:
                 return
             if len(indices):
@@ -152,7 +159,10 @@ class SampleSource(Source):
 
     @override
     def load_state(self, state: Any) -> None:
-        self._is_resumed = True
+        self._resumed = state
+        self._put(state)
+
+    def _put(self, state: Sequence[Any]) -> None:
         for item, item_state in zip(self._stateful, state, strict=True):
             put_state(item, item_state)
 
