@@ -68,7 +68,7 @@ class LossScaling:
         """Gradients that have overflowed and were cleared are forgotten. ``carried``: those from before the phase."""
         for optimizer in self._optimizers if self._overflowed else ():
             earlier = [carried[parameter] for parameter in parameters_of(optimizer) if parameter in carried]
-            if not any(bool(full_tensor(gradient.ne(0).any())) for gradient in earlier):
+            if _all([gradient.eq(0).all() for gradient in earlier], self._one):
                 self._overflowed.discard(id(optimizer))
 
     def unscale(self, parameters: Iterable[Parameter]) -> None:
@@ -83,7 +83,18 @@ class LossScaling:
         before = self.scaler.scale(self._one)  # the scale, on the device
         self.scaler.update()
         if self.scaler.scale(self._one) < before:  # the only wait for a GPU: get_scale() would wait, too
-            for optimizer in self._optimizers:
-                gradients = [parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None]
-                if not all(bool(full_tensor(gradient.isfinite().all())) for gradient in gradients):
+            are_finite = [
+                _all([p.grad.isfinite().all() for p in parameters_of(optimizer) if p.grad is not None], self._one)
+                for optimizer in self._optimizers
+            ]
+            for optimizer, is_finite in zip(
+                self._optimizers, torch.stack([self._one, *are_finite]).tolist()[1:], strict=True
+            ):
+                if not is_finite:
                     self._overflowed.add(id(optimizer))
+
+
+def _all(conditions: Iterable[Tensor], like: Tensor) -> Tensor:
+    """Whether all are true, 1 or 0, in the form of ``like``."""
+    found = [full_tensor(condition).to(like) for condition in conditions]
+    return torch.stack(found).amin() if found else torch.ones_like(like)
