@@ -130,8 +130,8 @@ class SampleSource(Source):
     def _draw(self, epoch: int) -> Iterator[Sequence[Any]]:
         assignment = self._assignment
         resumed, self._resumed = self._resumed, None
-        now = list(map(take_state, self._stateful))
-        is_shared = resumed is not None and digest(now) != digest(resumed)  # a generator that others were given back since
+        now = None if resumed is None else list(map(take_state, self._stateful))
+        is_shared = now is not None and digest(now) != digest(resumed)  # a generator that others were given back since
         if is_shared:
             self._put(resumed)
         set_epoch(epoch, self._loader.dataset, *samplers_of(self._loader))
@@ -146,7 +146,7 @@ class SampleSource(Source):
                 # A state taken after a pass may mean the end of that pass rather than the beginning of the next.
                 batches = iter(self._batch_sampler)
                 indices = next(batches, None)
-            if is_shared and number == 0 and self._draws_once:
+            if now is not None and is_shared and number == 0 and self._draws_once:
                 self._put(now)  # from which they go on
             if indices is None:
                 return

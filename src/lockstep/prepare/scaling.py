@@ -34,8 +34,6 @@ class LossScaling:
         self._one = torch.ones((), device=device)
         self.scaler.scale(self._one)  # creates its scale, which a rank without samples needs too
         self._optimizers: list[Optimizer] = []
-        self._parameters: Optimizer | None = None
-        """All parameters, each once: unscaling is for optimizers."""
         self._overflowed: set[int] = set()
         """The ids of optimizers whose gradients have overflowed, and are there still."""
 
@@ -77,9 +75,7 @@ class LossScaling:
         every = list(dict.fromkeys([*parameters, *(p for each in self._optimizers for p in parameters_of(each))]))
         if all(parameter.grad is None for parameter in every):
             return
-        if self._parameters is None or len(self._parameters.param_groups[0]["params"]) != len(every):
-            self._parameters = torch.optim.SGD(every)
-        self.scaler.unscale_(self._parameters)
+        self.scaler.unscale_(torch.optim.SGD(every))  # which is for an optimizer
         before = self.scaler.scale(self._one)  # the scale, on the device
         self.scaler.update()
         if self.scaler.scale(self._one) < before:  # the only wait for a GPU: get_scale() would wait, too
