@@ -8,8 +8,11 @@ import model_scripts
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import AveragedModel
 
 import lockstep
+from lockstep.prepare.guarded_methods import idle_when, keep_dtypes, refuse_inside
 from lockstep.prepare.model import PreparedModel
 
 pytestmark = pytest.mark.timeout(90)
@@ -171,6 +174,51 @@ def test_hooks_of_both_run_once(pair):
     prepared.register_forward_hook(lambda *_: called.append("prepared"))
     prepared(torch.ones(2, 2))
     assert called == ["layer", "model", "prepared"]
+
+
+class Adapted(Net):
+    """A model that trains its first layer only."""
+
+    def parameters(self, recurse=True):
+        return self.first.parameters(recurse)
+
+    def requires_grad_(self, requires_grad=True):
+        self.first.requires_grad_(requires_grad)
+        return self
+
+
+def test_methods_of_modules_that_the_model_overrides_are_the_models(team):
+    model = Adapted()
+    prepared = team.prepare(model)
+    assert [id(p) for p in prepared.parameters()] == [id(p) for p in model.first.parameters()]
+    assert prepared.requires_grad_(False) is prepared
+    assert not model.first.weight.requires_grad
+    assert model.norm.weight.requires_grad
+
+
+def test_backward_hooks_of_the_whole_model_run(pair):
+    _, prepared = pair
+    called = []
+    prepared.register_full_backward_pre_hook(lambda *_: called.append("before"))
+    prepared.register_full_backward_hook(lambda *_: called.append("behind"))
+    prepared(torch.ones(2, 2, requires_grad=True)).sum().backward()
+    assert called == ["before", "behind"]
+
+
+@pytest.mark.filterwarnings("ignore:Seems like `optimizer.step:UserWarning")  # of PyTorch's, for any copy of a schedule
+def test_a_copy_of_a_prepared_schedule_or_average_acts_on_itself():
+    model = nn.Linear(1, 1)
+    schedule = lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=1.0), 1, gamma=0.5)
+    average = AveragedModel(model)
+    idle_when(schedule, "step", lambda: False)
+    keep_dtypes(average)
+    refuse_inside(average, ("update_parameters",), lambda call: None)
+    copied, of_average = copy.deepcopy((schedule, average))
+    copied.step()
+    of_average.update_parameters(model)
+    assert (copied.last_epoch, schedule.last_epoch) == (1, 0)
+    assert (int(of_average.n_averaged), int(average.n_averaged)) == (1, 0)
+    assert pickle.loads(pickle.dumps(schedule)).last_epoch == 0
 
 
 def test_arguments_and_outputs_of_any_structure_pass_through(pair):

@@ -11,6 +11,7 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
 from lockstep.prepare.registry import adapter_of
+from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.state_adapters import innermost
 from lockstep.state.checkpoint.staging import Staging
 from lockstep.state.checkpoint.tree import put_together, take_apart
@@ -312,6 +313,22 @@ def test_a_scaler_goes_on_alike():
     assert new.scaler.get_scale() > 4
 
 
+def test_an_overflow_that_no_step_was_skipped_for_is_remembered():
+    old, new = ([nn.Parameter(torch.ones(1)), LossScaling("cpu")] for _ in range(2))
+    optimizers = []
+    for parameter, scaling in (old, new):
+        optimizers += [torch.optim.SGD([parameter], lr=1.0)]
+        scaling.attach(optimizers[-1])
+    old[0].grad = torch.tensor([torch.inf])
+    old[1].unscale([old[0]])
+    adapter_of(new[1]).load_state_dict(*in_files(old[1]))
+    new[0].grad = torch.ones(1)
+    optimizers[1].step()
+    assert new[0].item() == 1.0
+    optimizers[1].step()
+    assert new[0].item() == 0.0
+
+
 def test_an_optimizers_state_keeps_its_layout_in_memory():
     new = assert_goes_on_alike(lambda: Training(torch.optim.Adam, model=ConvolutionOfVectors()))
     state = new.optimizer.state[new.model.convolution.weight]
@@ -326,6 +343,58 @@ class ConvolutionOfVectors(nn.Module):
 
     def forward(self, batch):
         return self.convolution(batch[:, :, None, None])
+
+
+class Outer(torch.optim.Optimizer):
+    """An optimizer around others, as of sharpness-aware minimization, which are no part of its state."""
+
+    def __init__(self, parameters):
+        parameters = list(parameters)
+        self.momentum = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        self.more = [torch.optim.Adam(parameters[:1], lr=0.1)]
+        super().__init__(self.momentum.param_groups, {})
+        self.param_groups = self.momentum.param_groups
+
+    def step(self, closure):
+        loss = closure()
+        self.momentum.step()
+        self.more[0].step()
+        return loss
+
+
+def test_optimizers_in_an_optimizer_go_on_too():
+    assert_goes_on_alike(lambda: Training(Outer))
+
+
+def test_what_an_outer_optimizer_saves_of_an_inner_one_is_saved_once():
+    inner = torch.optim.SGD(nn.Linear(3, 2).parameters(), lr=0.1, momentum=0.9)
+    outer = torch.optim.SGD(inner.param_groups[0]["params"], lr=0.1)
+    outer.inner, outer.state = inner, inner.state
+    inner.param_groups[0]["params"][0].grad = torch.ones(2, 3)
+    inner.step()
+    tensors = take_apart(adapter_of(outer).state_dict(), "")[1]
+    assert len(tensors) == 1
+
+
+class OfSecondFormat(nn.Module):
+    """A layer that multiplies what it finds by 10 if that is of the first format."""
+
+    _version = 2
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def _load_from_state_dict(self, state, prefix, metadata, *args):
+        if metadata.get("version", 1) < 2:
+            state[prefix + "weight"] *= 10
+        super()._load_from_state_dict(state, prefix, metadata, *args)
+
+
+def test_a_layer_finds_the_version_of_its_format():
+    model = nn.Sequential(OfSecondFormat())
+    adapter_of(model).load_state_dict(*in_files(model))
+    assert model[0].weight.tolist() == [1.0, 1.0]
 
 
 class WithMasters(torch.optim.Optimizer):

@@ -256,7 +256,7 @@ class Engine:
         for notice in notices if self.is_main and not context.asked else ():
             print(visible(f"lockstep: {notice}", has_lines=True), flush=True)
         if self.trained.scaling is not None:
-            self.preparation.keep(self.trained.scaling.scaler)
+            self.preparation.keep(self.trained.scaling)
 
     def _as_run(self) -> Run:
         context, checkpoint = self.context, self.context.checkpoint

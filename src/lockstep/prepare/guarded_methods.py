@@ -1,7 +1,11 @@
-"""Methods of prepared objects that are replaced on the object: by ones that refuse, do nothing for a while, or cast."""
+"""Methods of prepared objects that are replaced on the object: by ones that refuse, do nothing for a while, or cast.
+
+Each is a bound method, as what it replaces was: ``copy.deepcopy`` of the object binds it to the copy.
+"""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -20,45 +24,59 @@ def refuse_inside(target: Any, names: tuple[str, ...], guard: Callable[[str], No
 
 
 def _guard_method(target: Any, name: str, guard: Callable[[str], None], call: str) -> None:
-    act = getattr(target, name)
+    act = _function_of(target, name)
 
-    def guarded(*args: Any, **kwargs: Any) -> Any:
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         guard(call)
-        return act(*args, **kwargs)
+        return act(self, *args, **kwargs)
 
-    guarded.__doc__ = act.__doc__
-    setattr(target, name, guarded)
+    _replace(target, name, guarded)
 
 
 def idle_when(target: Any, name: str, is_idle: Callable[[], bool]) -> None:
     """Replace a method by one that does nothing while the script repeats what it did: before an interruption, since the
     state is restored from the checkpoint, or a shard aside. Nor does it act after the end of a finished run."""
-    act = getattr(target, name)
+    act = _function_of(target, name)
 
-    def idle(*args: Any, **kwargs: Any) -> Any:
-        return None if is_idle() else act(*args, **kwargs)
+    def idle(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return None if is_idle() else act(self, *args, **kwargs)
 
-    idle.__dict__.update(getattr(act, "__dict__", {}))  # PyTorch's schedules record their calls there
-    idle.__doc__ = act.__doc__
-    setattr(target, name, idle)
+    _replace(target, name, idle)
     if isinstance(target, LRScheduler):
-        state_of = target.state_dict
+        state_of = _function_of(target, "state_dict")
 
-        def state_dict() -> dict[str, Any]:
+        def state_dict(self: Any) -> dict[str, Any]:
             # PyTorch's own returns all attributes of the object, including the methods replaced here.
-            return {key: value for key, value in state_of().items() if key not in (name, "state_dict")}
+            return {key: value for key, value in state_of(self).items() if key not in (name, "state_dict")}
 
-        target.state_dict = state_dict  # type: ignore[method-assign]
+        _replace(target, "state_dict", state_dict)
+
+
+def _function_of(target: Any, name: str) -> Callable[..., Any]:
+    """A method of an object, to be called with the object, or a copy of it, first."""
+    act = getattr(target, name)
+    if isinstance(act, types.MethodType) and act.__self__ is target:
+        return act.__func__
+    return lambda _, *args, **kwargs: act(*args, **kwargs)
+
+
+def _replace(target: Any, name: str, method: Callable[..., Any]) -> None:
+    """Replace a method of an object by one that is called with the object, or a copy of it, first."""
+    act = getattr(target, name)
+    method.__dict__.update(getattr(act, "__dict__", {}))  # PyTorch's schedules record their calls there
+    method.__doc__ = act.__doc__
+    method.__name__ = name  # by which an unpickled copy finds that of its class
+    setattr(target, name, types.MethodType(method, target))
 
 
 def keep_dtypes(average: AveragedModel) -> None:
     """Let an AveragedModel average a model of other dtypes: an average of 16-bit weights is better kept in float32."""
-    act = average.update_parameters
+    act = _function_of(average, "update_parameters")
 
-    def update_parameters(model: nn.Module) -> None:
-        act(_cast_like(average.module, model))
+    def update_parameters(self: AveragedModel, model: nn.Module) -> None:
+        act(self, _cast_like(self.module, model))
 
-    average.update_parameters = update_parameters  # type: ignore[method-assign]
+    _replace(average, "update_parameters", update_parameters)
 
 
 def _cast_like(average: nn.Module, model: nn.Module) -> nn.Module:
@@ -72,17 +90,17 @@ def _cast_like(average: nn.Module, model: nn.Module) -> nn.Module:
 
 def average_parts(average: AveragedModel) -> None:
     """Let an AveragedModel average this rank's parts of a sharded model, plain tensors: an average takes each number alone."""
-    act = average.update_parameters
+    act = _function_of(average, "update_parameters")
 
-    def update_parameters(model: nn.Module) -> None:
-        whole = average.module
-        average.module = _module_of(whole, _local)
+    def update_parameters(self: AveragedModel, model: nn.Module) -> None:
+        whole = self.module
+        self.module = _module_of(whole, _local)
         try:
-            act(_module_of(model, _local))
+            act(self, _module_of(model, _local))
         finally:
-            average.module = whole
+            self.module = whole
 
-    average.update_parameters = update_parameters  # type: ignore[method-assign]
+    _replace(average, "update_parameters", update_parameters)
 
 
 def _local(_: int, tensor: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from lockstep.data.batch import GlobalBatch
 from lockstep.prepare.explain import explain
@@ -91,6 +92,16 @@ class PreparedModel(nn.Module):
         """The user's model's own."""
         return self._wrapped.load_state_dict(*args, **kwargs)
 
+    # A backward hook that is registered here would wrap the outputs of this module, and find the registry of that one.
+
+    def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        """The user's model's own."""
+        return unwrap(self).register_full_backward_hook(*args, **kwargs)
+
+    def register_full_backward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        """The user's model's own."""
+        return unwrap(self).register_full_backward_pre_hook(*args, **kwargs)
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
@@ -128,16 +139,29 @@ _CONTAINER_METHODS = ("__len__", "__getitem__", "__setitem__", "__delitem__", "_
 def wrap_model(
     model: nn.Module, forward: Callable[..., Any], model_precision: ModelPrecision, guard: Callable[[str], None]
 ) -> PreparedModel:
-    """A PreparedModel for ``model``, which can be indexed or iterated if the model can. (Python finds such methods on
-    classes only.)"""
+    """A PreparedModel for ``model``, which can be indexed or iterated if the model can, and has those methods of ``nn.Module``
+    that the model overrides. (Python finds both on the class.)"""
 
     def pass_on(name: str) -> Callable[..., Any]:
-        return lambda self, *args: getattr(unwrap(self), name)(*args)
+        def method(self: PreparedModel, *args: Any, **kwargs: Any) -> Any:
+            own = unwrap(self)
+            result = getattr(own, name)(*args, **kwargs)
+            return self if result is own else result
 
-    methods = {name: pass_on(name) for name in _CONTAINER_METHODS if hasattr(model, name)}
+        return method
+
+    of_containers = [name for name in _CONTAINER_METHODS if hasattr(model, name)]
+    methods = {name: pass_on(name) for name in (*of_containers, *_overridden(type(model)))}
     kind = type(PreparedModel.__name__, (PreparedModel,), methods) if methods else PreparedModel
     made: PreparedModel = kind(model, forward, model_precision, guard)
     return made
+
+
+def _overridden(kind: type[nn.Module]) -> list[str]:
+    """The public methods of ``nn.Module`` that a class overrides and PreparedModel leaves as they are."""
+    own = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    of_modules = {name for name, value in vars(nn.Module).items() if callable(value) and not name.startswith("_")}
+    return sorted({name for part in own for name in vars(part)} & of_modules - vars(PreparedModel).keys())
 
 
 def unwrap(model: nn.Module) -> nn.Module:

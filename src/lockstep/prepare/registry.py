@@ -15,6 +15,7 @@ from typing_extensions import override
 from lockstep.base.errors import MismatchError, UsageError
 from lockstep.data.states import has_state, is_generator, put_state, take_state
 from lockstep.prepare.per_shard import PerShard
+from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.state_adapters import (
     AverageAdapter,
     ModelAdapter,
@@ -91,7 +92,7 @@ ADAPTERS: tuple[tuple[Callable[[Any], bool], type[StateAdapter]], ...] = (
     (_is(nn.Module), ModelAdapter),
     (_is(Optimizer), OptimizerAdapter),
     (_is(LRScheduler), ScheduleAdapter),
-    (_is(amp.GradScaler), ScalerAdapter),
+    (_is(amp.GradScaler, LossScaling), ScalerAdapter),
     # Of what is given to team.register, which saves models, too, whole and under the given name:
     (_is(PerShard), ShardsAdapter),
     (lambda target: has_state(target) or is_generator(target), StatefulAdapter),

@@ -9,13 +9,13 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lockstep.base.errors import UsageError
-from lockstep.prepare.state_adapters import parameters_of
+from lockstep.prepare.state_adapters import inner_optimizers, parameters_of
 from lockstep.sync.gradients import is_narrow
 from lockstep.world.comm.dtensors import is_dtensor
 
 
 def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None:
-    """Replace parameters in an optimizer's groups. Its options stay.
+    """Replace parameters in the groups of an optimizer, and of optimizers in it. Its options stay.
 
     Raises:
         UsageError: the optimizer has taken steps, so it has state for the parameters that were replaced; or it would not
@@ -32,6 +32,8 @@ def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None
     _check_elementwise(optimizer, replaced)
     for group in optimizer.param_groups:
         group["params"][:] = [replaced.get(parameter, parameter) for parameter in group["params"]]
+    for inner in inner_optimizers(optimizer).values():
+        remap(inner, replaced)
 
 
 _OF_WHOLE_TENSORS = (optim.LBFGS, optim.Adafactor, optim.Muon)

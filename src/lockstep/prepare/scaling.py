@@ -57,6 +57,17 @@ class LossScaling:
         step.__dict__.update(getattr(act, "__dict__", {}))
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
 
+    def state_dict(self) -> dict[str, Any]:
+        """The scaler's, and the numbers of the optimizers whose gradients have overflowed and are there still."""
+        overflowed = [number for number, optimizer in enumerate(self._optimizers) if id(optimizer) in self._overflowed]
+        return {**self.scaler.state_dict(), "overflowed": overflowed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state, after the run's optimizers were attached."""
+        self.scaler.load_state_dict(state)
+        self._overflowed.clear()
+        self._overflowed.update(id(self._optimizers[number]) for number in state["overflowed"])
+
     def scale(self, loss: Tensor) -> Tensor:
         """The loss times the current scale."""
         scaled: Tensor = self.scaler.scale(loss)

@@ -7,6 +7,7 @@ anywhere. The rest is what a run needs to resume as if it had not been interrupt
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ from typing_extensions import override
 from lockstep.world.comm.dtensors import distribute_like, to_local
 
 Weights = dict[str, Tensor]
+_INNER = "inner"
+"""The key of the states of optimizers in an optimizer, by attribute."""
 
 
 class StateAdapter:
@@ -99,7 +102,10 @@ class ModelAdapter(StateAdapter):
         values = {name: distribute_like(value, current.get(name, value)) for name, value in weights.items()}
         for name, value in values.items():
             _make_buffer(inner, name, value)
-        inner.load_state_dict({**values, **state["extra"]})
+        # With the versions of the layers' formats, or they would take what they get for that of an old one.
+        all_values = OrderedDict({**values, **state["extra"]})
+        all_values._metadata = getattr(current, "_metadata", {})  # type: ignore[attr-defined]
+        inner.load_state_dict(all_values)
         for name, value in state["hidden"].items():
             _put_hidden(model, name, value)
         frozen, evaluating = set(state["frozen"]), set(state["evaluating"])
@@ -139,13 +145,32 @@ class AverageAdapter(ModelAdapter):
 
 
 class OptimizerAdapter(StateAdapter):
-    """An optimizer."""
+    """An optimizer, with those that are its attributes: SAM's ``base_optimizer``, whose momentum its own state omits."""
 
     kind = "optimizer"
+
+    @property
+    def _inner(self) -> dict[str, OptimizerAdapter]:
+        return {name: OptimizerAdapter(optimizer) for name, optimizer in inner_optimizers(self.target).items()}
+
+    @override
+    def state_dict(self) -> Any:
+        state = self.target.state_dict()
+        held = _ids_of(state)
+        inner = {name: adapter.state_dict() for name, adapter in self._inner.items()}
+        missed = {name: of_inner for name, of_inner in inner.items() if not (ids := _ids_of(of_inner)) or ids - held}
+        return {**state, **({_INNER: missed} if missed else {})}
 
     @torch.no_grad()
     @override
     def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
+        own = {key: value for key, value in state.items() if key != _INNER}
+        self._load_own(own)
+        inner = self._inner
+        for name, of_inner in state.get(_INNER, {}).items():
+            inner[name].load_state_dict(of_inner)
+
+    def _load_own(self, state: dict[str, Any]) -> None:
         state = _distribute(self.target, state)
         groups = list(self.target.param_groups)
         self.target.load_state_dict(state)
@@ -159,8 +184,12 @@ class OptimizerAdapter(StateAdapter):
     @override
     def forms(self) -> Callable[[str], Tensor | None]:
         parameters = dict(enumerate(parameters_of(self.target)))
+        inner = {f"{_INNER}.{name}.": adapter.forms() for name, adapter in self._inner.items()}
 
         def form(name: str) -> Tensor | None:
+            for prefix, of_inner in inner.items():
+                if name.startswith(prefix):
+                    return of_inner(name.removeprefix(prefix))
             found = re.fullmatch(r"state\.(\d+)\.[^.]+", name)
             return None if found is None else parameters.get(int(found[1]))
 
@@ -212,6 +241,8 @@ class OptimizerAdapter(StateAdapter):
         for number, parameter in enumerate(parameters_of(self.target)):
             slots = self.target.state.get(parameter, {})
             yield from ((f"{name!r} ({number})", value) for name, value in slots.items() if isinstance(value, Tensor))
+        for name, adapter in self._inner.items():
+            yield from ((f"{what} of {name}", value) for what, value in adapter.compared())
 
 
 class ScheduleAdapter(StateAdapter):
@@ -238,6 +269,22 @@ class ScalerAdapter(StateAdapter):
 def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
     """The parameters of all groups of an optimizer."""
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
+    """The optimizers that are attributes of an optimizer, or in a list or dict there."""
+    found: dict[str, Optimizer] = {}
+    for name, value in vars(optimizer).items():
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+        for path, item in [(name, value), *((f"{name}/{key}", item) for key, item in items)]:
+            if isinstance(item, Optimizer):
+                found[path] = item
+    return found
+
+
+def _ids_of(state: dict[str, Any]) -> set[int]:
+    """The ids of the values in an optimizer's state."""
+    return {id(value) for slots in state["state"].values() for value in slots.values()}
 
 
 def innermost(model: nn.Module) -> nn.Module:
