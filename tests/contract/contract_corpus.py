@@ -160,7 +160,6 @@ ROUNDED = {
     },
     "checkpointed blocks": trained(model="not reentrant", optimizer="SGD, foreach"),
     "unused parameters": trained(model="SometimesUnused", optimizer="SGD", batch_size=8, length=64),
-    "sparse gradients": special(features.train_sparse, shards=3),
     "one sample": trained(model="Plain", optimizer="SGD", length=1),
     "fewer samples than shards": trained(model="Plain", optimizer="SGD", length=19),
     **{

@@ -410,24 +410,6 @@ def train_and_look(how):
     return seen.result(model, optimizer)
 
 
-def train_sparse():
-    """An embedding with sparse gradients, and an optimizer of its own for it."""
-    team = lockstep.join()
-    model = nn.Sequential(nn.EmbeddingBag(20, 4, sparse=True), nn.Linear(4, 3))
-    optimizers = [torch.optim.SparseAdam(model[0].parameters()), torch.optim.SGD(model[1].parameters(), lr=0.1)]
-    words = torch.randint(0, 20, (34, 5), generator=torch.Generator().manual_seed(2))
-    data = TensorDataset(words, words[:, 0] % 3)
-    model, *optimizers, loader = team.prepare(model, *optimizers, DataLoader(data, 12))
-    seen = Seen(team)
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            team.backward(functional.cross_entropy(model(inputs), targets))
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    return seen.result(model)
-
-
 def train_two_loaders(strict=True):
     """Two loaders go along with each other, batch by batch and shard by shard."""
     team = lockstep.join()

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
-
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 from torch.nn import Parameter
 
 from lockstep.sync.gradients import Gradients, widen
 
 
-def sparse_weights(model: nn.Module) -> list[Parameter]:
-    """The parameters of a model whose gradients are sparse."""
-    embeddings = [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse]
-    return [weight for m in embeddings if isinstance(weight := m.weight, Parameter)]
-
-
-def reduce_afterwards(parameters: list[Parameter], sums: Gradients, sparse: Sequence[Parameter], world_size: int) -> bool:
+def reduce_afterwards(parameters: list[Parameter], sums: Gradients, world_size: int) -> bool:
     """Sum the gradients of this process's shards over the ranks.
 
     Every rank must call it, with equally many parameters; it blocks until all have. Parameters that no rank used are not in
@@ -28,7 +18,6 @@ def reduce_afterwards(parameters: list[Parameter], sums: Gradients, sparse: Sequ
     Args:
         parameters: those with ``requires_grad``.
         sums: this process's sums; changed in place.
-        sparse: parameters whose gradients are sparse.
         world_size: number of ranks.
 
     Returns:
@@ -40,20 +29,18 @@ def reduce_afterwards(parameters: list[Parameter], sums: Gradients, sparse: Sequ
         return num_used > 0 and not partial
     used = torch.tensor([float(p in sums) for p in parameters] + [float(partial)])
     dist.all_reduce(used)
-    add_absent(parameters, sums, used.tolist(), sparse)
+    add_absent(parameters, sums, used.tolist())
     _all_reduce_sums(sums)
     return bool(used[:-1].any()) and not used[-1]
 
 
-def add_absent(trainable: list[Parameter], sums: Gradients, used: list[float], sparse: Sequence[Parameter]) -> None:
+def add_absent(trainable: list[Parameter], sums: Gradients, used: list[float]) -> None:
     """Order ``sums`` as ``trainable``, with zeros for parameters that only other ranks used. ``used``: for each parameter,
     the number of ranks that used it."""
     for parameter, count in zip(trainable, used, strict=False):
         gradient = sums.pop(parameter, None)
         if gradient is None and count > 0:
-            like = widen(parameter.detach())
-            is_sparse = any(parameter is weight for weight in sparse)
-            gradient = torch.zeros_like(like, layout=torch.sparse_coo if is_sparse else torch.strided)
+            gradient = torch.zeros_like(widen(parameter.detach()))
         if gradient is not None:
             sums[parameter] = gradient
 
@@ -62,20 +49,9 @@ def _all_reduce_sums(sums: Gradients) -> None:
     """Sum over the ranks, one tensor for each device and dtype."""
     kinds: dict[tuple[torch.device, torch.dtype], list[Parameter]] = {}
     for parameter, gradient in sums.items():
-        if gradient.is_sparse:
-            sums[parameter] = _all_reduce_sparse(gradient)
-        else:
-            kinds.setdefault((gradient.device, gradient.dtype), []).append(parameter)
+        kinds.setdefault((gradient.device, gradient.dtype), []).append(parameter)
     for alike in kinds.values():
         flat = torch.cat([sums[parameter].flatten() for parameter in alike])
         dist.all_reduce(flat)
         for parameter, part in zip(alike, torch.split(flat, [p.numel() for p in alike]), strict=True):
             sums[parameter] = torch.empty_like(parameter, dtype=part.dtype).copy_(part.view(parameter.shape))
-
-
-def _all_reduce_sparse(gradient: Tensor) -> Tensor:
-    gradient = gradient.coalesce()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch warns that sparse tensors are a beta feature
-        dist.all_reduce(gradient)
-    return gradient

@@ -24,7 +24,7 @@ from typing_extensions import override
 from lockstep.base.config import RunConfig
 from lockstep.base.errors import ModelError, UsageError
 from lockstep.plan.shards import MicroStep, StepPlan
-from lockstep.sync.afterwards import reduce_afterwards, sparse_weights
+from lockstep.sync.afterwards import reduce_afterwards
 from lockstep.sync.gradients import Gradients, add_weighted, detach_grads, is_left_out, is_narrow, usable, weigh, widen
 from lockstep.sync.protocol import Outcome, Sync
 from lockstep.sync.sharded import ShardedSync
@@ -57,7 +57,6 @@ class _Engine:
         """Whether it does so in the last micro-step of the current phase."""
         self.trainable_before: list[Parameter] = []
         """The parameters that were trainable in the first phase of the last step."""
-        self.sparse = sparse_weights(model)
         self.build()
 
     def look(self) -> None:
@@ -258,9 +257,6 @@ class DDPSync(ShardedSync):
         """Add the sums of this process's earlier shards to a bucket."""
         if not self._earlier:
             return bucket
-        if bucket.is_sparse:  # then it holds one parameter
-            earlier = self._earlier.pop(parameters[0], None)  # type: ignore[call-overload]
-            return bucket if earlier is None else (bucket + earlier).coalesce()
         offset = 0
         for parameter in parameters:
             earlier = self._earlier.pop(parameter, None)  # type: ignore[call-overload]
@@ -297,7 +293,7 @@ class DDPSync(ShardedSync):
         trainable = [p for p in engine.learning() if p not in done]
         done.update(trainable)
         engine_sums: Gradients = {p: sums.pop(p) for p in trainable if p in sums}
-        all_used = reduce_afterwards(trainable, engine_sums, engine.sparse, self._world_size)
+        all_used = reduce_afterwards(trainable, engine_sums, self._world_size)
         sums.update(engine_sums)
         assert self._plan is not None
         everyone = self._plan.num_active_ranks == self._world_size

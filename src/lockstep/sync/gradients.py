@@ -65,9 +65,8 @@ def weigh(gradient: Tensor, factor: float | Tensor) -> Tensor:
     waited for, one of factor 0 becomes ABSENT, also if it was NaN."""
     wide = widen(gradient)
     if isinstance(factor, Tensor):
-        numbers = wide._values() if wide.is_sparse else wide
-        here = factor.to(numbers.device, numbers.dtype)
-        numbers.mul_(here).masked_fill_(here == 0, ABSENT)
+        here = factor.to(wide.device, wide.dtype)
+        wide.mul_(here).masked_fill_(here == 0, ABSENT)
     elif factor != 1.0:
         wide.mul_(factor)
     return wide
@@ -75,13 +74,18 @@ def weigh(gradient: Tensor, factor: float | Tensor) -> Tensor:
 
 def add_weighted(parameters: Iterable[Parameter], sums: Gradients, weight: float | Tensor) -> None:
     """Move the gradients of parameters into ``sums``, multiplied by ``weight``. Those of weight 0 are dropped, or ABSENT: see
-    ``weigh``."""
+    ``weigh``.
+
+    Raises:
+        ModelError: a gradient is sparse.
+    """
     is_dropped = is_left_out(weight)
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is None:
             continue
         parameter.grad = None
+        check_dense(gradient)
         if not is_dropped:
             # Autograd may give several parameters one tensor, of which each sees a view (``rows[:, None] + columns``).
             part = weigh(gradient if is_narrow(gradient) else gradient.clone(), weight)
@@ -115,13 +119,20 @@ def take_gradient(parameter: Tensor, name: str) -> Tensor:
             f"a hook of the script removed the gradient of {name!r} in the backward pass, before it was combined with those of "
             "the other shards: use the whole gradient after the loop over batch.shards instead"
         )
+    check_dense(gradient)
+    return gradient
+
+
+def check_dense(gradient: Tensor) -> None:
+    """Raises:
+    ModelError: a gradient is sparse.
+    """
     if gradient.is_sparse:
         raise ModelError(
-            f"parameter {name!r} has a sparse gradient, which has no place in the fixed tree: use a dense one "
-            "(Embedding(sparse=False); for SparseAdam, weight.grad = weight.grad.to_sparse(1) after the loop over "
-            "batch.shards), or strategy='ddp', whose answer is the same up to rounding"
+            f"a parameter of shape {tuple(gradient.shape)} has a sparse gradient, and gradients of shards are summed element "
+            "by element: use a dense one (Embedding(sparse=False); for SparseAdam, weight.grad = weight.grad.to_sparse(1) "
+            "after the loop over batch.shards)"
         )
-    return gradient
 
 
 def refuse_create_graph(options: dict[str, Any], strategy: str) -> None:

@@ -21,7 +21,7 @@ from typing_extensions import override
 from lockstep.base.config import RunConfig
 from lockstep.base.errors import PeerError
 from lockstep.plan.shards import StepPlan
-from lockstep.sync.afterwards import add_absent, sparse_weights
+from lockstep.sync.afterwards import add_absent
 from lockstep.sync.gradients import Gradients, add_weighted, came_in_parts, has_gradient, on_gradient, usable
 from lockstep.sync.protocol import Sync
 from lockstep.sync.sharded import ShardedSync
@@ -50,7 +50,6 @@ class HorovodSync(ShardedSync):
         self._names: dict[Parameter, str] = {}
         self._wires: dict[Parameter, str] = {}
         """The names of the gradients in messages, which are unique over models."""
-        self._sparse: list[Parameter] = []
         self._hooks: list[RemovableHandle] = []
         self._listening = False
         """Whether gradients are sent as they arrive."""
@@ -70,7 +69,6 @@ class HorovodSync(ShardedSync):
 
     def _replicate(self, model: nn.Module) -> Callable[..., Any]:
         broadcast_from_rank_0(model)
-        self._sparse += sparse_weights(model)
         for name, parameter in model.named_parameters():
             if parameter not in self._names and has_gradient(parameter):
                 self._wires[parameter] = f"lockstep.{len(self._names)}.{name}"
@@ -124,7 +122,7 @@ class HorovodSync(ShardedSync):
         used = torch.tensor([float(p in waiting or p in sums) for p in trainable])
         self._wait(self._horovod.allreduce_async_(used, name="lockstep.used", op=self._horovod.Sum))
         counts = dict(zip(trainable, used.tolist(), strict=True))
-        add_absent(unsent, sums, [counts[parameter] for parameter in unsent], self._sparse)
+        add_absent(unsent, sums, [counts[parameter] for parameter in unsent])
         for parameter, part in sums.items():
             self._send(call, parameter, part)
         waiting.update(self._sent.pop(call, {}))
@@ -133,10 +131,6 @@ class HorovodSync(ShardedSync):
     def _send(self, call: int, parameter: Parameter, part: Tensor) -> None:
         """Start summing a gradient over the ranks by Horovod. ``part`` is changed in place."""
         name, horovod, sent = f"{self._wires[parameter]}.{call}", self._horovod, self._sent.setdefault(call, {})
-        if part.is_sparse:
-            finish = horovod.sparse_allreduce_async(part.coalesce(), name, op=horovod.Sum)
-            sent[parameter] = lambda: self._checked(finish).coalesce()
-            return
         # Horovod takes contiguous real tensors, and tensors on a GPU only if it was built with NCCL.
         plain = torch.view_as_real(part) if part.is_complex() else part
         wire = plain.contiguous() if plain.device.type == "cpu" or horovod.nccl_built() else plain.contiguous().cpu()
