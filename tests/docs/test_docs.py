@@ -182,9 +182,7 @@ def sessions():
 def test_a_session_of_the_documentation_runs_as_written_and_ends_with_equal_digests(session, tmp_path):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    session = session.replace("examples/digits.py", "examples/digits.py --epochs 3").replace(
-        "step-00000115", "step-00000069"
-    )
+    session = session.replace("examples/digits.py", "examples/digits.py --epochs 1").replace("00000115", "00000023")
     done = subprocess.run(
         ["bash", "-ec", session],
         cwd=tmp_path,
