@@ -68,14 +68,15 @@ SMALLER = {
     "single+16-mixed,single+16-master,single+16-true,single+bf16-mixed,single+bf16-true --threads 1 "
     "examples/digits.py --epochs 2": "single+16-true,single+bf16-mixed --rounds 1 --threads 1 examples/digits.py --epochs 1",
 }
-# Left out of CI: over a minute each, or what they start runs in other tests, but for the words of the command.
+# Left out of CI: what they start runs in other tests, but for the words of the command.
 LONGEST = re.compile(
-    r"(verify|compare) examples/digits\.py|compare --methods single,single\+|lockstep tune"  # tests/cli, tests/tuning
-    r"|[^n] (--\S+ (\d )?)*with_lockstep|spawn_env|gpt\.train"  # tests/outside
+    r"(verify|compare) --|(verify|compare|run .*) examples/|lockstep tune"  # tests/cli, tests/tune, tests/examples
+    r"|[^n] (--\S+ (\d )?)*with_lockstep|spawn_env|gpt\.train|--no-python"  # tests/outside
+    r"|by_hand|^torchrun|^until"  # tests/comm/test_rendezvous.py, tests/contract/test_matrix.py, tests/recovery/test_stopped.py
     r"|^horovodrun|^mpirun"  # tests/sync/test_horovod.py, tests/launch/test_mpirun.py
 )
 # These need no shell and no process of their own. (The sessions, and tests/cli, start the command itself.)
-WARM = re.compile(r"lockstep run (?!.*horovod)[\w ./:=-]+")
+WARM = re.compile(r"lockstep run [\w ./:=$-]+")
 # In the table of methods, and run by tests/sync/test_dp.py and tests/cuda.
 ON_GPUS = {"lockstep run --strategy dp train.py"}
 # It runs, beside others with the same answer, in tests/outside/test_same_result.py.
@@ -139,7 +140,7 @@ def test_a_command_of_the_documentation_runs_as_written(command, tmp_path, requi
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environ = {**AS_ROOT, "PATH": path, "OMP_NUM_THREADS": "1"}
     if WARM.fullmatch(command):
-        done = run_here(None, *as_run(command).split()[2:], env=environ)
+        done = run_here(None, *as_run(command).replace("$PWD", str(tmp_path)).split()[2:], env=environ)
     else:
         done = subprocess.run(
             as_run(command),
