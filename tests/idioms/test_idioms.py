@@ -25,8 +25,8 @@ def rows_of(kind, **wanted):
 
 
 def every(number, count):
-    """Some of the idioms that are promised to be equal, and import little."""
-    return rows_of(Equal, heavy=False)[number::count]
+    """Some of the idioms that are promised to be equal."""
+    return rows_of(Equal)[number::count]
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +68,8 @@ def assert_equal(results, rows, shards, worlds):
 
 
 def test_the_idioms_are_many_and_each_has_a_name_of_its_own():
-    assert len({row.name for row in ROWS}) == len(ROWS) >= 300
-    assert len(rows_of(Equal)) >= 200
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    assert len(rows_of(Equal)) >= 100
 
 
 def test_every_function_of_a_topic_that_is_given_only_a_team_has_a_promise():
@@ -109,11 +109,6 @@ def test_some_idioms_are_equal_to_the_bit_on_three_processes(results, shards):
 )
 def test_each_idiom_is_equal_to_the_bit_on_every_rank_of_every_number_of_processes(results, shards, worlds, number):
     assert_equal(results, every(number, 4), shards, worlds[number])
-
-
-@pytest.mark.long
-def test_idioms_that_import_much_are_equal_to_the_bit(results):
-    assert_equal(results, rows_of(Equal, heavy=True), 4, (1, 2))
 
 
 def test_idioms_on_one_process_with_one_shard_are_equal_to_the_plain_loop(results):

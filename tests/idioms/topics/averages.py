@@ -26,19 +26,6 @@ def ema_by_hand(team):
     return model, average
 
 
-@equal(found="LS203")
-def ema_pulled_back(team):
-    """EMA in a dict."""
-    model, optimizer, loader = prepared(team)
-    average = {name: p.detach().clone() for name, p in model.named_parameters()}
-    for batch in loader:
-        step(team, model, optimizer, batch)
-        for name, p in model.named_parameters():
-            average[name].mul_(0.9).add_(p.data, alpha=0.1)
-            p.data.lerp_(average[name], 0.05)
-    return model, average
-
-
 @equal(plain=True)
 def averaged_model(team):
     """AveragedModel."""
@@ -83,26 +70,6 @@ def swa(team):
     return model, average, schedule
 
 
-@equal(found="LS204")
-def mean_teacher(team):
-    """A mean teacher."""
-    model = mlp()
-    teacher = copy.deepcopy(model).requires_grad_(False)
-    model, optimizer, loader = prepared(team, model)
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            with torch.no_grad():
-                wanted = teacher(inputs + 0.1 * torch.randn_like(inputs)).softmax(dim=1)
-            logits = model(inputs + 0.1 * torch.randn_like(inputs))
-            consistency = functional.mse_loss(logits.softmax(dim=1), wanted)
-            team.backward(functional.cross_entropy(logits, targets) + consistency)
-        update(optimizer)
-        with torch.no_grad():
-            for a, p in zip(teacher.parameters(), model.parameters(), strict=True):
-                a.mul_(0.9).add_(p, alpha=0.1)
-    return model, teacher
-
-
 @equal(found="LS203")
 def ema_swapped_for_evaluation(team):
     """Averages swapped in for evaluation."""
@@ -137,18 +104,6 @@ def best_weights_kept(team):
         update(optimizer)
     model.load_state_dict(best_weights)
     return model, best
-
-
-@equal(found="LS203")
-def weight_soup(team):
-    """A weight soup."""
-    model, optimizer, loader = prepared(team)
-    soup = []
-    for _ in team.epochs(3):
-        train(team, model, optimizer, loader)
-        soup.append({name: value.clone() for name, value in model.state_dict().items()})
-    model.load_state_dict({name: sum(weights[name] for weights in soup) / len(soup) for name in soup[0]})
-    return model
 
 
 @differs("It moves once per shard of this process: write it outside, after `optimizer.step()`.", found="LS106")

@@ -1,7 +1,6 @@
 """Control flow."""
 
 import copy
-import random
 import time
 
 import torch
@@ -35,23 +34,6 @@ def break_before_a_phase(team):
                 break
             step(team, model, optimizer, batch)
     return model, team.step
-
-
-@equal(found="LS201")
-def early_stopping_by_training_loss(team):
-    """Early stopping by training loss."""
-    model = mlp()
-    model, optimizer, loader = prepared(team, model, torch.optim.SGD(model.parameters(), lr=2.0))
-    best, bad = float("inf"), 0
-    for _ in team.epochs(5):
-        for batch in loader:
-            step(team, model, optimizer, batch)
-            best, bad = (batch["loss"], 0) if batch["loss"] < best else (best, bad + 1)
-            if bad == 2:
-                break
-        if bad == 2:
-            break
-    return model, team.step, best
 
 
 @equal(found="LS201")
@@ -246,20 +228,6 @@ def time_limit(team):
 
 
 @equal()
-def random_choice_of_a_step(team):
-    """A loss drawn each step."""
-    model, optimizer, loader = prepared(team)
-    drawn = []
-    for batch in loader:
-        drawn.append(random.choice(["sharp", "soft"]))
-        for inputs, targets in batch.shards:
-            smoothing = 0.0 if drawn[-1] == "sharp" else 0.3
-            team.backward(functional.cross_entropy(model(inputs), targets, label_smoothing=smoothing))
-        update(optimizer)
-    return model, drawn
-
-
-@equal()
 def registered_counters(team):
     """`team.register`."""
     model, optimizer, loader = prepared(team)
@@ -368,17 +336,3 @@ def shards_numbered(team):
             team.backward((1.0 + number) * functional.cross_entropy(model(inputs), targets))
         update(optimizer)
     return model
-
-
-@equal()
-def phases_until_good(team):
-    """Phases until the loss is low."""
-    model, optimizer, loader = prepared(team)
-    counts = []
-    for batch in loader:
-        num_phases = 0
-        while num_phases == 0 or (num_phases < 5 and batch["loss"] > 1.0):
-            step(team, model, optimizer, batch)
-            num_phases += 1
-        counts.append(num_phases)
-    return model, counts

@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,27 +37,6 @@ def weighted_sampler(team):
     return model, seen
 
 
-@equal(found="LS203")
-def weights_by_loss(team):
-    """Sampler weights that follow losses."""
-    model = mlp()
-    data = dataset()
-    data = [(x, y, i) for i, (x, y) in enumerate(data)]
-    sampler = WeightedRandomSampler(torch.ones(22), num_samples=22)
-    model, optimizer, loader = prepared(team, model, loader=DataLoader(data, 10, sampler=sampler))
-    for _ in team.epochs(2):
-        for batch in loader:
-            found, seen = [], []
-            for inputs, targets, indices in batch.shards:
-                losses = functional.cross_entropy(model(inputs), targets, reduction="none")
-                team.backward(losses.mean())
-                found.append(losses)
-                seen.append(indices)
-            update(optimizer)
-            sampler.weights[team.all_gather_rows(seen)[0]] = team.all_gather_rows(found)[0].double()
-    return model, sampler.weights
-
-
 @equal()
 def table_filled_outside(team):
     """A table of targets by sample, filled outside."""
@@ -82,24 +60,6 @@ def table_filled_outside(team):
     return model, table
 
 
-@equal()
-def hard_examples_of_all(team):
-    """Hard example mining, global."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        mine = []
-        for inputs, targets in batch.shards:
-            with torch.no_grad():
-                mine.append(functional.cross_entropy(model(inputs), targets, reduction="none"))
-        limit = team.all_gather_rows(mine)[0].median()
-        for inputs, targets in batch.shards:
-            losses = functional.cross_entropy(model(inputs), targets, reduction="none")
-            hard = losses >= limit
-            team.backward((losses * hard).sum() / hard.sum().clamp(min=1), weight=hard.sum())
-        update(optimizer)
-    return model
-
-
 class Halves(Sampler):
     def __iter__(self):
         order = torch.randperm(22).tolist()
@@ -117,38 +77,6 @@ def batch_sampler(team):
     model, optimizer, loader = prepared(team, model, loader=DataLoader(data, batch_sampler=Halves()))
     train(team, model, optimizer, loader)
     return model, len(loader)
-
-
-class ByLength(Sampler):
-    def __init__(self, lengths, size):
-        order = sorted(range(len(lengths)), key=lengths.__getitem__)
-        self.batches = [order[first : first + size] for first in range(0, len(order), size)]
-
-    def __iter__(self):
-        yield from random.sample(self.batches, len(self.batches))
-
-    def __len__(self):
-        return len(self.batches)
-
-
-def pad(rows):
-    return nn.utils.rnn.pad_sequence(rows, batch_first=True)
-
-
-@equal()
-def bucketed_by_length(team):
-    """Length buckets."""
-    model = nn.Sequential(nn.Embedding(20, 6, padding_idx=0), nn.Linear(6, 20))
-    lengths = torch.randint(1, 9, (22,)).tolist()
-    data = [torch.randint(1, 20, (length,)) for length in lengths]
-    loader = DataLoader(data, batch_sampler=ByLength(lengths, 10), collate_fn=pad)
-    model, optimizer, loader = prepared(team, model, loader=loader)
-    for batch in loader:
-        for words in batch.shards:
-            loss = functional.cross_entropy(model(words).flatten(0, 1), words.flatten(), ignore_index=0)
-            team.backward(loss, weight=(words != 0).sum())
-        update(optimizer)
-    return model
 
 
 class Curriculum(Sampler):
@@ -258,30 +186,6 @@ def stream_shuffled(team):
     return model, team.step
 
 
-class Augmented(Dataset):
-    def __init__(self, samples, labels):
-        self.samples, self.labels = samples, labels
-
-    def __len__(self):
-        return len(self.samples)
-
-    def __getitem__(self, index):
-        x = self.samples[index] + 0.1 * torch.randn(6) + 0.1 * float(np.random.randn())
-        return (x.flip(0) if random.random() < 0.5 else x), self.labels[index]
-
-
-@equal()
-def augmented(team):
-    """Augmentation."""
-    model, optimizer, loader = prepared(team, mlp(), data=Augmented(torch.randn(22, 6), torch.randint(0, 3, (22,))))
-    losses = []
-    for _ in team.epochs(2):
-        for batch in loader:
-            step(team, model, optimizer, batch)
-            losses.append(batch["loss"])
-    return model, losses
-
-
 class Noisy(Dataset):
     def __init__(self, samples):
         self.samples = samples
@@ -348,23 +252,6 @@ class Samples:
     y: torch.Tensor
 
 
-def samples_of(rows):
-    return Samples(torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows]))
-
-
-@equal()
-def dataclass_batches(team):
-    """Batches that are dataclasses."""
-    model = mlp()
-    data = dataset()
-    model, optimizer, loader = prepared(team, model, loader=DataLoader(data, 10, shuffle=True, collate_fn=samples_of))
-    for batch in loader:
-        for part in batch.shards:
-            team.backward(functional.cross_entropy(model(part.x), part.y))
-        update(optimizer)
-    return model
-
-
 class OwnBatch:
     def __init__(self, rows):
         self.x, self.y = torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows])
@@ -383,22 +270,6 @@ def own_batch_class(team):
     for batch in loader:
         for part in batch.shards:
             part = part.to(team.device)
-            team.backward(functional.cross_entropy(model(part.x), part.y))
-        update(optimizer)
-    return model
-
-
-class Sample(NamedTuple):
-    x: torch.Tensor
-    y: int
-
-
-@equal()
-def named_tuple_batches(team):
-    """Named tuples."""
-    model, optimizer, loader = prepared(team, mlp(), data=[Sample(torch.randn(6), i % 3) for i in range(22)])
-    for batch in loader:
-        for part in batch.shards:
             team.backward(functional.cross_entropy(model(part.x), part.y))
         update(optimizer)
     return model
@@ -466,36 +337,6 @@ def mixup(team):
             logits = model(share * inputs + (1 - share) * inputs[order])
             loss = share * functional.cross_entropy(logits, targets)
             team.backward(loss + (1 - share) * functional.cross_entropy(logits, targets[order]))
-        update(optimizer)
-    return model
-
-
-@equal()
-def mixup_share_of_the_step(team):
-    """Mixup, one coefficient a step."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        share = np.random.beta(0.4, 0.4)
-        for inputs, targets in batch.shards:
-            order = torch.randperm(len(inputs))
-            logits = model(share * inputs + (1 - share) * inputs[order])
-            loss = share * functional.cross_entropy(logits, targets, label_smoothing=0.1)
-            team.backward(loss + (1 - share) * functional.cross_entropy(logits, targets[order], label_smoothing=0.1))
-        update(optimizer)
-    return model
-
-
-@equal()
-def class_weights(team):
-    """Class weights from each batch."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        for _, targets in batch.shards:
-            batch.add(**{f"share{c}": (targets == c).float().mean() for c in range(3)})
-        weights = torch.tensor([1.0 / max(0.1, batch[f"share{c}"]) for c in range(3)])
-        for inputs, targets in batch.shards:
-            loss = functional.cross_entropy(model(inputs), targets, weight=weights)
-            team.backward(loss, weight=weights[targets].sum())
         update(optimizer)
     return model
 

@@ -7,10 +7,10 @@ import time
 
 import torch
 from torch.nn import functional
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
 from topics.promises import differs, equal, refused
-from topics.shared import dataset, evaluated, gradients, mlp, prepared, shuffled, step, train, update
+from topics.shared import dataset, gradients, mlp, prepared, shuffled, step, train, update
 
 
 @equal()
@@ -268,37 +268,3 @@ def loader_of_each_epoch(team):
         loader = team.prepare(DataLoader(data, 10 + 5 * epoch, shuffle=True))
         train(team, model, optimizer, loader)
     return model, team.step
-
-
-@equal()
-def pretraining(team):
-    """Pretraining, then fine-tuning."""
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    first = torch.randn(22, 6)
-    second = dataset()
-    model, optimizer, first, second = team.prepare(model, optimizer, shuffled(first), shuffled(second))
-    for batch in first:
-        for inputs in batch.shards:
-            team.backward(model(inputs).square().mean())
-        update(optimizer)
-    optimizer = team.prepare(torch.optim.Adam(model.parameters(), lr=0.01))
-    for batch in second:
-        step(team, model, optimizer, batch)
-    return model, optimizer
-
-
-@equal()
-def cross_validation(team):
-    """Cross-validation."""
-    data = dataset()
-    scores = []
-    for fold in range(2):
-        model = mlp()
-        training = Subset(data, [i for i in range(22) if i % 2 != fold])
-        test = Subset(data, [i for i in range(22) if i % 2 == fold])
-        model, optimizer, loader = prepared(team, model, loader=DataLoader(training, 9, shuffle=True))
-        train(team, model, optimizer, loader)
-        evaluation = evaluated(team, model, DataLoader(test, 4))
-        scores.append(evaluation["loss"])
-    return model, scores

@@ -1,15 +1,12 @@
 """Losses."""
 
-import copy
-
 import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
-from torch.utils.data import TensorDataset
 
 from topics.promises import equal, refused
-from topics.shared import dataset, gradients, make, mlp, prepared, train, update
+from topics.shared import dataset, make, mlp, prepared, update
 
 
 @equal()
@@ -61,27 +58,6 @@ def maml(team):
             moved = {name: p - 0.1 * slope for (name, p), slope in zip(weights.items(), slopes, strict=True)}
             outer = functional_call(team.unwrap(model), moved, (inputs + 0.1,))
             team.backward(functional.cross_entropy(outer, targets))
-        update(optimizer)
-    return model
-
-
-@equal()
-def fomaml(team):
-    """First-order MAML."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            fast = copy.deepcopy(model)
-            inner = torch.optim.SGD(fast.parameters(), lr=0.1)
-            for _ in range(2):
-                inner.zero_grad()
-                functional.cross_entropy(fast(inputs), targets).backward()
-                inner.step()
-            outer = functional.cross_entropy(fast(inputs + 0.1), targets)
-            slopes = torch.autograd.grad(outer, list(fast.parameters()))
-            team.backward(
-                sum((p * slope).sum() for p, slope in zip(model.parameters(), slopes, strict=True)), reduction="mean"
-            )
         update(optimizer)
     return model
 
@@ -170,20 +146,6 @@ def projected_gradient_descent(team):
 
 
 @equal()
-def free_adversarial_training(team):
-    """Adversarial inputs from the gradient of the same backward pass."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            inputs.requires_grad_(True)
-            team.backward(functional.cross_entropy(model(inputs), targets))
-            moved = inputs.detach() + 0.1 * inputs.grad.sign()
-            team.backward(functional.cross_entropy(model(moved), targets))
-        update(optimizer)
-    return model
-
-
-@equal()
 def dp_sgd(team):
     """Differential privacy (DP-SGD)."""
     model, optimizer, loader = prepared(team)
@@ -204,47 +166,6 @@ def dp_sgd(team):
             p.grad = (p.grad + 0.1 * torch.randn_like(p)) / batch.num_samples
         update(optimizer)
     return model
-
-
-@equal()
-def gradient_surgery(team):
-    """PCGrad."""
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
-    model, optimizer, loader = prepared(team, model, data=TensorDataset(torch.randn(22, 6), torch.randn(22, 2)))
-    for batch in loader:
-        found = []
-        for task in range(2):
-            for inputs, targets in batch.shards:
-                team.backward(functional.mse_loss(model(inputs)[:, task], targets[:, task]))
-            found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-            optimizer.zero_grad()
-        first, second = found
-        overlap = torch.dot(first, second)
-        total = first + second
-        if overlap < 0:
-            total = total - overlap / second.square().sum() * second - overlap / first.square().sum() * first
-        for p, part in zip(model.parameters(), total.split([p.numel() for p in model.parameters()]), strict=True):
-            p.grad = part.view_as(p)
-        update(optimizer)
-    return model
-
-
-@equal()
-def several_losses(team):
-    """Several losses."""
-    model, optimizer, loader = prepared(team)
-    losses = []
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            logits = model(inputs)
-            main_loss = functional.cross_entropy(logits, targets)
-            decay = sum(p.square().sum() for p in model.parameters())
-            spread = logits.var() if len(logits) > 1 else logits.sum() * 0.0
-            team.backward(main_loss + 0.01 * decay + 0.1 * spread)
-            batch.add(main=main_loss, decay=decay, spread=spread)
-        update(optimizer)
-        losses.append((batch["main"], batch["decay"], batch["spread"]))
-    return model, losses, loader.averages
 
 
 @equal(plain=True)
@@ -311,85 +232,6 @@ def token_weights(team):
         update(optimizer)
         losses.append(batch["loss"])
     return model, losses
-
-
-@equal()
-def shards_of_no_weight(team):
-    """Weight 0 without valid targets."""
-    model, optimizer, loader = prepared(team)
-    losses = []
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            num_valid = (targets != 2).sum()
-            loss = functional.cross_entropy(model(inputs), targets, ignore_index=2)
-            team.backward(loss, weight=num_valid)
-            batch.add(loss=loss)
-        update(optimizer)
-        losses.append(batch["loss"])
-    return model, losses
-
-
-@equal()
-def loss_weights_by_hand(team):
-    """GradNorm."""
-    model = mlp()
-    data = dataset()
-    weights = nn.Parameter(torch.ones(2))
-    for_weights = torch.optim.SGD([weights], lr=0.05)
-    model, optimizer, loader = prepared(team, model, data=data)
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            outputs = model(inputs)
-            losses = torch.stack([functional.cross_entropy(outputs, targets), outputs.square().mean()])
-            slopes = [torch.autograd.grad(loss, model[2].weight, retain_graph=True)[0].norm() for loss in losses]
-            team.backward(weights[0] * losses[0] + weights[1] * losses[1])
-            batch.add(first=losses[0], second=losses[1], slope_of_first=slopes[0], slope_of_second=slopes[1])
-        update(optimizer)
-        norms = weights * torch.tensor([batch["slope_of_first"], batch["slope_of_second"]])
-        weights.grad = torch.autograd.grad((norms - norms.mean().detach()).abs().sum(), weights)[0]
-        update(for_weights)
-    return model, weights
-
-
-@equal()
-def hutchinson_curvature(team):
-    """AdaHessian."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            loss = functional.cross_entropy(model(inputs), targets)
-            weights = list(model.parameters())
-            slopes = torch.autograd.grad(loss, weights, create_graph=True)
-            signs = [torch.randint(0, 2, p.shape) * 2.0 - 1.0 for p in weights]
-            team.backward(sum((slope * sign).sum() for slope, sign in zip(slopes, signs, strict=True)))
-        curvature = [p.grad.abs() + 0.1 for p in model.parameters()]
-        optimizer.zero_grad()
-        gradients(team, model, batch)
-        for p, size in zip(model.parameters(), curvature, strict=True):
-            p.grad /= size
-        update(optimizer)
-    return model
-
-
-@equal(found="LS203")
-def fisher_information(team):
-    """Elastic weight consolidation."""
-    model, optimizer, loader = prepared(team)
-    train(team, model, optimizer, loader)
-    fisher = [torch.zeros_like(p) for p in model.parameters()]
-    for batch in loader:
-        gradients(team, model, batch)
-        for p, f in zip(model.parameters(), fisher, strict=True):
-            f += p.grad.square()
-        optimizer.zero_grad()
-    anchor = [p.detach().clone() for p in model.parameters()]
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            loss = functional.cross_entropy(model(-inputs), targets)
-            held = zip(model.parameters(), anchor, fisher, strict=True)
-            team.backward(loss + sum((f * (p - a).square()).sum() for p, a, f in held))
-        update(optimizer)
-    return model, fisher
 
 
 @equal()

@@ -5,11 +5,10 @@ import random
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from topics.promises import differs, equal, refused
-from topics.shared import dataset, gradients, mlp, prepared, step, train, update
+from topics.shared import dataset, prepared, train, update
 
 
 @equal()
@@ -67,32 +66,6 @@ def sync_batch_norm(team):
     train(team, model, optimizer, loader)
 
 
-class ActNorm(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.shift, self.log_scale = nn.Parameter(torch.zeros(6)), nn.Parameter(torch.zeros(6))
-
-    def forward(self, x):
-        return (x - self.shift) * torch.exp(-self.log_scale)
-
-
-@equal()
-def actnorm(team):
-    """ActNorm, initialized in a phase."""
-    model, optimizer, loader = prepared(team, nn.Sequential(ActNorm(), nn.Linear(6, 3)))
-    for batch in loader:
-        if team.step == 1:
-            for inputs, _ in batch.shards:
-                batch.add(**{f"x{i}": inputs[:, i].mean() for i in range(6)})
-                batch.add(**{f"xx{i}": inputs[:, i].square().mean() for i in range(6)})
-            mean = torch.tensor([batch[f"x{i}"] for i in range(6)])
-            square = torch.tensor([batch[f"xx{i}"] for i in range(6)])
-            model[0].shift.data.copy_(mean)
-            model[0].log_scale.data.copy_((square - mean.square()).sqrt().log())
-        step(team, model, optimizer, batch)
-    return model
-
-
 class Dropped(nn.Module):
     def __init__(self):
         super().__init__()
@@ -113,109 +86,6 @@ def layer_drop(team):
     model, optimizer, loader = prepared(team, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     train(team, model, optimizer, loader)
     return model, optimizer
-
-
-class Mixture(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gate = nn.Linear(6, 8)
-        self.experts = nn.ModuleList(nn.Linear(6, 3) for _ in range(8))
-
-    def forward(self, x):
-        weights, chosen = self.gate(x).softmax(dim=1).max(dim=1)
-        result = torch.zeros(len(x), 3)
-        for number, expert in enumerate(self.experts):
-            rows = (chosen == number).nonzero().flatten()
-            if len(rows):
-                result = result.index_add(0, rows, expert(x[rows]) * weights[rows, None])
-        return result
-
-
-@equal()
-def mixture_of_experts(team):
-    """A mixture of experts."""
-    model = Mixture()
-    model, optimizer, loader = prepared(team, model, torch.optim.Adam(model.parameters(), lr=0.01))
-    unused = []
-    for batch in loader:
-        gradients(team, model, batch)
-        unused.append([name for name, p in model.named_parameters() if p.grad is None])
-        update(optimizer)
-    return model, optimizer, unused
-
-
-class Balanced(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gate = nn.Linear(6, 4)
-        self.experts = nn.ModuleList(nn.Linear(6, 3) for _ in range(4))
-        self.register_buffer("bias", torch.zeros(4))
-
-    def forward(self, x):
-        scores = self.gate(x).sigmoid()
-        chosen = (scores + self.bias).argmax(dim=1)
-        outputs = torch.stack([expert(x) for expert in self.experts], dim=1)
-        rows = torch.arange(len(x))
-        return outputs[rows, chosen] * scores[rows, chosen, None], chosen.bincount(minlength=4)
-
-
-@equal()
-def expert_loads(team):
-    """Expert biases that follow loads."""
-    model = Balanced()
-    model, optimizer, loader = prepared(team, model, torch.optim.Adam(model.parameters(), lr=0.01))
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            outputs, loads = model(inputs)
-            team.backward(functional.cross_entropy(outputs, targets))
-            batch.add(loads=loads, reduction="sum")
-        update(optimizer)
-        loads = batch["loads"].float()
-        model.bias += 0.01 * torch.sign(loads.mean() - loads)
-    return model, optimizer
-
-
-@equal()
-def checkpointing(team):
-    """Activation checkpointing."""
-    first = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3))
-    model, optimizer, loader = prepared(team, nn.ModuleList([first, nn.Linear(16, 3)]))
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            hidden = checkpoint(model[0], inputs, use_reentrant=False)
-            team.backward(functional.cross_entropy(model[1](hidden), targets))
-        update(optimizer)
-    return model
-
-
-class Checkpointed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(6, 16)
-        self.middle = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Dropout(0.3))
-        self.head = nn.Linear(16, 3)
-
-    def forward(self, x):
-        return self.head(checkpoint(self.middle, self.first(x), use_reentrant=True))
-
-
-@equal()
-def checkpointing_reentrant(team):
-    """Activation checkpointing (`use_reentrant=True`)."""
-    model, optimizer, loader = prepared(team, Checkpointed())
-    train(team, model, optimizer, loader)
-    return model
-
-
-@equal(heavy=True)
-def compiled(team):
-    """`torch.compile` before `prepare`."""
-    model = mlp()
-    data = dataset()
-    model = torch.compile(model, backend="aot_eager", dynamic=False)
-    model, optimizer, loader = prepared(team, model, data=data)
-    train(team, model, optimizer, loader)
-    return model
 
 
 class Recurrent(nn.Module):
@@ -277,26 +147,6 @@ def hidden_state_in_a_variable(team):
             team.backward(loss)
             hidden = state.detach().mean(dim=0)
         update(optimizer)
-    return model, optimizer
-
-
-@equal()
-def truncated_backpropagation(team):
-    """Truncated backpropagation."""
-    model = nn.ModuleDict({"cell": nn.GRUCell(3, 5), "head": nn.Linear(5, 3)})
-    model, optimizer, loader = prepared(team, model, torch.optim.Adam(model.parameters(), lr=0.01), torch.randn(22, 7, 3))
-    hidden = team.per_shard("hidden", None)
-    for batch in loader:
-        for start in (0, 3):
-            for series in batch.shards:
-                state = torch.zeros(len(series), 5) if start == 0 else hidden.value
-                loss = 0.0
-                for time in range(start, start + 3):
-                    state = model["cell"](series[:, time], state)
-                    loss = loss + functional.mse_loss(model["head"](state), series[:, time + 1])
-                team.backward(loss)
-                hidden.value = state.detach()
-            update(optimizer)
     return model, optimizer
 
 
@@ -434,37 +284,6 @@ def input_statistics(team):
     return model
 
 
-class Codebook(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.encode, self.decode = nn.Linear(6, 3), nn.Linear(3, 6)
-        self.register_buffer("codes", torch.randn(5, 3))
-
-    def forward(self, x):
-        encoded = self.encode(x)
-        chosen = torch.cdist(encoded.detach(), self.codes).argmin(dim=1)
-        quantised = self.codes[chosen]
-        with torch.no_grad():
-            one_hot = functional.one_hot(chosen, 5).float()
-            means = one_hot.T @ encoded / one_hot.sum(dim=0).clamp(min=1.0)[:, None]
-            used = one_hot.any(dim=0)[:, None]
-            self.codes.copy_(torch.where(used, self.codes.lerp(means, 0.1), self.codes))
-        return self.decode(encoded + (quantised - encoded).detach()), functional.mse_loss(encoded, quantised)
-
-
-@equal()
-def vq_codebook(team):
-    """A VQ-VAE's codebook."""
-    model = Codebook()
-    model, optimizer, loader = prepared(team, model, torch.optim.Adam(model.parameters(), lr=0.01), torch.randn(22, 6))
-    for batch in loader:
-        for inputs in batch.shards:
-            restored, commitment = model(inputs)
-            team.backward(functional.mse_loss(restored, inputs) + 0.25 * commitment)
-        update(optimizer)
-    return model, optimizer
-
-
 class Growing(nn.Module):
     def __init__(self):
         super().__init__()
@@ -484,17 +303,6 @@ def growing_buffer(team):
 
 
 @equal()
-def double_precision(team):
-    """Float64."""
-    model = mlp().double()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    data = TensorDataset(torch.randn(22, 6, dtype=torch.float64), torch.randint(0, 3, (22,)))
-    model, optimizer, loader = prepared(team, model, optimizer, data)
-    losses = train(team, model, optimizer, loader)
-    return model, optimizer, losses
-
-
-@equal()
 def own_autocast(team):
     """The script's own `torch.autocast`."""
     model, optimizer, loader = prepared(team)
@@ -505,18 +313,6 @@ def own_autocast(team):
             team.backward(loss)
         update(optimizer)
     return model
-
-
-@equal(precision="16-mixed")
-def mixed_precision(team):
-    """`precision="16-mixed"`."""
-    model, optimizer, loader = prepared(team)
-    norms = []
-    for batch in loader:
-        gradients(team, model, batch)
-        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
-        update(optimizer)
-    return model, norms
 
 
 class Cooling(nn.Module):

@@ -43,44 +43,6 @@ def each_optimizer(team):
     return [trained(team, optimizer) for optimizer in OPTIMIZERS]
 
 
-@equal()
-def muon(team):
-    """Muon with AdamW."""
-    model = mlp()
-    matrices = [p for p in model.parameters() if p.ndim == 2]
-    rest = [p for p in model.parameters() if p.ndim != 2]
-    optimizers = [torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(rest, lr=0.01)]
-    model, *optimizers, loader = team.prepare(model, *optimizers, shuffled(dataset()))
-    for batch in loader:
-        gradients(team, model, batch)
-        for optimizer in optimizers:
-            update(optimizer)
-    return model, optimizers
-
-
-def train_by_closure(team, model, optimizer, loader):
-    """The closure contains the loop over the shards: an optimizer may call it as often as it likes."""
-    losses = []
-    for batch in loader:
-
-        def closure(batch=batch):
-            optimizer.zero_grad()
-            gradients(team, model, batch)
-            return batch["loss"]
-
-        losses.append(optimizer.step(closure))
-    return losses
-
-
-@equal(plain=True)
-def lbfgs_line_search(team):
-    """L-BFGS with line search."""
-    optimizer = partial(torch.optim.LBFGS, max_iter=3, line_search_fn="strong_wolfe")
-    model, optimizer, loader = team.prepare(*make(optimizer))
-    train_by_closure(team, model, optimizer, loader)
-    return model, optimizer
-
-
 @refused("has a sparse gradient")
 def sparse_adam(team):
     """SparseAdam on sparse gradients."""
@@ -120,29 +82,6 @@ def two_optimizers(team):
         if team.step % 2 == 0:
             update(second)
     return model, first, second
-
-
-class Decaying(torch.optim.Optimizer):
-    """Gradient descent whose rate decays with the steps."""
-
-    def __init__(self, parameters):
-        super().__init__(parameters, {"step_size": 0.1, "num_steps": 0})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            group["num_steps"] += 1
-            for parameter in group["params"]:
-                parameter.sub_(parameter.grad, alpha=group["step_size"] / group["num_steps"])
-
-
-@equal()
-def own_optimizer_without_lr(team):
-    """A custom optimizer without "lr"."""
-    model = mlp()
-    model, optimizer, loader = prepared(team, model, Decaying(model.parameters()))
-    train(team, model, optimizer, loader)
-    return model, optimizer
 
 
 def make_linear():
@@ -202,18 +141,6 @@ def optimizer_not_prepared(team):
 
 
 @equal()
-def optimizer_state_reset(team):
-    """Optimizer state reset."""
-    model = mlp()
-    model, optimizer, loader = prepared(team, model, torch.optim.Adam(model.parameters(), lr=0.01))
-    for batch in loader:
-        step(team, model, optimizer, batch)
-        if team.step % 2 == 0:
-            optimizer.state.clear()
-    return model, optimizer
-
-
-@equal()
 def add_param_group(team):
     """`add_param_group` mid-run."""
     model = mlp()
@@ -254,17 +181,6 @@ def zero_at_the_start(team):
         optimizer.zero_grad()
         gradients(team, model, batch)
         optimizer.step()
-    return model, optimizer
-
-
-@equal()
-def zero_to_zeros(team):
-    """`zero_grad(set_to_none=False)`."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        gradients(team, model, batch)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
     return model, optimizer
 
 
@@ -330,29 +246,6 @@ def sam(team):
 
 
 @equal()
-def svrg(team):
-    """SVRG."""
-    model, optimizer, loader = prepared(team)
-    anchor = mlp()
-    anchor = team.prepare(anchor)
-    anchor.load_state_dict(model.state_dict())
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            team.backward(functional.cross_entropy(anchor(inputs), targets))
-    full = [p.grad / len(loader) for p in anchor.parameters()]
-    anchor.zero_grad()
-    for batch in loader:
-        gradients(team, model, batch)
-        for inputs, targets in batch.shards:
-            team.backward(functional.cross_entropy(anchor(inputs), targets))
-        for p, a, mean in zip(model.parameters(), anchor.parameters(), full, strict=True):
-            p.grad += mean - a.grad
-        update(optimizer)
-        anchor.zero_grad()
-    return model, full
-
-
-@equal()
 def evolution_strategy(team):
     """An evolution strategy."""
     model = mlp()
@@ -376,17 +269,3 @@ def evolution_strategy(team):
             p.data += 0.5 * n
         losses.append(scores)
     return model, losses
-
-
-@equal()
-def reptile(team):
-    """Reptile."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        before = [p.detach().clone() for p in model.parameters()]
-        for _ in range(3):
-            step(team, model, optimizer, batch)
-        with torch.no_grad():
-            for p, old in zip(model.parameters(), before, strict=True):
-                p.copy_(old + 0.5 * (p - old))
-    return model, optimizer

@@ -48,8 +48,6 @@ class Idiom:
     found: str = ""
     """What a reading finds in it (``lockstep check``): codes. LS1: another answer on another number of processes; LS2:
     starts anew on a resume; LS3: misuse."""
-    heavy: bool = False
-    """It imports what takes seconds in every process, so it is tested on fewer of them."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of ``join``."""
 
@@ -90,9 +88,9 @@ def differs(why, **about):
     return promised(Differs(why), **about)
 
 
-def promised(promise, *, found="", heavy=False, **settings):
+def promised(promise, *, found="", **settings):
     def note(function):
-        IDIOMS.append(Idiom(function, promise, found, heavy, settings))
+        IDIOMS.append(Idiom(function, promise, found, settings))
         return function
 
     return note

@@ -1,12 +1,10 @@
 """Learning rates."""
 
-import random
-
 import torch
 from torch.nn import functional
 
 from topics.promises import differs, equal, refused
-from topics.shared import dataset, evaluated, gradients, make, mlp, prepared, shuffled, step, train, update
+from topics.shared import dataset, gradients, make, mlp, prepared, shuffled, step, update
 
 
 @equal()
@@ -23,31 +21,6 @@ def plateau_by_training_loss(team):
             schedule.step(batch["loss"])
             rates.append(schedule.get_last_lr())
     return model, optimizer, rates
-
-
-@equal()
-def plateau_by_epoch_average(team):
-    """ReduceLROnPlateau by `loader.averages`."""
-    model, optimizer, loader = prepared(team)
-    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.1)
-    averages = []
-    for _ in team.epochs(3):
-        train(team, model, optimizer, loader)
-        averages.append(dict(loader.averages))
-        schedule.step(loader.averages["loss"])
-    return model, averages, schedule.get_last_lr()
-
-
-@equal()
-def plateau_by_metric(team):
-    """ReduceLROnPlateau by evaluation loss."""
-    model, optimizer, loader = prepared(team)
-    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.2)
-    for _ in team.epochs(3):
-        train(team, model, optimizer, loader)
-        evaluation = evaluated(team, model, loader)
-        schedule.step(evaluation["loss"])
-    return model, schedule.get_last_lr(), evaluation["loss"]
 
 
 @equal(plain=True)
@@ -96,17 +69,6 @@ def rate_by_counter(team):
             group["lr"] = 0.3 / counter
         step(team, model, optimizer, batch)
     return model, optimizer, counter
-
-
-@equal()
-def rate_by_loss(team):
-    """The learning rate from the loss."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        gradients(team, model, batch)
-        optimizer.param_groups[0]["lr"] = 0.1 * min(1.0, batch["loss"]) * (2.0 if random.random() < 0.3 else 1.0)
-        update(optimizer)
-    return model, optimizer
 
 
 @refused("the ranks have diverged", alone=False, found="LS102")

@@ -14,58 +14,12 @@ from topics.shared import dataset, make, mlp, prepared, step, train, update
 
 
 @equal()
-def weight_norm(team):
-    """Weight norm."""
-    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3))
-    model, optimizer, loader = prepared(team, model)
-    train(team, model, optimizer, loader)
-    return model
-
-
-@equal()
 def spectral_norm(team):
     """Spectral norm."""
     model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3))
     model, optimizer, loader = prepared(team, model)
     train(team, model, optimizer, loader)
     return model
-
-
-class Writer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(12, 6)
-        self.hidden = nn.Linear(6, 6)
-        self.head = nn.Linear(6, 12, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, words):
-        return self.head(torch.tanh(self.hidden(self.embedding(words))))
-
-
-@equal()
-def tied_weights(team):
-    """Tied weights."""
-    model = Writer()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    model, optimizer, loader = prepared(team, model, optimizer, torch.randint(0, 12, (22, 7)))
-    for batch in loader:
-        for words in batch.shards:
-            team.backward(functional.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten()))
-        update(optimizer)
-    return model, optimizer
-
-
-@equal()
-def unused_parameters(team):
-    """An unused layer."""
-    model = nn.ModuleDict({"used": nn.Linear(6, 3), "never": nn.Linear(6, 3)})
-    model, optimizer, loader = prepared(team, model, torch.optim.AdamW(model.parameters(), lr=0.01))
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            team.backward(functional.cross_entropy(model["used"](inputs), targets))
-        update(optimizer)
-    return model, optimizer
 
 
 @equal()
@@ -102,17 +56,6 @@ def frozen_at_random(team):
     return model
 
 
-@equal()
-def gradual_thawing(team):
-    """Gradual unfreezing."""
-    model, optimizer, loader = prepared(team, nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)))
-    for epoch in team.epochs(3):
-        for number, layer in enumerate(reversed(model)):
-            layer.requires_grad_(number <= epoch)
-        train(team, model, optimizer, loader)
-    return model
-
-
 class LoRA(nn.Module):
     def __init__(self, layer, rank=2):
         super().__init__()
@@ -135,19 +78,6 @@ def lora(team):
     return model, optimizer
 
 
-@equal()
-def prompt_tuning(team):
-    """Prompt tuning."""
-    frozen = nn.Sequential(nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 3)).requires_grad_(False)
-    model, optimizer, loader = prepared(team, nn.ParameterDict({"prompt": nn.Parameter(torch.zeros(4))}))
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            prompt = model["prompt"].expand(len(inputs), 4)
-            team.backward(functional.cross_entropy(frozen(torch.cat([prompt, inputs], dim=1)), targets))
-        update(optimizer)
-    return model
-
-
 @refused("was changed inside batch.shards")
 def embedding_max_norm(team):
     """An embedding with `max_norm`."""
@@ -155,30 +85,6 @@ def embedding_max_norm(team):
     data = TensorDataset(torch.randint(0, 20, (22, 2)), torch.randint(0, 3, (22,)))
     model, optimizer, loader = prepared(team, model, data=data)
     train(team, model, optimizer, loader)
-
-
-@equal()
-def embedding_renormalised(team):
-    """Embedding rows renormalized."""
-    model = nn.Sequential(nn.Embedding(20, 6), nn.Flatten(), nn.Linear(12, 3))
-    data = TensorDataset(torch.randint(0, 20, (22, 2)), torch.randint(0, 3, (22,)))
-    model, optimizer, loader = prepared(team, model, data=data)
-    for batch in loader:
-        step(team, model, optimizer, batch)
-        model[0].weight.data.renorm_(2, 0, 1.0)
-    return model
-
-
-@equal()
-def neurons_reinitialised(team):
-    """Dead neurons reinitialized."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        step(team, model, optimizer, batch)
-        for row in range(8):
-            if model[0].weight[row].norm() < 0.6 or random.random() < 0.2:
-                nn.init.normal_(model[0].weight[row], std=0.5)
-    return model
 
 
 @equal()
