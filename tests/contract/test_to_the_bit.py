@@ -149,7 +149,7 @@ def shards_by_rank(results):
 @pytest.mark.parametrize(
     "training",
     [
-        pytest.param(trained(shards=6, workers=2, epochs=4, length=77), id="workers"),
+        pytest.param(trained(shards=6, workers=1, epochs=2, length=77), id="workers"),
         pytest.param(
             trained(model="Plain", loader="stream", weight="tokens", length=91, batch_size=6, accumulate=2, shards=6),
             id="stream, accumulated",
