@@ -1,6 +1,5 @@
-"""The loss of the whole batch has the gradient of one device, and gives the same on one process and on two."""
+"""The loss of the whole batch has the gradient of one device."""
 
-import re
 import sys
 
 import pytest
@@ -10,11 +9,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import lockstep
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
-
-
-def test_one_and_two_processes_learn_the_same(told_on_one_and_two):
-    told, _ = told_on_one_and_two("contrastive.py", "--epochs", "3")
-    assert float(re.search(r"top-5 of 60 ([\d.]+)%", told[-1])[1]) > 60  # 8 % by chance
 
 
 def one_step(examples):

@@ -17,8 +17,8 @@ def paintings(path):
 
 @pytest.mark.long
 def test_one_and_two_processes_paint_the_same(told_on_one_and_two, tmp_path):
-    told, run_dir = told_on_one_and_two("gan.py", "--epochs", "2", "--batch-size", "200")
-    assert len(told) == 2
+    told, run_dir = told_on_one_and_two("gan.py", "--epochs", "1", "--batch-size", "200")
+    assert len(told) == 1
     assert all((checkpoint / "model-2.safetensors").exists() for checkpoint in run_dir.glob("checkpoints/step-*"))
     assert np.array_equal(paintings(tmp_path / "on-1" / "gan.png"), paintings(run_dir / "gan.png"))
 

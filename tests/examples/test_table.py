@@ -11,23 +11,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ROW = re.compile(r"^\| \[(\w+\.py)\]\(\1\) \| [^|]+ \| `([^`]+)` \| `([^`]+)` \|$", flags=re.MULTILINE)
 ROWS = ROW.findall((EXAMPLES / "README.md").read_text())
-WHOLLY_ALONE = ("fine_tuning.py", "gan.py", "transformer.py")  # on one and two processes, in files of their own
-# By python and on two processes in the same way.
-STARTED_ALONE = ("contrastive.py", "digits.py", "horovod_migration.py", "lora.py", "toy_model_parallel.py")
-BY_PYTHON = (*STARTED_ALONE, "cifar10.py", "imagenet.py", "streaming.py", "sub_groups.py")
-
-
-def marks(script, command):
-    usual = f"lockstep run --nproc-per-node 2 examples/{script}"
-    again = (command.startswith("python ") and script in BY_PYTHON) or (command == usual and script in STARTED_ALONE)
-    return pytest.mark.longest if again or script in WHOLLY_ALONE else pytest.mark.long
-
-
-COMMANDS = [
-    pytest.param(script, command, id=command, marks=marks(script, command))
-    for script, *commands in ROWS
-    for command in commands
-]
+COMMANDS = [pytest.param(script, command, id=command) for script, *commands in ROWS for command in commands]
 
 # What makes a command small. Options that come later win.
 SMALLER = {
@@ -61,6 +45,7 @@ def test_links_beside_the_table_lead_somewhere():
     assert [target for target in targets if not (EXAMPLES / target).exists()] == []
 
 
+@pytest.mark.longest  # each example runs in another file, too
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("script", "command"), COMMANDS)
 def test_a_command_of_the_table_runs(script, command, tmp_path, require, run_here, python_here):
