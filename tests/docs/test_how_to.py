@@ -6,18 +6,17 @@ import re
 from pathlib import Path
 
 import pytest
-from crew import warm_server
-from launchers import nursery, python_here, warm_trials
-from warm import run_here, run_on
+from launchers import nursery, python_here
+from warm import run_here
 
-__all__ = ["nursery", "python_here", "run_here", "warm_trials"]
+__all__ = ["nursery", "python_here", "run_here"]
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(page for page in (ROOT / "docs" / "how-to").glob("*.md") if page.name != "ports.md")  # see test_ports.py
 BLOCK = re.compile(r'^```python(?: title="(\w+\.py)")?\n(.*?)^```', flags=re.DOTALL | re.MULTILINE)
 SCRIPTS = [(page.stem, name, text) for page in PAGES for name, text in BLOCK.findall(page.read_text())]
-VERIFIED = "fine_tune.py"
-NO_TRAINING = ("before.py", "after.py", "in_a_notebook.py", "predict.py", VERIFIED)  # or with a test of their own
+FINE_TUNE = "fine_tune.py"  # a port as well
+NO_TRAINING = ("before.py", "after.py", "in_a_notebook.py", "predict.py")  # or with a test of their own
 TRAINING = [script for script in SCRIPTS if script[1] not in NO_TRAINING]
 MIGRATIONS = {page for page, name, _ in SCRIPTS if name == "before.py"}
 NEEDED = ("accelerate", "transformers")
@@ -135,16 +134,3 @@ def test_best_weights_are_used_without_lockstep(run_here, python_here, tmp_path)
     done = python_here(tmp_path / "predict.py")
     assert (done.returncode, done.stdout) == (0, "[0, 1]\n"), done.stderr
     assert "lockstep" not in re.sub("#.*", "", texts["predict.py"])
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
-def test_the_whole_fine_tune_is_short_and_passes_verify(require_imports, warm_trials, outlives_tests, request, tmp_path):
-    (text,) = [text for _, name, text in SCRIPTS if name == VERIFIED]
-    assert len(text.splitlines()) < 60
-    require_imports(text)
-    (tmp_path / VERIFIED).write_text(text)
-    words = ("--world-sizes", "1,2", "--launchers", "local", "--no-resume", VERIFIED)
-    done = run_on(warm_server(request, outlives_tests), tmp_path, words, verb="verify")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "PASS  2 settings" in done.stdout

@@ -7,7 +7,7 @@ import re
 import ports
 import pytest
 from launchers import nursery, python_here
-from test_how_to import SCRIPTS, VERIFIED, digests
+from test_how_to import FINE_TUNE, SCRIPTS, digests
 from warm import run_here
 
 __all__ = ["nursery", "python_here", "run_here"]
@@ -47,7 +47,7 @@ def test_a_port_to_lockstep_takes_no_more_lines_than_one_to_accelerate(name):
 
 
 def test_the_fine_tune_of_the_page_on_hugging_face_is_the_port():
-    assert [text for _, name, text in SCRIPTS if name == VERIFIED] == [ports.script("lm", "lockstep")]
+    assert [text for _, name, text in SCRIPTS if name == FINE_TUNE] == [ports.script("lm", "lockstep")]
 
 
 @pytest.mark.longest
@@ -66,7 +66,7 @@ def test_plain_scripts_and_ports_to_accelerate_tell_the_same_on_one_process(pyth
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in ports.NAMES if name != "lm"])  # which test_how_to.py verifies
+@pytest.mark.parametrize("name", [name for name in ports.NAMES if name != "lm"])  # which test_how_to.py runs
 def test_a_port_to_lockstep_gives_one_answer_on_one_process_and_on_two(name, run_here, tmp_path):
     lines, left = [], []
     for nproc in ("1", "2"):
