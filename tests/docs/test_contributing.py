@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 from test_layers import layer_violations, read_tree
+from warm import run_here
+
+__all__ = ["run_here"]
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -111,21 +114,16 @@ def test_what_is_added_keeps_the_layers(sources):
 
 
 @pytest.mark.long
-def test_the_listener_of_a_tool_and_that_of_another_package_are_told_of_steps(train, package, tmp_path):
-    done = train(options=("--run-dir", "run", "--sizes-from", "3"))
-    assert re.findall(r"step \d+ has \d samples", done.stderr) == ["step 5 has 4 samples", "step 10 has 4 samples"]
-    for words, shown in (("sizes", "run"), "5 5 4 5 5 5 5 4"), (("--help",), "lockstep-sizes"):
-        command = [sys.executable, "-m", "lockstep", *words]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert shown in done.stdout
-
-
-@pytest.mark.long
-def test_the_strategy_gives_the_answer_and_the_object_is_in_checkpoints(train):
-    late = ("--nproc", "2", "--strategy", "late", "--checkpoint-every", "5", "--run-dir", "run")
-    train("register", "stop", options=late, status=1)
-    resumed, whole = train("register", options=late), train(options=("--nproc", "2", "--strategy", "ddp"))
+def test_all_that_is_added_trains_and_resumes(train, package, run_here, tmp_path):
+    late = ("--nproc", "2", "--strategy", "late", "--checkpoint-every", "5", "--run-dir", "run", "--sizes-from", "3")
+    stopped = train("register", "stop", options=late, status=1)
+    resumed = train("register", options=late)
+    whole = run_here(SCRIPT, "--nproc", "2", "--progress", "off", "--strategy", "ddp")
     answers = [done.stdout.splitlines()[-1] for done in (resumed, whole)]
     assert answers[0] == answers[1]
     assert answers[0].startswith("[7, 8, 9, 10]")
+    assert re.findall(r"step \d+ has \d samples", stopped.stderr) == ["step 5 has 4 samples"]
+    command = [sys.executable, "-m", "lockstep", "sizes", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("5 5 4 5 ")
