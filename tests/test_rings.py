@@ -85,7 +85,7 @@ def last_line(done):
 @pytest.mark.parametrize(
     ("without", "two", "one"),
     [
-        (("tools",), ("lockstep run", "2"), ("lockstep run", "1")),
+        (("tools",), ("lockstep run", "2"), ("python",)),
         (("tools", "launch"), ("torchrun", "2"), ("python",)),
     ],
     ids=["without tools", "without tools and launcher"],
