@@ -1,6 +1,5 @@
 """The watch of conftest.py sees what it is there for."""
 
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -47,25 +46,7 @@ def test_a_leak_fails_the_test_that_made_it_and_is_cleared_for_the_next(tmp_path
     assert run.returncode == 1
 
 
-def test_what_tests_start_ignores_no_signals_that_the_tests_ignored(tmp_path):
-    numbers = ["SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGCHLD"]
-    show = f"import signal as s; print([name for name in {numbers} if s.getsignal(getattr(s, name)) == s.SIG_IGN])"
-    source = f"""
-import os, signal, subprocess, sys
-def test_it():
-    os.kill(os.getpid(), signal.SIGHUP)
-    assert subprocess.run([sys.executable, "-c", {show!r}], capture_output=True, text=True).stdout == "[]\\n"
-"""
-    before = {number: signal.signal(getattr(signal, number), signal.SIG_IGN) for number in numbers if number != "SIGCHLD"}
-    try:
-        run = _pytest(tmp_path, source)
-    finally:
-        for number, handler in before.items():
-            signal.signal(getattr(signal, number), handler)
-    assert run.returncode == 0, run.stdout
-
-
-CUDA_TEST = """
+MISSING = """
 import pytest
 
 @pytest.mark.cuda
@@ -75,24 +56,6 @@ def test_on_a_gpu():
 def test_elsewhere():
     import sys
     assert "torch" not in sys.modules
-"""
-
-
-@pytest.mark.long
-def test_without_a_gpu_its_tests_are_skipped_with_a_reason_and_cannot_count_as_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    run = _pytest(tmp_path, CUDA_TEST, "--require-cuda")
-    assert run.returncode == 1
-    assert "torch sees no CUDA GPU" in run.stdout
-    assert "1 passed, 1 skipped" in run.stdout
-    assert "no test marked cuda has run" in run.stdout
-
-
-def test_a_missing_component_is_a_skip_and_a_failure_where_it_is_required(tmp_path):
-    run = _pytest(
-        tmp_path,
-        """
-import pytest
 
 def test_there(require):
     require("warp", None)
@@ -101,11 +64,19 @@ def test_there(require):
 def test_missing(require, monkeypatch, named):
     monkeypatch.setenv("LOCKSTEP_REQUIRE", named)
     require("warp", "this machine has no warp")
-""",
-    )
-    assert " test_missing[mpi,warp] " in run.stdout, run.stdout
-    assert "1 failed, 1 passed, 2 skipped" in run.stdout
+"""
+
+
+@pytest.mark.long
+def test_what_is_missing_skips_its_tests_with_a_reason_and_fails_where_it_is_required(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    run = _pytest(tmp_path, MISSING, "--require-cuda")
+    assert run.returncode == 1
+    assert "torch sees no CUDA GPU" in run.stdout
+    assert "no test marked cuda has run" in run.stdout
     assert "this machine has no warp" in run.stdout
+    assert " test_missing[mpi,warp] " in run.stdout, run.stdout
+    assert "1 failed, 2 passed, 3 skipped" in run.stdout
 
 
 def test_no_two_helpers_of_tests_have_one_name():
