@@ -90,12 +90,6 @@ def prepared_twice_in_one_call(team):
     team.prepare(model, model)
 
 
-def prepared_twice_in_two_calls(team):
-    model = nn.Linear(2, 1)
-    team.prepare(model)
-    team.prepare(model)
-
-
 def prepared_model_prepared(team):
     team.prepare(team.prepare(nn.Linear(2, 1)))
 
@@ -106,31 +100,12 @@ def loader_prepared_twice(team):
     team.prepare(loader)
 
 
-def prepared_loader_prepared(team):
-    team.prepare(team.prepare(DataLoader(points())))
-
-
-def optimizer_prepared_twice(team):
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    team.prepare(model, optimizer)
-    team.prepare(optimizer)
-
-
 def nothing_prepared(team):
     team.prepare()
 
 
 def strange_object(team):
     team.prepare(nn.Linear(2, 1), 3)
-
-
-def tensor_as_loader(team):
-    team.prepare(nn.Linear(2, 1), torch.ones(3))
-
-
-def string_as_loader(team):
-    team.prepare("cpu")
 
 
 def wrapped_in_ddp(team):
@@ -164,10 +139,6 @@ def models_of_different_width(team):
     team.prepare(nn.Sequential(nn.Linear(2, 4 + team.rank), nn.Linear(4 + team.rank, 1)))
 
 
-def models_of_different_depth(team):
-    team.prepare(nn.Sequential(*[nn.Linear(2, 2) for _ in range(2 + team.rank)]))
-
-
 def models_of_different_type(team):
     team.prepare(nn.Linear(2, 2, dtype=torch.float64 if team.rank else torch.float32))
 
@@ -178,31 +149,13 @@ def models_frozen_differently(team):
     team.prepare(model)
 
 
-def models_with_different_buffers(team):
-    team.prepare(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=team.rank == 0)))
-
-
 def data_of_different_length(team):
     team.prepare(nn.Linear(2, 1), DataLoader(points(8 + team.rank), 4))
-
-
-def batches_of_different_size(team):
-    team.prepare(nn.Linear(2, 1), DataLoader(points(), 4 - team.rank))
-
-
-def ready_batches_of_different_number(team):
-    team.prepare(nn.Linear(2, 1), [torch.ones(4, 2)] * (2 + team.rank))
 
 
 def a_rank_with_more_objects(team):
     model = nn.Linear(2, 1)
     team.prepare(*[model, torch.optim.SGD(model.parameters(), lr=0.1)][: 2 - team.rank])
-
-
-def optimizers_of_different_kind(team):
-    model = nn.Linear(2, 1)
-    kind = torch.optim.Adam if team.rank else torch.optim.SGD
-    team.prepare(model, kind(model.parameters(), lr=0.1))
 
 
 def settings_that_depend_on_the_rank():
@@ -292,24 +245,8 @@ class Never:
         return 0
 
 
-class EmptyBatches:
-    def __iter__(self):
-        return iter([[], []])
-
-    def __len__(self):
-        return 2
-
-
 def never(team):
     train(nn.Linear(2, 1), DataLoader(points(), batch_sampler=Never()), team)
-
-
-def empty_batches(team):
-    train(nn.Linear(2, 1), DataLoader(points(), batch_sampler=EmptyBatches()), team)
-
-
-def ready_batches_that_are_empty(team):
-    train(nn.Linear(2, 1), [(torch.ones(0, 2), torch.ones(0, 1))] * 2, team)
 
 
 def empty_data(team):

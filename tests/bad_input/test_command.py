@@ -63,10 +63,9 @@ def test_ranks_that_differ_end_the_run(run_here):
     assert "rank 0 has `object 1, Linear: weight of shape (1, 2)" in done.stderr
 
 
-@pytest.mark.parametrize("methods", ["single,dpp", "ddp@slurm", "ddp+fp8"])
-def test_an_unknown_method_is_refused_with_the_valid_ones(tmp_path, methods):
+def test_an_unknown_method_is_refused_with_the_valid_ones(tmp_path):
     (tmp_path / "script.py").write_text("print('the script has run')")
-    command = [sys.executable, "-m", "lockstep.cli.main", "compare", "--methods", methods, "script.py"]
+    command = [sys.executable, "-m", "lockstep.cli.main", "compare", "--methods", "single,dpp", "script.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2
     assert "choose one of" in done.stderr
@@ -99,16 +98,15 @@ def test_a_run_directory_of_other_settings_is_refused(run_here, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_loader_worker_that_imports_a_script_without_guard_ends_the_run(run_here, method):
-    script = f"""
+def test_a_loader_worker_that_imports_a_script_without_guard_ends_the_run(run_here):
+    script = """
         import torch, lockstep
         class Data(torch.utils.data.Dataset):
             def __len__(self): return 16
             def __getitem__(self, index): return torch.full((3,), float(index))
         team = lockstep.join(shards=2, checkpoint_every="off")
         model = torch.nn.Linear(3, 1)
-        loader = torch.utils.data.DataLoader(Data(), batch_size=8, num_workers=1, multiprocessing_context="{method}")
+        loader = torch.utils.data.DataLoader(Data(), batch_size=8, num_workers=1, multiprocessing_context="spawn")
         model, loader = team.prepare(model, loader)
         for batch in loader:
             for inputs in batch.shards:

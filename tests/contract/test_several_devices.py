@@ -73,19 +73,6 @@ def test_ddp_has_it_up_to_rounding_without_device_ids(standing_crew):
     assert differences(with_two[0], with_three[0]) == []
 
 
-def with_device_ids():
-    """What articles of 2019 show: one DistributedDataParallel over several GPUs of a process."""
-    with lockstep.join():
-        try:
-            nn.parallel.DistributedDataParallel(nn.Linear(2, 2), device_ids=[0, 1])
-        except ValueError as error:
-            return str(error)
-
-
-def test_pytorch_has_no_ddp_over_several_gpus_of_one_process_any_more(standing_crew):
-    assert standing_crew(1, with_device_ids) == ["device_ids can only be None or contain a single element."]
-
-
 def test_a_run_goes_on_with_another_number_of_devices(standing_crew):
     (whole,) = standing_crew(1, train, 2, shards=2, devices_per_process=2)
     standing_crew(2, train, 2, 1, shards=2, devices_per_process=2, run_dir="run")

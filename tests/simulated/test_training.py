@@ -25,8 +25,8 @@ def on_cpu(crew):
     return digest
 
 
-EXACT = [(2, 1), (2, 2), (3, 1), (3, 2), (3, 3), (6, 1), (6, 2), (6, 3)]
-FSDP = [(6, 1), (6, 2), (6, 3)]
+EXACT = [(2, 2), (3, 1), (3, 2), (6, 3)]
+FSDP = [(6, 1), (6, 3)]
 RUNS = [("exact", *run) for run in EXACT] + [("fsdp", *run) for run in FSDP]
 
 
@@ -39,9 +39,7 @@ def test_a_run_has_the_digest_of_the_cpu_on_any_number_of_processes(crew, on_cpu
     assert {one["digest"] for one in ranks} == {on_cpu(shards)}
 
 
-@pytest.mark.parametrize(
-    ("strategy", "precision"), [("exact", "bf16-mixed"), ("exact", "16-mixed"), ("exact", "16-true"), ("fsdp", "16-mixed")]
-)
+@pytest.mark.parametrize(("strategy", "precision"), [("exact", "16-mixed"), ("exact", "16-true"), ("fsdp", "16-mixed")])
 def test_in_any_precision_two_processes_have_the_digest_of_one(crew, strategy, precision):
     settings = {"shards": 2, "precision": precision}
     ranks = crew(1, scripts.train, **settings) + crew(2, scripts.train, strategy=strategy, **settings)
@@ -59,9 +57,7 @@ def test_a_gradient_that_comes_in_two_parts_is_their_sum(crew):
     assert crew(1, scripts.train_in_parts, shards=2) == crew(1, scripts.train_in_parts, shards=2, device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("strategy", "shards", "before", "after"), [("exact", 2, 1, 2), ("exact", 6, 3, 2), ("fsdp", 6, 3, 2)]
-)
+@pytest.mark.parametrize(("strategy", "shards", "before", "after"), [("exact", 6, 3, 2), ("fsdp", 6, 3, 2)])
 def test_a_run_goes_on_from_its_checkpoint_on_another_number_of_processes(crew, on_cpu, strategy, shards, before, after):
     settings = {"strategy": strategy, "shards": shards, "run_dir": "run", "checkpoint_every": 1}
     crew(before, scripts.train, 1, **settings)

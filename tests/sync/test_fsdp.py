@@ -40,7 +40,7 @@ LONG = pytest.mark.long
 
 @pytest.mark.parametrize(
     ("nproc", "shards", "weight"),
-    [(2, 4, None), *(pytest.param(*cell, marks=LONG) for cell in [(2, 2, 0.5), (4, 8, 0.5)])],
+    [(2, 4, None), pytest.param(4, 8, 0.5, marks=LONG)],
 )
 def test_the_answer_is_that_of_one_process_to_the_bit(crew, nproc, shards, weight):
     task = partial(scripts.train, weight=weight)
@@ -60,7 +60,6 @@ def test_the_answer_is_that_of_one_process_to_the_bit(crew, nproc, shards, weigh
     [
         (("fsdp", 2), ("exact", 1)),
         pytest.param(("exact", 3), ("fsdp", 4), marks=LONG),
-        pytest.param(("fsdp", 4), ("fsdp", 2), marks=LONG),
     ],
 )
 def test_a_checkpoint_is_gone_on_with_by_any_strategy_on_any_number_of_processes(crew, first, then):
@@ -103,20 +102,17 @@ def digests_in(run_dir):
     return [(line["last"], [digest for digest, _ in line["gradients"]], line["state"]) for line in lines]
 
 
-@pytest.mark.parametrize("nproc", [2, pytest.param(3, marks=LONG)])
-def test_an_evaluation_may_leave_batches_out_and_be_left_early_although_its_forward_pass_is_a_collective(crew, nproc):
+def test_an_evaluation_may_leave_batches_out_and_be_left_early_although_its_forward_pass_is_a_collective(crew):
     [expected] = crew(1, scripts.evaluate_in_part, strategy="single")
     assert expected["the first three"].keys() == {"loss"}
     assert expected["odd ones"].keys() == {"loss", "again"}
-    for found in crew(nproc, scripts.evaluate_in_part, strategy="fsdp"):
+    for found in crew(2, scripts.evaluate_in_part, strategy="fsdp"):
         assert found.keys() == expected.keys()
         for name, values in expected.items():
             assert found[name] == pytest.approx(values, rel=1e-12), name
 
 
-@pytest.mark.parametrize(
-    "precision", ["bf16-mixed", pytest.param("16-mixed", marks=LONG), pytest.param("bf16-true", marks=LONG)]
-)
+@pytest.mark.parametrize("precision", ["bf16-mixed", pytest.param("bf16-true", marks=LONG)])
 def test_it_trains_in_other_precisions_with_the_answer_of_exact(crew, precision):
     settings = {"shards": 4, "precision": precision}
     task = partial(scripts.train_narrow, torch.optim.AdamW if precision == "bf16-true" else torch.optim.SGD)

@@ -41,7 +41,7 @@ def test_a_dropped_step_leaves_no_trace(walked):
 @pytest.mark.long
 @pytest.mark.parametrize(
     "hosts",
-    [pytest.param("localhost:{nproc}", marks=pytest.mark.longest), "localhost:1,127.0.0.1:1"],
+    ["localhost:{nproc}", pytest.param("localhost:1,127.0.0.1:1", marks=pytest.mark.longest)],
     ids=["one host", "two names of it"],
 )
 @pytest.mark.usefixtures("horovod")
