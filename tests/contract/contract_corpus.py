@@ -54,10 +54,8 @@ CORPUS = {
     "stream by tokens": trained(loader="stream", weight="tokens", optimizer="Adam, foreach"),
     "stream by zeros": trained(loader="stream", weight="zeros", optimizer="SGD, fused"),
     "ready by tokens": trained(loader="ready", weight="tokens", optimizer="AdamW, fused"),
-    "ready by zeros": trained(loader="ready", weight="zeros", optimizer="Adam, fused"),
     "samples by zeros": trained(weight="zeros", schedule="lambda"),
-    "six shards": trained(model="Plain", batch_size=20, shards=6),
-    "eight shards": trained(model="Plain", batch_size=20, shards=8),
+    "eight shards": trained(model="Plain", batch_size=20, shards=8, optimizer="Adam, fused"),
     "many dtypes": trained(model="Mixed", weight="tokens", optimizer="SGD, foreach"),
     "late buffers": trained(model="LateBuffer"),
     "tied weights": trained(model="Tied"),
@@ -74,38 +72,29 @@ CORPUS = {
     "accumulation with weights": trained(
         model="reentrant", weight="tokens", length=59, batch_size=16, accumulate=3, num_steps=4
     ),
-    "accumulation of what some use": trained(
-        model="SometimesUnused", weight="tokens", length=59, batch_size=16, accumulate=3, num_steps=4
-    ),
     "16-mixed": trained(precision="16-mixed", model="reentrant"),
     "16-master": trained(precision="16-master", model="Deep"),
     "16-true": trained(precision="16-true", model="reentrant", optimizer="SGD, foreach"),
     "bf16-mixed": trained(precision="bf16-mixed", model="Net"),
     "bf16-true": trained(precision="bf16-true", model="Deep"),
     "16-mixed, short": short(precision="16-mixed", weight="tokens"),
-    "bf16-true, short": short(precision="bf16-true", weight="tokens"),
-    "float16": trained(model="float16", optimizer="SGD, foreach", weight="tokens"),
-    # Not: Adam of float16, whose eps is 0 there; fused SGD, which reads memory that nobody has written (PyTorch 2.13).
     "bfloat16": trained(model="bfloat16", optimizer="AdamW, fused", weight="tokens"),
     # Several models, optimizers, losses and phases.
     "averages": special(features.train_averages),
-    "averages, bf16-true": special(features.train_averages, precision="bf16-true"),
     "two optimizers": special(features.train_two_optimizers),
     "frozen": special(features.train_frozen, num_steps=12),
     "frozen at first": special(features.train_frozen, "Plain", 43, (1, 2, 3)),
     **{
         f"two losses {how}": special(features.train_two_losses, how)
         for how in (
-            *("by samples", "by weights", "with a forward pass between them", "in phases"),
+            *("by weights", "with a forward pass between them", "in phases"),
             *("through a shared layer", "with one model frozen for the second"),
         )
     },
     "a GAN": special(whole_steps.train_gan, num_steps=10),
     "sharpness": special(whole_steps.train_sharp, "Net", 43, 16),
-    "sharpness, short": special(whole_steps.train_sharp, "Quiet", 33, 8, num_steps=10),
     **{f"closures of {kind}": special(whole_steps.train_with_closures, kind, num_steps=10) for kind in whole_steps.CLOSURES},
     "states of shards": special(whole_steps.train_in_words, "ready", False, num_steps=10),
-    "states of shards by weight": special(whole_steps.train_in_words, "samples", True, num_steps=10),
     "random numbers": special(whole_steps.draw_everywhere, num_steps=10),
     "two loaders": special(features.train_two_loaders, num_steps=12, shards=3),
     "two loaders, accumulated": special(features.train_two_loaders, num_steps=6, shards=3, accumulate=2),
@@ -114,7 +103,6 @@ CORPUS = {
         f"looked at {how}": special(features.train_and_look, how)
         for how in (
             "after the backward pass",
-            "after the update, without gradients",
             "after the update, with gradients",
             "after the update, over the shards",
             "evaluation",
@@ -124,26 +112,18 @@ CORPUS = {
     **{name: special(whole_steps.train_idiom, name, num_steps=9) for name in whole_steps.IDIOMS},
     "scaled by the script": special(features.train_scaled, "script", "AdamW, foreach", num_steps=9),
     "scaled by the run": special(features.train_scaled, "run", "AdamW, foreach", num_steps=9, resumes=False),
-    "scaled by the script, fused": special(features.train_scaled, "script", "AdamW, fused", num_steps=9),
     "scaled and accumulated, not clipped": special(features.train_scaled, "run", "SGD, foreach", 2, False, resumes=False),
     "left loops": special(features.leave_the_loop, "16-mixed", num_steps=4),
 }
 
 # What ``fsdp`` trains as well: without empty shards, on numbers of processes that divide those of shards.
 SHARDED = {
-    **{
-        name: CORPUS[name]
-        for name in (
-            *("stream by tokens", "samples by zeros", "16-mixed", "two losses by weights", "frozen"),
-            "averages",
-        )
-    },
+    **{name: CORPUS[name] for name in (*("stream by tokens", "16-mixed", "two losses by weights"),)},
     "unused parameters": trained(model="SometimesUnused", batch_size=8, length=40, epochs=3, num_steps=15),
     "accumulation with weights": trained(
         model="not reentrant", weight="tokens", length=64, batch_size=16, accumulate=2, num_steps=4
     ),
     "scaled by the script": CORPUS["scaled by the script"],
-    "six shards": trained(model="Deep", length=48, shards=6),
     "compiled": trained(model="compiled, aot_eager", length=32, epochs=1, num_steps=2),
     "normed weights, chosen": trained(model="Normed", length=32, epochs=1, num_steps=2),
 }

@@ -235,19 +235,9 @@ def _plateau(team, model, optimizer, seen):
     return update
 
 
-def _skip_at_random(team, model, optimizer, seen):
-    def update(batch):
-        if torch.rand(()) < 0.5 or random.random() < 0.2:
-            return
-        optimizer.step()
-
-    return update
-
-
 IDIOMS = {
     "noise on gradients": _noise,
     "ReduceLROnPlateau on the loss": _plateau,
-    "steps left out at random": _skip_at_random,
 }
 
 
