@@ -117,10 +117,13 @@ def test_idioms_on_one_process_with_one_shard_are_equal_to_the_plain_loop(result
     assert wrong == {}
 
 
-@pytest.mark.parametrize("nproc", [1, 2, *(pytest.param(nproc, marks=pytest.mark.longest) for nproc in (3, 4))])
-def test_what_cannot_be_equal_is_refused_with_words(results, nproc):
+# In CI, two processes try a third, and all that one process cannot tell.
+@pytest.mark.parametrize(
+    ("nproc", "one_in"), [(1, 1), (2, 3), *(pytest.param(nproc, 1, marks=pytest.mark.longest) for nproc in (2, 3, 4))]
+)
+def test_what_cannot_be_equal_is_refused_with_words(results, nproc, one_in):
     shards = SHARDS[nproc % 2]
-    rows = rows_of(Refused)
+    rows = [row for number, row in enumerate(rows_of(Refused)) if number % one_in == 0 or not row.promise.alone]
     wrong = []
     for row, by_rank in zip(rows, results(rows, nproc, shards).values(), strict=True):
         promise, errors = row.promise, [outcome.error for outcome in by_rank]
