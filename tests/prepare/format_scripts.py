@@ -4,7 +4,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.optim import swa_utils
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
@@ -103,35 +102,6 @@ def averaged(use_buffers):
         return formats(average.parameters()), torch.equal(average.module.first.weight, by_hand)
 
 
-def small_gradients():
-    """Weights after a step whose gradients, of 2^-26, are too small for float16, unless the loss is scaled."""
-    with lockstep.join() as team:
-        model = nn.Linear(4, 2, bias=False)
-        nn.init.zeros_(model.weight)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1024.0)
-        model, optimizer, loader = team.prepare(model, optimizer, [torch.ones(4, 4)])
-        for batch in loader:
-            for inputs in batch.shards:
-                team.backward(model(inputs).sum(1).mean() * 2.0**-26)
-            optimizer.step()
-        return model.weight.detach().float().tolist()
-
-
-def unscaled_for_all():
-    """Gradients of parameters that two optimizers have, one, and none, of a loss of 2^-26 for each unit of them."""
-    with lockstep.join() as team:
-        parts = [nn.Linear(4, 2, bias=False) for _ in range(3)]
-        optimizers = [
-            torch.optim.SGD([*parts[0].parameters(), *parts[1].parameters()]),
-            torch.optim.SGD(parts[0].parameters()),
-        ]
-        *prepared, loader = team.prepare(*parts, *optimizers, [torch.ones(4, 4)])
-        for batch in loader:
-            for inputs in batch.shards:
-                team.backward(sum(part(inputs).sum(1).mean() for part in prepared[:3]) * 2.0**-26)
-        return [part.weight.grad.float().unique().tolist() for part in parts]
-
-
 def overflowed(then):
     """Whether the weights of two models change, by step, if the loss of the first is too large for float16 in steps 1 and 3."""
     with lockstep.join() as team:
@@ -173,38 +143,6 @@ def resumed_state():
             optimizer.step()
             optimizer.zero_grad()
         return formats(value for slots in optimizer.state.values() for value in slots.values() if value.ndim)
-
-
-class Checkpointed(nn.Module):
-    """Runs a layer, and weights by themselves, again in the backward pass."""
-
-    def __init__(self, use_reentrant):
-        super().__init__()
-        self.use_reentrant = use_reentrant
-        self.first, self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
-
-    def middle(self, x):
-        return functional.linear(torch.tanh(self.inner(x)), self.inner.weight)
-
-    def forward(self, x):
-        x = self.first(x)
-        x = self.middle(x) if self.use_reentrant is None else checkpoint(self.middle, x, use_reentrant=self.use_reentrant)
-        return self.last(x)
-
-
-def checkpointed():
-    """The gradients of a model without, and with each kind of checkpoint; the first backward pass is that of another."""
-    with lockstep.join() as team:
-        models = [Checkpointed(how) for how in (None, False, True)]
-        for model in models:
-            model.load_state_dict(models[0].state_dict())
-        *models, loader = team.prepare(*models, [torch.ones(4, 4)])
-        for batch in loader:
-            for inputs in batch.shards:
-                outputs = [model(inputs) for model in models]
-                for output in outputs:
-                    team.backward(output.square().mean())
-        return [[parameter.grad.flatten().tolist() for parameter in model.parameters()] for model in models]
 
 
 REFUSED = {

@@ -68,25 +68,10 @@ def test_pytorchs_ddp_reduces_while_the_backward_pass_runs_in_every_precision(st
 
 
 @pytest.mark.parametrize("use_buffers", [False, True])
-@pytest.mark.parametrize("precision", ["16-master", "16-true", "bf16-true"])
+@pytest.mark.parametrize("precision", ["16-master", "bf16-true"])
 def test_an_average_of_16_bit_weights_stays_in_float32(standing_crew, precision, use_buffers):
     for kept, is_right in standing_crew(2, format_scripts.averaged, use_buffers, precision=precision, shards=2):
         assert (kept, is_right) == (["float32"], True)
-
-
-@pytest.mark.parametrize("precision", EXPECTED)
-def test_gradients_too_small_for_float16_are_lost_only_where_nothing_scales_the_loss(standing_crew, precision):
-    [weights] = standing_crew(1, format_scripts.small_gradients, precision=precision, shards=1)
-    if precision == "16-true":
-        assert weights == [[0.0] * 4] * 2
-    else:
-        assert weights == [[-(2.0**-16)] * 4] * 2
-
-
-@pytest.mark.parametrize("nproc", [1, 2])
-def test_gradients_of_all_parameters_are_unscaled_once_whoever_has_them(standing_crew, nproc):
-    for gradients in standing_crew(nproc, format_scripts.unscaled_for_all, precision="16-mixed", shards=2):
-        assert gradients == [[2.0**-26]] * 3
 
 
 @pytest.mark.parametrize(("then", "first"), [("nothing", [False, True]), ("clip", [False, True]), ("clear", [True, True])])
@@ -163,12 +148,8 @@ def test_a_forward_pass_that_fails_leaves_the_weights_as_they_were(team):
 LAYERS = {
     "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), (3, 5, 8)),
     "LSTM": (lambda: nn.LSTM(8, 8, num_layers=2, bidirectional=True, batch_first=True), (3, 5, 8)),
-    "GRU": (lambda: nn.GRU(8, 8), (3, 5, 8)),
     "convolution": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)), (2, 3, 8, 8)),
-    "instance norm": (lambda: nn.InstanceNorm2d(3, affine=True, track_running_stats=True), (2, 3, 8, 8)),
-    "group norm": (lambda: nn.GroupNorm(1, 3), (2, 3, 8, 8)),
     "spectral norm": (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), (3, 8)),
-    "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), (3, 8)),
 }
 
 
@@ -196,9 +177,3 @@ def test_layers_of_all_kinds_give_nearly_what_they_give_in_float32(tmp_path, lay
             assert found.dtype == torch.float32
             torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
             assert functional.cosine_similarity(gradient, narrow_gradient, 0) > 0.98
-
-
-def test_what_is_checkpointed_runs_again_with_the_same_weights(standing_crew):
-    for gradients in standing_crew(2, format_scripts.checkpointed, precision="16-master", shards=2):
-        assert any(any(values) for values in gradients[0])
-        assert gradients[1:] == [gradients[0]] * 2

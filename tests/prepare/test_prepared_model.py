@@ -4,7 +4,6 @@ import copy
 import io
 import pickle
 
-import model_scripts
 import pytest
 import torch
 from torch import nn
@@ -244,21 +243,3 @@ def test_bf16_mixed_computes_in_bfloat16_and_gives_float32(tmp_path):
         with team.autocast():
             assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
-
-
-def test_results_that_are_no_floats_keep_their_type(tmp_path):
-    class Classes(nn.Linear):
-        def forward(self, x):
-            return super().forward(x).argmax(1), "text", None
-
-    with lockstep.join(run_dir=str(tmp_path / "run"), device="cpu", precision="bf16-mixed", progress="off") as team:
-        classes, text, none = team.prepare(Classes(2, 3))(torch.ones(1, 2))
-    assert (classes.dtype, text, none) == (torch.int64, "text", None)
-
-
-def test_a_compiled_model_trains_as_the_plain_one(standing_crew):
-    _, plain, _ = standing_crew(1, model_scripts.eager, shards=2)[0]
-    [(names_equal, state, dtype)] = standing_crew(1, model_scripts.compiled, "aot_eager", shards=2)
-    assert (names_equal, dtype) == (True, "torch.float32")
-    for name, values in state.items():
-        torch.testing.assert_close(torch.tensor(values), torch.tensor(plain[name]), rtol=1e-4, atol=1e-5)
