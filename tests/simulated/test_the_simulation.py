@@ -4,7 +4,6 @@ import threading
 
 import pytest
 import torch
-from torch import nn
 
 from lockstep.world.devices import on_this_device
 
@@ -145,60 +144,6 @@ def test_blocking_copies_wait_and_those_to_pinned_memory_do_not(device):
     values.cpu()
     torch.ones(4).to(SIM)
     assert sum(device.waits().values()) == 2
-
-
-# It is a device like others
-
-
-def test_generators_are_one_for_each_device_and_draw_as_the_cpu_does(device):
-    torch.sim.manual_seed_all(3)
-    torch.manual_seed(3)
-    on_cpu = torch.rand(3)
-    assert torch.equal(torch.rand(3, device="sim:1").cpu(), on_cpu)
-    state = torch.sim.get_rng_state(0)
-    first = torch.rand(3, device="sim:0").cpu()
-    torch.sim.set_rng_state(state, 0)
-    assert torch.equal(torch.rand(3, device="sim:0").cpu(), first)
-    assert torch.equal(first, on_cpu)
-
-
-def test_tensors_on_two_devices_are_ordered_by_a_copy_between_them(device):
-    values = torch.ones(4, device="sim:0")
-    moved = values.to("sim:1")
-    assert str((moved + 1).device) == "sim:1"
-    assert device.reports() == []
-
-
-def test_autocast_follows_the_rules_of_cuda(device):
-    layer = nn.Linear(4, 4).to(SIM)
-    with torch.autocast("sim", dtype=torch.bfloat16):
-        product = layer(torch.ones(2, 4, device=SIM))
-        assert (product.dtype, product.softmax(1).dtype) == (torch.bfloat16, torch.float32)
-
-
-def test_a_scaler_finds_an_overflow(device):
-    scaler = torch.amp.GradScaler("sim")
-    weight = nn.Parameter(torch.ones(2, device=SIM))
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-    scaler.scale((weight * torch.tensor([1.0, torch.inf], device=SIM)).sum()).backward()
-    scaler.step(optimizer)
-    assert weight.tolist() == [1.0, 1.0]
-
-
-def test_a_training_gives_the_bits_of_the_cpu(device):
-    def train(where):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).to(where)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        for images in torch.randn(4, 6, 1, 8, 8):
-            loss = nn.functional.cross_entropy(model(images.to(where)), torch.arange(6, device=where) % 3)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return [value.cpu() for value in model.state_dict().values()]
-
-    assert all(map(torch.equal, train(SIM), train("cpu")))
-    assert device.reports() == []
 
 
 def test_a_thread_begins_on_the_device_of_the_one_that_starts_it(device):
