@@ -66,16 +66,12 @@ def vote(buffer, samples, indices):
 
 LOSSY = {
     "integer counter": (torch.tensor(0), lambda b, x, i: b.add_(len(x))),
-    "counter of tokens": (torch.tensor(0), lambda b, x, i: b.add_(x.numel())),
     "float counter": (torch.tensor(1e-4, dtype=torch.float64), lambda b, x, i: b.add_(len(x))),
     "class counts": (torch.zeros(10, dtype=torch.long), lambda b, x, i: b.add_((i % 10).bincount(minlength=10))),
-    "pointer": (torch.zeros(1, dtype=torch.long), lambda b, x, i: b.copy_((b + len(x)) % 30)),
     "flags by sample": (torch.zeros(30, dtype=torch.bool), set_flags),
     "memory bank": (torch.randn(30, 5), write_rows),
-    "memory bank of zeros": (torch.zeros(30, 5), write_rows),
     "queue with a pointer": (torch.randn(30, 5), fill_queue),
     "queue that shifts": (torch.randn(30, 5), lambda b, x, i: torch.cat([x, b])[:30]),
-    "queue that shifts the other way": (torch.randn(30, 5), lambda b, x, i: torch.cat([b, x])[len(x) :]),
     "prototypes by class": (torch.randn(10, 5), follow_classes),
     "minimum from infinity": (torch.full((5,), float("inf")), lambda b, x, i: torch.minimum(b, x.amin(0))),
     "maximum from zero": (torch.zeros(()), lambda b, x, i: b.copy_(torch.maximum(b, x.abs().max()))),
@@ -84,15 +80,11 @@ LOSSY = {
 HARMLESS = {
     "running mean": (torch.zeros(5), lambda b, x, i: b.lerp_(x.mean(0), 0.1)),
     "running variance": (torch.ones(5), lambda b, x, i: b.lerp_(x.square().mean(0), 0.1)),
-    "running mean of dead units": (torch.zeros(5), lambda b, x, i: b.lerp_((x - 1.5).relu().mean(0), 0.1)),
-    "one running number": (torch.zeros(()), lambda b, x, i: b.lerp_(x.mean(), 0.1)),
     "frequencies from zero": (torch.zeros(10), lambda b, x, i: b.lerp_((i % 10).bincount(minlength=10) / len(i), 0.1)),
     "moving range": (torch.zeros(2), lambda b, x, i: b.lerp_(torch.stack([x.min(), x.max()]), 0.1)),
     "integer that counts steps": (torch.tensor(0), lambda b, x, i: b.add_(1)),
-    "float that counts steps": (torch.tensor(0.0), lambda b, x, i: b.add_(1)),
     "flag": (torch.tensor(False), lambda b, x, i: b.fill_(True)),
     "vector of a spectral norm": (torch.ones(5), lambda b, x, i: b.copy_(torch.linspace(1, 2, 5) * b).div_(b.norm())),
-    "lookup made anew": (torch.zeros(6), lambda b, x, i: torch.linspace(0, 1, 6)),
     "constant": (torch.ones(5), lambda b, x, i: None),
 }
 
