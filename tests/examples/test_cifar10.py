@@ -5,7 +5,6 @@ import pickle
 import re
 import tarfile
 
-import numpy as np
 import on_disk
 import pytest
 import torch
@@ -70,33 +69,6 @@ def test_a_batch_that_names_a_function_is_refused(examples, tmp_path):
     path.write_bytes(pickle.dumps({b"data": os.getcwd}))
     with path.open("rb") as file, pytest.raises(pickle.UnpicklingError, match=r"names posix\.getcwd"):
         BatchReader(file, encoding="bytes").load()
-
-
-def test_batches_pickled_by_the_numpy_of_today_are_read_too(examples, tmp_path):
-    from cifar10 import BatchReader
-
-    path = tmp_path / "batch"
-    data = np.arange(6, dtype=np.uint8).reshape(2, 3)
-    path.write_bytes(pickle.dumps({b"data": data, b"labels": [0, 1]}, protocol=4))
-    with path.open("rb") as file:
-        assert np.array_equal(BatchReader(file, encoding="bytes").load()[b"data"], data)
-
-
-def test_training_images_are_shifted_and_mirrored_and_test_images_are_not(archive, examples):
-    import cifar10
-
-    directory = cifar10.unpack(archive)
-    test = cifar10.Images(directory, train=False)
-    assert torch.equal(test[3][0], test.images[3] / 127.5 - 1)
-    train = cifar10.Images(directory, train=True)
-    assert len(train) == 5 * len(test)
-    wide = torch.nn.functional.pad(train.images[3], [4] * 4)
-    shifted = [wide[:, top : top + 32, left : left + 32] for top in range(9) for left in range(9)]
-    possible = [image / 127.5 - 1 for image in (*shifted, *(image.flip(2) for image in shifted))]
-    drawn = [train[3][0] for _ in range(40)]
-    seen = {next(number for number, image in enumerate(possible) if torch.equal(image, one)) for one in drawn}
-    assert len(seen) > 20
-    assert min(seen) < len(shifted) <= max(seen)
 
 
 @pytest.mark.longest

@@ -2,19 +2,16 @@
 
 import importlib.util
 import re
-import shutil
 
-import numpy as np
 import on_disk
 import pytest
 import torch
-from PIL import Image
 
 import lockstep
 
 pytestmark = pytest.mark.timeout(120)
 CLASSES = ("n01440764", "n01443537", "n01484850", "n01491361", "n01494475", "n01496331")
-SMALL = ("--image-size", "32", "--workers", "0", "--batch-size", "24", "--lr", "0.01")
+SMALL = ("--image-size", "32", "--workers", "0", "--batch-size", "48", "--lr", "0.01")
 
 
 @pytest.fixture
@@ -52,13 +49,6 @@ def test_it_says_what_is_missing(run_here, examples, tmp_path):
         assert word in done.stderr
 
 
-def test_it_names_a_class_without_directory_for_evaluation(folder, run_here, examples):
-    shutil.rmtree(folder / "val" / CLASSES[2])
-    done = run_here(examples / "imagenet.py", args=SMALL)
-    assert done.returncode == 1
-    assert f"val/ lacks {CLASSES[2]}" in done.stderr
-
-
 def test_an_image_that_cannot_be_read_is_named(folder, run_here, examples, tmp_path):
     path = folder / "train" / CLASSES[1] / f"{CLASSES[1]}_5.JPEG"
     path.write_bytes(b"no image")
@@ -75,37 +65,6 @@ def test_other_networks_are_torchvisions(run_here, examples, folder):
     assert done.returncode == 1
     assert "--arch vit_b_16 comes from torchvision" in done.stderr
     assert "pip install torchvision" in done.stderr
-
-
-def test_parts_of_an_image_are_drawn_in_it_and_of_all_sizes(examples):
-    from imagenet import middle, random_part
-
-    shares = []
-    for width, height in ((500, 375), (64, 64), (30, 400)) * 200:
-        left, upper, right, lower = random_part(width, height)
-        assert 0 <= left < right <= width
-        assert 0 <= upper < lower <= height
-        assert (right - left) / (lower - upper) == pytest.approx(1, abs=0.334)
-        shares.append((right - left) * (lower - upper) / (width * height))
-    assert min(shares) < 0.15
-    assert max(shares) > 0.9
-    assert middle(100, 80) == (15, 5, 85, 75)
-
-
-def test_a_grey_image_has_three_channels_and_is_mirrored_half_of_the_time(examples, tmp_path):
-    from imagenet import Images
-
-    (tmp_path / "cat").mkdir()
-    ramp = np.tile(np.linspace(0, 255, 64, dtype=np.uint8), (64, 1))
-    Image.fromarray(ramp).save(tmp_path / "cat" / "one.jpg")
-    (tmp_path / "cat" / "list.txt").write_text("no image")
-    train, val = (Images(tmp_path, ["cat"], 16, train=train) for train in (True, False))
-    assert len(train) == len(val) == 1
-    pixels, label = val[0]
-    assert (pixels.shape, pixels.dtype, label) == ((16, 16, 3), torch.uint8, 0)
-    assert pixels[8, 0, 0] < pixels[8, -1, 0]
-    mirrored = [(image[8, 0, 0] > image[8, -1, 0]).item() for image, _ in (train[0] for _ in range(60))]
-    assert 10 < sum(mirrored) < 50
 
 
 @pytest.mark.parametrize(
