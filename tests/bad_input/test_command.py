@@ -112,7 +112,7 @@ def test_a_loader_worker_that_imports_a_script_without_guard_ends_the_run(run_he
             for inputs in batch.shards:
                 team.backward(model(inputs).mean())
         """
-    done = run_here(script, "--nproc-per-node", "2")
+    done = run_here(script)
     assert done.returncode == 1
     assert "UsageError: join() in" in done.stderr
     assert done.stderr.count('if __name__ == "__main__":') >= 2  # of the worker, and of the run
