@@ -4,7 +4,6 @@ import copy
 import time
 
 import torch
-from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
@@ -270,40 +269,6 @@ def written_on_rank_0(team):
     return model
 
 
-class Trainer:
-    def __init__(self, team, model, optimizer, loader, callbacks=()):
-        self.team, self.model, self.optimizer, self.loader, self.callbacks = team, model, optimizer, loader, callbacks
-
-    def train_shard(self, batch, inputs, targets):
-        loss = functional.cross_entropy(self.model(inputs), targets)
-        self.team.backward(loss)
-        batch.add(loss=loss)
-
-    def train_epoch(self):
-        for batch in self.loader:
-            for inputs, targets in batch.shards:
-                self.train_shard(batch, inputs, targets)
-            for callback in self.callbacks:
-                callback(self, batch)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-
-
-@equal()
-def functions_and_classes(team):
-    """A Trainer class."""
-    model, optimizer, loader = prepared(team)
-    losses = []
-    callbacks = [
-        lambda trainer, batch: nn.utils.clip_grad_norm_(trainer.model.parameters(), 0.5),
-        lambda trainer, batch: losses.append(batch["loss"]),
-    ]
-    trainer = Trainer(team, model, optimizer, loader, callbacks)
-    for _ in team.epochs(2):
-        trainer.train_epoch()
-    return model, losses
-
-
 @equal()
 def threads_set_by_the_script(team):
     """`torch.set_num_threads`."""
@@ -311,20 +276,6 @@ def threads_set_by_the_script(team):
     torch.set_num_threads(1)
     train(team, model, optimizer, loader)
     return model, torch.get_num_threads()
-
-
-@equal()
-def own_seed(team):
-    """`torch.manual_seed` every step."""
-    torch.manual_seed(123)
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        torch.manual_seed(team.step)
-        noise = 0.1 * torch.randn(6)
-        for inputs, targets in batch.shards:
-            team.backward(functional.cross_entropy(model(inputs + noise), targets))
-        update(optimizer)
-    return model
 
 
 @differs("It counts this process's shards from 0, not shard numbers.", found="LS107")

@@ -8,19 +8,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import (
-    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
     Sampler,
-    Subset,
     TensorDataset,
     WeightedRandomSampler,
-    random_split,
 )
 
 from topics.promises import differs, equal, refused
-from topics.shared import dataset, evaluated, mlp, prepared, step, train, update
+from topics.shared import dataset, mlp, prepared, step, train, update
 
 
 @equal()
@@ -79,35 +76,6 @@ def batch_sampler(team):
     return model, len(loader)
 
 
-class Curriculum(Sampler):
-    def __init__(self, difficulty):
-        self.order = difficulty.argsort().tolist()
-        self.share = 0.5
-
-    def __iter__(self):
-        chosen = self.order[: len(self)]
-        yield from (chosen[i] for i in torch.randperm(len(chosen)).tolist())
-
-    def __len__(self):
-        return int(self.share * len(self.order))
-
-
-@equal()
-def curriculum(team):
-    """A curriculum sampler."""
-    model = mlp()
-    data = dataset()
-    sampler = Curriculum(data.tensors[0].norm(dim=1))
-    model, optimizer, loader = prepared(team, model, loader=DataLoader(data, 10, sampler=sampler))
-    counts = []
-    for epoch in team.epochs(2):
-        sampler.share = 0.5 if epoch == 0 else 1.0
-        for batch in loader:
-            step(team, model, optimizer, batch)
-            counts.append(batch.num_samples)
-    return model, counts
-
-
 @equal()
 def sampler_with_own_generator(team):
     """A sampler's own `torch.Generator`."""
@@ -118,45 +86,6 @@ def sampler_with_own_generator(team):
     for _ in team.epochs(2):
         train(team, model, optimizer, loader)
     return model
-
-
-@equal()
-def drop_last(team):
-    """`drop_last=True`."""
-    model = mlp()
-    data = dataset()
-    model, optimizer, loader = prepared(team, model, loader=DataLoader(data, 10, shuffle=True, drop_last=True))
-    train(team, model, optimizer, loader)
-    return model, team.step
-
-
-@equal()
-def subset_and_split(team):
-    """`random_split`, Subset, ConcatDataset."""
-    model = mlp()
-    data = dataset(40)
-    first, second, test = random_split(data, [20, 15, 5])
-    model, optimizer, loader = prepared(team, model, data=ConcatDataset([Subset(first, range(12)), second]))
-    train(team, model, optimizer, loader)
-    evaluation = evaluated(team, model, DataLoader(test, 2))
-    return model, evaluation["loss"]
-
-
-class Numbers(IterableDataset):
-    def __iter__(self):
-        generator = torch.Generator().manual_seed(5)
-        for _ in range(22):
-            x = torch.randn(6, generator=generator)
-            yield x, int(x.sum() > 0)
-
-
-@equal()
-def stream(team):
-    """An IterableDataset."""
-    model = mlp()
-    model, optimizer, loader = prepared(team, model, loader=DataLoader(Numbers(), 10))
-    train(team, model, optimizer, loader)
-    return model, team.step
 
 
 class Shuffled(IterableDataset):

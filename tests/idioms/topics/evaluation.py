@@ -104,20 +104,6 @@ def validation_with_a_prepared_loader(team):
 
 
 @equal()
-def saving_in_the_loop(team):
-    """`torch.save` on rank 0."""
-    model, optimizer, loader = prepared(team)
-    path = team.run_dir / "weights.pt"
-    for batch in loader:
-        step(team, model, optimizer, batch)
-        if team.step == 2 and team.is_main:
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
-    team.barrier()
-    saved = torch.load(path)
-    return model, saved
-
-
-@equal()
 def best_kept_by_team(team):
     """`team.best`."""
     model, data = mlp(), dataset()

@@ -20,20 +20,6 @@ def clip_norm(team):
     return model, norms
 
 
-@equal(found="LS203")
-def clip_by_history(team):
-    """AutoClip."""
-    model, optimizer, loader = prepared(team)
-    history = []
-    for batch in loader:
-        gradients(team, model, batch)
-        norm = torch.sqrt(sum(p.grad.square().sum() for p in model.parameters())).item()
-        history.append(norm)
-        team.clip_grad_norm_(model.parameters(), sorted(history)[len(history) // 4])
-        update(optimizer)
-    return model, history
-
-
 @equal(plain=True)
 def parameter_hooks(team):
     """Parameter hooks that clamp gradients."""

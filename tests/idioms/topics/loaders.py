@@ -217,19 +217,6 @@ def batches_kept(team):
         step(team, model, optimizer, batch)
 
 
-@equal()
-def one_batch_again_and_again(team):
-    """Overfitting one batch."""
-    model, optimizer, loader = prepared(team)
-    batches = iter(loader)
-    batch = next(batches)
-    losses = []
-    for _ in range(6):
-        step(team, model, optimizer, batch)
-        losses.append(batch["loss"])
-    return model, losses, team.step
-
-
 @refused("the loader was already asked for a later batch")
 def batch_of_a_lost_iterator(team):
     """`next(iter(loader))`, iterator not kept."""
@@ -240,21 +227,6 @@ def batch_of_a_lost_iterator(team):
         team.backward(loss)
         batch.add(loss=loss)
     update(optimizer)
-
-
-@equal()
-def batch_before_again(team):
-    """The previous batch again."""
-    model, optimizer, loader = prepared(team)
-    before = None
-    for batch in loader:
-        gradients(team, model, batch)
-        if before is not None:
-            for inputs, targets in before.shards:
-                team.backward(0.5 * functional.cross_entropy(model(inputs), targets))
-        update(optimizer)
-        before = batch
-    return model
 
 
 @equal()

@@ -1,12 +1,10 @@
 """Logging."""
 
-import sys
-
 import torch
 from torch.nn import functional
 
 from topics.promises import differs, equal
-from topics.shared import dataset, mlp, prepared, step, update
+from topics.shared import dataset, mlp, prepared, update
 
 
 @equal()
@@ -23,31 +21,6 @@ def team_log(team):
         update(optimizer)
         team.log(loss=batch["loss"], rate=optimizer.param_groups[0]["lr"])
     return model, loader.averages
-
-
-class Bar:
-    def __init__(self, batches):
-        self.batches, self.text = batches, ""
-
-    def __iter__(self):
-        for number, batch in enumerate(self.batches, 1):
-            self.number = number
-            yield batch
-
-    def show(self, loss):
-        self.text = f"\r{'#' * self.number:{len(self.batches)}} {loss:.4f}"
-        print(self.text, end="", file=sys.stderr)
-
-
-@equal()
-def progress_bar(team):
-    """A progress bar."""
-    model, optimizer, loader = prepared(team)
-    bar = Bar(loader)
-    for batch in bar:
-        step(team, model, optimizer, batch)
-        bar.show(batch["loss"])
-    return model, bar.text
 
 
 @equal()

@@ -6,7 +6,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from topics.promises import equal, refused
-from topics.shared import dataset, make, mlp, prepared, update
+from topics.shared import make, prepared, update
 
 
 @equal()
@@ -62,19 +62,6 @@ def maml(team):
     return model
 
 
-@equal()
-def adversarial_examples(team):
-    """Adversarial training (FGSM)."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            moved = inputs.clone().requires_grad_(True)
-            [slope] = torch.autograd.grad(functional.cross_entropy(model(moved), targets), moved)
-            team.backward(functional.cross_entropy(model(inputs + 0.1 * slope.sign()), targets))
-        update(optimizer)
-    return model
-
-
 @refused("pass moved copies to torch.func.functional_call")
 def weights_perturbed(team):
     """Adversarial weights (AWP), moved in place and back."""
@@ -106,26 +93,6 @@ def weights_perturbed_in_copies(team):
             team.backward(functional.cross_entropy(outputs, targets))
         update(optimizer)
     return model
-
-
-@equal(found="LS203")
-def adversarial_model(team):
-    """A learned adversary of no model, by `torch.autograd.grad`."""
-    model = mlp()
-    data = dataset()
-    shift = torch.zeros(6, requires_grad=True)
-    model, optimizer, loader = prepared(team, model, data=data)
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            loss = functional.cross_entropy(model(inputs + shift), targets)
-            batch.add(
-                **{f"slope_{at}": value for at, value in enumerate(torch.autograd.grad(loss, shift, retain_graph=True)[0])}
-            )
-            team.backward(loss)
-        update(optimizer)
-        with torch.no_grad():
-            shift += 0.1 * torch.tensor([batch[f"slope_{at}"] for at in range(6)])
-    return model, shift
 
 
 @equal()

@@ -38,33 +38,6 @@ def batch_indexed(team):
         model(batch[0])
 
 
-@refused("batch.to: a prepared loader yields one global batch a step")
-def batch_moved(team):
-    """`batch.to(device)`."""
-    _, _, loader = prepared(team)
-    for batch in loader:
-        batch.to(team.device)
-
-
-@refused("If it is part of the data, read it inside")
-def key_of_a_dict_batch(team):
-    """`batch["x"]` of dict samples."""
-    model, optimizer, loader = prepared(team, mlp(), data=[{"x": torch.randn(6), "y": i % 3} for i in range(22)])
-    for batch in loader:
-        team.backward(functional.cross_entropy(model(batch["x"]), batch["y"]))
-        update(optimizer)
-
-
-@refused("len(batch): a prepared loader yields one global batch a step")
-def batch_measured(team):
-    """`len(batch)`."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            team.backward(functional.cross_entropy(model(inputs), targets, reduction="sum") / len(batch), reduction="sum")
-        update(optimizer)
-
-
 @refused("has a gradient that was not computed by team.backward(loss)", found="LS301")
 def loss_backward(team):
     """`loss.backward()`."""
@@ -83,19 +56,6 @@ def backward_besides(team):
         for inputs, targets in batch.shards:
             team.backward(functional.cross_entropy(model(inputs), targets))
             (0.1 * model(inputs).square().mean()).backward()
-        update(optimizer)
-
-
-@refused("torch.autograd.grad(loss, inputs)", found="LS301")
-def pgd_backward(team):
-    """PGD by a plain `loss.backward()`."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            delta = torch.zeros_like(inputs, requires_grad=True)
-            functional.cross_entropy(model[2](model[1](model[0](inputs + delta))), targets).backward()
-            moved = inputs + 0.1 * delta.grad.sign()
-            team.backward(functional.cross_entropy(model(moved), targets))
         update(optimizer)
 
 
@@ -153,19 +113,6 @@ def zero_inside(team):
             optimizer.zero_grad()
             team.backward(functional.cross_entropy(model(inputs), targets))
         optimizer.step()
-
-
-@refused("use torch.autograd.grad(loss, inputs)")
-def pgd_zero_grad(team):
-    """PGD with `zero_grad()`."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            delta = torch.zeros_like(inputs, requires_grad=True)
-            model.zero_grad()
-            functional.cross_entropy(model(inputs + delta), targets).backward(inputs=[delta])
-            team.backward(functional.cross_entropy(model(inputs + 0.1 * delta.grad.sign()), targets))
-        update(optimizer)
 
 
 @refused("inside batch.shards")
@@ -250,29 +197,6 @@ def raw_all_reduce_inside(team):
     inside(team, lambda model, loss: distributed.all_reduce(loss.detach().clone()))
 
 
-@refused("barrier inside batch.shards")
-def barrier_inside(team):
-    """`team.barrier` inside."""
-    inside(team, lambda model, loss: team.barrier())
-
-
-@refused("any inside batch.shards")
-def any_inside(team):
-    """`team.any` inside."""
-    inside(team, lambda model, loss: team.any(loss > 100.0))
-
-
-@refused("team.main_first() inside batch.shards")
-def main_first_inside(team):
-    """`team.main_first` inside."""
-    model, optimizer, loader = prepared(team)
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            with team.main_first():
-                team.backward(functional.cross_entropy(model(inputs), targets))
-        update(optimizer)
-
-
 @refused("team.evaluate() inside batch.shards")
 def evaluate_inside(team):
     """`team.evaluate` inside."""
@@ -297,25 +221,6 @@ def evaluation_unpacked(team):
     with team.evaluate(model, DataLoader(data, 3)) as evaluation:
         for inputs, targets in evaluation:
             functional.cross_entropy(model(inputs), targets)
-
-
-@refused("was left before its end")
-def evaluation_break_inside(team):
-    """`break` out of an evaluation's `batch.shards`."""
-    model, data = mlp(), dataset()
-    model, optimizer, loader = prepared(team, model, data=data)
-    train(team, model, optimizer, loader)
-    with team.evaluate(model, DataLoader(data, 3)) as evaluation:
-        for batch in evaluation:
-            for inputs, targets in batch.shards:
-                batch.add(loss=functional.cross_entropy(model(inputs), targets))
-                break
-
-
-@refused("team.best() inside batch.shards")
-def best_inside(team):
-    """`team.best` inside."""
-    inside(team, lambda model, loss: team.best(-loss.item()))
 
 
 @refused("batch['loss'] inside batch.shards")
@@ -486,18 +391,6 @@ def rate_inside(team):
             loss = functional.cross_entropy(model(inputs), targets)
             team.backward(loss)
             optimizer.param_groups[0]["lr"] = 0.05 * loss.item()
-        update(optimizer)
-
-
-@refused("the option 'momentum' of an optimizer")
-def option_inside(team):
-    """An optimizer's option set inside."""
-    model = mlp()
-    model, optimizer, loader = prepared(team, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-    for batch in loader:
-        for inputs, targets in batch.shards:
-            team.backward(functional.cross_entropy(model(inputs), targets))
-            optimizer.param_groups[0]["momentum"] = 0.5 * float(inputs.std())
         update(optimizer)
 
 

@@ -1,7 +1,5 @@
 """Models."""
 
-import random
-
 import torch
 from torch import nn
 from torch.nn import functional
@@ -17,15 +15,6 @@ def dropout(team):
     model, optimizer, loader = prepared(team, nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.4), nn.Linear(16, 3)))
     losses = train(team, model, optimizer, loader)
     return model, losses
-
-
-@equal()
-def batch_norm(team):
-    """BatchNorm."""
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
-    model, optimizer, loader = prepared(team, model, data=dataset(shape=(1, 5, 5)))
-    train(team, model, optimizer, loader)
-    return model
 
 
 @equal()
@@ -64,28 +53,6 @@ def sync_batch_norm(team):
     model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
     model, optimizer, loader = prepared(team, nn.SyncBatchNorm.convert_sync_batchnorm(model), data=dataset(shape=(2, 6)))
     train(team, model, optimizer, loader)
-
-
-class Dropped(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, x):
-        for layer in self.layers:
-            if not self.training or random.random() > 0.5:
-                x = x + torch.tanh(layer(x))
-        return self.head(x)
-
-
-@equal()
-def layer_drop(team):
-    """LayerDrop."""
-    model = Dropped()
-    model, optimizer, loader = prepared(team, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-    train(team, model, optimizer, loader)
-    return model, optimizer
 
 
 class Recurrent(nn.Module):

@@ -206,38 +206,6 @@ def contrast_over_all_shards(team):
     return model
 
 
-@equal()
-def diffusion(team):
-    """A diffusion model."""
-    model = nn.Sequential(nn.Linear(7, 16), nn.SiLU(), nn.Linear(16, 6))
-    model, optimizer, loader = prepared(team, model, torch.optim.AdamW(model.parameters(), lr=0.01), torch.randn(22, 6))
-    for batch in loader:
-        for inputs in batch.shards:
-            times, noise = torch.rand(len(inputs), 1), torch.randn_like(inputs)
-            noisy = torch.cos(times) * inputs + torch.sin(times) * noise
-            team.backward(functional.mse_loss(model(torch.cat([noisy, times], dim=1)), noise))
-        update(optimizer)
-    return model
-
-
-@equal(found="LS201")
-def policy_gradient(team):
-    """REINFORCE."""
-    model = nn.Linear(6, 4)
-    model, optimizer, loader = prepared(team, model, data=TensorDataset(torch.randn(22, 6), torch.randint(0, 4, (22,))))
-    baseline = 0.0
-    for batch in loader:
-        for states, best in batch.shards:
-            choices = torch.distributions.Categorical(logits=model(states))
-            actions = choices.sample()
-            rewards = (actions == best).float()
-            team.backward(-((rewards - baseline) * choices.log_prob(actions)).mean())
-            batch.add(reward=rewards.mean())
-        update(optimizer)
-        baseline = 0.9 * baseline + 0.1 * batch["reward"]
-    return model, baseline
-
-
 @differs("Its statistics follow this process's shards: prepare it, or keep it in evaluation mode.", found="LS110")
 def teacher_with_batch_norm_not_prepared(team):
     """An unprepared teacher with BatchNorm in training mode."""

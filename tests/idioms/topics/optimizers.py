@@ -211,20 +211,6 @@ def optimizer_in_backward(team):
         gradients(team, model, batch)
 
 
-@equal(plain=True, found="LS203")
-def lookahead(team):
-    """Lookahead."""
-    model, optimizer, loader = team.prepare(*make(lambda parameters: torch.optim.SGD(parameters, lr=0.2)))
-    slow = [p.detach().clone() for p in model.parameters()]
-    for batch in loader:
-        step(team, model, optimizer, batch)
-        if team.step % 2 == 0:
-            for p, s in zip(model.parameters(), slow, strict=True):
-                s += 0.5 * (p.detach() - s)
-                p.data.copy_(s)
-    return model, slow
-
-
 @equal(plain=True)
 def sam(team):
     """SAM."""
