@@ -93,25 +93,6 @@ def other_numbers_of_calls(weighted):
     return gradients, state_of(model)
 
 
-class Minimum(Two):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("lowest", torch.tensor(float("inf")))
-
-    def forward(self, x):
-        if self.training:
-            self.lowest = torch.minimum(self.lowest, x.detach().min())
-        return super().forward(x)
-
-
-def running_minimum():
-    team, model, _, loader = _prepare(Minimum, [torch.full((8, 6), -2.5)])
-    for batch in loader:
-        for x in batch.shards:
-            team.backward(model(x).square().mean())
-    return model.lowest.item()
-
-
 def start_apart():
     """Ranks that begin with other numbers, in memory with gaps, of a dtype that Gloo does not know, and an average."""
     torch.manual_seed(int(os.environ["RANK"]))

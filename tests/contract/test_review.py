@@ -26,14 +26,6 @@ def test_shards_may_make_other_numbers_of_backward_calls(standing_crew, weighted
         assert standing_crew(nproc, review_tasks.other_numbers_of_calls, weighted, shards=4) == [alone] * nproc
 
 
-@pytest.mark.parametrize("nproc", [1, 2, 4])
-@pytest.mark.parametrize("strategy", ["exact", "stock"])
-def test_a_buffer_that_begins_with_infinity_becomes_what_the_shards_make_of_it(standing_crew, nproc, strategy):
-    name = "exact" if strategy == "exact" else "single" if nproc == 1 else "ddp"
-    for lowest in standing_crew(nproc, review_tasks.running_minimum, shards=4, strategy=name):
-        assert lowest == pytest.approx(-2.5)
-
-
 def test_parameters_in_any_memory_order_begin_as_on_rank_0(standing_crew):
     one, two = standing_crew(2, review_tasks.start_apart, shards=2)
     assert one == two
