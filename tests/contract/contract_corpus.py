@@ -92,9 +92,9 @@ CORPUS = {
         )
     },
     "a GAN": special(whole_steps.train_gan, num_steps=10),
-    "sharpness": special(whole_steps.train_sharp, "Net", 43, 16),
+    "sharpness": special(whole_steps.train_sharp),
     **{f"closures of {kind}": special(whole_steps.train_with_closures, kind, num_steps=10) for kind in whole_steps.CLOSURES},
-    "states of shards": special(whole_steps.train_in_words, "ready", False, num_steps=10),
+    "states of shards": special(whole_steps.train_in_words, num_steps=10),
     "random numbers": special(whole_steps.draw_everywhere, num_steps=10),
     "two loaders": special(features.train_two_loaders, num_steps=12, shards=3),
     "two loaders, accumulated": special(features.train_two_loaders, num_steps=6, shards=3, accumulate=2),

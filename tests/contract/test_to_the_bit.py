@@ -154,7 +154,7 @@ def shards_by_rank(results):
             id="stream, accumulated",
         ),
         pytest.param(trained(model="Deep", loader="ready", length=80, batch_size=20, shards=6), id="ready"),
-        pytest.param(special(whole_steps.train_in_words, "ready", False, shards=6), id="states of shards"),
+        pytest.param(special(whole_steps.train_in_words, shards=6), id="states of shards"),
         pytest.param(special(whole_steps.train_gan, shards=6), id="a GAN"),
     ],
 )

@@ -93,12 +93,12 @@ def overflow_in_one_phase():
     return seen.result(maker, judge)
 
 
-def train_sharp(model, length, batch_size):
+def train_sharp():
     """Sharpness-aware: the gradient is taken where a first gradient, over the same samples, leads uphill."""
     team = lockstep.join()
-    model = {"Net": Net, "Quiet": Quiet}[model]()
+    model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    model, optimizer, loader = team.prepare(model, optimizer, loader_of("samples", length, batch_size))
+    model, optimizer, loader = team.prepare(model, optimizer, loader_of("samples", 43, 16))
     parameters = list(model.parameters())
     seen = Seen(team)
     for _ in team.epochs(2):
@@ -150,14 +150,14 @@ def train_with_closures(kind, **settings):
     return seen.result(model, optimizer)
 
 
-def train_in_words(loader, weight):
+def train_in_words():
     """A state goes from batch to batch, one for each shard, with a count that the script changes in place."""
     team = lockstep.join()
     model = nn.Module()
     model.first, model.last = nn.Linear(6, 8), nn.Linear(8, 3)
     model.forward = partial(_read, model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    model, optimizer, loader = team.prepare(model, optimizer, loader_of(loader, 33, 8))
+    model, optimizer, loader = team.prepare(model, optimizer, loader_of("ready", 33, 8))
     hidden = team.per_shard("hidden", torch.zeros(8))
     counts = team.per_shard("counts", {"samples": 0})
     seen = Seen(team)
@@ -169,7 +169,7 @@ def train_in_words(loader, weight):
                 outputs, after = model(inputs, hidden.value)
                 loss = functional.cross_entropy(outputs, targets)
                 seen.loss(indices, loss)
-                team.backward(loss, weight=float(targets.sum() + 1) if weight else None)
+                team.backward(loss)
                 hidden.value = after.detach()
                 counts.value["samples"] += len(inputs)
                 batch.add(loss=loss, samples=counts.value["samples"])
