@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(60)
     [
         ("weights", "'weight' of model"),
         ("state", "'momentum_buffer' (0) of optimizer"),
-        ("rate", ": 0.lr is "),
+        ("rate", "an option of optimizer"),
         ("registered", "the registered 'table'"),
     ],
 )

@@ -135,26 +135,19 @@ class DivergenceCheck(Listener):
 
     def _refuse(self, when: str, sums: dict[str, Any]) -> None:
         self.have_diverged = True
-        everyone, plain = zip(*self._collectives.all_gather_plain((sums, self._fingerprint.plain_values())), strict=True)
+        everyone = self._collectives.all_gather_plain(sums)
         since = "the beginning" if self._checked is None else f"step {self._checked[0]}"
         for name in dict.fromkeys(name for peer_sums in everyone for name in peer_sums):
             values = [peer_sums.get(name) for peer_sums in everyone]
             usual, unlike = _odd_ones_out(values)
             if unlike:
-                differs = _values(plain[unlike[0]].get(name, {}), plain[usual[0]].get(name, {}))
                 raise MismatchError(
                     f"the ranks have diverged: {when}, {name} is not the same on {name_ranks(unlike)} as on "
-                    f"{name_ranks(usual)}{differs} (it was after {since}). Outside of batch.shards every rank must do the "
+                    f"{name_ranks(usual)} (it was after {since}). Outside of batch.shards every rank must do the "
                     "same with the same numbers: look for code there that depends on the rank, on one shard's values (the "
                     "loss of the last shard, say: use batch['loss']), on the time, or on a generator of its own. `lockstep "
                     "verify` shows where. This state is not saved."
                 )
-
-
-def _values(there: Mapping[str, str], here: Mapping[str, str]) -> str:
-    """The first plain value that differs, in words; empty: none does."""
-    path = next((path for path in {**here, **there} if here.get(path) != there.get(path)), None)
-    return "" if path is None else f": {path} is {there.get(path, 'missing')}, not {here.get(path, 'there')}"
 
 
 def _odd_ones_out(values: Sequence[Any]) -> tuple[list[int], list[int]]:

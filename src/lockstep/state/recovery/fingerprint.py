@@ -14,7 +14,7 @@ from lockstep.data.batches import map_tensors
 from lockstep.data.values import all_on_cpu
 from lockstep.state.recovery.run_state import RunState
 from lockstep.sync.buffers import version
-from lockstep.world.comm.bit_sums import unread_bit_sums, whole_bit_sums
+from lockstep.world.comm.bit_sums import unread_bit_sums
 from lockstep.world.comm.dtensors import is_dtensor
 
 Sums = dict[str, dict[str, Any]]
@@ -86,14 +86,6 @@ class Fingerprint:
         tensors = (value for _, _, value in self._state.compared() if isinstance(value, Tensor))
         return [0 if tensor.is_inference() else version(tensor) for tensor in tensors]
 
-    def plain_values(self) -> dict[str, dict[str, str]]:
-        """The state that is not in tensors, in words: by part of an object, and by its path there. Local."""
-        return {
-            f"{part} of {owner}": dict(_leaves(map_tensors(_unless_cut, value)))
-            for owner, part, value in self._state.compared()
-            if not isinstance(value, Tensor)
-        }
-
 
 def short_digest(sums: Mapping[str, Any]) -> str:
     """One digest of numbers and texts by name: 16 hexadecimal digits."""
@@ -102,11 +94,6 @@ def short_digest(sums: Mapping[str, Any]) -> str:
 
 def _unless_cut(tensor: Tensor) -> Tensor | None:
     return None if is_dtensor(tensor) else tensor
-
-
-def _bits_in(tree: Any) -> Iterator[int]:
-    """The sums of the bits of a tree's tensors, in its order: see ``whole_bit_sums``."""
-    return iter(whole_bit_sums(list(tensors_in(tree))))
 
 
 def _text(value: Any, bits: Iterator[int]) -> str:
@@ -118,12 +105,3 @@ def _text(value: Any, bits: Iterator[int]) -> str:
     if isinstance(value, (list, tuple)):
         return str([_text(item, bits) for item in value])
     return repr(value) if isinstance(value, (bool, int, float, str, bytes, type(None))) else type(value).__name__
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, (dict, list, tuple)):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in items:
-            yield from _leaves(item, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, _text(value, _bits_in(value))

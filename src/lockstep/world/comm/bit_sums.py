@@ -8,13 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lockstep.base.digest import bit_sum, bit_sum_of_part, read_sums
+from lockstep.base.digest import bit_sum, bit_sum_of_part
 from lockstep.world.comm.dtensors import is_cut, own_rows, sum_over_ranks, to_local
-
-
-def whole_bit_sums(tensors: Sequence[Tensor]) -> list[int]:
-    """``unread_bit_sums`` as integers, with one transfer per device."""
-    return read_sums(unread_bit_sums(tensors))
 
 
 def unread_bit_sums(tensors: Sequence[Tensor]) -> list[Tensor]:
