@@ -1,15 +1,14 @@
-"""Files in a run directory are opened without following links when written, and are regular and bounded when read."""
+"""Files in a run directory are opened without following links when written."""
 
 import os
-from pathlib import Path
 
 import pytest
 
 from lockstep.base.errors import ConfigError
-from lockstep.base.regular import NotRegularError, open_to_read, open_to_write, own_directory, read_bytes, read_lines
+from lockstep.base.regular import open_to_write, own_directory
 from lockstep.journal.writer import EventWriter
 from lockstep.state.checkpoint.files import write_bytes
-from lockstep.state.rundir.lock import RunLock, holder_of
+from lockstep.state.rundir.lock import RunLock
 from lockstep.state.rundir.sight import leave_mark
 from lockstep.tools.explain.black_box import BlackBox
 from lockstep.tools.explain.stack_request import StackResponder
@@ -72,37 +71,6 @@ def test_a_link_that_comes_between_the_look_and_the_opening_is_not_followed(tmp_
     with pytest.raises(ConfigError, match="symbolic link"):
         open_to_write(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     assert victim.read_text() == "precious"
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
-def test_what_is_no_regular_file_is_not_read_and_nobody_waits(tmp_path, make):
-    path = tmp_path / "lock"
-    make(path)
-    for read in (read_bytes, open_to_read, lambda path: list(read_lines(path))):
-        with pytest.raises(NotRegularError):
-            read(path)
-    assert holder_of(tmp_path) is None
-
-
-def test_a_file_that_is_too_large_is_not_read(tmp_path):
-    path = tmp_path / "file"
-    with path.open("wb") as file:
-        file.truncate(1 << 40)
-    for read in (read_bytes, lambda path: list(read_lines(path))):
-        with pytest.raises(NotRegularError, match=str(1 << 40)):
-            read(path)
-
-
-def test_a_link_to_a_regular_file_is_read(tmp_path):
-    (tmp_path / "link").symlink_to(_victim(tmp_path))
-    assert read_bytes(tmp_path / "link") == b"precious"
-
-
-def test_of_an_endless_line_only_the_beginning_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("lockstep.base.regular.MOST_LINE_BYTES", 10)
-    path = tmp_path / "file"
-    path.write_bytes(b"1\n" + b"x" * 25 + b"\n2\n" + b"y" * 5)
-    assert list(read_lines(path)) == [b"1\n", b"x" * 10, b"2\n", b"y" * 5]
 
 
 def test_a_directory_of_ones_own_may_be_reached_by_a_link_where_that_is_allowed(tmp_path):

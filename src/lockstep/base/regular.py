@@ -1,31 +1,21 @@
-"""Regular files and own directories: how everything in a run directory is opened.
+"""Regular files and own directories: how everything in a run directory is opened that is written.
 
 A run directory may come from somebody else, or hold what somebody else has put there. What is written is never written through
-a symbolic link, and only into directories of this user. What is read is a regular file of bounded size, so that no FIFO, device
-or sparse file makes a reader wait or fills its memory.
+a symbolic link, and only into directories of this user.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import pwd
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.base.errors import ConfigError
 
-MOST_BYTES = 1 << 30
-MOST_LINE_BYTES = 1 << 26
-_BLOCK_BYTES = 1 << 20
 _ROOT = 0
-
-
-class NotRegularError(OSError):
-    """A path leads to something else than a regular file, or to one that is too large."""
 
 
 def open_to_write(path: Path, flags: int, mode: int = 0o666) -> int:
@@ -62,62 +52,6 @@ def _check_plain(found: os.stat_result, path: Path) -> None:
             f"{path} is {_kind(found)}, where a regular file is to be written: what it leads to would be overwritten. Remove "
             "it if you know how it came there, or use another directory (--run-dir, run_dir=)"
         )
-
-
-def open_to_read(path: Path, most_bytes: int | None = None) -> io.FileIO:
-    """A regular file, unbuffered, which may be the target of a symbolic link.
-
-    Raises:
-        OSError: it is missing, cannot be opened, is something else, or has more than ``most_bytes``.
-    """
-    check_regular(path)  # before it is opened: opening a device may act on it
-    file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-    try:
-        _check_regular(os.fstat(file.fileno()), path, most_bytes)  # it may have been replaced meanwhile
-    except OSError:
-        file.close()
-        raise
-    return file
-
-
-def check_regular(path: Path, most_bytes: int | None = None) -> int:
-    """Check a file that a library will open by its path; returns its size in bytes.
-
-    Raises:
-        OSError: it is missing, not a regular file, or has more than ``most_bytes``.
-    """
-    return _check_regular(path.stat(), path, most_bytes)
-
-
-def _check_regular(found: os.stat_result, path: Path, most_bytes: int | None = None) -> int:
-    if not stat.S_ISREG(found.st_mode):
-        raise NotRegularError(errno.EINVAL, f"it is {_kind(found)}, and must be a regular file", str(path))
-    if most_bytes is not None and found.st_size > most_bytes:
-        raise NotRegularError(errno.EFBIG, f"it has {found.st_size} bytes, and at most {most_bytes} are read", str(path))
-    return found.st_size
-
-
-def read_bytes(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """The content of a regular file.
-
-    Raises:
-        OSError: it cannot be read, is something else, or has more than ``most_bytes``.
-    """
-    with io.BufferedReader(open_to_read(path, most_bytes)) as file:
-        return file.read(os.fstat(file.fileno()).st_size)
-
-
-def read_lines(path: Path, most_bytes: int = MOST_BYTES) -> Iterator[bytes]:
-    """The lines of a regular file, with their ends; of one of more than ``MOST_LINE_BYTES``, the beginning.
-
-    Raises:
-        OSError: it cannot be read, is something else, or has more than ``most_bytes``.
-    """
-    with io.BufferedReader(open_to_read(path, most_bytes)) as file:
-        while line := file.readline(MOST_LINE_BYTES):
-            yield line
-            while not line.endswith(b"\n") and (line := file.readline(_BLOCK_BYTES)):
-                pass
 
 
 def own_directory(path: Path, *, may_be_link: bool = False) -> None:

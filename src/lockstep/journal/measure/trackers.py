@@ -21,7 +21,6 @@ from typing_extensions import override
 
 from lockstep.base import extensions
 from lockstep.base.atomic import write_atomic
-from lockstep.base.regular import read_bytes
 from lockstep.base.shapes import fits, parse
 from lockstep.base.stopping import say
 from lockstep.base.trackers import OFF, TRACKERS
@@ -243,7 +242,7 @@ class WandbLike(Tracker):
 
     def _read(self) -> dict[str, str]:
         try:
-            known = parse(read_bytes(self._about.run_dir / _FILE_NAME))
+            known = parse((self._about.run_dir / _FILE_NAME).read_bytes())
         except (OSError, ValueError):
             return {}
         return known if fits(known, dict[str, str]) else {}

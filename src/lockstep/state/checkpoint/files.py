@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.base.atomic import write_atomic
-from lockstep.base.errors import CheckpointError
-from lockstep.base.regular import MOST_BYTES, open_to_read, open_to_write
+from lockstep.base.regular import open_to_write
 
 Bytes = NDArray[np.uint8]
 """A flat array of bytes."""
@@ -23,17 +22,8 @@ _BLOCK_BYTES = 1 << 22
 
 
 def write_json(path: Path, value: Any) -> bytes:
-    """Write a JSON value, atomically and durably. Returns the bytes written.
-
-    Raises:
-        CheckpointError: it is larger than what is read again.
-    """
+    """Write a JSON value, atomically and durably. Returns the bytes written."""
     content = (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
-    if len(content) > MOST_BYTES:
-        raise CheckpointError(
-            f"{path.name} would have {len(content)} bytes, and a resumed run reads {MOST_BYTES} at most: keep large state in "
-            "tensors or arrays, rather than in lists of numbers"
-        )
     write_atomic(path, content, durable=True)
     return content
 
@@ -61,7 +51,7 @@ def write_bytes(path: Path, parts: Iterable[Bytes]) -> tuple[int, str]:
 def holds(path: Path, parts: Iterable[Bytes]) -> bool:
     """Whether a file has exactly this content, read from disk where the kernel drops its cached pages."""
     memory = np.empty(_BLOCK_BYTES, dtype=np.uint8)
-    with open_to_read(path) as file:
+    with path.open("rb", buffering=0) as file:
         _drop_cache(file.fileno())
         for block in _blocks(parts):
             stored = memory[: len(block)]
@@ -86,7 +76,7 @@ def _drop_cache(fd: int) -> None:
 def checksum(path: Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal digits, read from disk where the kernel drops its cached pages."""
     hasher = hashlib.sha256()
-    with open_to_read(path) as file:
+    with path.open("rb", buffering=0) as file:
         _drop_cache(file.fileno())
         while block := file.read(_BLOCK_BYTES):
             hasher.update(block)

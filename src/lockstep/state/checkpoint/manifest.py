@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from lockstep.base.errors import CheckpointError
-from lockstep.base.regular import check_regular, read_bytes
 from lockstep.base.shapes import Count, Ranks, Seconds, check, parse
 from lockstep.state.checkpoint.files import checksum, write_json
 from lockstep.state.checkpoint.parts import weights_files
@@ -112,7 +111,7 @@ class Manifest:
         """
         path = directory / FILE_NAME
         try:
-            content = parse(read_bytes(path))
+            content = parse(path.read_bytes())
             content = content if isinstance(content, dict) else {}
             is_whole = content.pop("checksum", None) == _digest(content)
         except FileNotFoundError:
@@ -171,7 +170,7 @@ def verify_file(directory: Path, manifest: Manifest, name: str, *, sizes_only: b
     """
     path, entry = directory / name, manifest.files[name]
     try:
-        size = check_regular(path)
+        size = path.stat().st_size
         if size != entry["bytes"]:
             raise CheckpointError(f"{path} was damaged: it has {size} bytes, and {entry['bytes']} were written")
         if not sizes_only and checksum(path) != entry["sha256"]:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from lockstep.base.errors import CheckpointError
-from lockstep.base.regular import own_directory, read_bytes
+from lockstep.base.regular import own_directory
 from lockstep.base.shapes import parse
 from lockstep.state.checkpoint.files import write_json
 from lockstep.state.checkpoint.manifest import File, Manifest
@@ -165,7 +165,7 @@ class Writer:
             for rank in sorted(waiting):
                 note = _note(directory, rank)
                 if note.exists():
-                    files.update(parse(read_bytes(note)))
+                    files.update(parse(note.read_bytes()))
                     note.unlink()
                     waiting.discard(rank)
             with self._changed:

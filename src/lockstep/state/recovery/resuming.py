@@ -13,7 +13,6 @@ from typing import Any, NoReturn, TypedDict
 from torch import Tensor
 
 from lockstep.base.errors import CheckpointError, MismatchError
-from lockstep.base.regular import read_bytes
 from lockstep.base.shapes import fits
 from lockstep.state.checkpoint.manifest import FILE_NAME, Manifest, Object
 from lockstep.state.checkpoint.parts import state_files, weights_files
@@ -190,7 +189,7 @@ class Restorer:
     def _read_state(self) -> _State:
         file = self.checkpoint.path / STATE
         try:
-            state: _State = json.loads(read_bytes(file))
+            state: _State = json.loads(file.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{file} cannot be read: {error}") from error
         if not fits(state, _State) or len(state["objects"]) != len(self.checkpoint.manifest.objects):

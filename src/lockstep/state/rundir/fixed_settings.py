@@ -15,12 +15,10 @@ from typing import Any
 from lockstep.base.atomic import write_atomic
 from lockstep.base.config import ALLOWABLE, RunConfig
 from lockstep.base.errors import ConfigError
-from lockstep.base.regular import NotRegularError, read_bytes
 from lockstep.base.shapes import Count, check, parse
 
 _FILE_NAME = "birth.json"
 _FORMAT = 2
-_MOST_BYTES = 1 << 24
 NO_SCRIPT = ("", "-c", "-")
 _OF_LAUNCHERS = ("--local_rank=", "--local-rank=")
 """Arguments that some launchers add to a script's, ignored when commands are compared."""
@@ -105,7 +103,7 @@ def read_fixed_settings(path: Path) -> tuple[FixedSettings, Command] | None:
     """
     file = path / _FILE_NAME
     try:
-        content = parse(read_bytes(file, _MOST_BYTES))
+        content = parse(file.read_bytes())
         version = content.pop("format")
         if version == _FORMAT:
             command = content.pop("command")
@@ -113,7 +111,7 @@ def read_fixed_settings(path: Path) -> tuple[FixedSettings, Command] | None:
             return birth, check(Command(**{**command, "args": tuple(command["args"])}))
     except FileNotFoundError:
         return None
-    except (NotRegularError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
             f"{file} cannot be read as the initial settings of a run ({error}): use another run directory"
         ) from error

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.base.regular import open_to_read, open_to_write, own_directory
+from lockstep.base.regular import open_to_write, own_directory
 from lockstep.base.shapes import parse
 
 DIRECTORY = "blackbox"
@@ -79,7 +79,7 @@ class BlackBox:
 def read_box(path: Path) -> dict[str, Any] | None:
     """The newest record of a black box; None: there is none."""
     try:
-        with open_to_read(path) as file:
+        with path.open("rb", buffering=0) as file:
             content = file.read(2 * SLOT_BYTES)
     except OSError:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import linecache
 import math
 import signal
@@ -12,7 +11,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from lockstep.base.regular import check_regular
 from lockstep.base.shapes import fits
 from lockstep.base.stopping import catches
 from lockstep.base.tracebacks.frames import OURS, Frame, claim, owner
@@ -38,7 +36,6 @@ _STILL_S = 2.0
 _RECENT_S = 10.0
 """What was done longer ago than this is over."""
 _MOST_LOADERS = 3
-_MOST_SOURCE_BYTES = 1 << 24
 _ALIVE = ("running", "late")
 DEFAULT_GROUP = "0"
 """PyTorch's name of the process group of all ranks."""
@@ -291,11 +288,7 @@ def read_records(run_dir: Path) -> list[dict[str, Any]]:
 
 def _source(file: str, line: int) -> str:
     """A line of a program; empty: it cannot be read. A record may name any file, whose lines a report would pass on."""
-    with contextlib.suppress(OSError, ValueError):
-        if file.endswith(".py"):
-            check_regular(Path(file), _MOST_SOURCE_BYTES)
-            return linecache.getline(file, line).strip()
-    return ""
+    return linecache.getline(file, line).strip() if file.endswith(".py") else ""
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from lockstep.base.regular import open_to_write, read_bytes
+from lockstep.base.regular import open_to_write
 from lockstep.base.stopping import catches
 from lockstep.base.tracebacks.frames import Frame
 from lockstep.tools.explain.frames import stack_of
@@ -118,7 +118,7 @@ def request_stack(record: Mapping[str, Any], pid: int | None = None) -> list[Fra
             deadline = time.monotonic() + wait_s
             while time.monotonic() < deadline:
                 time.sleep(_POLL_S)
-                before, text = text, read_bytes(path)[begin:].decode(errors="replace")
+                before, text = text, path.read_bytes()[begin:].decode(errors="replace")
                 if text == before and (frames := parse(text)):  # the answer is complete
                     return frames
     return None

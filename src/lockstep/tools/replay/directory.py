@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.base.errors import CheckpointError, ConfigError
-from lockstep.base.regular import read_bytes
 from lockstep.state.checkpoint.manifest import Manifest, verify
 from lockstep.state.checkpoint.store import Store, step_of
 
@@ -49,7 +48,7 @@ def checkpoint_before(
 
 def make_directory(directory: Path, run_dir: Path, checkpoint: Path | None) -> None:
     """Fill a new, empty directory; ``checkpoint`` None: without one."""
-    (directory / _BIRTH).write_bytes(read_bytes(run_dir / _BIRTH))
+    (directory / _BIRTH).write_bytes((run_dir / _BIRTH).read_bytes())
     if checkpoint is not None:
         target = Store(directory).directory / checkpoint.name
         target.mkdir(parents=True)

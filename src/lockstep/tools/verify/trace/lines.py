@@ -42,7 +42,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.base import regular
 from lockstep.base.regular import own_directory
 from lockstep.journal.events import read_object
 from lockstep.journal.writer import LineWriter
@@ -62,7 +61,6 @@ def files(run_dir: Path, directory: str) -> Iterator[str]:
 
 
 DIRECTORY = "trace"
-_MOST_BYTES = 16 * regular.MOST_BYTES
 
 
 class TraceWriter(LineWriter):
@@ -86,7 +84,10 @@ class TraceWriter(LineWriter):
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of one file. Truncated lines are skipped."""
-    return (found for line in regular.read_lines(path, _MOST_BYTES) if (found := read_object(line)) is not None)
+    with path.open("rb") as lines:
+        for line in lines:
+            if (found := read_object(line)) is not None:
+                yield found
 
 
 def read_ranks(run_dir: Path, directory: str) -> list[list[dict[str, Any]]]:
