@@ -29,13 +29,9 @@ class RefusedError(Exception):
 
 
 class Kind(NamedTuple):
-    """Encodes values of one type as simpler ones: ``together(apart(value), **options(value))`` is the value.
-
-    The argument of ``together`` is an instance of ``content``, but may otherwise be damaged in any way.
-    """
+    """Encodes values of one type as simpler ones: ``together(apart(value), **options(value))`` is the value."""
 
     of: type
-    content: type | tuple[type, ...]
     apart: Callable[[Any], Any]
     together: Callable[..., Any]
     options: Callable[[Any], dict[str, Any]] = lambda _: {}
@@ -80,35 +76,29 @@ def _scalar_together(value: Any, dtype: str) -> Any:
     return np.frombuffer(bytes.fromhex(value), kind)[0] if isinstance(value, str) else kind(value)
 
 
-# Functions called here with the contents of a file can only create a value of their type, no larger than the contents, or
-# raise an error.
 KINDS = {
-    "$int": Kind(int, str, hex, lambda text: int(text, 16)),  # with more than 64 bits
-    "$float": Kind(float, str, repr, float),  # not finite
-    "$bytes": Kind(bytes, str, _to_base64, _from_base64),
-    "$complex": Kind(complex, list, lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
-    "$tuple": Kind(tuple, list, list, tuple),
-    "$size": Kind(torch.Size, list, list, torch.Size),
-    "$set": Kind(set, list, list, set),
-    "$frozenset": Kind(frozenset, list, list, frozenset),
-    "$deque": Kind(deque, list, list, deque, lambda value: {"maxlen": value.maxlen}),
-    "$dict": Kind(dict, list, dict, dict),  # with keys that JSON does not support; items are stored as pairs
+    "$int": Kind(int, hex, lambda text: int(text, 16)),  # with more than 64 bits
+    "$float": Kind(float, repr, float),  # not finite
+    "$bytes": Kind(bytes, _to_base64, _from_base64),
+    "$complex": Kind(complex, lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
+    "$tuple": Kind(tuple, list, tuple),
+    "$size": Kind(torch.Size, list, torch.Size),
+    "$set": Kind(set, list, set),
+    "$frozenset": Kind(frozenset, list, frozenset),
+    "$deque": Kind(deque, list, deque, lambda value: {"maxlen": value.maxlen}),
+    "$dict": Kind(dict, dict, dict),  # with keys that JSON does not support; items are stored as pairs
     "$ordered": Kind(  # a module's state_dict() has an attribute with the versions of its submodules
         OrderedDict,
-        dict,
         dict,
         _ordered_together,
         lambda value: {"metadata": value._metadata} if hasattr(value, "_metadata") else {},
     ),
-    "$counter": Kind(Counter, dict, dict, lambda items: Counter(items)),
-    "$defaultdict": Kind(
-        defaultdict, dict, dict, lambda items, factory: defaultdict(_FACTORIES[factory], items), _factory_name
-    ),
-    "$dtype": Kind(torch.dtype, str, lambda value: str(value).removeprefix("torch."), lambda name: _DTYPES[name]),
-    "$device": Kind(torch.device, str, str, lambda text: torch.device(text)),
+    "$counter": Kind(Counter, dict, lambda items: Counter(items)),
+    "$defaultdict": Kind(defaultdict, dict, lambda items, factory: defaultdict(_FACTORIES[factory], items), _factory_name),
+    "$dtype": Kind(torch.dtype, lambda value: str(value).removeprefix("torch."), lambda name: _DTYPES[name]),
+    "$device": Kind(torch.device, str, lambda text: torch.device(text)),
     "$scalar": Kind(  # of NumPy
         np.generic,
-        (str, int, float, complex),
         lambda value: value.item() if value == value else value.tobytes().hex(),
         _scalar_together,
         lambda value: {"dtype": value.dtype.name},

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 import threading
@@ -23,7 +24,6 @@ from torch import Tensor
 
 from lockstep.base.errors import CheckpointError
 from lockstep.base.regular import own_directory
-from lockstep.base.shapes import parse
 from lockstep.state.checkpoint.files import write_json
 from lockstep.state.checkpoint.manifest import File, Manifest
 from lockstep.state.checkpoint.store import Store
@@ -165,7 +165,7 @@ class Writer:
             for rank in sorted(waiting):
                 note = _note(directory, rank)
                 if note.exists():
-                    files.update(parse(note.read_bytes()))
+                    files.update(json.loads(note.read_bytes()))
                     note.unlink()
                     waiting.discard(rank)
             with self._changed:

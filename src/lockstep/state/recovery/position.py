@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.base.errors import UsageError
-from lockstep.base.shapes import Count
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptPosition:
     """A position in a script."""
 
-    section: Count = 0
+    section: int = 0
     """Odd in a loop over ``team.epochs()`` (1 in the first), even before, between and after such loops."""
-    epoch: Count = 0
-    passes: Count = 0
+    epoch: int = 0
+    passes: int = 0
     """Number of earlier passes over training loaders in this epoch (or section)."""
     in_pass: bool = False
     """Whether the position is within a pass, rather than between passes."""

@@ -8,13 +8,12 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, TypedDict
+from typing import Any, NoReturn
 
 from torch import Tensor
 
-from lockstep.base.errors import CheckpointError, MismatchError
-from lockstep.base.shapes import fits
-from lockstep.state.checkpoint.manifest import FILE_NAME, Manifest, Object
+from lockstep.base.errors import MismatchError
+from lockstep.state.checkpoint.manifest import Manifest, Object
 from lockstep.state.checkpoint.parts import state_files, weights_files
 from lockstep.state.checkpoint.tree import put_together, take_apart
 from lockstep.state.checkpoint.weights import Form, Tensors
@@ -44,16 +43,6 @@ class Checkpoint:
     def from_json(value: Mapping[str, Any]) -> Checkpoint:
         """The checkpoint that ``as_json`` described."""
         return Checkpoint(path=Path(value["path"]), manifest=Manifest(**value["manifest"]))
-
-
-class _State(TypedDict):
-    """What ``state.json`` holds, as ``checkpoint.tree`` has taken it apart."""
-
-    objects: list[Any]
-    loaders: list[Any]
-    registered: Any
-    best: Any
-    best_epoch: int
 
 
 @dataclass
@@ -147,7 +136,6 @@ class Restorer:
 
         Raises:
             MismatchError: an object differs or is missing.
-            CheckpointError: the checkpoint cannot be read.
         """
         manifest, directory = self.checkpoint.manifest, self.checkpoint.path
         if is_final:
@@ -155,7 +143,7 @@ class Restorer:
             self._check_all_there()
             self._check_numerics()
         tensors = Tensors([directory / name for name in state_files(manifest.files)])
-        state = self._read_state()
+        state = json.loads((directory / STATE).read_bytes())  # verified, with the whole checkpoint
         records = zip(manifest.objects, state["objects"], strict=True)
         for number, (adapter, (record, object_state)) in enumerate(zip(self.state.objects, records, strict=False)):
             form = adapter.forms()
@@ -185,16 +173,6 @@ class Restorer:
             return lambda _: None
         now = {name: value for name, adapter in self.state.registered.items() for _, value in adapter.compared()}
         return take_apart(now, "registered")[1].get
-
-    def _read_state(self) -> _State:
-        file = self.checkpoint.path / STATE
-        try:
-            state: _State = json.loads(file.read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{file} cannot be read: {error}") from error
-        if not fits(state, _State) or len(state["objects"]) != len(self.checkpoint.manifest.objects):
-            raise CheckpointError(f"{file} was damaged: it does not hold the state of what {FILE_NAME} lists")
-        return state
 
     def _check_all_there(self) -> None:
         manifest, state = self.checkpoint.manifest, self.state

@@ -15,7 +15,6 @@ from typing import Any
 from lockstep.base.atomic import write_atomic
 from lockstep.base.config import ALLOWABLE, RunConfig
 from lockstep.base.errors import ConfigError
-from lockstep.base.shapes import Count, check, parse
 
 _FILE_NAME = "birth.json"
 _FORMAT = 2
@@ -50,7 +49,7 @@ class Command:
     script: str
     """Its resolved path; empty: there is none (an interactive session), and such commands are never equal."""
     args: tuple[str, ...]
-    number: Count
+    number: int
     """Number of the run among those that one process joins."""
     part: str = ""
     """Distinguishes further runs of this command: the task of a job array (see ``Job.part``)."""
@@ -103,12 +102,12 @@ def read_fixed_settings(path: Path) -> tuple[FixedSettings, Command] | None:
     """
     file = path / _FILE_NAME
     try:
-        content = parse(file.read_bytes())
+        content = json.loads(file.read_bytes())
         version = content.pop("format")
         if version == _FORMAT:
             command = content.pop("command")
             birth = fixed_settings_of(content)
-            return birth, check(Command(**{**command, "args": tuple(command["args"])}))
+            return birth, Command(**{**command, "args": tuple(command["args"])})
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -128,7 +127,7 @@ def fixed_settings_of(content: Mapping[str, Any]) -> FixedSettings:
         ValueError: a setting is missing or unknown, or has no such value.
     """
     try:
-        birth = check(FixedSettings(**content))
+        birth = FixedSettings(**content)
     except TypeError as error:
         raise ValueError(str(error)) from error
     # This checks the values. (A run without --device may be on a kind that the option does not name.)
