@@ -1,33 +1,11 @@
 """Whatever a run directory holds, nothing elsewhere is written, and what is wrong is said in words."""
 
-import json
 import os
 
 import pytest
 from laboratory import PLAIN
 
 pytestmark = pytest.mark.timeout(120)
-
-BIRTH = "birth.json"
-
-
-SETTINGS = {"seed": 7, "accumulate": 2, "shards": 4, "threads": 3}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("name", "value"), SETTINGS.items())
-def test_a_birth_that_was_edited_is_restored_from_the_checkpoint_and_that_is_said(
-    lab, interrupted, undisturbed, name, value
-):
-    interrupted(lab.run_dir)
-    path = lab.run_dir / BIRTH
-    before = json.loads(path.read_text())
-    path.write_text(json.dumps({**before, name: value}))
-    ended = lab.run(PLAIN, **dict.fromkeys(SETTINGS))  # so that the run has them from its birth
-    assert ended.words == undisturbed(), ended
-    assert f"{BIRTH} was missing, damaged or different: restored from" in ended.out + ended.err
-    assert json.loads(path.read_text())[name] == before[name]
-
 
 LINKED = ("lock", "events.jsonl", "blackbox/rank-0.box", "blackbox/rank-0.stacks", "digests/rank-0.jsonl")
 

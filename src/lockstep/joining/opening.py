@@ -21,8 +21,6 @@ from lockstep.state.recovery.resuming import Checkpoint
 from lockstep.state.rundir.fixed_settings import (
     Command,
     FixedSettings,
-    fixed_settings_of,
-    is_fixed_to,
     read_fixed_settings,
     reconcile,
     write_fixed_settings,
@@ -170,15 +168,6 @@ def _open_named(path: Path, launch: LaunchRequest) -> OpenRun:
         raise
 
 
-def _birth_in(checkpoint: Path, manifest: Manifest) -> FixedSettings:
-    try:
-        return fixed_settings_of({each.name: manifest.birth[each.name] for each in fields(FixedSettings)})
-    except (KeyError, ValueError) as error:
-        raise CheckpointError(
-            f"{checkpoint} does not hold the initial settings of its run ({error}): start a new one with --fresh"
-        ) from error
-
-
 def _check_ours(path: Path) -> None:
     """Before anything is written: the directories in which it would be.
 
@@ -287,10 +276,7 @@ def _resume(path: Path, launch: LaunchRequest, lock: RunLock, notices: list[str]
         birth = _reconcile(path, contents[0], launch)
         return OpenRun(run_dir=path, birth=birth, checkpoint=None, lock=lock, is_new=False, notices=notices)
     directory, manifest = sound
-    born = _birth_in(directory, manifest)
-    if not is_fixed_to(path, born):
-        write_fixed_settings(path, born, launch.command)
-        notices.append(f"the run's birth.json was missing, damaged or different: restored from {directory}")
+    born = FixedSettings(**{each.name: manifest.birth[each.name] for each in fields(FixedSettings)})
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time_s))
     state = "had finished at" if manifest.finished else "resumes after"
     notices.append(f"run {path} {state} step {manifest.step} (checkpoint of {when}). To start over: --fresh, or fresh=True.")

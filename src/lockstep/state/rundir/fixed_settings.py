@@ -106,8 +106,9 @@ def read_fixed_settings(path: Path) -> tuple[FixedSettings, Command] | None:
         version = content.pop("format")
         if version == _FORMAT:
             command = content.pop("command")
-            birth = fixed_settings_of(content)
-            return birth, Command(**{**command, "args": tuple(command["args"])})
+            # This checks the values. (A run without --device may be on a kind that the option does not name.)
+            RunConfig(**{name: value for name, value in content.items() if name not in ("exact", "device")})
+            return FixedSettings(**content), Command(**{**command, "args": tuple(command["args"])})
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -118,30 +119,6 @@ def read_fixed_settings(path: Path) -> tuple[FixedSettings, Command] | None:
         f"{file} has format {version}, and this lockstep knows format {_FORMAT}: it was written by another version. "
         "Use that one, or another run directory."
     )
-
-
-def fixed_settings_of(content: Mapping[str, Any]) -> FixedSettings:
-    """The birth that ``as_json`` described.
-
-    Raises:
-        ValueError: a setting is missing or unknown, or has no such value.
-    """
-    try:
-        birth = FixedSettings(**content)
-    except TypeError as error:
-        raise ValueError(str(error)) from error
-    # This checks the values. (A run without --device may be on a kind that the option does not name.)
-    RunConfig(**{name: value for name, value in content.items() if name not in ("exact", "device")})
-    return birth
-
-
-def is_fixed_to(path: Path, birth: FixedSettings) -> bool:
-    """Whether the birth in a directory can be read, and is this one."""
-    try:
-        contents = read_fixed_settings(path)
-    except ConfigError:
-        return False
-    return contents is not None and contents[0] == birth
 
 
 def reconcile(
