@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -12,7 +11,6 @@ from typing import Any
 
 from lockstep.base.config import RUNS, RunConfig
 from lockstep.base.errors import CheckpointError, ConfigError
-from lockstep.base.regular import own_directory
 from lockstep.journal.history import read_launches
 from lockstep.plan.blocks import block
 from lockstep.state.checkpoint.manifest import Manifest, verify
@@ -82,9 +80,8 @@ class LaunchRequest:
         """Lock a directory for this launch. The lock records its name, by which a restart finds its run.
 
         Raises:
-            ConfigError: it is in use, or it is not this user's.
+            ConfigError: it is in use.
         """
-        _check_ours(path)
         job = self.world.job
         names = ("", "") if leave_no_name else (self.world.launch, "" if job is None else job.name)
         if patience_s is not None:
@@ -166,17 +163,6 @@ def _open_named(path: Path, launch: LaunchRequest) -> OpenRun:
     except BaseException:
         lock.release()
         raise
-
-
-def _check_ours(path: Path) -> None:
-    """Before anything is written: the directories in which it would be.
-
-    Raises:
-        ConfigError: one of them is somebody else's.
-    """
-    checkpoints = Store(path).directory
-    for directory in (path, *([checkpoints] if os.path.lexists(checkpoints) else [])):
-        own_directory(directory, may_be_link=True)
 
 
 def _is_in_use(path: Path) -> bool:

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from lockstep.base.errors import CheckpointError
-from lockstep.base.regular import own_directory
 from lockstep.state.checkpoint.files import write_json
 from lockstep.state.checkpoint.manifest import File, Manifest
 from lockstep.state.checkpoint.store import Store
@@ -179,8 +178,7 @@ class Writer:
 
 def _write_part(directory: Path, job: Job) -> dict[str, File]:
     """Write this rank's files, flush and verify them; returns their entries for the manifest."""
-    own_directory(directory.parent, may_be_link=True)
-    own_directory(directory)
+    directory.mkdir(parents=True, exist_ok=True)
     files: dict[str, File] = {}
     for name, tensors in job.tensors.items():
         size, digest = write_tensors(directory / name, tensors)

@@ -33,7 +33,7 @@ class RunLock:
         far_patience_s: the same, for a holder on another host, which may be lost without the file server having noticed.
 
     Raises:
-        ConfigError: another process holds it; the message names it. Or something else than a file is there.
+        ConfigError: another process holds it; the message names it.
     """
 
     def __init__(

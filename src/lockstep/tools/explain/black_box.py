@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.base.regular import open_to_write, own_directory
+from lockstep.base.regular import open_to_write
 from lockstep.base.shapes import parse
 
 DIRECTORY = "blackbox"
@@ -44,7 +44,7 @@ class BlackBox:
     """
 
     def __init__(self, path: Path, *, is_shared: bool = False, is_over: bool = False) -> None:
-        own_directory(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path.absolute()
         self._is_shared = is_shared
         self._number = _LAST if is_over else 0

@@ -17,7 +17,6 @@ from torch.distributed.rendezvous import rendezvous
 
 from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError, PeerError
-from lockstep.base.regular import own_directory
 from lockstep.world.comm import horovod
 from lockstep.world.comm.job_store import find_job_store, job_ports, serve_job_store
 from lockstep.world.comm.machines import find_machines
@@ -130,7 +129,8 @@ def _meet_in_file(path: Path, prefix: str, waiter: Waiter, world: World) -> Open
     try:
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=0o700)
-        own_directory(directory)
+        if directory.is_symlink() or directory.stat().st_uid != os.geteuid():
+            raise PermissionError(f"{directory} is a link, or another user's")
     except OSError as error:
         raise ConfigError(
             f"{waiter.endpoint} cannot be used for a rendezvous: {error}. Name a path in a directory that exists, that every "

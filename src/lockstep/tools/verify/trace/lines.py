@@ -42,7 +42,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.base.regular import own_directory
 from lockstep.journal.events import read_object
 from lockstep.journal.writer import LineWriter
 
@@ -74,7 +73,7 @@ class TraceWriter(LineWriter):
     """
 
     def __init__(self, run_dir: Path, name: str, directory: str = DIRECTORY, *, is_fresh: bool = True) -> None:
-        own_directory(run_dir / directory)
+        (run_dir / directory).mkdir(parents=True, exist_ok=True)
         super().__init__(run_dir, f"{directory}/{name}.jsonl", is_fresh=is_fresh)
 
     def write(self, **fields: Any) -> None:
