@@ -17,7 +17,7 @@ from lockstep.base.config import STRATEGIES, RunConfig
 from lockstep.base.errors import ConfigError, UsageError
 from lockstep.world.comm.forking import guard_forks
 from lockstep.world.comm.interface import GLOO_INTERFACE, choose_interface, nccl_interface
-from lockstep.world.comm.peers import NewConnections, ranks_key, recognise
+from lockstep.world.comm.peers import ranks_key, recognise
 from lockstep.world.comm.store import OpenStore, leave_store
 from lockstep.world.devices import accelerator, name_of
 from lockstep.world.environment import World
@@ -172,7 +172,6 @@ def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.
     device_id = devices[0] if transport.is_on_devices and len(devices) == 1 else None
     global _key, _waits_at_end
     _key, _waits_at_end = ranks_key(opened.store), transport.is_on_devices
-    connections = NewConnections()
     with listening_on(transport):
         dist.init_process_group(
             backend,
@@ -184,7 +183,7 @@ def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.
         )
     if transport.is_on_devices:
         _outlast(transport.timeout_s, devices[0])
-    recognise(_key, default_group(), connections)
+    recognise(_key, default_group())
 
 
 def _outlast(timeout_s: float, device: torch.device) -> None:
@@ -209,12 +208,11 @@ def open_sub_group(ranks: Sequence[int], transport: Transport, backend: str | No
         ranks: the members; within the group they are numbered in ascending order.
         backend: None: the run's.
     """
-    connections = NewConnections()
     with listening_on(transport):
         timeout = datetime.timedelta(seconds=transport.timeout_s)
         group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timeout, backend=backend)
     if dist.get_rank() in ranks and transport.backend != "mpi":
-        recognise(_key, group, connections)
+        recognise(_key, group)
     return group
 
 
