@@ -62,7 +62,7 @@ def train(case: Case, place: Path) -> Path:
     """Train to the end; returns the run's directory."""
     run_dir = place / "runs" / case.name
     command = [LOCKSTEP, "run", "--nproc-per-node", str(case.nproc), "--threads", "1"]
-    command += ["--checkpoint-every", "20", "--keep-every", "20", "--journal-every", str(EVERY), "--run-dir", str(run_dir)]
+    command += ["--checkpoint-every", "20", "--keep", "100", "--journal-every", str(EVERY), "--run-dir", str(run_dir)]
     command += [*case.options, str(EXAMPLES / case.program[0]), *case.program[1:]]
     if case.is_killed:
         with subprocess.Popen(
@@ -121,7 +121,7 @@ def is_named(kind: str, culprit: int, nproc: int, place: Path) -> bool:
     script, run_dir = place / "spoiled.py", place / "runs" / f"{kind}-{culprit}"
     script.write_text(SPOILED)
     command = [LOCKSTEP, "run", "--nproc-per-node", str(nproc), "--threads", "1", "--checkpoint-every", "5"]
-    command += ["--keep-every", "5", "--run-dir", str(run_dir), str(script), kind, str(culprit)]
+    command += ["--keep", "100", "--run-dir", str(run_dir), str(script), kind, str(culprit)]
     subprocess.run(command, cwd=place, env=clean_environ(), check=kind != "nan", capture_output=True)
     step = "nan" if kind == "nan" else "worst-loss"
     command = [LOCKSTEP, "replay", str(run_dir), "--step", step, "--blame", "--json"]

@@ -319,11 +319,3 @@ def test_what_is_of_no_checkpoint_is_left_alone(tmp_path):
     assert names(store) == ["my step-00000030", "newest", "notes.txt", "step-00000020", "step-20-copy"]
     assert isinstance(store.newest_sound(pytest.fail)[1], Manifest)
     assert (tmp_path / "events.jsonl").exists()
-
-
-def test_the_first_checkpoint_of_every_so_many_steps_is_kept_besides_the_newest(tmp_path):
-    store = Store(tmp_path)
-    for step in range(30, 360, 30):
-        unfinished = store.unfinished(step, "token")
-        store.commit(unfinished, write_files(unfinished, step), 2, keep_every=100)
-    assert steps(store) == [330, 300, 210, 120, 30]

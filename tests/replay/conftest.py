@@ -12,7 +12,7 @@ from warm import run_on
 
 __all__ = ["crew"]
 SCRIPT = Path(__file__).with_name("spiky.py")
-SETTINGS = ("--threads", "1", "--checkpoint-every", "3", "--keep-every", "3", "--journal-every", "4", "--progress", "off")
+SETTINGS = ("--threads", "1", "--checkpoint-every", "3", "--keep", "100", "--journal-every", "4", "--progress", "off")
 
 
 class Bench:

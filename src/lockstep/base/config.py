@@ -186,8 +186,6 @@ class RunConfig:
     """Number of newest checkpoints to keep.  [default: 2]
 
     The best weights are kept besides (see ``Team.best``)."""
-    keep_every: int | None = option(None, group=CHECKPOINTS, least=1, metavar="STEPS")
-    """Also keep the first checkpoint of every STEPS steps, for lockstep replay.  [default: none]"""
     fresh: bool = option(False, group=CHECKPOINTS)
     """Start a new run.  [default: resume the newest interrupted run of the same command, if there is one]
 

@@ -19,7 +19,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,13 +116,12 @@ class Store:
         """
         return self.directory / f"{_UNFINISHED}{step:08d}-{token}"
 
-    def commit(self, unfinished: Path, manifest: Manifest, keep: int, keep_every: int | None = None) -> Path:
+    def commit(self, unfinished: Path, manifest: Manifest, keep: int) -> Path:
         """Commit a written checkpoint as the newest one, and delete the oldest ones. Returns its path.
 
         Args:
             unfinished: the directory with its other files, flushed to disk and verified by their writers.
             keep: number of checkpoints to keep.
-            keep_every: also keep the first checkpoint of every so many steps; None: keep no others.
 
         Raises:
             OSError: it could not be written. Other checkpoints are unchanged.
@@ -135,10 +134,8 @@ class Store:
         older = [checkpoint for checkpoint in self.all() if checkpoint != path]
         # Those of later steps remain from before the run went back to an undamaged one: they are deleted first.
         older.sort(key=lambda checkpoint: step_of(checkpoint) > manifest.step)
-        kept = _thinned([path, *older], keep_every, manifest.step)
         for checkpoint in older[keep - 1 :]:
-            if checkpoint not in kept:
-                _remove(checkpoint)
+            _remove(checkpoint)
         return path
 
     def mark_finished(self, step: int) -> None:
@@ -224,17 +221,6 @@ def find_checkpoint(path: Path) -> Path:
     raise CheckpointError(
         f"{path}: no checkpoint in it{best}. Give a checkpoint's directory, or a run's (lockstep runs DIR lists them)"
     )
-
-
-def _thinned(checkpoints: Sequence[Path], every: int | None, newest: int) -> set[Path]:
-    """The first checkpoint of every ``every`` steps, up to the newest step: the run went back from later ones."""
-    if every is None:
-        return set()
-    first: dict[int, Path] = {}
-    for checkpoint in sorted(checkpoints, key=step_of):
-        if step_of(checkpoint) <= newest:
-            first.setdefault(step_of(checkpoint) // every, checkpoint)
-    return set(first.values())
 
 
 def step_of(path: Path) -> int:

@@ -45,7 +45,6 @@ class Job:
     rank: int
     world_size: int
     keep: int
-    keep_every: int | None = None
     """See ``Store.commit``."""
     tensors: Mapping[str, Mapping[str, Tensor]]
     """This rank's files, each with its tensors by name."""
@@ -173,7 +172,7 @@ class Writer:
         manifest = replace(job.manifest, files=dict(sorted(files.items())))
         if manifest.kind == "weights":
             return self._store.commit_best(directory, manifest)
-        return self._store.commit(directory, manifest, job.keep, job.keep_every)
+        return self._store.commit(directory, manifest, job.keep)
 
 
 def _write_part(directory: Path, job: Job) -> dict[str, File]:

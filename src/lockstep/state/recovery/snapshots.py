@@ -39,7 +39,7 @@ class Snapshots:
         self.is_rehearsed = False
         self._num_best = 0
         """How many of the weights alone. The same on every rank."""
-        self._keep, self._keep_every = config.keep, config.keep_every
+        self._keep = config.keep
         self._token = token
         self._birth = birth
         self._state = state
@@ -118,7 +118,6 @@ class Snapshots:
             rank=self._collectives.rank,
             world_size=self._collectives.size,
             keep=self._keep,
-            keep_every=self._keep_every,
             tensors={file: {name: copies[f"{file}/{name}"] for name in part} for file, part in files.items()},
             state=state,
             copied=copied,

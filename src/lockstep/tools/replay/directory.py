@@ -42,7 +42,7 @@ def checkpoint_before(
         reached = f"its checkpoints are of steps {', '.join(map(str, later))}, from which steps after {later[0]} can"
     raise ConfigError(
         f"step {step} of {run_dir} cannot be reached from a checkpoint: {reached}. --from-start takes all {step} steps again, "
-        "from the beginning. (Of runs to come, --keep-every STEPS keeps checkpoints for this.)"
+        "from the beginning. (Of runs to come, --keep N keeps more of them.)"
     )
 
 
