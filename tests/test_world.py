@@ -75,16 +75,6 @@ def test_open_mpi_names_a_directory_of_the_job():
     assert world(**OPEN_MPI).job_dir is None
 
 
-SUBMITIT = {"SUBMITIT_LOCAL_GLOBALID": "1", "SUBMITIT_LOCAL_LOCALID": "1", "SUBMITIT_LOCAL_NODEID": "0"}
-
-
-def test_tasks_of_submitit_on_this_machine_are_ranks_unless_somebody_has_set_others():
-    found = world(**SUBMITIT, SUBMITIT_LOCAL_NTASKS="2")
-    assert found == World(rank=1, world_size=2, local_rank=1, local_world_size=2, launcher="submitit")
-    own = world(**SUBMITIT, SUBMITIT_LOCAL_NTASKS="2", RANK="3", WORLD_SIZE="4")
-    assert (own.launcher, own.rank, own.world_size) == ("env", 3, 4)
-
-
 def test_srun_says_it_all():
     found = world(**TASK)
     assert (found.rank, found.world_size, found.local_rank, found.local_world_size) == (3, 4, 1, 2)

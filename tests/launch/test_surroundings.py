@@ -9,7 +9,6 @@ from lockstep.launch.surroundings import check_surroundings
 MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}
 MPICH = {"PMI_SIZE": "4", "PMI_RANK": "1"}
 HOROVOD = {"HOROVOD_SIZE": "4", "HOROVOD_RANK": "1"}
-SUBMITIT = {"SUBMITIT_LOCAL_GLOBALID": "1", "SUBMITIT_LOCAL_LOCALID": "1", "SUBMITIT_LOCAL_NTASKS": "4"}
 
 
 def check(environ, *, on_nodes=False, run_dir=None, is_typed=False):
@@ -23,7 +22,6 @@ def check(environ, *, on_nodes=False, run_dir=None, is_typed=False):
         (MPICH, "mpirun", "mpirun -np 4 python SCRIPT"),
         (HOROVOD, "horovodrun", "horovodrun -np 4 python SCRIPT"),
         (TASK, "srun", "srun --ntasks=4 python SCRIPT"),
-        (SUBMITIT, "submitit", "python SCRIPT"),
     ],
 )
 def test_a_command_that_another_launcher_has_started_several_times_is_refused(environ, launcher, otherwise):
@@ -36,7 +34,6 @@ def test_a_command_that_another_launcher_has_started_several_times_is_refused(en
     "environ",
     [
         *({name: "1" if name.endswith("SIZE") else "0" for name in environ} for environ in (MPI, MPICH, HOROVOD)),
-        {**SUBMITIT, "SUBMITIT_LOCAL_GLOBALID": "0", "SUBMITIT_LOCAL_LOCALID": "0", "SUBMITIT_LOCAL_NTASKS": "1"},
         ALONE,
         {**ALONE, "SLURM_ARRAY_TASK_ID": "3"},
         JOB,  # the batch script itself, or what one types after salloc, however many tasks the job has

@@ -34,7 +34,6 @@ def test_they_have_the_answer_of_lockstep_run(lockstep_run, torchrun, start, wei
         lambda: torchrun(*TWO, "--use-env", "with_lockstep.py", module="torch.distributed.launch"),
         lambda: torchrun(*TWO, "with_lockstep.py", module="torch.distributed.launch"),
         lambda: start("starter.py", "with_lockstep.py"),
-        lambda: start("submitted.py", "with_lockstep.py"),
         lambda: lockstep_run("starter.py", "with_lockstep.py"),
         lambda: lockstep_run("--no-python", *TWO, sys.executable, "with_lockstep.py"),
     ):

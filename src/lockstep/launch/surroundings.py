@@ -13,7 +13,6 @@ _STARTS_COMMANDS = {
     "mpirun": "mpirun -np {number} python SCRIPT",
     "horovodrun": "horovodrun -np {number} python SCRIPT",
     "slurm": "srun --ntasks={number} python SCRIPT, where lockstep.join() reads the ranks from Slurm",
-    "submitit": "python SCRIPT in each of submitit's tasks",
 }
 """Launchers that may have started this command several times, and how they start the processes of one training."""
 _NAMES = {"slurm": "srun"}

@@ -59,7 +59,7 @@ class World:
     num_nodes: int = 1
     launcher: str = "python"
     """What started this process: ``lockstep``, ``torchrun``, ``horovodrun``, ``mpirun``, ``env`` (anything that sets RANK and
-    WORLD_SIZE), ``submitit`` (its local executor), ``slurm`` (``srun``, as one of several tasks), ``hand`` (the script gave
+    WORLD_SIZE), ``slurm`` (``srun``, as one of several tasks), ``hand`` (the script gave
     the rank), or ``python``."""
     unsaid: frozenset[str] = frozenset()
     """Names of the fields above that the launcher did not set. They have the values for one process per machine until the
@@ -174,15 +174,6 @@ _LAUNCHERS = (
     ),
     _Row("mpirun", "PMI_SIZE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""),  # MPICH and derivatives
     _Row("env", "WORLD_SIZE"),
-    _Row(  # its local executor; on Slurm its tasks are started by srun
-        "submitit",
-        "SUBMITIT_LOCAL_GLOBALID",
-        "SUBMITIT_LOCAL_GLOBALID",
-        "SUBMITIT_LOCAL_NTASKS",
-        "SUBMITIT_LOCAL_LOCALID",
-        "SUBMITIT_LOCAL_NTASKS",
-        "SUBMITIT_LOCAL_NODEID",
-    ),
 )
 
 VARIABLES = frozenset(
@@ -214,8 +205,6 @@ def _check_rank(rank_name: str, rank: int, size_name: str, world_size: int) -> N
 
 def _read_world(environ: Mapping[str, str]) -> World:
     row, job = next((row for row in _LAUNCHERS if row.mark in environ), None), read_job(environ)
-    if row is not None and row.launcher == "submitit" and environ.get(row.world_size) == "1":
-        row = None  # a job with one task: whatever starts processes in it is the launcher
     cores = None if job is None else job.num_cores(num_cores())
     if job is not None and job.step is not None and (row is None or _is_of_slurm(row, environ, job)):
         return _task_of(job, environ, cores)

@@ -206,7 +206,7 @@ def rendezvous_url(init_method: str | None, world: World) -> str:
     if init_method is None and world.launcher == "slurm" and world.num_nodes == 1:
         assert world.job is not None
         return f"file://{tempfile.gettempdir()}/lockstep-{world.job.name.replace(' ', '-')}-{world.job.restart}"
-    starts_all = world.launcher in ("mpirun", "submitit") and is_placed and world.local_world_size == world.world_size
+    starts_all = world.launcher == "mpirun" and is_placed and world.local_world_size == world.world_size
     if init_method is None and starts_all:
         return f"file://{world.job_dir or _job_of_parent()}"
     here = f" ({world.local_world_size} of {world.world_size} processes are on this machine)" if is_placed else ""
