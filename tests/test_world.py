@@ -206,10 +206,5 @@ def test_a_number_of_threads_that_a_launcher_has_set_is_not_the_users():
     assert read_environment({"OMP_NUM_THREADS": "4", OMP_OF_LAUNCHER: "4"}).threads is None
     assert read_environment({"OMP_NUM_THREADS": "2", OMP_OF_LAUNCHER: "4"}).threads == 2, "set again, by the program"
     assert read_environment({**TORCHRUN, "OMP_NUM_THREADS": "4"}).threads == 4
+    assert read_environment({**TORCHRUN, "OMP_NUM_THREADS": "1"}).threads is None
     assert read_environment({**TORCHRUN, "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}).threads == 1
-
-
-@pytest.mark.parametrize(("before", "number"), [({}, None), ({"OMP_NUM_THREADS": "1"}, 1)])
-def test_torchruns_one_thread_is_the_users_if_torchrun_was_started_with_it(monkeypatch, before, number):
-    monkeypatch.setattr("lockstep.world.environment._before_torchrun", {"x": before}.__getitem__)
-    assert read_environment({**TORCHRUN, "OMP_NUM_THREADS": "1"}).threads == number

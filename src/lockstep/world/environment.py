@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -304,21 +303,8 @@ def _threads_of_user(environ: Mapping[str, str], world: World) -> int | None:
     if requested is None or environ.get(OMP_OF_LAUNCHER) == environ[OMP]:
         return None
     if world.launcher == "torchrun" and requested == 1 and world.local_world_size > 1:
-        return threads_asked(_before_torchrun(environ["TORCHELASTIC_RUN_ID"]))
+        return None
     return requested
-
-
-def _before_torchrun(run_id: str) -> Mapping[str, str]:
-    """The environment in which torchrun was started; empty if it cannot be read."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error, OSError):
-        for process in psutil.Process().parents():
-            # The environment at the start of the process. There may be other processes between torchrun and this one.
-            environ: dict[str, str] = process.environ()
-            if environ.get("TORCHELASTIC_RUN_ID") != run_id:
-                return environ
-    return {}
 
 
 def read_secret() -> str | None:
