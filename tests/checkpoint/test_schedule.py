@@ -123,16 +123,11 @@ def test_one_that_is_due_while_one_is_written_is_cut_once_it_can_be(drifts, step
 
 
 @pytest.mark.parametrize("drifts", [(1.0,), (1.0, 1.0)])
-def test_what_one_rank_could_not_write_all_try_again_ever_more_rarely(drifts):
-    def goes_well(rank, step):
-        return rank != len(drifts) - 1 or not (2000 <= step < 5500 or step == 6000)
-
-    ranks = Ranks(2000, [0.1] * 8000, drifts, goes_well=goes_well)
-    tries_s = [ranks.at_s[cut] for cut in ranks.cuts]
-    waits_s = [after - before for before, after in pairwise(tries_s) if after < 400]
-    assert waits_s == pytest.approx([1, 2, 4, 8, 16, 32, 60, 60], abs=0.8)
-    assert [at_s for at_s in tries_s if at_s > 595] == pytest.approx([600, 601, 800], abs=0.8)
-    assert len(ranks.failures) == sum(not goes_well(len(drifts) - 1, cut) for cut in ranks.cuts)  # all hear of each
+def test_what_one_rank_could_not_write_all_hear_of(drifts):
+    last = len(drifts) - 1
+    ranks = Ranks(200, [0.1] * 800, drifts, goes_well=lambda rank, step: rank != last or step != 400)
+    assert ranks.cuts == [200, 400, 600, 800]
+    assert len(ranks.failures) == 1
 
 
 def test_what_the_ranks_have_told_each_other_by_other_means_is_not_told_again():

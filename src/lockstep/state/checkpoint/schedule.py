@@ -1,8 +1,8 @@
 """Deciding when to save a checkpoint: at the same step on every rank, whatever their clocks say.
 
 All ranks know at which steps one falls due by an interval in steps. They do not if the interval is in time, or if one of them
-wants to retry after its disk was full, still writes the last checkpoint, or was asked to stop (see
-``lockstep.base.stopping``): so about twice a second, and when one falls due, they exchange a few numbers.
+still writes the last checkpoint, has failed to, or was asked to stop (see ``lockstep.base.stopping``): so about twice a second,
+and when one falls due, they exchange a few numbers.
 Each exchange also determines the step of the next one: the very next step while a checkpoint waits for an earlier one to be
 written. Checkpoints that fall due meanwhile are merged into it.
 """
@@ -15,8 +15,6 @@ from collections.abc import Callable
 _EXCHANGE_EVERY_S = 0.5
 _MOST_STEPS = 64
 """The largest number of steps between exchanges: fast steps may become slow."""
-_FIRST_RETRY_S = 1.0
-_LONGEST_RETRY_S = 60.0
 
 Exchange = Callable[[list[int]], list[int]]
 """Returns the maximum of each number over all ranks. A collective if there are several."""
@@ -45,8 +43,6 @@ class CheckpointSchedule:
         self._next_exchange = 0
         self._last_exchange: tuple[int, float] | None = None
         self._saved_at = clock()
-        self._retry_at: float | None = None
-        self._retry_s = _FIRST_RETRY_S
         self._failed = False
         self.stop_request = 0
         """The largest ``stop_request`` of the ranks in the last exchange. The same on every rank."""
@@ -66,8 +62,7 @@ class CheckpointSchedule:
         elif step < self._next_exchange and not self._is_alone:
             return False, False
         now = self._clock()
-        wants = self._retry_at is not None and now >= self._retry_at
-        wants = wants or self._due or (self._every_s is not None and now - self._saved_at >= self._every_s)
+        wants = self._due or (self._every_s is not None and now - self._saved_at >= self._every_s)
         if self._is_alone and not wants and not self._failed and not stop_request:
             return False, False
         numbers = [wants, is_busy, self._failed, self._steps_ahead(step, now), stop_request]
@@ -87,16 +82,10 @@ class CheckpointSchedule:
         """Record that a checkpoint is about to be saved."""
         self._due = False
         self._saved_at = self._clock()
-        self._retry_at = None
 
     def written(self, *, well: bool) -> None:
-        """Record whether this rank has written its part of the last checkpoint; if not, it will request a retry later."""
-        if well:
-            self._retry_s = _FIRST_RETRY_S
-        else:
-            self._failed = True
-            self._retry_at = None if self.is_off else self._clock() + self._retry_s
-            self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
+        """Record whether this rank has written its part of the last checkpoint."""
+        self._failed = self._failed or not well
 
     def acknowledge(self) -> None:
         """Record that all ranks know the outcome of the last checkpoint without another exchange."""
@@ -106,11 +95,6 @@ class CheckpointSchedule:
     def has_failed(self) -> bool:
         """Whether writing has failed here since the last exchange."""
         return self._failed
-
-    @property
-    def retry_s(self) -> float:
-        """Seconds until the next attempt after a failure."""
-        return 0.0 if self._retry_at is None else max(0.0, self._retry_at - self._clock())
 
     def _steps_ahead(self, step: int, now: float) -> int:
         """Number of steps until the next exchange."""

@@ -62,6 +62,8 @@ class Written:
     wall_s: float
     path: Path | None = None
     """The path of the checkpoint, on rank 0, on success."""
+    num_writers: int = 1
+    """The number of ranks that each had a part."""
     error: str = ""
     """Why this rank's part was not written; empty: success."""
 
@@ -154,7 +156,8 @@ class Writer:
             error = f"{type(problem).__name__}: {problem}"
             if job.rank == 0 or job.world_size == 1:
                 shutil.rmtree(directory, ignore_errors=True)  # frees space on a full disk
-        return Written(manifest=job.manifest, wall_s=time.perf_counter() - began, path=path, error=error)
+        wall_s = time.perf_counter() - began
+        return Written(manifest=job.manifest, wall_s=wall_s, path=path, num_writers=job.world_size, error=error)
 
     def _finish(self, directory: Path, job: Job, files: dict[str, File]) -> Path:
         """On rank 0: wait for the other parts, and commit."""

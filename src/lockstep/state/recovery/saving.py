@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NoReturn
 
 import torch
@@ -32,7 +31,7 @@ from lockstep.journal.writer import EventWriter
 from lockstep.listener import Listener, Stage
 from lockstep.state.checkpoint.schedule import CheckpointSchedule
 from lockstep.state.checkpoint.store import Store, step_of
-from lockstep.state.checkpoint.writer import Job, Writer, Written
+from lockstep.state.checkpoint.writer import Writer, Written
 from lockstep.state.recovery.position import ScriptPosition
 from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.snapshots import Snapshots
@@ -41,7 +40,6 @@ from lockstep.world.comm.agreement import compare_ranks
 from lockstep.world.comm.collectives import Collectives
 
 _OF_ALL_RANKS = "Give a value that is the same on all ranks: a result of team.evaluate(), batch[name] or loader.averages"
-_FINAL_TRIES = 3
 _LAST_WORDS_S = 1.0
 """Seconds that a failing run waits for a checkpoint that is being written."""
 _LOOK_EVERY_S = 0.02
@@ -94,10 +92,8 @@ class Saver(Listener):
         self._copies: int | None = None
         """The step of the checkpoint that is being copied."""
         self._held_s: dict[int, float] = {}
-        self._best_job: Job | None = None
-        """The best weights, until they are written: this rank's part, if each has one; otherwise on rank 0."""
-        self._best_failed = False
-        """Whether the newest try has failed on this rank."""
+        self._best_is_lost = False
+        """Whether this rank could not write its part of the newest best weights."""
         self._is_first_step = False
         """Whether a pass has begun, and no step of it has ended."""
 
@@ -184,13 +180,8 @@ class Saver(Listener):
 
     def _save_for_good(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool = False) -> bool:
         """Save the last checkpoint of this launch and wait for it; returns whether it was written. Every rank must call it."""
-        for attempt in range(_FINAL_TRIES):
-            self.save(position, step, epoch, finished=finished)
-            if self.wait_until_written():
-                return True
-            if attempt + 1 < _FINAL_TRIES:
-                time.sleep(2.0**attempt)
-        return False
+        self.save(position, step, epoch, finished=finished)
+        return self.wait_until_written()
 
     @property
     def in_progress(self) -> int | None:
@@ -213,9 +204,6 @@ class Saver(Listener):
     def _save(self, position: ScriptPosition, step: int, epoch: int, *, finished: bool) -> None:
         began = time.perf_counter()
         self.wait_until_written()
-        if self._best_job is not None and not self._has_written_best():
-            self._submit_best()
-            self._has_written_best()
         self._copies = step
         self.is_due = False
         self._schedule.begin_save()
@@ -232,9 +220,8 @@ class Saver(Listener):
         for result in self._writer.results():
             step, is_best = result.manifest.step, result.manifest.kind == "weights"
             if is_best:
-                self._best_failed = bool(result.error)
-                self._best_job = self._best_job if result.error or self._shares_best else None
-            if not is_best or (result.error and self._shares_best):  # then rank 0 is told to give up, too
+                self._best_is_lost = bool(result.error)
+            if not is_best or (result.error and result.num_writers > 1):  # then rank 0 is told to give up, too
                 self._schedule.written(well=not result.error)
                 well = well and not result.error
             if result.error:
@@ -252,10 +239,7 @@ class Saver(Listener):
         return well
 
     def _warn(self, result: Written) -> None:
-        label, next_try = "the checkpoint", f"in {self._schedule.retry_s:.0f} s"
-        if result.manifest.kind == "weights":
-            label = "the best weights,"
-            next_try = "at the end" if self._schedule.is_off else "with the next checkpoint"
+        label = "the best weights" if result.manifest.kind == "weights" else "the checkpoint"
         sound = None
         with contextlib.suppress(
             OSError, CheckpointError
@@ -264,8 +248,7 @@ class Saver(Listener):
         newest = "there is none before it" if sound is None else f"the one of step {step_of(sound)} stays the newest"
         _print(
             f"rank {self._collectives.rank} could not write {label} of step {result.manifest.step} in {self._store.run_dir}: "
-            f"{result.error}. Training continues without it ({newest}); the "
-            f"next try is {next_try}."
+            f"{result.error}. Training continues without it ({newest})."
         )
         self._journal.write("checkpoint_failed", step=result.manifest.step, error=result.error)
 
@@ -363,46 +346,21 @@ class Saver(Listener):
         """Save the weights as the best so far. Every rank must call it, with the same value."""
         self._state.best, self._state.best_epoch = value, epoch
         self.wait_until_written()
-        self._best_job, self._best_failed = self._snapshots.take_weights(value, step, epoch), False
-        if self._best_job is not None:
-            self._writer.submit(self._best_job)
+        job = self._snapshots.take_weights(value, step, epoch)
+        if job is not None:
+            self._writer.submit(job)
 
-    @property
-    def _shares_best(self) -> bool:
-        """Whether best weights are to be written of which each rank has a part: then all try again together. The same on every
-        rank."""
-        return self._best_job is not None and self._best_job.world_size > 1
-
-    def _has_written_best(self) -> bool:
-        """Wait for the best weights; returns whether they are written. If each rank has a part, every rank must call it."""
-        if self._shares_best:
+    def _write_best(self, step: int) -> bool:
+        """At the end, wait for the best weights; returns whether they are written. Every rank must call it, if a step was
+        taken."""
+        if step > 0:
             self.wait_until_written()
-            if not any(self._exchange([self._best_failed])):
-                self._best_job = None
         else:
             self._writer.wait()
             self._read_results()
-        return self._best_job is None
-
-    def _submit_best(self) -> None:
-        """Try again. No rank may be writing; if each has a part, every rank must call it."""
-        assert self._best_job is not None
-        if self._shares_best:  # in a new directory, where no part is there already
-            self._best_job, self._best_failed = replace(self._best_job, token=f"{self._best_job.token}-again"), False
-        self._writer.submit(self._best_job)
-
-    def _write_best(self, step: int) -> bool:
-        """At the end, write the best weights if they are still to be written, in a few tries; returns whether they are. Every
-        rank must call it, if a step was taken."""
-        for attempt in range(_FINAL_TRIES):
-            if self._has_written_best():
-                break
-            time.sleep(attempt)
-            self._submit_best()
-        is_lost = not self._has_written_best()
-        if is_lost and self._is_main:
+        if self._best_is_lost and self._is_main:
             _print(f"the best weights of the run could not be saved in {self._store.run_dir}.")
-        return not any(self._exchange([is_lost])) if step > 0 else not is_lost
+        return not any(self._exchange([self._best_is_lost])) if step > 0 else not self._best_is_lost
 
 
 def _print(warning: str) -> None:
