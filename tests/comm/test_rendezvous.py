@@ -8,14 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 import rendezvous_scripts as scripts
-import torch.distributed as dist
 
 from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError, LaunchError, PeerError
-from lockstep.world.comm.job_store import job_ports
+from lockstep.world.comm import tcp
 from lockstep.world.comm.machines import placed
 from lockstep.world.comm.store import rendezvous_url
-from lockstep.world.comm.tcp import forget, tcp_store
 from lockstep.world.comm.waiter import Waiter
 from lockstep.world.environment import World
 from lockstep.world.machine.addresses import outward_addresses
@@ -76,25 +74,8 @@ def test_tasks_of_srun_on_one_node_open_no_port_and_leave_nothing(crew, tmp_path
 
 
 def test_tasks_of_srun_on_several_nodes_meet_at_the_first_one(crew, tmp_path):
-    found = crew(4, scripts.meet_under_srun, tmp_path, ["localhost", "other"])
+    found = crew(4, scripts.meet_under_srun, tmp_path, ["localhost", "other"], str(os.getpid()))
     assert found == [("slurm", (15.0, (rank % 2, 2, rank // 2, 2))) for rank in range(4)]
-
-
-def test_a_port_of_the_job_that_is_somebody_elses_is_passed_over(crew, tmp_path):
-    first, second, *_ = job_ports("12", "0")
-    other_job = dist.TCPStore("127.0.0.1", first, None, True, wait_for_workers=False)
-    with socket.create_server(("127.0.0.1", second)):  # takes connections, and says nothing
-        found = crew(3, scripts.meet_under_srun, tmp_path, ["localhost", "b", "c"])
-    assert found == [("slurm", (7.0, (0, 1, rank, 3))) for rank in range(3)]
-    assert other_job.num_keys() <= 1, "nothing was written there"
-
-
-def test_jobs_and_steps_near_to_each_other_have_no_port_in_common():
-    seen = [port for job in range(70_000, 70_500) for port in job_ports(str(job), "0")]
-    seen += [port for step in range(1, 3) for port in job_ports("70000", str(step))]
-    assert len(set(seen)) == len(seen)
-    assert min(seen) > 1024
-    assert max(seen) < 32_768, "where systems take ports from for connections"
 
 
 @pytest.mark.parametrize("kind", ["tcp", "file"])
@@ -253,11 +234,11 @@ def test_rank_0_listens_on_the_address_that_its_host_means_and_says_so_once(kind
         port = probe.getsockname()[1]
     try:
         for _ in range(2):
-            tcp_store(host, port, Waiter(0, 1, "here", 20.0), is_private=kind == "private")
+            tcp.tcp_store(host, port, Waiter(0, 1, "here", 20.0), is_private=kind == "private")
         found = psutil.Process().net_connections(kind="inet")
         listens = [one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN and one.laddr.port == port]
     finally:
-        forget(host, port, 0)
+        tcp._stores.pop((host, port, 0), None)
     said = capfd.readouterr().err
     if kind == "loopback":  # which may be so on rank 0's machine alone
         assert listens in (["::"], ["0.0.0.0"])

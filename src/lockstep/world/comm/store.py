@@ -18,7 +18,6 @@ from torch.distributed.rendezvous import rendezvous
 from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError, PeerError
 from lockstep.world.comm import horovod
-from lockstep.world.comm.job_store import find_job_store, job_ports, serve_job_store
 from lockstep.world.comm.machines import find_machines
 from lockstep.world.comm.tcp import client, tcp_store
 from lockstep.world.comm.waiter import Waiter
@@ -30,6 +29,8 @@ from lockstep.world.machine.tcp_store import first_line
 _openings = itertools.count()
 _on_leave: list[Callable[[], None]] = []
 """Callbacks for when this process no longer needs its store."""
+_JOB_PORTS = range(10_000, 32_000)
+"""Below the range of ephemeral ports."""
 _BROKEN_OFF = "the rendezvous at {endpoint} was interrupted: rank 0, which hosts its store, has ended"
 
 
@@ -104,7 +105,7 @@ def _open_launchers_store(endpoint: str, prefix: str, world: World, timeout_s: f
 
 
 def _open_job_store(prefix: str, world: World, timeout_s: float) -> OpenStore:
-    """Open a store on the first node of a Slurm step, at one of the job's ports."""
+    """Open a store on the first node of a Slurm step, at a port derived from the numbers of job and step."""
     assert world.job is not None
     assert world.job.step is not None
     host = world.job.step.hosts[0]
@@ -113,9 +114,10 @@ def _open_job_store(prefix: str, world: World, timeout_s: float) -> OpenStore:
             f"rank 0 is on node {world.job.step.hosts[world.node_rank]}, and the others will look for it on {host}, the first "
             "of the step (was it started with --distribution=arbitrary?). Set MASTER_ADDR and MASTER_PORT, or give init_method="
         )
-    port = job_ports(world.job.number, world.job.step.number)[0]
-    waiter = Waiter(world.rank, world.world_size, f"{host}:{port} (job {world.job.number})", timeout_s)
-    store = serve_job_store(world.job, host, waiter) if world.rank == 0 else find_job_store(world.job, host, waiter)
+    port = _JOB_PORTS[(int(world.job.number) + 997 * int(world.job.step.number)) % len(_JOB_PORTS)]
+    endpoint = f"{host}:{port} (of job {world.job.number}, unless MASTER_ADDR and MASTER_PORT are set)"
+    waiter = Waiter(world.rank, world.world_size, endpoint, timeout_s)
+    store = tcp_store(host, port, waiter)
     return _meet(store, f"{world.job.name}/{world.job.restart}/{prefix}", waiter, world, host, _BROKEN_OFF)
 
 

@@ -44,11 +44,6 @@ def tcp_store(host: str, port: int, waiter: Waiter, *, is_private: bool = False)
     return _stores[key]
 
 
-def forget(host: str, port: int, rank: int) -> None:
-    """Close the client of a store that belongs to another job."""
-    _stores.pop((host, port, rank), None)
-
-
 def client(host: str, port: int, waiter: Waiter) -> TCPStore:
     """Connect a client to a store, waiting for the server."""
     return connect(host, port, lambda: waiter.remaining_s, lambda reason: waiter.pause(lambda: [0], hint=reason))
