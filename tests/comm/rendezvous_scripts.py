@@ -1,11 +1,9 @@
 """Processes that meet as if they had been started by hand: forked by a warm server, and rid of what a launcher sets."""
 
-import contextlib
 import os
 import signal
 import socket
 import tempfile
-import threading
 import time
 
 import psutil
@@ -111,8 +109,8 @@ def come_as(url, roles, timeout_s=3.0):
     rank, _ = _be_nobody()
     if roles[rank] is None:
         return None
-    rank, size, *limit_s = roles[rank]
-    return _told(lambda: _run(rank, size, url, timeout_s=limit_s[0] if limit_s else timeout_s))
+    rank, size = roles[rank]
+    return _told(lambda: _run(rank, size, url, timeout_s=timeout_s))
 
 
 def listening_while_open(url):
@@ -124,18 +122,8 @@ def listening_while_open(url):
 
 
 def come_to_a_place_in_use(url, kind):
-    """Another program listens at the port: rank 0 (``taken``), or rank 1 that comes to it (``silent``, ``stranger``)."""
+    """Another program listens at the port: rank 0 (``taken``), or rank 1 that comes to it (``silent``)."""
     _be_nobody()
     port = int(url.rpartition(":")[2])
-    with socket.create_server(("127.0.0.1", port)) as listener:
-        if kind == "stranger":
-
-            def answer():
-                with contextlib.suppress(OSError):
-                    while True:
-                        other, _ = listener.accept()
-                        other.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9)
-                        other.close()
-
-            threading.Thread(target=answer, daemon=True).start()
+    with socket.create_server(("127.0.0.1", port)):
         return _told(lambda: _run(int(kind != "taken"), 2, url, timeout_s=2.0))

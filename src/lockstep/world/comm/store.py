@@ -245,9 +245,7 @@ def _arrive(store: Store, waiter: Waiter) -> None:
         )
 
     def missing() -> list[int]:
-        # Those that came and gave up waiting are not what the others wait for, unless nobody else is missing.
-        absent = [rank for rank in range(waiter.world_size) if not store.check([f"arrived/{rank}"])]
-        return absent or [rank for rank in range(waiter.world_size) if store.add(f"arrived/{rank}", 0) == 0]
+        return [rank for rank in range(waiter.world_size) if store.add(f"arrived/{rank}", 0) == 0]
 
     # The last to arrive tells the others: with a look at every rank's key a thousand ranks would ask a million times.
     if store.add("arrived", 1) == waiter.world_size:
