@@ -19,7 +19,7 @@ from lockstep.base.errors import ConfigError
 from lockstep.state.checkpoint.tree import put_together, take_apart
 
 pytestmark = pytest.mark.timeout(60)
-thorough = settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64),

@@ -139,7 +139,6 @@ def test_what_is_not_there_in_full_does_not_become_a_checkpoint(damage, tmp_path
 SITUATIONS = {
     "another step": ([10, 20], 30),
     "the same step again": ([10, 20], 20),
-    "the only one again": ([20], 20),
     "the first one": ([], 10),
 }
 

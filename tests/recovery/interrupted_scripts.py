@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from striking import FEATURES, Samples, arm, digest, network, sample, samples, say_last_words, strike
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
 
 import lockstep
 
@@ -54,23 +54,6 @@ SCRIPTS = {
         say_last_words(team, model, optimizer, schedule, accuracy=evaluation["accuracy"], drawn=drawn.item())
         """,
     ),
-    "numbers drawn before a pass": (
-        15,
-        BEGIN,
-        """
-        model, optimizer, batches = team.prepare(model, optimizer, samples())
-        for epoch in range(3):
-            scale = torch.rand(()).item() + random.random() + np.random.rand()
-            for batch in batches:
-                for features, labels in batch.shards:
-                    team.backward(scale * nn.functional.cross_entropy(model(features), labels))
-                    strike(team, "shard")
-                optimizer.step()
-                optimizer.zero_grad()
-                strike(team)
-        say_last_words(team, model, optimizer, scale=scale)
-        """,
-    ),
     "numbers drawn between two passes of an epoch": (
         16,
         BEGIN,
@@ -88,32 +71,6 @@ SCRIPTS = {
                 optimizer.zero_grad()
                 strike(team)
         say_last_words(team, model, optimizer)
-        """,
-    ),
-    "averages of a pass": (
-        15,
-        BEGIN,
-        """
-        model, optimizer, batches = team.prepare(model, optimizer, samples(37))
-        plateau = team.prepare(torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.1))
-        kept = team.register("kept", [])
-        for epoch in team.epochs(3):
-            for batch in batches:
-                for features, labels in batch.shards:
-                    losses = nn.functional.cross_entropy(model(features), labels, reduction="none")
-                    tokens = 1.0 + labels.sum()
-                    team.backward(losses.sum() / tokens, weight=tokens)
-                    batch.add(loss=losses.sum() / tokens, norm=features.norm())
-                    batch.add(weight=len(labels), share=labels.float().mean())
-                    strike(team, "shard")
-                optimizer.step()
-                optimizer.zero_grad()
-                kept.append([batch["loss"], batch["norm"], batch["share"], batch.num_samples])
-                strike(team)
-            plateau.step(batches.averages["loss"])
-            kept.append(batches.averages)
-            strike(team, "tail")
-        say_last_words(team, model, plateau, kept=kept, averages=batches.averages)
         """,
     ),
     "a loop within the loop": (
@@ -164,44 +121,6 @@ SCRIPTS = {
         say_last_words(team, model, optimizer, certain=other["certain"])
         """,
     ),
-    "a second loader begun anew in each epoch": (
-        15,
-        BEGIN,
-        """
-        second = samples(52, 8, generator=torch.Generator().manual_seed(8))
-        model, optimizer, first, second = team.prepare(model, optimizer, samples(40), second)
-        kept = team.register("kept", [])
-        for epoch in team.epochs(3):
-            others = iter(second)
-            for batch in first:
-                other = next(others)
-                for unlabelled, _ in other.shards:
-                    certain = model(unlabelled).softmax(1).square().sum(1).mean()
-                    team.backward(-0.1 * certain)
-                    other.add(certain=certain)
-                    strike(team, "shard")
-                learn(model, optimizer, batch)
-                kept.append([other["certain"], first.averages, second.averages])
-        say_last_words(team, model, optimizer, kept=kept)
-        """,
-    ),
-    "zip that ends with its second loader": (
-        9,
-        BEGIN,
-        """
-        made = torch.Generator().manual_seed(9)
-        model, optimizer, first, second = team.prepare(model, optimizer, samples(40), samples(24, generator=made))
-        for epoch in team.epochs(3):
-            for one, other in zip(first, second):
-                for (features, labels), (others, _) in zip(one.shards, other.shards):
-                    team.backward(nn.functional.cross_entropy(model(features - others), labels))
-                    strike(team, "shard")
-                optimizer.step()
-                optimizer.zero_grad()
-                strike(team)
-        say_last_words(team, model, optimizer)
-        """,
-    ),
     "registered things": (
         15,
         BEGIN,
@@ -237,56 +156,6 @@ SCRIPTS = {
             team, model, {"mean": mean, "tensor": table["tensor"], "last": counter.last},
             steps=table["steps"], pair=table[7], history=history, seen=counter.seen, next=[numbers.random(), plain.random()],
         )
-        """,
-    ),
-    "values in a state": (
-        15,
-        BEGIN,
-        """
-        model, optimizer, batches = team.prepare(model, optimizer, samples())
-        state = team.state(best=float("inf"), bad=0, rate=0.01, history=[], average=torch.zeros(2), unset=None)
-        for epoch in team.epochs(3):
-            for batch in batches:
-                for group in optimizer.param_groups:
-                    group["lr"] = state.rate
-                loss = learn(model, optimizer, batch)
-                state.rate *= 0.9
-                state.history.append((team.step, loss))
-                state.average = 0.5 * state.average + loss
-                state.best, state.bad = (loss, 0) if loss < state.best else (state.best, state.bad + 1)
-            strike(team, "tail")
-            state.unset = epoch
-        say_last_words(
-            team, model, {"average": state.average},
-            best=state.best, bad=state.bad, rate=state.rate, history=state.history, unset=state.unset,
-        )
-        """,
-    ),
-    "stateful sampler": (
-        15,
-        BEGIN,
-        """
-        class Wandering(Sampler):
-            '''Where a pass begins depends on all that was drawn before.'''
-            def __init__(self):
-                self.place = 1
-            def __iter__(self):
-                for _ in range(40):
-                    self.place = self.place * 7 % 41
-                    yield self.place - 1
-                self.place = self.place % 40 + 1
-            def __len__(self):
-                return 40
-            def state_dict(self):
-                return {"place": self.place}
-            def load_state_dict(self, state):
-                self.place = state["place"]
-
-        model, optimizer, batches = team.prepare(model, optimizer, samples(shuffle=False, sampler=Wandering()))
-        for epoch in team.epochs(3):
-            for batch in batches:
-                learn(model, optimizer, batch)
-        say_last_words(team, model)
         """,
     ),
     "generators of samplers": (
@@ -325,22 +194,6 @@ SCRIPTS = {
                 learn(model, fine, batch)
             strike(team, "tail")
         say_last_words(team, model, optimizer, fine)
-        """,
-    ),
-    "an endless stream of batches": (
-        14,
-        BEGIN,
-        """
-        def endless():
-            while True:
-                yield from batches
-
-        model, optimizer, batches = team.prepare(model, optimizer, samples())
-        for batch in endless():
-            learn(model, optimizer, batch)
-            if team.step == 14:
-                break
-        say_last_words(team, model)
         """,
     ),
     "prepared later": (
@@ -433,16 +286,6 @@ LONGER = {
                         batch.add(accuracy=model(features).argmax(1) == labels)
             say_last_words(team, model, optimizer, tails=tails.item(), accuracy=evaluation["accuracy"])
             """,
-        "two loops, the second longer": """
-            model, optimizer, batches = team.prepare(model, optimizer, samples())
-            for epoch in team.epochs(1):
-                for batch in batches:
-                    learn(model, optimizer, batch)
-            for epoch in team.epochs(int(sys.argv[1])):
-                for batch in batches:
-                    learn(model, optimizer, batch)
-            say_last_words(team, model, optimizer)
-            """,
     }.items()
 }
 
@@ -450,7 +293,6 @@ LONGER = {
 TAILS = {
     "range, with a tail": (5, 10, 15),
     "registered things": (5, 10, 15),
-    "values in a state": (5, 10, 15),
     "two loops over epochs": (10, 15, 20),
     "the best weights": (5, 10, 15),
 }

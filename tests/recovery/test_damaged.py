@@ -61,14 +61,3 @@ def test_with_all_damaged_it_says_so_and_a_fresh_run_keeps_them(lab, interrupted
     again = lab.run(PLAIN, fresh=True)
     assert again.words == undisturbed(), again
     assert len(Store(lab.directory / "run.old-1").all()) == 3
-
-
-def test_a_run_with_a_damaged_pointer_file_goes_on_and_makes_it_right(lab, interrupted, undisturbed):
-    interrupted(lab.run_dir)
-    pointer = lab.run_dir / "checkpoints" / "newest"
-    newest = int(lab.names()[0].removeprefix("step-"))
-    pointer.write_bytes(random.Random(605).randbytes(14))
-    ended = lab.run(PLAIN)
-    assert ended.words == undisturbed(), ended
-    assert lab.resumes() == [newest], ended
-    assert pointer.read_text() == "step-00000015\n"

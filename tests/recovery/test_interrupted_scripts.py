@@ -9,13 +9,9 @@ from laboratory import KILLED, content_of
 pytestmark = pytest.mark.timeout(60)
 
 
-FROM_THE_END_OF_AN_EPOCH = (
-    "a second loader that goes round by itself",
-    "a second loader begun anew in each epoch",
-    "averages of a pass",
-)
-AFTER_NUMBERS = {"numbers drawn before a pass": 7, "numbers drawn between two passes of an epoch": 14}
-OTHERS = [name for name in SCRIPTS if name not in (*TAILS, *FROM_THE_END_OF_AN_EPOCH, *AFTER_NUMBERS)]
+FROM_THE_END_OF_AN_EPOCH = "a second loader that goes round by itself"
+AFTER_NUMBERS = "numbers drawn between two passes of an epoch"
+OTHERS = [name for name in SCRIPTS if name not in (*TAILS, FROM_THE_END_OF_AN_EPOCH, AFTER_NUMBERS)]
 
 
 def interrupt_and_go_on(lab, undisturbed, name, seed, at="step"):
@@ -48,9 +44,8 @@ def test_a_script_that_is_killed_after_the_loop_does_too(lab, undisturbed, name)
     interrupt_and_go_on(lab, undisturbed, name, 802, at="tail")
 
 
-@pytest.mark.parametrize("name", FROM_THE_END_OF_AN_EPOCH)
-def test_a_script_that_goes_on_from_the_end_of_an_epoch_does_too(lab, undisturbed, name):
-    script = source_of(name)
+def test_a_script_that_goes_on_from_the_end_of_an_epoch_does_too(lab, undisturbed):
+    script = source_of(FROM_THE_END_OF_AN_EPOCH)
     fault = {"at": "step", "number": 7, "what": "kill", "first": 1}
     killed = lab.run(script, nproc=2, fault=fault, checkpoint_every=5)
     ended = lab.run(script, checkpoint_every=5)
@@ -71,7 +66,7 @@ def test_a_finished_run_goes_on_to_the_end_of_a_longer_one(lab, undisturbed, nam
     assert ended.words["digest"] == undisturbed(script, "2")["digest"], ended
     assert "Warning" not in ended.err, ended
     assert content_of(lab.run_dir) == before, ended
-    done = 15 if "two loops" in name else 10
+    done = 10
     fault = {"at": "step", "number": place.randint(done + 3, done + 10), "rank": place.randrange(2), "what": "kill"}
     ended = lab.run(script, "4", nproc=2, fault=fault)
     assert ended.status == KILLED, f"seed {seed}\n{ended}"
@@ -80,10 +75,9 @@ def test_a_finished_run_goes_on_to_the_end_of_a_longer_one(lab, undisturbed, nam
     assert lab.resumes()[:2] == [done, done], f"seed {seed}\n{ended}\n{again}"
 
 
-@pytest.mark.parametrize(("name", "saved"), AFTER_NUMBERS.items())
-def test_a_resumed_script_draws_the_same_numbers_outside_of_passes(lab, undisturbed, name, saved):
+def test_a_resumed_script_draws_the_same_numbers_outside_of_passes(lab, undisturbed):
     """They decide what is learned from there on, and the passes before them are skipped."""
-    script = source_of(name)
+    script, saved = source_of(AFTER_NUMBERS), 14
     fault = {"at": "step", "number": saved + 2, "what": "kill", "first": 1}
     killed = lab.run(script, nproc=2, fault=fault, checkpoint_every=saved)
     ended = lab.run(script)

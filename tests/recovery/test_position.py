@@ -133,7 +133,7 @@ scripts = st.lists(parts, max_size=4)
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(scripts)
 def test_from_every_place_and_again_from_there_just_the_steps_left_are_made(script):
     undisturbed = Launch(script)

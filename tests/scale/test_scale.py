@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.timeout(300)
 def test_sixteen_processes_give_the_answer_of_one():
     script = Path(__file__).with_name("scale.py")
