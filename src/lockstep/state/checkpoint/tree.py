@@ -30,7 +30,6 @@ from lockstep.world.comm.dtensors import is_dtensor
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
-_MAX_DEPTH = 50  # keeps this module, and JSON readers and writers, well below Python's recursion limit
 _TENSORS = {Tensor: "$tensor", Parameter: "$parameter", np.ndarray: "$array"}
 _IN_FILES = {  # dtypes that safetensors supports; complex numbers are stored as pairs
     *IN_NUMPY,
@@ -51,8 +50,8 @@ def take_apart(tree: Any, name: str) -> tuple[Json, dict[str, Tensor]]:
     Raises:
         ConfigError: the tree contains something else.
     """
-    taker = _Taker(name)
-    return taker.take(tree, name, name), taker.tensors
+    taker = _Taker()
+    return taker.take(tree, name), taker.tensors
 
 
 def put_together(value: Json, tensors: Mapping[str, Tensor]) -> Any:
@@ -63,75 +62,62 @@ def put_together(value: Json, tensors: Mapping[str, Tensor]) -> Any:
 
 
 class _Taker:
-    """Splits a tree. ``where`` is a location in the tree for messages, ``name`` the same for names of tensors."""
+    """Splits a tree. ``name`` is a location in the tree, for messages and the names of tensors."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self._root = root
-        self._open: set[int] = set()  # ids of the containers being traversed
         self._shared: dict[int, dict[str, Any]] = {}
 
-    def take(self, value: Any, where: str, name: str) -> Any:
+    def take(self, value: Any, name: str) -> Any:
         if is_plain(value):
             return value
         kind = type(value)
         if kind in _TENSORS or is_dtensor(value):
             if id(value) not in self._shared:
-                self._shared[id(value)] = self._tensor(value, where, name)
+                self._shared[id(value)] = self._tensor(value, name)
             return self._shared[id(value)]
         if kind is not list and kind not in TAGS:
-            _refuse(where, f"of type {kind.__module__}.{kind.__qualname__}".replace(" builtins.", " "))
-        if id(value) in self._open:
-            _refuse(where, f"a {kind.__name__} that contains itself")
-        if len(self._open) == _MAX_DEPTH:
-            _refuse(where, f"inside {_MAX_DEPTH} containers, one in the other")
-        self._open.add(id(value))
-        encoded = self._content(value, where, name) if kind in (list, dict) else self._tagged(value, where, name)
-        self._open.remove(id(value))
-        return encoded
+            _refuse(name, f"of type {kind.__module__}.{kind.__qualname__}".replace(" builtins.", " "))
+        return self._content(value, name) if kind in (list, dict) else self._tagged(value, name)
 
-    def _tagged(self, value: Any, where: str, name: str) -> dict[str, Any]:
+    def _tagged(self, value: Any, name: str) -> dict[str, Any]:
         tag = TAGS[type(value)]
         try:
             parts, options = KINDS[tag].apart(value), KINDS[tag].options(value)
         except RefusedError as error:
-            _refuse(where, str(error))
-        content = self._content(parts, where, name)
+            _refuse(name, str(error))
+        content = self._content(parts, name)
         if tag in ("$set", "$frozenset"):
             content.sort(key=json.dumps)  # texts in a set are in another order in every process
-        return {tag: content, **{key: self.take(item, f"{where}.{key}", f"{name}.{key}") for key, item in options.items()}}
+        return {tag: content, **{key: self.take(item, f"{name}.{key}") for key, item in options.items()}}
 
-    def _content(self, value: Any, where: str, name: str) -> Any:
+    def _content(self, value: Any, name: str) -> Any:
         if type(value) is list:
-            return [self.take(item, f"{where}[{i}]", f"{name}.{i}") for i, item in enumerate(value)]
-        return self._dict(value, where, name) if type(value) is dict else self.take(value, where, name)
+            return [self.take(item, f"{name}.{i}") for i, item in enumerate(value)]
+        return self._dict(value, name) if type(value) is dict else self.take(value, name)
 
-    def _dict(self, value: dict[Any, Any], where: str, name: str) -> dict[str, Any]:
+    def _dict(self, value: dict[Any, Any], name: str) -> dict[str, Any]:
         pairs = []
         for i, (key, item) in enumerate(value.items()):
-            taken = self.take(key, f"{where}.keys()[{i}]", f"{name}.keys.{i}")
-            inner, step = f"{where}[key {i}]", str(i)
-            if is_plain(key):
-                at_top = where == self._root and type(key) is str and key.isidentifier()
-                inner = f"{where}.{key}" if at_top else f"{where}[{key!r}]"
-                step = re.sub(r"[^\w.-]+", "_", str(key))
-            pairs.append([taken, self.take(item, inner, f"{name}.{step}")])
+            taken = self.take(key, f"{name}.keys.{i}")
+            step = re.sub(r"[^\w.-]+", "_", str(key)) if is_plain(key) else str(i)
+            pairs.append([taken, self.take(item, f"{name}.{step}")])
         if all(type(key) is str and not key.startswith("$") for key, _ in pairs):
             return dict(pairs)
         return {"$dict": pairs}
 
-    def _tensor(self, value: Any, where: str, name: str) -> dict[str, Any]:
+    def _tensor(self, value: Any, name: str) -> dict[str, Any]:
         tag = _TENSORS.get(type(value), "$tensor")
         if tag == "$array":
             if value.dtype.name not in IN_NUMPY:
-                _refuse(where, f"a numpy array of {value.dtype}")
+                _refuse(name, f"a numpy array of {value.dtype}")
             value = torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="K"))
         if name in self.tensors:  # another key with the same text
             name = next(free for i in count(2) if (free := f"{name}~{i}") not in self.tensors)
         dtype = str(value.dtype).removeprefix("torch.")
         if value.layout is not torch.strided or value.is_nested or value.is_meta or dtype not in _IN_FILES:
             layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
-            _refuse(where, f"a {layout} tensor of {dtype} on the device {value.device}")
+            _refuse(name, f"a {layout} tensor of {dtype} on the device {value.device}")
         node = {tag: name, "device": value.device.type}
         if is_dtensor(value):  # gathered before it is written
             self.tensors[name] = value.detach()
@@ -148,9 +134,9 @@ class _Taker:
         return node
 
 
-def _refuse(where: str, description: str) -> NoReturn:
+def _refuse(name: str, description: str) -> NoReturn:
     raise ConfigError(
-        f"{where} is {description}, which a checkpoint cannot hold: it holds tensors, numpy arrays, plain values and "
+        f"{name} is {description}, which a checkpoint cannot hold: it holds tensors, numpy arrays, plain values and "
         "containers of them, so that reading one runs no code. Without it the run could not resume as if it had never "
         "stopped. Give the object that it belongs to a state_dict() and load_state_dict() of tensors and plain values, or "
         "leave it out."
