@@ -48,18 +48,6 @@ def write_bytes(path: Path, parts: Iterable[Bytes]) -> tuple[int, str]:
     return size, hasher.hexdigest()
 
 
-def holds(path: Path, parts: Iterable[Bytes]) -> bool:
-    """Whether a file has exactly this content, read from disk where the kernel drops its cached pages."""
-    memory = np.empty(_BLOCK_BYTES, dtype=np.uint8)
-    with path.open("rb", buffering=0) as file:
-        _drop_cache(file.fileno())
-        for block in _blocks(parts):
-            stored = memory[: len(block)]
-            if file.readinto(stored.data) != len(block) or not np.array_equal(stored, block):
-                return False
-        return file.read(1) == b""
-
-
 def _blocks(parts: Iterable[Bytes]) -> Iterator[Bytes]:
     """The same in blocks small enough to stay in the processor's cache while they are read twice."""
     for part in parts:

@@ -9,7 +9,7 @@
         damaged-step-00000130/      one from which a launch could not resume
     <run directory>/best/           the weights kept by ``team.best``
 
-A checkpoint is written under a temporary name beside the others, flushed to disk, verified, and renamed. So whatever has a
+A checkpoint is written under a temporary name beside the others, flushed to disk, and renamed. So whatever has a
 checkpoint's name was complete when it was written, even if the run was killed; checksums detect later damage.
 """
 
@@ -120,7 +120,7 @@ class Store:
         """Commit a written checkpoint as the newest one, and delete the oldest ones. Returns its path.
 
         Args:
-            unfinished: the directory with its other files, flushed to disk and verified by their writers.
+            unfinished: the directory with its other files, flushed to disk by their writers.
             keep: number of checkpoints to keep.
 
         Raises:

@@ -179,7 +179,7 @@ class Writer:
 
 
 def _write_part(directory: Path, job: Job) -> dict[str, File]:
-    """Write this rank's files, flush and verify them; returns their entries for the manifest."""
+    """Write this rank's files, and flush them; returns their entries for the manifest."""
     directory.mkdir(parents=True, exist_ok=True)
     files: dict[str, File] = {}
     for name, tensors in job.tensors.items():
