@@ -19,17 +19,14 @@ def test_values_are_attributes_that_can_be_read_and_assigned():
     state.best, state.bad = 0.5, state.bad + 1
     assert (state.best, state.bad) == (0.5, 1)
     assert repr(state) == "state(best=0.5, bad=1)"
-    assert {"best", "bad"} <= set(dir(state))
 
 
-def test_a_misspelt_name_is_refused_and_the_right_one_offered():
+def test_a_misspelt_name_is_refused_with_those_that_there_are():
     state = state_of(best=0.0)
     with pytest.raises(AttributeError, match="'best'"):
         state.bset = 1.0
     with pytest.raises(AttributeError, match="'best'"):
         _ = state.bset
-    with pytest.raises(AttributeError, match="None"):
-        del state.best
     assert state.best == 0.0
 
 

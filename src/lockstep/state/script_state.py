@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,20 +40,13 @@ class ScriptState:
         self._check_outside(f"state.{name} = ...")
         self._values[name] = _savable(name, value)
 
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"state.{name} cannot be deleted: set it to None")
-
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self._values]
-
     def __repr__(self) -> str:
         return f"state({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
 
     def _unknown(self, name: str) -> str:
         known = self.__dict__.get("_values", {})
-        close = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"add it where the state is created: team.state({name}=..., ...)"
-        return f"the state has no {name!r}, only {', '.join(known)}: {hint}"
+        remedy = f"add it where the state is created: team.state({name}=..., ...)"
+        return f"the state has no {name!r}, only {', '.join(known)}: {remedy}"
 
 
 class SavedValue:
