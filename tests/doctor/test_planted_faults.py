@@ -167,4 +167,4 @@ def test_a_full_disk(examined, require, tmp_path, options, state, words):
 def test_processes_that_cannot_exchange_anything(examined):
     found = examined("all-reduce", env={"GLOO_SOCKET_IFNAME": "nosuch0"})
     assert found["state"] == FAIL
-    assert "this machine has no interface 'nosuch0'" in found["found"]
+    assert "nosuch0" in found["found"]

@@ -97,7 +97,7 @@ def choose_transport(
         are_own: whether no other process uses these devices (``has_own_devices``).
 
     Raises:
-        ConfigError: the backend cannot work here, or the requested interface does not exist.
+        ConfigError: the backend cannot work here.
     """
     if config.backend == "mpi":
         _check_mpi(world)
