@@ -6,7 +6,6 @@ import itertools
 import re
 from pathlib import Path
 
-from lockstep.base.errors import ConfigError
 from lockstep.state.rundir.fixed_settings import NO_SCRIPT
 
 
@@ -48,15 +47,7 @@ def _numbered(parent: Path, stem: str) -> list[tuple[int, Path]]:
 
 
 def rename_old_run(path: Path) -> Path:
-    """Rename a run directory to ``<name>.old-<n>``, to make room for a new run. Returns the new path.
-
-    Raises:
-        ConfigError: the path has no last component (``.``).
-    """
-    if path.name in ("", ".."):
-        raise ConfigError(
-            f"the run directory {path} cannot be set aside for a new run: give it by a name (--run-dir, run_dir=), or another"
-        )
+    """Rename a run directory to ``<name>.old-<n>``, to make room for a new run. Returns the new path."""
     for number in itertools.count(1):
         new_path = path.with_name(f"{path.name}.old-{number}")
         if not new_path.exists():
