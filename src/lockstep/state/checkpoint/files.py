@@ -55,17 +55,10 @@ def _blocks(parts: Iterable[Bytes]) -> Iterator[Bytes]:
             yield part[start : start + _BLOCK_BYTES]
 
 
-def _drop_cache(fd: int) -> None:
-    """Ask the kernel to drop its cached pages of a file."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def checksum(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal digits, read from disk where the kernel drops its cached pages."""
+    """The SHA-256 of a file's content, in hexadecimal digits."""
     hasher = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        _drop_cache(file.fileno())
         while block := file.read(_BLOCK_BYTES):
             hasher.update(block)
     return hasher.hexdigest()
