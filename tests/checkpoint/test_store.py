@@ -13,7 +13,7 @@ from checkpoint_files import flip, write_files
 
 from lockstep.base.atomic import UNFINISHED
 from lockstep.base.errors import CheckpointError
-from lockstep.state.checkpoint.manifest import FILE_NAME, Manifest, verify
+from lockstep.state.checkpoint.manifest import FILE_NAME, verify
 from lockstep.state.checkpoint.store import BEST, Store, find_checkpoint
 
 pytestmark = pytest.mark.timeout(60)
@@ -221,16 +221,6 @@ def test_killed_anywhere_the_best_weights_are_the_old_or_the_new_ones(tmp_path, 
     assert verify(store.run_dir / BEST).step == 20
 
 
-def test_one_that_was_whole_when_the_run_was_killed_is_found_and_half_a_one_is_not(tmp_path):
-    store = Store(tmp_path)
-    for step in (10, 20):
-        write_files(store.unfinished(step, "a"), step).write(store.unfinished(step, "a"))
-    (store.unfinished(20, "a") / "state.json").write_text("")
-    assert store.has_unfinished()
-    store.clean()
-    assert (names(store), newest(store)) == (["step-00000010"], (10, False))
-
-
 # Damage
 
 
@@ -306,15 +296,3 @@ def test_a_path_means_a_checkpoint_or_the_newest_one_of_a_run(tmp_path, monkeypa
         with pytest.raises(CheckpointError, match=message):
             find_checkpoint(path)
     assert find_checkpoint(tmp_path / "empty" / BEST) == tmp_path / "empty" / BEST
-
-
-def test_what_is_of_no_checkpoint_is_left_alone(tmp_path):
-    store = prepare(tmp_path, [10])
-    for name in ("step-20-copy", "my step-00000030", "notes.txt"):
-        (store.directory / name).mkdir()
-    (tmp_path / "events.jsonl").write_text("")
-    commit(store, 20, keep=1)
-    store.clean()
-    assert names(store) == ["my step-00000030", "newest", "notes.txt", "step-00000020", "step-20-copy"]
-    assert isinstance(store.newest_sound(pytest.fail)[1], Manifest)
-    assert (tmp_path / "events.jsonl").exists()

@@ -11,28 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lockstep.base.errors import CheckpointError
-from lockstep.state.checkpoint.tensorfile import write_tensors
-
-DTYPES = [
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz,
-    torch.complex64,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint64,
-    torch.uint32,
-    torch.uint16,
-    torch.uint8,
-    torch.bool,
-]
+from lockstep.state.checkpoint.tensorfile import _NAMES, write_tensors
 
 
 def some(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -42,7 +21,7 @@ def some(dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randint(256, (*shape, size), dtype=torch.uint8).view(dtype).reshape(shape)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", _NAMES, ids=str)
 def test_a_file_is_the_librarys_byte_for_byte(dtype: torch.dtype, tmp_path: Path) -> None:
     tensors = {
         "b.weight": some(dtype, 7, 5),

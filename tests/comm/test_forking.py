@@ -21,9 +21,6 @@ def spinlock():
     class Spinlock:
         is_released = released.is_set
 
-        def ask(self):
-            libc.pthread_spin_lock(ctypes.byref(lock))
-
         def release(self):
             if not released.is_set():
                 released.set()
@@ -49,22 +46,6 @@ def test_a_thread_that_python_does_not_know_is_waited_for(spinlock, monkeypatch)
     assert spinlock.is_released()
     timer.join()
     join()
-
-
-def test_one_that_always_computes_does_not_hold_up_a_fork_for_ever(spinlock):
-    join = spinlock.ask_in_a_thread_of_c()
-    forking.wait_for_rest()
-    spinlock.release()
-    join()
-
-
-def test_threads_of_python_are_not_waited_for(spinlock, monkeypatch):
-    monkeypatch.setattr(forking, "_PATIENCE_S", 3600)
-    thread = threading.Thread(target=spinlock.ask)
-    thread.start()
-    forking.wait_for_rest()
-    spinlock.release()
-    thread.join()
 
 
 def wait_for_rest_with_much_patience():

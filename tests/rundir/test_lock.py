@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import os
 import signal
 import subprocess
 import sys
@@ -109,43 +108,6 @@ def test_a_forked_child_does_not_have_it_and_cannot_give_it_away(tmp_path):
         assert has_it(first)
         assert first.stdout.readline() == "7\n"
         assert holder_of(tmp_path) is not None
-
-
-LEAVE_A_CHILD = """
-import os
-child = os.fork()
-if child:
-    print(child, flush=True)
-    os.kill(os.getpid(), 9)
-"""
-
-
-def test_a_forked_child_that_outlives_the_holder_does_not_keep_it(tmp_path):
-    with another_process(tmp_path, code=HOLD + LEAVE_A_CHILD) as first:
-        assert has_it(first)
-        child = int(first.stdout.readline())
-        try:
-            RunLock(tmp_path, patience_s=20).release()
-            os.kill(child, 0)
-        finally:
-            os.kill(child, signal.SIGKILL)
-
-
-def test_who_waits_while_the_directory_is_set_aside_gets_the_lock_of_the_new_one(tmp_path):
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    lock = RunLock(run_dir)
-    with another_process(run_dir, patience_s=20) as second:
-        time.sleep(0.5)  # it has opened the file that is about to go
-        aside = rename_old_run(run_dir)
-        run_dir.mkdir()
-        new = RunLock(run_dir)
-        lock.release()
-        time.sleep(0.5)
-        assert (second.poll(), last_launch(aside)) == (None, "")
-        new.release()
-        assert has_it(second)
-        assert last_launch(run_dir) == "launch-7"
 
 
 def test_a_directory_that_is_set_aside_at_the_worst_moment_does_not_lead_to_its_lock(tmp_path, monkeypatch):
