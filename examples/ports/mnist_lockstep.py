@@ -14,7 +14,8 @@ def train(model, team, loader, optimizer, epoch):
         for images, labels in batch.shards:
             loss = functional.cross_entropy(model(images), labels)
             team.backward(loss)
-            team.log(loss=loss)
+            batch.add(loss=loss)
+        team.log(loss=batch["loss"])
         optimizer.step()
 
 

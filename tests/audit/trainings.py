@@ -35,7 +35,6 @@ def train_carelessly():
                 seen.loss(indices, loss)
                 team.backward(loss)
                 batch.add(loss=loss, hidden=hidden.value.sum(), seen=counts.value["samples"])
-                team.log(inner=loss)
             optimizer.step()
             optimizer.zero_grad()
             seen.step(loss=batch["loss"], hidden=batch["hidden"], seen=batch["seen"], drawn=random.random())

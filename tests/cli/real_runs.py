@@ -35,7 +35,8 @@ for epoch in team.epochs(2):
         for (x,) in batch.shards:
             loss = head(model(x)).square().mean()
             team.backward(loss)
-            team.log(loss=loss, step=team.step)
+            batch.add(loss=loss)
+        team.log(loss=batch["loss"], step=team.step)
         optimizer.step()
         optimizer.zero_grad()
         average.update_parameters(model)

@@ -78,7 +78,8 @@ for epoch in team.epochs(2):
         for inputs, targets in batch.shards:
             loss = torch.nn.functional.mse_loss(model(inputs), targets)
             team.backward(loss)
-            team.log(loss=loss)
+            batch.add(loss=loss)
+        team.log(loss=batch["loss"])
         optimizer.step()
         optimizer.zero_grad()
 """

@@ -48,9 +48,9 @@ def train(length=40, batch_size=16, epochs=2, pin_memory=False, nan_in_step=None
                         loss = loss * float("nan")
                     team.backward(loss)
                     batch.add(loss=loss)
-                    team.log(loss=loss, weight=float(len(inputs)))
                     losses.append((team.step, len(inputs), loss.detach()))
                     drawn.append(torch.rand(3, device=team.device))
+                team.log(loss=batch["loss"])
                 team.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 schedule.step()
@@ -157,7 +157,6 @@ def log_without_waiting(steps):
                 for (inputs,) in batch.shards:
                     loss = model(inputs).square().mean()
                     team.backward(loss)
-                    team.log(loss=loss)
                 optimizer.step()
                 optimizer.zero_grad()
                 if team.step == 3:

@@ -53,7 +53,7 @@ def train_parts(epochs=2, **settings):
                     loss = nn.functional.cross_entropy(outputs, targets.to(outputs.device))
                     team.backward(loss)
                     batch.add(loss=loss, size=inputs.square().mean())  # from both devices
-                    team.log(loss=loss, size=inputs.square().mean())
+                team.log(loss=batch["loss"], size=batch["size"])
                 team.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 average.update_parameters(model)

@@ -34,7 +34,7 @@ What keeps the ports to lockstep short:
 | `for x, y in evaluation.shards` | `no_grad`, `eval()`, `train()`, sums, gathering ([loop.md](../loop.md#evaluation)) |
 | `team.best(accuracy)` | comparing, and saving the best weights |
 | `if epoch - team.best_epoch == 3: break` | a counter, to be saved as well ([early stopping](early-stopping.md)) |
-| `team.log(loss=loss)` | printing every tenth step: the progress display shows it |
+| `team.log(loss=batch["loss"])` | printing every tenth step: the progress display shows it |
 | `team.save(value, path)` | `torch.save` on rank 0 |
 """
 

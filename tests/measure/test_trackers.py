@@ -43,7 +43,8 @@ SCRIPT = """
                 for (x,) in batch.shards:
                     loss = model(x).square().mean() * random.random()
                     team.backward(loss)
-                    team.log(loss=loss)
+                    batch.add(loss=loss)
+                team.log(loss=batch["loss"])
                 optimizer.step()
                 optimizer.zero_grad()
                 if team.step == 5:

@@ -69,9 +69,11 @@ for _epoch in team.epochs(ASKED["epochs"]):
             loss = nn.functional.cross_entropy(model(features), labels)
             team.backward(loss)
             if ASKED["log"]:
-                team.log(loss=loss)
+                batch.add(loss=loss)
             strike(team, "shard")
             time.sleep(ASKED["step_s"])
+        if ASKED["log"]:
+            team.log(loss=batch["loss"])
         optimizer.step()
         if ASKED["schedule"]:
             schedule.step()

@@ -114,7 +114,7 @@ def count_plain(num_shards, num_blocks, steps=4):
 def count(num_blocks=8, steps=6, reads=True, clips=False):
     """The account of a step of lockstep's loop, from its beginning to that of the next, and that of a plain loop.
 
-    ``reads``: values are added to the batch, besides being logged. ``clips``: gradients are clipped.
+    ``reads``: a value is added to the batch, and logged. ``clips``: gradients are clipped.
     """
     with lockstep.join() as team:
         model = deep(num_blocks)
@@ -131,7 +131,8 @@ def count(num_blocks=8, steps=6, reads=True, clips=False):
                 team.backward(loss)
                 if reads:
                     batch.add(loss=loss)
-                team.log(loss=loss)
+            if reads:
+                team.log(loss=batch["loss"])
             if clips:
                 team.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -163,10 +164,10 @@ def train_weighted(steps=6):
                 loss = (model(inputs).square().mean(-1) * counted).sum() / weight
                 team.backward(loss, weight=weight)
                 batch.add(loss=loss, tokens=weight)
-                team.log(loss=loss)
             optimizer.step()
             optimizer.zero_grad()
             means.append((batch["loss"], batch["tokens"]))
+            team.log(loss=batch["loss"])
         run_dir = team.run_dir
         momentum = {f"momentum {n}": slots["momentum_buffer"] for n, slots in optimizer.state_dict()["state"].items()}
         found = digest({**model.state_dict(), **momentum})

@@ -165,17 +165,6 @@ def best_of_each():
         team.best(float(team.rank))
 
 
-def log_unlike():
-    """``team.log`` outside of the shards with a value of this rank's own."""
-    with lockstep.join() as team:
-        model, loader = team.prepare(linear(), DataLoader(numbers(8), 4))
-        for batch in loader:
-            for (inputs,) in batch.shards:
-                loss = model(inputs).mean()
-                team.backward(loss)
-            team.log(loss=loss)
-
-
 USES = {
     "clip_grad_norm_": lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
     "clip_grad_value_": lambda model: nn.utils.clip_grad_value_(model.parameters(), 1.0),

@@ -494,7 +494,7 @@ def print_from_all():
 
 
 def log_numbers(length, batch_size, log_every):
-    """Log each shard's mean of its numbers, values with weights of their own, or in some steps only, and values of steps."""
+    """Log each step's mean of its numbers, a value in some steps only, and one after the loop."""
     with lockstep.join(log_every=log_every) as team:
         model, loader = team.prepare(linear(), DataLoader(numbers(length), batch_size))
         for epoch in team.epochs(2):
@@ -502,9 +502,7 @@ def log_numbers(length, batch_size, log_every):
                 for (inputs,) in batch.shards:
                     team.backward(model(inputs).mean())
                     batch.add(mean=inputs.mean())
-                    team.log(mean=inputs.mean(), odd=1.0 if team.step % 2 else None)
-                    team.log(weight=float(inputs.sum()), heavy=inputs.mean())
-                team.log(behind=batch["mean"], step=team.step)
+                team.log(mean=batch["mean"], odd=1.0 if team.step % 2 else None)
             team.log(epoch=float(epoch))
         run_dir = team.run_dir
     return [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()] if team.is_main else None

@@ -135,11 +135,6 @@ def test_the_best_of_unlike_values_is_refused_on_all_ranks(crew):
         crew(2, guard_scripts.best_of_each)
 
 
-def test_logging_a_value_of_one_rank_outside_of_the_shards_is_refused(crew):
-    with pytest.raises(LaunchError, match=r"team.log\(loss=...\) in step 1, outside of batch.shards.*batch\['loss'\]"):
-        crew(2, guard_scripts.log_unlike)
-
-
 @pytest.mark.parametrize("how", guard_scripts.USES)
 def test_gradients_that_are_used_inside_the_shards_are_an_error(standing_crew, how):
     for message, gradient, kind in standing_crew(2, guard_scripts.use_gradients, how, shards=4):

@@ -160,7 +160,7 @@ class RunConfig:
 
     ``warn``: once a step."""
     log_every: int = option(20, group=TRAINING, least=1, metavar="STEPS")
-    """Steps between exchanges of logged values among ranks.  [default: 20]"""
+    """Steps between comparisons of logged values among ranks.  [default: 20]"""
     find_unused_parameters: bool = option(False, group=TRAINING)
     """With strategy ddp: allow parameters used in the first step to be unused later. (Others always allow it.)
 

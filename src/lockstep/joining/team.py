@@ -17,7 +17,6 @@ from lockstep.data.batches import map_tensors
 from lockstep.data.evaluation import Evaluation
 from lockstep.data.evaluation_pass import EvaluationPass
 from lockstep.data.loader import PreparedLoader
-from lockstep.data.values import check_weight
 from lockstep.joining.engine import Engine
 from lockstep.journal.failure import FailureRecord
 from lockstep.loop.preparing import A, B, C, D, Kept
@@ -30,6 +29,10 @@ from lockstep.world.comm.collectives import Collectives
 from lockstep.world.comm.dtensors import full_tensor
 from lockstep.world.comm.group import default_group
 from lockstep.world.environment import World, failure_file
+
+_LOG_MEANS = (
+    "Add the value to the batch, batch.add(loss=loss), and log its mean after the loop, team.log(loss=batch['loss'])."
+)
 
 
 class Team(Collectives):
@@ -293,25 +296,19 @@ class Team(Collectives):
         """The autocast context of the run's precision, for computation outside of a prepared model's forward pass."""
         return self._engine.precision.autocast(self.device)
 
-    def log(self, *, weight: float | Tensor | None = None, **values: Any) -> None:
+    def log(self, **values: Any) -> None:
         """Write values to the run's journal and the progress display. Never waits for a GPU or another rank.
 
-        Inside ``batch.shards`` they are averaged over all shards, by weight. Outside they must be the same on every rank, as
-        ``batch[name]`` and results of evaluations are.
+        Call it outside of ``batch.shards``, with values that are the same on every rank, as ``batch[name]`` and results of
+        evaluations are.
 
         Args:
-            weight: the weight of this shard's values; None: that given to ``backward``, or else its number of samples.
             values: numbers, or tensors with one element, which are read from a GPU later. None is left out.
         """
-        if self._loop.resumption.is_catching_up or self.in_audit:
+        if self._loop.resumption.is_catching_up:
             return
-        shard_weight = self._phases.shard_weight()
-        if shard_weight is None:
-            self._phases.check_outside("team.log()")
-        if shard_weight is None and weight is not None:
-            raise UsageError("team.log(weight=...) outside of batch.shards: there is nothing to average there")
-        weight = shard_weight if weight is None else check_weight(weight, None, "log")
-        self._engine.log.add(self.epoch, self.step, weight, values)
+        self._phases.check_outside("team.log()", _LOG_MEANS)
+        self._engine.log.add(self.epoch, self.step, values)
 
     # Evaluating
 

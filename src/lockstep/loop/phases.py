@@ -15,7 +15,7 @@ from lockstep.base.errors import ConfigError, LossError, UsageError, unknown_nam
 from lockstep.data.batch import Batch, Shards, own_runs
 from lockstep.data.evaluation_pass import EvaluationBatch
 from lockstep.data.streams import Purpose, reseed
-from lockstep.data.values import Weight, check_weight
+from lockstep.data.values import check_weight
 from lockstep.journal.measure.step_clock import BEGINNING, ENDING, IN_BACKWARD, IN_FORWARD, IN_SCRIPT, Mark
 from lockstep.listener import Listeners
 from lockstep.loop import refusals
@@ -419,10 +419,6 @@ class Phases:
                 "ranks needs no mean: use the value itself, or team.log()."
             )
         self.sinks.ledger.add(weight, values, micro, reduction)
-
-    def shard_weight(self) -> Weight | None:
-        """The running shard's weight in means; None: outside of ``batch.shards``."""
-        return None if self.micro is None else self.sinks.ledger.weight_of(self.micro)
 
     def before_optimizer(self, optimizer: Optimizer, args: Sequence[Any], options: dict[str, Any]) -> None:
         """Check a call of ``optimizer.step()``: registered as a hook for all optimizers of the process.

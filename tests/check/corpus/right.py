@@ -146,7 +146,6 @@ def logging_inside():
             loss = F.cross_entropy(model(x), y)
             team.backward(loss)
             logger.debug("a shard's loss: %s", loss.item())
-            team.log(loss=loss)
             print(f"rank {team.rank}: {loss.item():.3f}")
         optimizer.step()
         optimizer.zero_grad()

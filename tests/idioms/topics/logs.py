@@ -16,10 +16,9 @@ def team_log(team):
             logits = model(inputs)
             loss = functional.cross_entropy(logits, targets)
             team.backward(loss)
-            team.log(accuracy=(logits.argmax(dim=1) == targets).float().mean())
-            batch.add(loss=loss)
+            batch.add(loss=loss, accuracy=logits.argmax(dim=1) == targets)
         update(optimizer)
-        team.log(loss=batch["loss"], rate=optimizer.param_groups[0]["lr"])
+        team.log(loss=batch["loss"], accuracy=batch["accuracy"], rate=optimizer.param_groups[0]["lr"])
     return model, loader.averages
 
 

@@ -92,13 +92,12 @@ def run(args: Any, *, reads: bool, watch: Any, lines: bool) -> None:
                 for images, labels in batch.shards:
                     loss = made.loss(model, (images, labels))
                     team.backward(loss)
-                    team.log(loss=loss)
                     if reads:
                         batch.add(loss=loss)
                 optimizer.step()
                 optimizer.zero_grad()
                 if reads:
-                    float(batch["loss"])
+                    team.log(loss=batch["loss"])
         finally:
             if lines:
                 torch.cuda.set_sync_debug_mode("default")
