@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import secrets
 import sys
@@ -23,7 +22,6 @@ from lockstep.joining.opening import LaunchRequest, OpenRun, open_run
 from lockstep.joining.startup.consistency import check_not_imported, check_run_dir_shared, check_software
 from lockstep.joining.team import Team
 from lockstep.joining.unlaunched import show_uncaught
-from lockstep.joining.verifying import await_opening, verify_together
 from lockstep.plan.blocks import block
 from lockstep.state.recovery.resuming import Checkpoint
 from lockstep.state.recovery.software import numerics
@@ -169,7 +167,7 @@ def _agree(
     is_new, notices, shards_given = True, list[str](), config.shards is not None
     if world.rank == 0:
         try:
-            run = _open(config, explicit, environment, world, device, collectives)
+            run = _open(config, explicit, environment, world, device)
             opening = {
                 # Other machines may have started the script in other directories.
                 "run_dir": str(run.run_dir if world.num_nodes == 1 else run.run_dir.absolute()),
@@ -180,7 +178,7 @@ def _agree(
         except LockstepError as error:
             kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in vars(errors))
             opening = {"error": (kind, str(error))}
-    opening = collectives.broadcast_plain(opening) if world.rank == 0 else await_opening(collectives)
+    opening = collectives.broadcast_plain(opening)
     if "error" in opening:
         kind, message = opening["error"]
         raise vars(errors)[kind](message)  # on every rank
@@ -219,9 +217,8 @@ def _open(
     environment: Environment,
     world: World,
     device: str,
-    collectives: Collectives,
 ) -> OpenRun:
-    """Find or create the run, on rank 0, while the others wait in ``await_opening``."""
+    """Find or create the run, on rank 0, while the others wait."""
     num_shards = config.shards or world.world_size
     block(0, world.world_size, num_shards)  # more processes than shards is an error
     born_with = FixedSettings(
@@ -235,16 +232,7 @@ def _open(
     )
     part = "" if world.job is None else world.job.part
     command = Command.of_this_process(_num_joined, is_program=world.is_program, explicit=explicit, part=part)
-    return open_run(
-        LaunchRequest(
-            config=config,
-            explicit=explicit,
-            born_with=born_with,
-            command=command,
-            world=world,
-            verify=functools.partial(verify_together, collectives=collectives),
-        )
-    )
+    return open_run(LaunchRequest(config=config, explicit=explicit, born_with=born_with, command=command, world=world))
 
 
 def _threads_notice(config: RunConfig, environment: Environment, birth: FixedSettings) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from lockstep.base.config import RUNS, RunConfig
 from lockstep.base.errors import CheckpointError, ConfigError
 from lockstep.journal.history import read_launches
 from lockstep.plan.blocks import block
-from lockstep.state.checkpoint.manifest import Manifest, verify
+from lockstep.state.checkpoint.manifest import Manifest
 from lockstep.state.checkpoint.store import Store
 from lockstep.state.recovery.resuming import Checkpoint
 from lockstep.state.rundir.fixed_settings import (
@@ -56,8 +56,6 @@ class LaunchRequest:
     """The birth of a new run with the settings of this launch."""
     command: Command
     world: World
-    verify: Callable[[Path], Manifest] = verify
-    """Verifies the checksums of a checkpoint."""
 
     def begins_anew(self, path: Path) -> bool:
         """Whether the run in a directory must not be resumed. (A restart resumes what this launch has begun.)"""
@@ -252,7 +250,7 @@ def _is_finished(checkpoint: Path) -> bool:
 def _resume(path: Path, launch: LaunchRequest, lock: RunLock, notices: list[str]) -> OpenRun | None:
     """The run in a directory; None: there is none. Its settings are those of its newest checkpoint, which has a checksum; until
     there is one, those of ``birth.json``."""
-    store = Store(path, launch.verify)
+    store = Store(path)
     store.clean()
     sound = store.newest_sound(notices.append)
     if sound is None:

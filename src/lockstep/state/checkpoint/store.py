@@ -43,12 +43,10 @@ class Store:
 
     Args:
         run_dir: the run directory. Nothing is created there before a checkpoint is written.
-        verify: verifies the checksums of a checkpoint: see ``manifest.verify``.
     """
 
-    def __init__(self, run_dir: Path, verify: Callable[[Path], Manifest] = verify) -> None:
+    def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        self._verify = verify
         self.directory = run_dir / _ALL
 
     def all(self) -> list[Path]:
@@ -90,7 +88,7 @@ class Store:
         damaged: list[tuple[Path, str]] = []
         for path in self.all():
             try:
-                manifest = self._verify(path)
+                manifest = verify(path)
             except NewerFormatError:
                 raise  # resuming from an older checkpoint would undo what the newer version has done
             except CheckpointError as error:
@@ -190,7 +188,7 @@ class Store:
     def _rescue(self, unfinished: Path) -> None:
         """Commit a complete checkpoint, whose launch was killed just before renaming it; delete others."""
         try:
-            manifest = self._verify(unfinished)
+            manifest = verify(unfinished)
         except CheckpointError:
             _remove(unfinished)
             return
