@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import multiprocessing
 import random
 
 import numpy
@@ -15,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Tenso
 
 import lockstep
 from lockstep.base.errors import ConfigError, DataError, UsageError
-from lockstep.data.evaluated import EvaluatedLoaders
+from lockstep.data.evaluated import Evaluations
 from lockstep.data.evaluation import Evaluation
 from lockstep.data.evaluation_pass import EvaluationPass
 from lockstep.data.evaluation_source import EvaluationKey, EvaluationSource
@@ -465,10 +464,9 @@ def test_evaluation_does_not_disturb_the_streams_of_training(standing_crew):
 # The block
 
 
-def test_a_loop_may_be_left_early_and_the_workers_serve_the_next_evaluation():
-    source = EvaluationSource(DataLoader(table(), 2, num_workers=1, persistent_workers=True), assignment())
+def test_a_loop_may_be_left_early():
     for length in (2, 5):
-        with evaluate(None, source=source) as evaluation:
+        with evaluate(DataLoader(table(), 2, num_workers=1)) as evaluation:
             for number, batch in enumerate(evaluation, 1):
                 for (values,) in batch.shards:
                     batch.add(count=1.0, weight=1, total=values)
@@ -477,31 +475,8 @@ def test_a_loop_may_be_left_early_and_the_workers_serve_the_next_evaluation():
         assert evaluation["total"] == pytest.approx(sum(table().tensors[0][: 2 * length].tolist()) / (2 * length))
 
 
-def test_a_loader_that_the_script_has_dropped_keeps_no_workers():
-    loaders = EvaluatedLoaders(assignment, workers=None)
-
-    def evaluate_on(loader):
-        source, _ = loaders.next(loader, 0, 0, in_step=False)
-        with evaluate(None, source=source) as evaluation:
-            for batch in evaluation:
-                for (values,) in batch.shards:
-                    batch.add(total=values)
-        return source
-
-    def make():
-        return DataLoader(table(), 2, num_workers=1, persistent_workers=True)
-
-    kept = make()
-    assert evaluate_on(kept) is evaluate_on(kept)
-    for _ in range(2):
-        evaluate_on(make())
-        assert len(multiprocessing.active_children()) == 1
-    del kept
-    assert not multiprocessing.active_children()
-
-
 def test_loaders_are_numbered_alike_whether_the_script_keeps_them_or_not():
-    loaders, kept = EvaluatedLoaders(assignment, workers=None), []
+    loaders, kept = Evaluations(assignment, workers=None), []
     keys = [loaders.next(DataLoader(table(), 2), 0, 0, in_step=False)[1] for _ in range(3)]
     for _ in range(12):
         kept.append(DataLoader(table(), 2))

@@ -18,7 +18,7 @@ from lockstep.base.config import STRATEGIES, RunConfig
 from lockstep.base.stopping import StopWatch, say
 from lockstep.base.visible import visible
 from lockstep.data.assignment import ShardAssignment
-from lockstep.data.evaluated import EvaluatedLoaders
+from lockstep.data.evaluated import Evaluations
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.streams import Purpose, draw_on, preserve_rng, reseed
 from lockstep.joining.instrument import Instrument, Run
@@ -196,7 +196,7 @@ class Engine:
             self.state,
             self.listeners,
         )
-        self.evaluated = EvaluatedLoaders(functools.partial(self.assignment, 0), config.workers)
+        self.evaluated = Evaluations(functools.partial(self.assignment, 0), config.workers)
         self._script_seed = ScriptSeed(collectives, self.state, self.phases, self.restorer)
         self._optimizer_hooks = (
             register_optimizer_step_pre_hook(self.phases.before_optimizer),
