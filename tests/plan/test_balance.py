@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.plan.balance import Balancer, Pace, best_blocks, can_balance, fair_sizes, first_blocks
+from lockstep.plan.balance import Balancer, Pace, best_blocks, can_balance, fair_sizes
 from lockstep.plan.blocks import blocks_of, even_blocks
 
 pytestmark = pytest.mark.timeout(60)
@@ -90,21 +90,6 @@ def test_blocks_of_larger_units_are_cut_at_multiples_of_them(times, unit):
         assert min(blocks.sizes) >= 1
         assert blocks.num_shards == num_shards
         assert all(bound % unit == 0 for bound in blocks.bounds[:-1])
-
-
-@pytest.mark.parametrize(
-    ("num_shards", "speeds", "sizes"),
-    [
-        (8, [1.0, 0.5], (6, 2)),
-        (16, [2.0, 2.0, 1.0], (7, 6, 3)),
-        (8, [1.0, 1.0], None),
-        (8, [1.0, 0.95], None),
-        (4, [1.0, 0.8], None),  # as even as whole shards allow
-    ],
-)
-def test_a_launch_begins_with_shares_that_suit_machines_which_clearly_differ(num_shards, speeds, sizes):
-    proposal = first_blocks(num_shards, speeds)
-    assert (proposal and proposal.blocks.sizes) == sizes
 
 
 @pytest.mark.parametrize(("world_size", "num_shards", "can"), [(1, 8, False), (2, 3, False), (2, 4, True), (3, 5, False)])

@@ -4,7 +4,6 @@ import hashlib
 import os
 import signal
 import time
-from unittest import mock
 
 import torch
 from torch import nn
@@ -57,17 +56,3 @@ def train(slowness, num_epochs, stops=False):
     except SystemExit:
         pass
     return seen
-
-
-def train_on_machines(cores, num_epochs):
-    """The same, where each process has a machine of its own with so many cores."""
-    rank, size = int(os.environ["RANK"]), len(cores)
-    place = {
-        "GROUP_RANK": rank,
-        "GROUP_WORLD_SIZE": size,
-        "LOCAL_RANK": 0,
-        "LOCAL_WORLD_SIZE": 1,
-        "LOCKSTEP_CORES": cores[rank],
-    }
-    with mock.patch.dict(os.environ, {name: str(number) for name, number in place.items()}):
-        return train(0, num_epochs)

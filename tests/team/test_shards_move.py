@@ -43,15 +43,6 @@ def test_a_slow_rank_gets_fewer_shards_until_the_run_resumes(standing_crew, tmp_
     assert digests(fast) == digests(slow)
 
 
-def test_machines_of_unequal_cores_begin_with_unequal_shares_of_the_same_training(standing_crew, tmp_path):
-    settings = {"shards": 8, "threads": 2, "checkpoint_every": "off", "run_dir": str(tmp_path / "run")}
-    [alone] = standing_crew(1, balance_scripts.train, 0, 1, shards=8, threads=2)
-    large, small = standing_crew(2, balance_scripts.train_on_machines, (2, 1), 1, **settings)
-    assert (large[1][1], small[1][1]) == (6, 2)
-    assert [(move["step"], move["before"], move["shards"]) for move in moves_of(tmp_path / "run")] == [(1, [4, 4], [6, 2])]
-    assert digests(large) == digests(small) == digests(alone)
-
-
 @pytest.mark.parametrize("strategy", [name for name, strategy in STRATEGIES.items() if not strategy.balances])
 def test_shards_stay_where_the_strategy_needs_it(strategy):
     assert not may_balance(RunConfig(strategy=strategy, shards=8), 2)

@@ -116,12 +116,9 @@ class Engine:
         reseed(config.seed, Purpose.START)
         # Unguarded: the loop issues its own collectives only at points that all ranks reach.
         self.collectives = Collectives(default_group(), transport)
-        # A rank computes with no more cores than it has threads; on a device, cores say nothing.
-        cores = world.num_cores if devices[0].type == "cpu" else None
-        speed = min(float(config.threads), cores / world.local_world_size) if cores else float(config.threads)
-        self.hosts, self._speeds = [world.host] * world.world_size, [speed] * world.world_size
+        self.hosts = [world.host] * world.world_size
         if world.num_nodes > 1:
-            self.hosts, self._speeds = map(list, zip(*self.collectives.all_gather_plain((world.host, speed)), strict=True))
+            self.hosts = self.collectives.all_gather_plain(world.host)
         self.transport = dataclasses.replace(transport, ranks_per_host=equal_hosts(self.hosts))
         self._started = start_event(config, world, devices[0], transport, self.hosts)
         self._build_records()
@@ -245,8 +242,6 @@ class Engine:
             self.journal.write("resume", step=checkpoint.manifest.step, checkpoint=checkpoint.path.name)
         elif not context.is_new:
             self.journal.write("resume", step=0, checkpoint=None)
-        if self.balance is not None:
-            self.balance.begin(1 if checkpoint is None else checkpoint.manifest.step + 1, self._speeds)
         notices, run = [*context.notices], self._as_run()
         if self._kernels is not None:
             notices.append(NOTICE)

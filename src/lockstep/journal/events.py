@@ -25,8 +25,7 @@ Rank 0 writes ``<run directory>/events.jsonl``. Each line is one JSON object wit
                        wait for that rank
 ``move``               ``step`` (the first of them), ``shards`` (a list, by rank: how many each has from that step on),
                        ``before`` (the same until then), ``gain`` (the share of a step's time that this is predicted to
-                       save): shards move from ranks that are slower than the others. A launch begins with even numbers,
-                       or with a move in its first step if hosts have unequal numbers of cores for each rank
+                       save): shards move from ranks that are slower than the others. A launch begins with even numbers
 ``evaluate``           ``epoch``, ``step``, ``values``: the results of one evaluation
 ``checkpoint``         ``step``, ``kind`` (``checkpoint``, or ``weights``: the best ones), ``name``, ``held_s`` (how long
                        it held up training), ``wall_s`` (how long it took to write)

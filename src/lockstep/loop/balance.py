@@ -26,12 +26,10 @@ from lockstep.plan.balance import (
     FORWARD,
     SCRIPT,
     Balancer,
-    Proposal,
     Row,
     can_balance,
-    first_blocks,
 )
-from lockstep.plan.blocks import Blocks, even_blocks
+from lockstep.plan.blocks import even_blocks
 from lockstep.prepare.per_shard import PerShard
 from lockstep.prepare.state_adapters import StateAdapter
 
@@ -82,23 +80,6 @@ class Balance(Listener):
         since loader workers start for it."""
         self._rows: Sequence[Row] = ()
         """Those of the step's last phase."""
-
-    def begin(self, step: int, speeds: Sequence[float]) -> None:
-        """Give each rank as many shards as suit its speed, as far as it is known, before anything is planned.
-
-        Args:
-            step: the first of the launch.
-            speeds: of all ranks.
-        """
-        even = self.moves.newest
-        proposal = first_blocks(even.num_shards, speeds)
-        if proposal is not None:
-            self.moves = Moves(proposal.blocks)
-            self._balancer.restart(proposal.blocks)
-            self._write(step, even, proposal)
-
-    def _write(self, step: int, before: Blocks, proposal: Proposal) -> None:
-        self._journal.write("move", step=step, before=before.sizes, shards=proposal.blocks.sizes, gain=proposal.gain)
 
     # Clock
 
@@ -157,7 +138,7 @@ class Balance(Listener):
         first = 1 + int(max(map(itemgetter(AHEAD), self._rows)))
         before = self.moves.in_force
         self.moves.move(first, proposal.blocks)
-        self._write(first, before, proposal)
+        self._journal.write("move", step=first, before=before.sizes, shards=proposal.blocks.sizes, gain=proposal.gain)
 
     @override
     def tick(self, step: int) -> None:

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep.plan.blocks import Blocks, blocks_of, even_blocks
+from lockstep.plan.blocks import Blocks, blocks_of
 
 LEAST_GAIN = 0.05
 """Shards move if steps would have become shorter by this share, and..."""
@@ -118,20 +118,6 @@ class Proposal:
     blocks: Blocks
     gain: float
     """The share of a step's time that they are expected to save."""
-
-
-def first_blocks(num_shards: int, speeds: Sequence[float]) -> Proposal | None:
-    """Blocks for the beginning of a launch, before anything is measured. None: even ones.
-
-    Args:
-        num_shards: V.
-        speeds: of the ranks, as far as it can be told beforehand, in any unit.
-    """
-    even = even_blocks(len(speeds), num_shards)
-    guess = Pace(shard_s=[1 / speed for speed in speeds], once_s=[0.0] * len(speeds), step_s=1.0)
-    best = best_blocks(num_shards, guess)
-    gain = 1 - guess.busy_s(best) / guess.busy_s(even)
-    return Proposal(blocks=best, gain=gain) if gain >= LEAST_GAIN else None
 
 
 @dataclass(frozen=True, kw_only=True)
