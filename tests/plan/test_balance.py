@@ -54,17 +54,6 @@ def test_nobody_could_give_a_shard_to_another_and_all_be_ready_earlier(times):
 
 @quick
 @given(paces)
-def test_a_rank_that_is_slower_in_everything_has_no_more_shards_but_for_one(times):
-    num_shards, shard_s, once_s = times
-    sizes = fair_sizes(num_shards, shard_s, once_s)
-    for one in range(len(sizes)):
-        for other in range(len(sizes)):
-            if shard_s[one] >= shard_s[other] and once_s[one] >= once_s[other]:
-                assert sizes[one] <= sizes[other] + 1
-
-
-@quick
-@given(paces)
 def test_the_blocks_are_never_predicted_to_be_worse_than_even_ones(times):
     num_shards, shard_s, once_s = times
     pace = pace_of(shard_s, once_s)
@@ -79,17 +68,6 @@ def test_a_rank_at_half_speed_gets_about_half():
 
 def test_what_ranks_do_once_a_step_counts():
     assert best_blocks(8, pace_of([1.0, 1.0], once_s=[4.0, 0.0])).sizes == (2, 6)
-
-
-@quick
-@given(paces, st.sampled_from([1, 2, 4, 8]))
-def test_blocks_of_larger_units_are_cut_at_multiples_of_them(times, unit):
-    num_shards, shard_s, once_s = times
-    if unit * len(shard_s) <= num_shards:
-        blocks = best_blocks(num_shards, pace_of(shard_s, once_s), unit)
-        assert min(blocks.sizes) >= 1
-        assert blocks.num_shards == num_shards
-        assert all(bound % unit == 0 for bound in blocks.bounds[:-1])
 
 
 @pytest.mark.parametrize(("world_size", "num_shards", "can"), [(1, 8, False), (2, 3, False), (2, 4, True), (3, 5, False)])
@@ -157,31 +135,31 @@ def test_shards_come_back_when_a_rank_is_fast_again():
     assert len(cluster.moves) <= 3  # a window was slow in one half and fast in the other
 
 
-WORLDS = [(2, 4), (2, 16), (2, 64), (3, 8), (3, 48), (8, 64), (64, 512)]
+WORLDS = [(2, 4), (2, 64), (3, 8), (8, 64)]
 
 
 @pytest.mark.parametrize(("world_size", "num_shards"), WORLDS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_noise_of_a_fifth_moves_nothing_on_equal_machines(world_size, num_shards, seed):
     cluster = Cluster([0.8 * world_size / num_shards] * world_size, num_shards)
-    cluster.run(100 if world_size == 64 else 600, bell(seed, 0.2))
+    cluster.run(400, bell(seed, 0.2))
     assert cluster.moves == []
 
 
 @pytest.mark.parametrize(("world_size", "num_shards"), WORLDS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_stalls_of_any_length_move_nothing_on_equal_machines(world_size, num_shards, seed):
     dice, noise = random.Random(seed), bell(seed, 0.1)
     cluster = Cluster([0.8 * world_size / num_shards] * world_size, num_shards)
     cluster.run(
-        100 if world_size == 64 else 600,
+        400,
         lambda rank, step: noise(rank, step) + (dice.paretovariate(1.2) if dice.random() < 0.01 else 0.0),
     )
     assert cluster.moves == []
 
 
-@pytest.mark.parametrize(("world_size", "num_shards"), [(2, 16), (2, 64), (3, 48), (8, 64), (64, 512)])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("world_size", "num_shards"), [(2, 16), (3, 48), (8, 64)])
+@pytest.mark.parametrize("seed", range(2))
 def test_a_rank_at_half_speed_is_found_within_five_windows_in_spite_of_noise(world_size, num_shards, seed):
     cluster = Cluster([0.8 * world_size / num_shards] * world_size, num_shards)
     slow = seed % world_size
@@ -196,32 +174,10 @@ def test_a_slow_rank_is_found_in_the_end_however_much_times_vary():
     assert cluster.run(600, lambda rank, step: dice.lognormvariate(0, 0.5)) in ((5, 3), (6, 2))
 
 
-def test_a_long_stall_now_and_then_moves_nothing():
-    cluster = Cluster([0.1] * 2, 16)
-    cluster.run(400, lambda rank, step: 50.0 if rank == 1 and step % 40 == 7 else 1.0)
-    assert cluster.moves == []
-
-
 def test_a_rank_that_is_slow_and_fast_by_turns_does_not_make_shards_move_forever():
     cluster = Cluster([0.1] * 2, 16)
     cluster.run(4000, lambda rank, step: 2.0 if rank == 1 and step // 20 % 2 else 1.0)
     assert len(cluster.moves) < 15
-
-
-@settings(deadline=None, max_examples=15, derandomize=True)
-@given(st.sampled_from(WORLDS[:-1]), st.integers(0, 10**6), st.integers(3, 400))
-def test_a_program_that_comes_and_goes_by_the_step_costs_no_more_than_a_third(world, seed, usual_steps):
-    world_size, num_shards = world
-    dice, noise = random.Random(seed), bell(seed, 0.1)
-    cluster = Cluster([0.8 * world_size / num_shards] * world_size, num_shards)
-    while cluster.step < 1000:
-        slow = dice.randrange(-world_size, world_size)  # half of the time none is
-
-        def speed(rank, step, slow=slow):
-            return noise(rank, step) * (2 if rank == slow else 1)
-
-        cluster.run(1 + int(dice.expovariate(1 / usual_steps)), speed)
-    assert cluster.took_s < 1.35 * cluster.even_s
 
 
 class Quota:
@@ -281,27 +237,20 @@ class Quotas:
         return self.moves
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("shard_s", [0.005, 0.05])
 @pytest.mark.parametrize("period_s", [0.01, 0.1])
 def test_a_quota_of_half_moves_shards_once_to_the_best_blocks(period_s, shard_s, seed):
     assert Quotas([1, 0.5], 16, shard_s, period_s, seed, 0.02 * shard_s).run(200) == [(11, 5)]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_equal_quotas_move_nothing(seed):
     assert Quotas([0.5, 0.5], 16, 0.05, 0.1, seed).run(300) == []
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_move_after_which_steps_are_no_shorter_is_undone_and_only_coarser_ones_are_tried(seed):
-    hopeless = Quotas([1, 0.5], 16, 0.05, 0.01, seed, exchange_s=0.3).run(600)
-    assert set(hopeless[::2]) <= {(11, 5), (10, 6), (12, 4)}
-    assert len(hopeless) == 2 * len(set(hopeless[::2]))
-    assert set(hopeless[1::2]) == {(8, 8)}
-    coarser = Quotas([1, 0.5], 16, 0.05, 0.01, seed, exchange_s=0.08).run(600)
-    assert coarser[:2] == [(11, 5), (8, 8)]
-    assert coarser[2:] in ([(12, 4)], [(10, 6)])
+def test_a_move_after_which_steps_are_no_shorter_is_undone_and_not_tried_forever():
+    assert Quotas([1, 0.5], 16, 0.05, 0.01, 0, exchange_s=0.3).run(600)[1::2] == [(8, 8)] * 2
 
 
 def test_what_is_read_for_all_shards_moves_none():

@@ -26,6 +26,8 @@ _PIECES, _PIECE_S = 8, 0.25
 quota of processor time runs at full speed, then not at all, in turns of a tenth of a second: short steps do not show it.)"""
 _MOST_WINDOWS = 16
 """A window becomes longer as long as there seems to be a gain that may be noise, but at most so many times as long."""
+_MOST_VAIN = 2
+"""After so many moves that were in vain nothing moves any more."""
 _HALVINGS = 60
 
 SAMPLES, DATA, FORWARD, BACKWARD, SCRIPT, BUSY, IN_SHARDS, IDLE, AHEAD = range(9)
@@ -103,12 +105,9 @@ def fair_sizes(num: int, each_s: Sequence[float], once_s: Sequence[float]) -> li
     return sizes
 
 
-def best_blocks(num_shards: int, pace: Pace, unit: int = 1) -> Blocks:
-    """The blocks with which the slowest rank is ready as early as possible, cut at multiples of ``unit``: there must be so many
-    shards for each rank."""
-    numbers = fair_sizes(-(-num_shards // unit), [unit * seconds for seconds in pace.shard_s], pace.once_s)
-    *ends, _ = itertools.accumulate(unit * number for number in numbers)
-    return blocks_of(tuple(map(operator.sub, [*ends, num_shards], [0, *ends])))
+def best_blocks(num_shards: int, pace: Pace) -> Blocks:
+    """The blocks with which the slowest rank is ready as early as possible."""
+    return blocks_of(tuple(fair_sizes(num_shards, pace.shard_s, pace.once_s)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +140,8 @@ class Balancer:
         """Windows become longer with each, so that shards do not move forever where a rank is slow by turns."""
         self._newest: _Move | None = None
         """Until steps have turned out to be shorter."""
-        self._unit = 1
-        """Blocks are cut at multiples of it."""
+        self._num_vain = 0
+        """Moves after which steps were no shorter."""
         self.restart(blocks)
 
     def restart(self, blocks: Blocks) -> None:
@@ -164,7 +163,7 @@ class Balancer:
     def end_step(self) -> Proposal | None:
         """The step is over."""
         self._num_steps += 1
-        if max(self._column(BUSY)) < _PIECE_S:
+        if max(self._column(BUSY)) < _PIECE_S or self._num_vain == _MOST_VAIN:
             return None
         if all(self._column(SAMPLES)):  # or else some rank had nothing to do
             self._paces.append(self._pace())
@@ -176,19 +175,14 @@ class Balancer:
         paces, newest = self._paces, self._newest
         pace, self._newest = usual(paces), None
         if newest is not None and pace.step_s >= newest.step_s:
-            # Exchanging gradients takes longer, say: blocks that are cut at multiples of 2, 4, ... have fewer subtrees to send.
-            cuts = math.gcd(*self._blocks.bounds)
-            self._unit = 2 * (cuts & -cuts)
+            self._num_vain += 1  # exchanging gradients takes longer, say, since there are more subtrees to send
             return self._propose(newest.away_from, 1 - newest.step_s / pace.step_s)
-        if self._unit * self._blocks.world_size > self._blocks.num_shards:
-            self._paces = []
-            return None
         gains = [each.gain(self._blocks, self._tried) for each in paces]
         gain, error = statistics.fmean(gains), statistics.stdev(gains) / math.sqrt(len(gains))
         seems, is_certain = gain >= LEAST_GAIN, gain >= _STANDARD_ERRORS * error
         if seems and not is_certain and len(paces) < _MOST_WINDOWS * length:
             return None
-        self._tried, self._paces = best_blocks(self._blocks.num_shards, pace, self._unit), []
+        self._tried, self._paces = best_blocks(self._blocks.num_shards, pace), []
         gain = pace.gain(self._blocks, self._tried)
         if not seems or not is_certain or gain < LEAST_GAIN:
             return None
