@@ -114,44 +114,11 @@ def test_set_epoch_reaches_the_copies_of_the_data_set_in_workers(persistent):
         assert list(pool.run([request(0, 1, epoch=epoch)])) == [[epoch, epoch]]
 
 
-class Changing(Numbers):
-    """A script sets ``level``, or what is deeper inside."""
-
-    def __init__(self, length):
-        super().__init__(length)
-        self.level, self.inner, self.offset = 0, {"transforms": [Numbers(0)]}, torch.zeros(1)
-        self.inner["transforms"][0].level = 0
-
-    def __getitem__(self, index):
-        return [self.level, self.inner["transforms"][0].level, int(self.offset)]
-
-
-@pytest.mark.parametrize("is_subset", [False, True])
-@pytest.mark.parametrize("workers", [0, 1])
-def test_changes_of_the_data_set_between_passes_act_with_any_workers(workers, is_subset):
-    dataset = Changing(4)
-    whole = Subset(dataset, range(4)) if is_subset else dataset
-    loader = DataLoader(whole, collate_fn=list, num_workers=workers, persistent_workers=workers > 0)
-    pool, found = FetchPool(choose_fetcher(0, loader), loader), []
-
-    def one_pass():
-        found.extend(sample for [sample] in pool.run([request(1)]))
-
-    one_pass()
-    dataset.level = 1
-    one_pass()
-    dataset.inner["transforms"][0].level = 2
-    one_pass()
-    dataset.offset += 3
-    one_pass()
-    assert found == [[0, 0, 0], [1, 0, 0], [1, 2, 0], [1, 2, 3]]
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_tensors_and_indices_replaced_between_passes_are_those_fetched(workers):
     whole = table(8)
     part = Subset(whole, [0, 1, 2])
-    loader = DataLoader(part, num_workers=workers, persistent_workers=workers > 0)
+    loader = DataLoader(part, num_workers=workers)
     pool, found = FetchPool(choose_fetcher(0, loader), loader), []
     assert isinstance(pool._fetcher, TableFetcher)
 
@@ -161,7 +128,7 @@ def test_tensors_and_indices_replaced_between_passes_are_those_fetched(workers):
     one_pass()
     part.indices = [4, 5, 6]
     one_pass()
-    part.indices[1] = 7  # seen in persistent workers, too: the list is short
+    part.indices[1] = 7
     one_pass()
     whole.tensors = (whole.tensors[0], whole.tensors[1] + 100)
     one_pass()

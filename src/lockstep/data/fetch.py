@@ -20,7 +20,6 @@ from lockstep.base.errors import DataError
 from lockstep.base.stopping import leave_signals_to_parent
 from lockstep.data.batches import pin
 from lockstep.data.culprit import Culprit
-from lockstep.data.dataset_snapshot import DatasetSnapshot
 from lockstep.data.streams import Purpose, reseed
 from lockstep.data.torch_loader import USUAL_PREFETCH
 from lockstep.world import devices
@@ -209,12 +208,7 @@ class FetchPool:
         self._fetcher = fetcher
         self._requests = _Requests()
         self._pin_memory = bool(like.pin_memory) and devices.in_use() is not None
-        self._like = like
-        self._workers: DataLoader[Any] | None = None
-        self._snapshot: DatasetSnapshot | None = None
-        """Of the data set, when persistent workers started."""
-        if like.num_workers > 0:
-            self._workers = worker_loader(fetcher, like, sampler=self._requests)
+        self._workers = worker_loader(fetcher, like, sampler=self._requests) if like.num_workers > 0 else None
 
     def run(self, requests: Iterable[Request]) -> Iterator[Any]:
         """One batch for each request. Workers run ahead of the loop; without them each batch is fetched on demand."""
@@ -226,8 +220,6 @@ class FetchPool:
 
     def _by_workers(self, workers: DataLoader[Any], requests: Iterable[Request]) -> Iterator[Any]:
         """(What follows happens with the first batch: until then another pass may begin.)"""
-        if workers.persistent_workers:
-            self._workers = workers = self._renewed(workers)
         self._requests.current = requests
         yield from from_workers(workers, self._requests)
 
@@ -237,17 +229,6 @@ class FetchPool:
             with one_thread:
                 batch = self._fetcher[request]
             yield batch
-
-    def _renewed(self, workers: DataLoader[Any]) -> DataLoader[Any]:
-        """``workers``, or new ones if the script has changed its data set since they copied it: ``dataset.epoch = epoch``
-        shall act with any number of workers. (A data set with ``set_epoch`` is told of the epoch in its workers.)"""
-        dataset = self._fetcher.dataset
-        if callable(getattr(dataset, "set_epoch", None)):
-            return workers
-        before, self._snapshot = self._snapshot, DatasetSnapshot(dataset)
-        if before is None or before == self._snapshot:
-            return workers
-        return worker_loader(self._fetcher, self._like, sampler=self._requests)
 
 
 def from_workers(loader: DataLoader[Any], requests: _Requests | None = None) -> Iterator[Any]:
