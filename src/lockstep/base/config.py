@@ -170,10 +170,10 @@ class RunConfig:
     """Progress display: a bar with the time left, plain lines, or off.  [default: auto, a bar on a terminal, else plain
     lines]"""
     track: str | Sequence[str] | None = option(None, group=TRAINING, metavar="NAME[,NAME]")
-    """Trackers to write values to: tensorboard, wandb, trackio, or another package's; wandb:birds names the project; or
-    off.  [default: tensorboard, where it is installed]
+    """Trackers to write values to: tensorboard, wandb, trackio, or another module of their shape; wandb:birds names the
+    project; or off.  [default: tensorboard, where it is installed]
 
-    Other packages' trackers are entry points in the group ``lockstep.trackers``. The journal has all values in any case."""
+    The journal has all values in any case."""
     workers: int | None = option(None, group=TRAINING, least=0, metavar="N")
     """Loader workers per process of every DataLoader, also for evaluation.  [default: those of the script]
 

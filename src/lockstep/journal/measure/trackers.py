@@ -1,4 +1,4 @@
-"""Sends measurements to trackers: TensorBoard, Weights & Biases, Trackio, or others with a similar interface."""
+"""Sends measurements to trackers: TensorBoard, and modules of wandb's shape, such as Weights & Biases and Trackio."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from typing import Any
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lockstep.base import extensions
 from lockstep.base.atomic import write_atomic
 from lockstep.base.shapes import fits, parse
 from lockstep.base.stopping import say
-from lockstep.base.trackers import OFF, TRACKERS
+from lockstep.base.trackers import OFF, TENSORBOARD
 from lockstep.journal.history import read_launches
 from lockstep.listener import Listener
 
@@ -159,8 +158,8 @@ class RunInfo:
 
 
 class WandbLike(Tracker):
-    """Weights & Biases, Trackio, or another with ``init``, ``log`` and ``finish``. After its first error, which is reported, it
-    is no longer used, and training continues.
+    """A module with ``init``, ``log`` and ``finish``. After its first error, which is reported, it is no longer used, and
+    training continues.
 
     Args:
         name: as in ``RunConfig.track``.
@@ -203,24 +202,17 @@ class WandbLike(Tracker):
         except (Exception, SystemExit) as error:
             self._is_over, self._run = True, None
             why = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-            if isinstance(error, ModuleNotFoundError) and error.name == self._package:
-                why = f"{self._package} is not installed: pip install {self._package}"
             say(
                 f"WARNING: the tracker {self._name} {what}: {why}. Training continues without it, and events.jsonl has all "
                 "values."
             )
 
-    @property
-    def _package(self) -> str:
-        return TRACKERS[self._name].package if self._name in TRACKERS else self._name
-
     def _open(self) -> None:
-        tracker = self._load()
+        tracker: Any = importlib.import_module(self._name)
         about = self._about
         number = self._known.get(self._name) or secrets.token_hex(4)
-        variable = TRACKERS[self._name].project_variable if self._name in TRACKERS else ""
         arguments = {
-            "project": self._project or os.environ.get(variable or "-", "") or about.project,
+            "project": self._project or os.environ.get(f"{self._name.upper()}_PROJECT") or about.project,
             "name": about.run_dir.absolute().name,
             "config": {**about.settings, **about.hyperparameters},
             "dir": str(about.run_dir),
@@ -233,12 +225,6 @@ class WandbLike(Tracker):
         run = tracker.init(**taken)
         self._run = run if callable(getattr(run, "log", None)) and callable(getattr(run, "finish", None)) else tracker
         write_atomic(about.run_dir / _FILE_NAME, json.dumps({**self._read(), self._name: number}) + "\n")
-
-    def _load(self) -> Any:
-        if self._name in TRACKERS:
-            return importlib.import_module(self._package)
-        tracker = extensions.load("trackers", self._name)
-        return tracker() if isinstance(tracker, type) else tracker
 
     def _read(self) -> dict[str, str]:
         try:
@@ -285,6 +271,6 @@ def trackers_for(track: Sequence[str] | None, about: RunInfo, resumed_from: int 
         return [TensorBoard(about.run_dir, resumed_from)]
     names = [name for name in track if name != OFF]
     return [
-        TensorBoard(about.run_dir, resumed_from, must=True) if name == "tensorboard" else WandbLike(name, about)
+        TensorBoard(about.run_dir, resumed_from, must=True) if name == TENSORBOARD else WandbLike(name, about)
         for name in names
     ]
