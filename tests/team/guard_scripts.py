@@ -46,12 +46,8 @@ def part(how, at_step, num_steps=12):
 
 def _go_astray(how, model, optimizer, table):
     with torch.no_grad():
-        if how == "weights":
-            model.weight.data.add_(0.5)
-        elif how == "state":
+        if how == "state":
             optimizer.state[next(iter(model.parameters()))]["momentum_buffer"].add_(0.5)
-        elif how == "rate":
-            optimizer.param_groups[0]["lr"] *= 1.000001
         elif how == "registered":
             table[2] = 1e-9
         elif how == "stream":
@@ -167,11 +163,8 @@ def best_of_each():
 
 USES = {
     "clip_grad_norm_": lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
-    "clip_grad_value_": lambda model: nn.utils.clip_grad_value_(model.parameters(), 1.0),
     "by hand": lambda model: [p.grad.mul_(0.5) for p in model.parameters() if p.grad is not None],
-    "norm": lambda model: model.weight.grad.norm().item(),
     "data": lambda model: model.weight.grad.data.add_(1.0),
-    "print": lambda model: print(model.weight.grad),
 }
 
 

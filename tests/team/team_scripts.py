@@ -87,9 +87,7 @@ def gradients_of_phases(zero_at):
 
 SCHEDULES = {
     "step": lambda optimizer: StepLR(optimizer, 3, 0.5),
-    "cosine": lambda optimizer: CosineAnnealingLR(optimizer, 6),
     "one cycle": lambda optimizer: OneCycleLR(optimizer, 0.3, total_steps=6),
-    "lambda": lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (1 + step)),
     "sequential": lambda optimizer: SequentialLR(
         optimizer, [LambdaLR(optimizer, lambda step: step + 1), StepLR(optimizer, 1, 0.5)], [2]
     ),
@@ -475,22 +473,14 @@ def first_and_then(order):
         return Path(order).read_text().split()
 
 
-def fail_first(caught):
+def fail_first():
     """Rank 0 fails in ``main_first``. What each rank was told."""
     with lockstep.join() as team:
         try:
             with team.main_first():
                 raise OSError(f"no download on rank {team.rank}")
         except (OSError, lockstep.LockstepError) as error:
-            if not caught:
-                raise
             return type(error).__name__, str(error)
-
-
-def print_from_all():
-    with lockstep.join() as team:
-        team.print("once", team.rank, sep="-")
-        return team.is_main
 
 
 def log_numbers(length, batch_size, log_every):

@@ -17,14 +17,12 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("how", "named"),
     [
-        ("weights", "'weight' of model"),
         ("state", "'momentum_buffer' (0) of optimizer"),
-        ("rate", "an option of optimizer"),
         ("registered", "the registered 'table'"),
     ],
 )
 def test_ranks_that_have_diverged_are_noticed_and_no_checkpoint_is_written_of_them(crew, how, named):
-    for step, message, run_dir in crew(3, guard_scripts.part, how, 5, shards=4):
+    for step, message, run_dir in crew(2, guard_scripts.part, how, 5, shards=4):
         assert "the ranks have diverged: after step" in message
         # A checkpoint may be due a step later, and by then the weights have parted too.
         assert named in message or "'weight' of model" in message
@@ -39,17 +37,14 @@ def test_a_rank_that_has_drawn_other_numbers_outside_is_noticed_at_once(crew):
         assert "the random stream outside of batch.shards" in message
 
 
-@pytest.mark.parametrize("nproc", [1, 3])
-def test_ranks_that_agree_are_left_in_peace(crew, nproc):
-    assert [message for _, message, _ in crew(nproc, guard_scripts.part, "nothing", 5, shards=4)] == [""] * nproc
+def test_ranks_that_agree_are_left_in_peace(crew):
+    assert [message for _, message, _ in crew(2, guard_scripts.part, "nothing", 5, shards=4)] == [""] * 2
 
 
 @pytest.mark.parametrize(
     ("how", "named"),
     [
         ("every rank loads its own", "'weight' of model is not the same on rank 0 as on ranks 1 and 2"),
-        ("every rank, break", "'weight' of model is not the same on rank 0 as on ranks 1 and 2"),
-        ("registered", "the registered 'table'"),
         ("every rank, best", "before the best weights are saved"),
     ],
 )
@@ -61,9 +56,8 @@ def test_ranks_that_part_after_their_last_step_are_told_when_the_script_ends(cre
         assert True not in saved_states(run_dir)
 
 
-@pytest.mark.parametrize("how", ["rank 0 alone", "rank 0 alone, break"])
-def test_what_rank_0_alone_loads_after_training_is_reported_and_no_error(crew, capfd, how):
-    for message, run_dir in crew(2, guard_scripts.part_after_training, how, shards=4):
+def test_what_rank_0_alone_loads_after_training_is_reported_and_no_error(crew, capfd):
+    for message, run_dir in crew(2, guard_scripts.part_after_training, "rank 0 alone", shards=4):
         assert message == ""
         assert saved_states(run_dir) == [True]
     assert "rank 0 alone has changed 'weight' of model" in capfd.readouterr().err
@@ -94,8 +88,8 @@ def test_a_seed_by_rank_is_refused(crew):
         crew(2, guard_scripts.seed_by_rank)
 
 
-@pytest.mark.parametrize("name", ["sum by the loss", "sum by hand"])
-def test_a_loss_that_is_a_sum_is_found_and_right_if_it_is_said(standing_crew, name):
+def test_a_loss_that_is_a_sum_is_found_and_right_if_it_is_said(standing_crew):
+    name = "sum by hand"
     [plain] = standing_crew(1, guard_scripts.train_with, name, "sum", shards=1)
     for nproc in (1, 2):
         for message in standing_crew(nproc, guard_scripts.train_with, name, None, shards=4):
@@ -111,12 +105,7 @@ def test_a_mean_is_not_taken_for_a_sum(standing_crew, name):
 
 
 @pytest.mark.parametrize(
-    ("method", "how"),
-    [
-        ("fork", "os._exit"),
-        ("forkserver", "returns"),
-        *(pytest.param(*way, marks=pytest.mark.longest) for way in (("fork", "returns"), ("forkserver", "os._exit"))),
-    ],
+    ("method", "how"), [("fork", "os._exit"), pytest.param("forkserver", "returns", marks=pytest.mark.longest)]
 )
 def test_a_finished_training_leaves_its_state_however_its_process_leaves(tmp_path, method, how):
     program = f"import guard_scripts; raise SystemExit(guard_scripts.leave({method!r}, {how!r}))"
@@ -156,7 +145,7 @@ def test_ranks_that_read_unlike_data_are_told_before_their_first_step(standing_c
         assert "with a generator of a fixed seed" in message
 
 
-@pytest.mark.parametrize(("name", "workers"), [(name, number % 2) for number, name in enumerate(guard_scripts.UNLIKE)])
+@pytest.mark.parametrize(("name", "workers"), [("Subset", 1), ("stream", 0), ("ready", 0)])
 def test_ranks_that_read_the_same_data_are_left_in_peace(standing_crew, name, workers):
     # Where a sample is on the disk of a machine is no difference.
     for _, message in standing_crew(2, guard_scripts.read_data, name, False, shards=4, workers=workers):
@@ -172,9 +161,7 @@ SCHEDULES = "ChainedScheduler acts on the optimizer of prepared parameters"
     ("how", "named"),
     [
         ("nothing", [AVERAGES, SCHEDULES, SCALERS, "SGD acts on prepared parameters"]),
-        ("SGD", [AVERAGES, SCHEDULES, SCALERS]),
         ("prepared", []),
-        ("registered", []),
     ],
 )
 def test_what_acts_and_is_in_no_checkpoint_is_said_once(crew, capfd, how, named):

@@ -4,7 +4,7 @@ import pytest
 import stray_scripts
 
 pytestmark = pytest.mark.timeout(60)
-SETTINGS = [(1, {"shards": 2}), (2, {"shards": 4}), (2, {"strategy": "ddp"})]
+SETTINGS = [(2, {"shards": 4}), (2, {"strategy": "ddp"})]
 
 
 @pytest.mark.parametrize(("nproc", "settings"), SETTINGS)
@@ -28,8 +28,7 @@ def test_backward_passes_for_inputs_alone_are_left_in_peace(standing_crew, nproc
     assert standing_crew(nproc, stray_scripts.told, stray_scripts.backward_for_inputs, **settings) == [None] * nproc
 
 
-@pytest.mark.parametrize("first", [1, 3])
-@pytest.mark.parametrize("use", ["step", "norm"])
+@pytest.mark.parametrize(("first", "use"), [(3, "step"), (1, "norm")])
 def test_a_gradient_of_no_prepared_model_cannot_be_used_outside(standing_crew, first, use):
     for message in standing_crew(2, stray_scripts.told, stray_scripts.forget_from, first, use, shards=4):
         assert use == "norm" or f"Adam.step() in step {first}: " in message
@@ -57,7 +56,7 @@ def test_a_gradient_that_nobody_uses_is_no_error(standing_crew, script):
     assert standing_crew(2, stray_scripts.told, *script, shards=4) == [None, None]
 
 
-@pytest.mark.parametrize(("step", "how"), [(3, "exchanged"), (1, "in place"), (4, "in place")])
+@pytest.mark.parametrize(("step", "how"), [(3, "exchanged"), (1, "in place")])
 def test_weights_written_through_data_inside_are_found(standing_crew, step, how):
     for message in standing_crew(2, stray_scripts.told, stray_scripts.write_through_data, step, how, shards=4):
         assert f"'last.weight' was changed inside batch.shards in step {step}" in message
