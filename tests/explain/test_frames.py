@@ -1,6 +1,5 @@
 """Promises of a stack as reports show it: a deep one is shortened, and the user's own code is never what is left out."""
 
-import os
 import subprocess
 import sys
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 import lockstep
-from lockstep.base.tracebacks.frames import claim, owner
+from lockstep.base.tracebacks.frames import owner
 from lockstep.tools.explain import frames
 
 
@@ -28,34 +27,6 @@ from lockstep.tools.explain import frames
 )
 def test_whose_code_a_file_is(file, whose):
     assert owner(file) == whose
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("is_console_script", [False, True])
-def test_the_package_of_the_program_is_the_users_wherever_it_is_installed(tmp_path, is_console_script):
-    package = tmp_path / "site-packages" / "mine"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "train.py").write_text(
-        "from lockstep.base.tracebacks.frames import owner\n"
-        "def main(): print(owner(__file__), owner(__file__.replace('mine', 'yours')))\n"
-        "if __name__ == '__main__': main()\n"
-    )
-    command = [sys.executable, "-m", "mine.train"]
-    if is_console_script:  # beside the interpreter, where pip puts them
-        script = tmp_path / "mine-train"
-        script.write_text(f"import sys; sys.executable = {str(tmp_path / 'python')!r}\nfrom mine.train import main\nmain()")
-        command = [sys.executable, str(script)]
-    environ = {**os.environ, "PYTHONPATH": str(package.parent)}
-    assert subprocess.run(command, env=environ, check=True, capture_output=True, text=True).stdout == "user library\n"
-
-
-def test_a_package_that_a_record_names_as_its_programs_is_the_users_too(tmp_path):
-    file = f"{tmp_path}/site-packages/theirs/train.py"
-    assert owner(file) == "library"
-    claim(f"{tmp_path}/site-packages/theirs")
-    assert owner(file) == "user"
-    assert owner(f"{tmp_path}/site-packages/theirs_too/train.py") == "library"
 
 
 def stack(*files: str):

@@ -13,7 +13,7 @@ from typing import Any
 
 from lockstep.base.shapes import fits
 from lockstep.base.stopping import catches
-from lockstep.base.tracebacks.frames import OURS, Frame, claim, owner
+from lockstep.base.tracebacks.frames import OURS, Frame, owner
 from lockstep.tools.explain.black_box import DIRECTORY, read_box
 from lockstep.tools.explain.frames import is_own, shortened
 from lockstep.tools.explain.loader_workers import LoaderWorker, busy_workers, waits_for_loader
@@ -281,8 +281,6 @@ def read_records(run_dir: Path) -> list[dict[str, Any]]:
     elif records:
         newest = max(records, key=lambda record: float(record.get("began_s", 0.0)))  # an earlier one may have had more ranks
         records = [record for record in records if record.get("launch") == newest.get("launch")]
-    for record in records:
-        claim(record.get("package", ""))
     return sorted(records, key=lambda record: int(record["rank"]))
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.base.stopping import say
-from lockstep.base.tracebacks.frames import OURS, Frame, own_package
+from lockstep.base.tracebacks.frames import OURS, Frame
 from lockstep.tools.explain.black_box import BlackBox
 from lockstep.tools.explain.flight_recorder import counts, read_recording
 from lockstep.tools.explain.frames import stack_of
@@ -241,7 +241,6 @@ class Sampler:
             "stack": stack,
             "collective": self._collective,
             **({"handled": self._handled} if self._handled else {}),
-            **({"package": package} if (package := own_package()) else {}),
             "begun": self._begun,
             "recent": self._recent,
             **({} if _end is None else {"ending": {**_end, "holders": holders_of(self._thread_id)}}),
