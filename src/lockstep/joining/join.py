@@ -151,7 +151,7 @@ def _agree(
     collectives: Collectives,
 ) -> tuple[RunConfig, RunContext]:
     """All ranks take the settings of the run's birth, which rank 0 reads or writes."""
-    warnings = check_software(world, collectives)
+    check_software(world, collectives)
     given = {name: value for values in (config, *options.values()) for name, value in dataclasses.asdict(values).items()}
     if STRATEGIES[config.strategy].promises_bits and "numerics" not in config.allow:
         given |= numerics()
@@ -174,7 +174,7 @@ def _agree(
                 "birth": run.birth.as_json(),
                 "checkpoint": None if run.checkpoint is None else run.checkpoint.as_json(),
             }
-            lock, is_new, notices = run.lock, run.is_new, [*run.notices, *_threads_notice(config, environment, run.birth)]
+            lock, is_new, notices = run.lock, run.is_new, run.notices
         except LockstepError as error:
             kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in vars(errors))
             opening = {"error": (kind, str(error))}
@@ -207,7 +207,7 @@ def _agree(
         token=token,
         is_new=is_new,
         shards_given=shards_given,
-        notices=warnings + notices,
+        notices=notices,
     )
 
 
@@ -233,17 +233,6 @@ def _open(
     part = "" if world.job is None else world.job.part
     command = Command.of_this_process(_num_joined, is_program=world.is_program, explicit=explicit, part=part)
     return open_run(LaunchRequest(config=config, explicit=explicit, born_with=born_with, command=command, world=world))
-
-
-def _threads_notice(config: RunConfig, environment: Environment, birth: FixedSettings) -> list[str]:
-    """A notice if OMP_NUM_THREADS differs from the run's number of threads: it is only a default for new runs."""
-    if config.threads is not None or environment.threads in (None, birth.threads):
-        return []
-    threads = "1 thread" if birth.threads == 1 else f"{birth.threads} threads"
-    return [
-        f"OMP_NUM_THREADS={environment.threads} is ignored: the run was created with {threads}, and another number would "
-        f"change its answer. To use it anyway: --threads {environment.threads} --allow threads"
-    ]
 
 
 def _default_threads(num_shards: int, world: World) -> int:

@@ -7,9 +7,7 @@ import hashlib
 import inspect
 import multiprocessing
 import platform
-import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -22,21 +20,17 @@ from lockstep.world.comm.collectives import Collectives
 from lockstep.world.environment import World
 
 
-def check_software(world: World, collectives: Collectives) -> list[str]:
+def check_software(world: World, collectives: Collectives) -> None:
     """Check that all machines have the same versions and script. Every rank must call it. Local on a single machine.
-
-    Returns:
-        Warnings about differing arguments of the script, some of which may concern a machine (the path of the data, say).
 
     Raises:
         MismatchError: versions or scripts differ; on every rank.
     """
     if world.num_nodes == 1:
-        return []
-    argv = sys.argv[1:] if world.local_rank == 0 else None  # some launchers put --local-rank there
-    everyone = collectives.all_gather_plain((world.host, _software(), argv))
-    first_host, first_software, arguments = everyone[0]
-    for host, software, _ in everyone:
+        return
+    everyone = collectives.all_gather_plain((world.host, _software()))
+    first_host, first_software = everyone[0]
+    for host, software in everyone:
         differences = [
             f"{name} is {first_software.get(name, 'missing')} on {first_host}, and {software.get(name, 'missing')} on {host}"
             for name in first_software | software
@@ -47,19 +41,6 @@ def check_software(world: World, collectives: Collectives) -> list[str]:
                 f"the machines differ: {'; '.join(differences)}. Their results would differ. Install the same versions on "
                 "all, and start the same script"
             )
-    if world.launcher == "hand":  # its arguments give each process its rank
-        return []
-    for host, _, argv_there in everyone:
-        if argv_there not in (None, arguments):
-            return [
-                f"the script's arguments are {_listed(arguments)} on {first_host}, and {_listed(argv_there)} on {host}. Only "
-                "those that concern a machine (paths, say) may differ; all others must be the same everywhere"
-            ]
-    return []
-
-
-def _listed(arguments: Sequence[str]) -> str:
-    return f"`{shlex.join(arguments)}`" if arguments else "none"
 
 
 def _software() -> dict[str, str]:
