@@ -28,18 +28,15 @@ TRAINING = """
 """
 
 
-def said(models, batch_sizes=(12,), *, shards=4, accumulate=1, processes=2, num_samples=(12, 12, 6), done=0, passes=1):
-    """What is said in passes over the first loader, whose steps have so many samples."""
+def said(models, batch_size=12, passes=1):
+    """What is said in passes over a loader of such batches, with four shards."""
     lines = []
-    remarks = SplitRemarks(shards, accumulate, processes, lines.append)
+    remarks = SplitRemarks(4, lines.append)
     for model in models:
         remarks.prepared(model)
-    for size in batch_sizes:
-        remarks.prepared_loader(DataLoader(range(99), size))
+    remarks.prepared_loader(DataLoader(range(99), batch_size))
     for epoch in range(passes):
-        remarks.begin_pass(epoch, passes, len(num_samples), done if epoch == 0 else 0)
-        for step, number in enumerate(num_samples, 1):
-            remarks.end_step(step, number)
+        remarks.begin_pass(epoch, passes, 3, 0)
     return lines
 
 
@@ -53,7 +50,7 @@ def test_batch_norm_is_told_once_over_how_many_samples_it_normalises():
     [line] = said([model], passes=3)
     assert "'1' and 1 other layer" in line
     assert "3 samples (12 / 4 shards)" in line
-    [line] = said([nn.BatchNorm1d(2)], batch_sizes=(None,))
+    [line] = said([nn.BatchNorm1d(2)], batch_size=None)
     assert "1/4 of a global batch" in line
 
 
@@ -74,26 +71,6 @@ def test_what_does_not_normalise_by_statistics_of_a_shard_is_not_spoken_of(model
 
 def test_a_layer_without_running_statistics_normalises_in_evaluation_too():
     assert len(said([nn.BatchNorm1d(2, track_running_stats=False).eval()])) == 1
-
-
-@pytest.mark.parametrize(
-    ("shards", "processes", "num_samples", "words"),
-    [
-        (8, 4, (4, 4, 4), ("4 samples, and 8 shards: 4 shards are always empty, so 2 of 4", "batch_size=8", "shards=4")),
-        (8, 2, (5, 5), ("5 samples, and 8 shards: 3 shards are always empty. Give",)),
-        (4, 4, (3,), ("1 shard is always empty, so 1 of 4 processes", "shards=3 on at most 3 processes")),
-    ],
-)
-def test_global_batches_that_leave_shards_empty_are_said_once(shards, processes, num_samples, words):
-    [line] = said([], shards=shards, processes=processes, num_samples=num_samples, passes=3)
-    assert all(text in line for text in words)
-
-
-def test_a_smaller_last_batch_is_not_spoken_of():
-    assert said([], shards=8, num_samples=(16, 16, 3), passes=2) == []
-    assert said([], shards=8, num_samples=(3,), done=2) == [], "a launch that resumes with the last batch of a pass"
-    assert said([], shards=8, num_samples=(16,), accumulate=2) == []
-    assert len(said([], shards=8, num_samples=(14,), accumulate=2)) == 1
 
 
 @pytest.mark.parametrize(
@@ -127,5 +104,5 @@ def test_the_first_line_and_its_company_say_what_the_split_means(run_here):
     assert (again.returncode, "another number of processes" in again.stdout) == (0, False), "a run whose V is settled"
     given = run_here(TRAINING, "--nproc", "4", "--shards", "8", "--run-dir", "c", args=[6])
     assert given.stdout.splitlines()[0].endswith("run c")
-    assert given.stderr.count("2 shards are always empty, so 1 of 4 processes has nothing to do") == 1
+    assert given.stderr.count("a global batch has 6 samples, and 8 shards, of which the last are always empty") == 1
     assert given.stderr.count("BatchNorm") == 1

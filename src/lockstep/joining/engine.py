@@ -301,7 +301,7 @@ class Engine:
     def _split_remarks(self) -> SplitRemarks | None:
         config = self.config
         assert config.shards is not None
-        return None if config.shards == 1 else SplitRemarks(config.shards, config.accumulate, self.world.world_size, say)
+        return None if config.shards == 1 else SplitRemarks(config.shards, say)
 
     def record(self, kind: str, epoch: int, step: int, values: dict[str, float]) -> None:
         """Write the averages of a ``step``, or the results of an evaluation (``evaluate``), to the journal and the trackers."""

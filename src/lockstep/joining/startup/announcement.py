@@ -57,6 +57,12 @@ class Announcement(Listener):
             return
         line = first_line(loader, self._config, self._world, len(self._devices))
         print(visible(f"{line}, {self._where}"), flush=True)
+        batch_size, num_shards = batch_size_of(loader), self._config.shards or 1
+        if batch_size is not None and batch_size < num_shards:
+            say(
+                f"WARNING: a global batch has {counted(batch_size, 'sample')}, and {num_shards} shards, of which the last are "
+                f"always empty. Give batch_size={num_shards} or more, or shards={batch_size} (either gives a different answer)."
+            )
         on_gpu = self._devices[0].type != "cpu"
         if on_gpu and STRATEGIES[self._config.strategy].repeats and not kernels_repeat():
             say(

@@ -1,4 +1,4 @@
-"""What is said once of how global batches are split: how few samples BatchNorm sees, and shards that are always empty."""
+"""What is said once of how global batches are split: how few samples BatchNorm sees."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch.optim.swa_utils import AveragedModel
 from typing_extensions import override
 
 from lockstep.listener import Listener, Stage
-from lockstep.plan.blocks import even_blocks
 from lockstep.sync.buffers import BATCH_NORMS
 from lockstep.world.machine.sizes import counted
 
@@ -27,21 +26,18 @@ def normalises_batches(module: nn.Module) -> bool:
 
 
 class SplitRemarks(Listener):
-    """Says so when the first pass begins, and after its first step.
+    """Says so when the first pass begins.
 
     Args:
         num_shards: V of the run.
-        accumulate: number of global batches of a step.
     """
 
     stage = Stage.LATE
 
-    def __init__(self, num_shards: int, accumulate: int, world_size: int, say: Callable[[str], None]) -> None:
-        self._num_shards, self._accumulate, self._world_size, self._say = num_shards, accumulate, world_size, say
+    def __init__(self, num_shards: int, say: Callable[[str], None]) -> None:
+        self._num_shards, self._say = num_shards, say
         self._models: list[nn.Module] = []
         self._batch_sizes: list[int | None] = []
-        self._awaits_step = False
-        """Whether the next step is the first of a pass, and tells how large global batches are. (The last may be smaller.)"""
 
     @override
     def prepared(self, item: Any) -> None:
@@ -59,7 +55,6 @@ class SplitRemarks(Listener):
         names = [name for model in models for name, module in model.named_modules() if normalises_batches(module)]
         if names:
             self._say(self._words_on_batch_norm(names))
-        self._awaits_step = done == 0
 
     def _words_on_batch_norm(self, names: list[str]) -> str:
         layers = f"layer {names[0]!r}" if len(names) == 1 else f"{names[0]!r} and {counted(len(names) - 1, 'other layer')}"
@@ -69,27 +64,4 @@ class SplitRemarks(Listener):
         return (
             f"BatchNorm ({layers}) normalises over {each} ({how}), on any number of processes. GroupNorm or LayerNorm do not "
             "depend on that."
-        )
-
-    @override
-    def end_step(self, step: int, num_samples: int) -> None:
-        if not self._awaits_step:
-            return
-        self._awaits_step = False
-        batch_size = num_samples // self._accumulate
-        if batch_size < self._num_shards:
-            self._say(self._words_on_small_batches(batch_size))
-            self._num_shards = 0
-
-    def _words_on_small_batches(self, batch_size: int) -> str:
-        empty = self._num_shards - batch_size
-        idle = self._world_size - even_blocks(self._world_size, self._num_shards).num_active(batch_size)
-        and_idle = (
-            f", so {idle} of {self._world_size} processes {'has' if idle == 1 else 'have'} nothing to do" if idle else ""
-        )
-        fewer = f" on at most {counted(batch_size, 'process', 'processes')}" if batch_size < self._world_size else ""
-        return (
-            f"WARNING: a global batch has {counted(batch_size, 'sample')}, and {self._num_shards} shards: "
-            f"{counted(empty, 'shard')} {'is' if empty == 1 else 'are'} always empty{and_idle}. Give batch_size="
-            f"{self._num_shards} or more, or shards={batch_size}{fewer} (either gives a different answer)."
         )
