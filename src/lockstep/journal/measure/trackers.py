@@ -23,7 +23,6 @@ from lockstep.base.atomic import write_atomic
 from lockstep.base.shapes import fits, parse
 from lockstep.base.stopping import say
 from lockstep.base.trackers import OFF, TENSORBOARD
-from lockstep.journal.history import read_launches
 from lockstep.listener import Listener
 
 TRAINING, EVALUATION = "training", "evaluation"
@@ -171,8 +170,6 @@ class WandbLike(Tracker):
         self._run: Any = None
         self._is_over = False
         self._known = self._read() if about.is_again else {}
-        self._written = last_written(about.run_dir) if self._name in self._known else {}
-        """The last steps that an earlier launch has written, by group."""
 
     @override
     def open(self) -> None:
@@ -182,7 +179,7 @@ class WandbLike(Tracker):
     @override
     def write(self, group: str, step: int, values: Mapping[str, float]) -> None:
         self.open()
-        if self._run is not None and step > self._written.get(group, 0):
+        if self._run is not None:
             row = {f"{group}/{name}": value for name, value in values.items()}
             self._try("cannot be written to", lambda: self._run.log(row, step=step))
 
@@ -240,25 +237,6 @@ def _taken(function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return arguments
     return {name: value for name, value in arguments.items() if name in {parameter.name for parameter in parameters}}
-
-
-def last_written(run_dir: Path) -> dict[str, int]:
-    """The last steps whose values were written, by group, from the journal, which is written together with the trackers.
-
-    Steps that a resumed run repeats have the same values, so only later ones are written. An evaluation counts if its step
-    does.
-    """
-    try:
-        launches = read_launches(run_dir)
-    except OSError:
-        return {}
-    last = {
-        group: max((event.get("step", 0) for launch in launches if (event := launch.last(kind))), default=0)
-        for kind, group in GROUPS.items()
-    }
-    if last[TRAINING]:
-        last[EVALUATION] = min(last.values())
-    return last
 
 
 def trackers_for(track: Sequence[str] | None, about: RunInfo, resumed_from: int | None) -> list[Tracker]:
