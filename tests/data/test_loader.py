@@ -272,21 +272,10 @@ def test_other_attributes_are_those_of_the_users_loader():
     assert copy.copy(loader).wrapped is plain
 
 
-def test_an_attribute_that_is_set_is_set_on_the_users_loader():
-    class Leveled(list):
-        level = 0
-
-    loader = prepared(Leveled([torch.zeros(2)]), 0, 1, 1)
-    loader.level = 3
-    assert loader.wrapped.level == 3
-
-
 def test_what_a_loader_would_not_heed_any_more_is_refused():
     loader = prepared(numbers(), 0, 1, 1)
     with pytest.raises(UsageError, match=r"loader\.collate_fn = \.\.\. after prepare\(\), .* Set it before"):
         loader.collate_fn = tuple
-    with pytest.raises(ValueError, match="batch_size attribute should not be set"):
-        loader.batch_size = 2
 
 
 def test_a_loader_of_unknown_length_can_be_listed():

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
-from torch.utils.data import DataLoader
 
 from lockstep.base.errors import UsageError
 from lockstep.data.assignment import ShardAssignment
@@ -47,20 +46,6 @@ class Driver(Protocol):
         """End the pass: exhausted, or left by ``break`` or an error."""
 
 
-_TAKEN_OVER = (
-    "collate_fn",
-    "generator",
-    "multiprocessing_context",
-    "num_workers",
-    "pin_memory",
-    "pin_memory_device",
-    "prefetch_factor",
-    "timeout",
-    "worker_init_fn",
-)
-"""Attributes of a DataLoader that PyTorch lets a script set later. (It refuses the others itself.)"""
-
-
 class _Pass:
     """A pass over a loader.
 
@@ -80,7 +65,7 @@ class _Pass:
 class PreparedLoader:
     """A training loader prepared by ``team.prepare``. Yields one ``Batch`` per step, equally many on every rank.
 
-    ``len()`` counts steps. Other attributes are those of the user's loader, also where the script sets them.
+    ``len()`` counts steps. Other attributes are those of the user's loader, and cannot be set.
     """
 
     def __init__(self, batches: Iterable[Any], assignment: ShardAssignment, driver: Driver, device: torch.device) -> None:
@@ -119,15 +104,12 @@ class PreparedLoader:
     if not TYPE_CHECKING:  # so that type checkers report unknown attributes too
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if name.startswith("_") or name == "wrapped":
-                object.__setattr__(self, name, value)
-                return
-            if isinstance(self.wrapped, DataLoader) and name in _TAKEN_OVER:
+            if not name.startswith("_") and name != "wrapped":
                 raise UsageError(
                     f"loader.{name} = ... after prepare(), which has taken over how batches are fetched: it would have no "
-                    "effect. Set it before, or prepare a second loader."
+                    f"effect. Set it before, or prepare a second loader. (What your own class reads: loader.wrapped.{name}.)"
                 )
-            setattr(self.wrapped, name, value)
+            object.__setattr__(self, name, value)
 
     @property
     def reads_all(self) -> bool:
