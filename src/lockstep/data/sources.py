@@ -269,13 +269,8 @@ class ReadySource(Source):
         self._stateful = [batches, *(samplers_of(batches) if isinstance(batches, DataLoader) else [])]
         self._has_state = has_state(batches)
         self._at_begin: Any = None
-        self._after: dict[int, Any] = {}
-        """For an iterable with a state: the state after each step's batches, by step."""
-        self._resumed: Any = None
-        self._number = 0
-        """Batches read in the current pass."""
-        self._first_step = 0
-        """Of the current pass."""
+        self._is_resumed = False
+        """Whether the next pass begins from a state of the iterable's own."""
         if is_torch_loader(batches):
             # Not iterated directly, so that random numbers drawn in its workers do not depend on how many there are.
             if isinstance(batches.dataset, IterableDataset):
@@ -289,22 +284,17 @@ class ReadySource(Source):
     @override
     def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
         assignment = self._assignment
-        resumed, self._resumed = self._resumed, None
-        self._first_step = first_step
-        first_sample, self._number, begin = 0, 0, first_step
-        if resumed is not None and skip:  # the iterable continues behind the batches of the first steps
-            first_sample, self._number, begin = resumed["num_samples"], resumed["number"], first_step + skip
-        elif self._reader is None:
+        is_resumed, self._is_resumed = self._is_resumed, False
+        first_sample = 0
+        if self._reader is None:
             self._at_begin = list(map(take_state, self._stateful))
-        whole = self._whole(first_step, epoch, resumed is not None)
+        whole = self._whole(first_step, epoch, is_resumed)
         if assignment.accumulate > 1:  # they may all be in the same tensors
             whole = (map_tensors(Tensor.clone, batch, "clone") for batch in whole)
         counted = ((batch, count_samples(batch)) for batch in whole)
-        for step, parts in enumerate(assignment.group(pair for pair in counted if pair[1] > 0), begin):
+        for step, parts in enumerate(assignment.group(pair for pair in counted if pair[1] > 0), first_step):
             sizes = tuple(num_samples for _, num_samples in parts)
             plan = assignment.plan(step, sizes)
-            if self._has_state:
-                self._after = {step - 1: self._after.get(step - 1), step: self._state_after(first_sample + sum(sizes))}
             if step >= first_step + skip:
                 if compared and step == first_step + skip:
                     plan.digest = digest([part for part, _ in parts])
@@ -316,29 +306,21 @@ class ReadySource(Source):
                 )
             first_sample += sum(sizes)
 
-    def _state_after(self, num_samples: int) -> Any:
-        return {"number": self._number, "num_samples": num_samples, "own": take_state(self._batches)}
-
     @override
     def state(self, step: int | None) -> Any:
         if self._reader is not None:
             # How batches make up steps is known only once they are read (empty ones are skipped).
             return {"reader": self._reader.state(step, is_read_again=True)}
-        if self._has_state and step is not None and step >= self._first_step:
-            return {"after": self._after[step]}
         return {"begin": list(map(take_state, self._stateful)) if step is None else self._at_begin}
 
     @override
     def load_state(self, state: Any) -> None:
         if "reader" in state and self._reader is not None:
             self._reader.load_state(state["reader"])
-        elif "after" in state:
-            self._resumed = state["after"]
-            put_state(self._batches, self._resumed["own"])
         else:
             for item, item_state in zip(self._stateful, state["begin"], strict=True):
                 put_state(item, item_state)
-            self._resumed = {} if self._has_state else None
+            self._is_resumed = self._has_state
 
     def _whole(self, first_step: int, epoch: int, is_resumed: bool) -> Iterator[Any]:
         assignment, batches = self._assignment, self._batches
@@ -352,7 +334,7 @@ class ReadySource(Source):
             return
         assignment.reseed(Purpose.SAMPLER, epoch)
         iterator = iter(batches)
-        for number in itertools.count(self._number):
+        for number in itertools.count():
             assignment.reseed(Purpose.FETCH, *self._key(first_step, number))
             try:
                 batch = next(iterator, _END)
@@ -364,7 +346,6 @@ class ReadySource(Source):
                 raise Culprit(batches, assignment.rank, is_ready=True).read(error, number, Purpose.FETCH) from error
             if batch is _END:
                 return
-            self._number = number + 1
             yield batch
 
     def _requests(self, first_step: int, epoch: int) -> Iterator[Request]:
