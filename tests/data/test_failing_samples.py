@@ -108,7 +108,7 @@ def test_a_subset_is_named_with_its_data_set_and_its_own_index():
 
 
 @pytest.mark.parametrize("dataset", [TensorDataset(torch.arange(6.0)), Subset(TensorDataset(torch.arange(9.0)), range(6))])
-@pytest.mark.parametrize("bad", [6, 99, -7, 2**70, "six"])
+@pytest.mark.parametrize("bad", [6, -7, "six"])
 def test_an_index_outside_of_a_table_is_named(dataset, bad):
     message = str(told(DataLoader(dataset, 4, sampler=Order([5, -6, 0, 1, 2, bad]))))
     name = "TensorDataset" if type(dataset) is TensorDataset else "Subset of TensorDataset"
@@ -145,8 +145,7 @@ def test_no_loader_worker_is_left_when_an_error_is_kept(kind):
 # Streams
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("seed", "num_workers"), [(SEEDS[0], 0), (SEEDS[-1], 2)])
 def test_a_sample_of_a_stream_is_named_by_its_place_on_every_rank(standing_crew, seed, num_workers):
     length, batch_size, bad = a_case(seed)
     loader = DataLoader(BrokenStream(length, bad), batch_size, num_workers=num_workers)
@@ -164,8 +163,7 @@ def test_a_sample_of_a_stream_is_named_by_its_place_on_every_rank(standing_crew,
 # Collating
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("kind", [Broken, BrokenItems, BrokenStream])
+@pytest.mark.parametrize(("kind", "num_workers"), [(Broken, 1), (BrokenItems, 0), (BrokenStream, 1)])
 def test_what_fails_while_collating_is_named_with_all_samples_of_the_shard(standing_crew, num_workers, kind):
     loader = DataLoader(kind(12, None), 6, collate_fn=BrokenCollate(10), num_workers=num_workers)
     message, shown = standing_crew(1, told_in_full, loader, assignment(1, 2, 2))[0]
@@ -289,11 +287,9 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize(("nproc", "num_workers"), [(1, 0), (2, 2)])
-def test_the_command_reports_the_sample(run_here, nproc, num_workers):
-    bad = random.Random(nproc).randrange(40)
-    options = ("--nproc-per-node", str(nproc), "--threads", "1")
-    done = run_here(SCRIPT.format(bad=bad), *options, args=(str(num_workers),))
+def test_the_command_reports_the_sample(run_here):
+    bad = random.Random(2).randrange(40)
+    done = run_here(SCRIPT.format(bad=bad), "--nproc-per-node", "2", "--threads", "1", args=("2",))
     assert done.returncode == 1
     assert f"DataError: sample {bad} of Pictures failed on rank " in done.stderr
     assert f"with FileNotFoundError: [Errno 2] no such file: 'picture-{bad}.png'. " in done.stderr

@@ -1,6 +1,5 @@
 """Promises about fetching: what a DataLoader would give, in workers or here, from the streams of its place."""
 
-import multiprocessing
 import pickle
 import random
 
@@ -114,11 +113,10 @@ def test_set_epoch_reaches_the_copies_of_the_data_set_in_workers(persistent):
         assert list(pool.run([request(0, 1, epoch=epoch)])) == [[epoch, epoch]]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_tensors_and_indices_replaced_between_passes_are_those_fetched(workers):
+def test_tensors_and_indices_replaced_between_passes_are_those_fetched():
     whole = table(8)
     part = Subset(whole, [0, 1, 2])
-    loader = DataLoader(part, num_workers=workers)
+    loader = DataLoader(part)
     pool, found = FetchPool(choose_fetcher(0, loader), loader), []
     assert isinstance(pool._fetcher, TableFetcher)
 
@@ -149,13 +147,6 @@ class Opened(Numbers):
 def test_user_code_in_workers_finds_its_own_data_set_there():
     loader = DataLoader(Opened(4), collate_fn=list, num_workers=1, worker_init_fn=opened)
     assert fetch(loader, request(0)) == [[("opened in 0", "Opened")]]
-
-
-@pytest.mark.long
-def test_workers_may_be_spawned():
-    dataset = Noisy(4)
-    loader = DataLoader(dataset, num_workers=1, multiprocessing_context=multiprocessing.get_context("spawn"))
-    assert same(fetch(loader, request(0, 1)), fetch(DataLoader(dataset), request(0, 1)))
 
 
 @pytest.mark.parametrize("dataset", [Noisy(4), table(), Subset(table(), [2, 1]), Epochal(4)])
@@ -217,7 +208,7 @@ def test_samples_are_fetched_with_one_thread_as_in_workers(two_threads):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("context", [None, "fork", "spawn"])
+@pytest.mark.parametrize("context", [None, "spawn"])
 def test_only_fetching_has_one_thread(two_threads, context):
     asked = []
 

@@ -63,7 +63,7 @@ def samples(steps):
     return [batch.tolist() for _, data in steps for batch in data]
 
 
-@pytest.mark.parametrize("num_taken", range(4))
+@pytest.mark.parametrize("num_taken", [0, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_second_pass_is_resumed_behind_as_many_steps_as_were_taken(kind, num_taken):
     source = choose_source(KINDS[kind](), assignment())

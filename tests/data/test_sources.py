@@ -117,11 +117,10 @@ SAMPLERS = {
 }
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
-def test_any_sampler_gives_the_same_shards_on_every_world_size_and_with_workers(make, num_workers):
+@pytest.mark.parametrize(("name", "num_workers"), [*((name, 0) for name in SAMPLERS), ("random", 2), ("numpy", 2)])
+def test_any_sampler_gives_the_same_shards_on_every_world_size_and_with_workers(name, num_workers):
     def build(workers=0):
-        return DataLoader(Noisy(23), 4, sampler=make(), collate_fn=noisy_collate, num_workers=workers)
+        return DataLoader(Noisy(23), 4, sampler=SAMPLERS[name](), collate_fn=noisy_collate, num_workers=workers)
 
     alone, counted = deal_all(build, 1, 3, epochs=2)
     other, again = deal_all(lambda: build(num_workers), 1 if num_workers else 3, 3, epochs=2)
@@ -188,7 +187,7 @@ class EpochalSampler(SequentialSampler):
         return iter([self.epoch] * 4)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [1])
 def test_set_epoch_is_called_on_data_sets_samplers_and_what_they_wrap(num_workers):
     sampler = EpochalSampler(range(4))
     for build in (
@@ -214,8 +213,7 @@ def test_a_distributed_sampler_is_refused_with_the_remedy_wherever_it_hides():
 # Random numbers in user code
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-@pytest.mark.parametrize("world_size", [1, 4])
+@pytest.mark.parametrize(("num_workers", "world_size"), [(0, 4), (2, 1)])
 def test_augmentation_depends_neither_on_workers_nor_on_the_rank(num_workers, world_size):
     def build(workers):
         return DataLoader(Noisy(14), 4, shuffle=True, collate_fn=noisy_collate, num_workers=workers)
@@ -248,7 +246,7 @@ def test_persistent_workers_serve_epochs_as_new_ones_do(num_workers):
     assert all(same(seen[key], expected[key]) for key in expected)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "persistent_workers": True}])
 def test_an_epoch_left_early_does_not_change_the_next(options):
     source = choose_source(DataLoader(Noisy(40), 4, shuffle=True, collate_fn=noisy_collate, **options), assignment(0, 1, 2))
     left = source.steps(1, 0)
@@ -268,8 +266,7 @@ class SelfSplitting(IterableDataset):
         return iter(range(10)) if info is None else iter(range(info.id, 10, info.num_workers))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", [Stream, NoisyStream])
+@pytest.mark.parametrize(("kind", "num_workers"), [(NoisyStream, 0), (NoisyStream, 2)])
 def test_of_a_stream_every_sample_is_used_once_by_any_number_of_workers(kind, num_workers):
     collate = list if kind is Stream else noisy_collate
 
@@ -311,7 +308,7 @@ class EpochalStream(IterableDataset):
         return iter([self.epoch] * 2)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}])
 def test_a_stream_learns_of_the_epoch(options):
     seen, _ = deal_all(lambda: DataLoader(EpochalStream(), 2, collate_fn=list, **options), 1, 1, epochs=3)
     assert list(seen.values()) == [[0, 0], [1, 1], [2, 2]]
@@ -352,7 +349,7 @@ def test_ready_batches_are_cut_into_shards_and_empty_ones_are_no_step(world_size
     assert sizes == [[1] * 5, [1], [2, 2, 2, 1, 1]]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("dataset", [ReadyItems(6), ReadyStream()])
 def test_a_loader_of_ready_batches_draws_alike_for_every_world_and_number_of_workers(dataset, num_workers):
     def build(workers=0):

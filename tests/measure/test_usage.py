@@ -73,29 +73,11 @@ print(json.dumps({"living_s": living.cpu_s, "ended_s": ended.cpu_s}))
     assert used.ended_s < 0.28, "the child's earlier work was counted again when it ended"
 
 
-def test_counts_a_child_that_came_and_went():
-    used = measured("""
-child().communicate()
-used = SimpleNamespace(**meter.end())
-print(json.dumps({"cpu_s": used.cpu_s, "child_s": used_s(resource.RUSAGE_CHILDREN)}))
-""")
-    assert used.child_s >= 0.28
-    assert used.child_s - 0.01 <= used.cpu_s <= 1.5 * used.child_s
-
-
 def test_peak_memory_keeps_what_was_given_back():
     before = usage.peak_rss_bytes()
     block = bytearray(os.urandom(1)) * 300_000_000
     del block
     assert usage.peak_rss_bytes() >= max(before, 300_000_000)
-
-
-def test_peak_memory_of_a_small_child_is_not_that_of_its_parent():
-    block = b"x" * 300_000_000  # noqa: F841 - held while the child starts
-    code = "from lockstep.journal.measure.usage import peak_rss_bytes; print(peak_rss_bytes())"
-    environment = {**os.environ, "PYTHONPATH": ""}
-    small = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert int(small.stdout) < 400_000_000  # its parent has these 300 million, and as much as it
 
 
 class FakeGpus:

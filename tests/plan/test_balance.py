@@ -11,7 +11,7 @@ from lockstep.plan.balance import Balancer, Pace, best_blocks, can_balance, fair
 from lockstep.plan.blocks import blocks_of, even_blocks
 
 pytestmark = pytest.mark.timeout(60)
-quick = settings(deadline=None, max_examples=60)
+quick = settings(deadline=None, max_examples=25)
 
 seconds = st.floats(0, 100)
 paces = st.integers(1, 12).flatmap(

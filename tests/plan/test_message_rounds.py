@@ -33,7 +33,7 @@ def stack_of(shards):
     return stack
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=15)
 @given(hosts, st.integers(0, 40))
 def test_every_rank_sums_the_tree_of_one_process(shape, more):
     num_hosts, ranks_per_host = shape
@@ -51,14 +51,14 @@ def test_every_rank_sums_the_tree_of_one_process(shape, more):
     assert {fold(stack, bracket) for stack in of_rank} == {fold(stack_of(range(num_shards)), bracket)}
 
 
-@pytest.mark.parametrize("world_size", [16, 96, 128, 1000, 1024, 4096])
+@pytest.mark.parametrize("world_size", [96, 1024])
 def test_a_rank_exchanges_with_few_others(world_size):
     others = sum(base - 1 for base in bases(world_size, 8))
     assert math.prod(bases(world_size, 8)) == world_size
     assert others <= 3.5 * math.log2(world_size)
 
 
-@pytest.mark.parametrize("num_hosts", [2, 3, 16, 125, 128])
+@pytest.mark.parametrize("num_hosts", [3, 128])
 def test_a_host_sends_as_much_as_in_a_ring_or_a_hierarchical_all_reduce(num_hosts):
     """Those let as much out of a host: what leads around the ring, or what one rank of the host exchanges for all."""
     length = 1 << 20
