@@ -40,9 +40,9 @@ def test_the_page_shows_the_scripts_as_they_are():
 
 
 @pytest.mark.parametrize("name", ports.NAMES)
-def test_a_port_to_lockstep_takes_no_more_lines_than_one_to_accelerate(name):
+def test_a_port_to_lockstep_takes_at_most_a_line_more_than_one_to_accelerate(name):
     accelerate, lockstep = ports.port(name, "accelerate"), ports.port(name, "lockstep")
-    assert 0 < len(lockstep.changed) <= len(accelerate.changed)
+    assert 0 < len(lockstep.changed) <= len(accelerate.changed) + 1
     assert 0 < accelerate.num_to_resume < len(accelerate.changed)
 
 
