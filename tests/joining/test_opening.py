@@ -136,29 +136,6 @@ def test_a_run_without_a_checkpoint_begins_again_in_its_directory():
     assert "before its first checkpoint" in notice
 
 
-def test_a_new_run_says_that_the_one_before_it_has_left_nothing_to_resume():
-    first = start()
-    (notice,) = start().notices
-    assert str(first.run_dir) in notice
-    assert "before its first checkpoint" in notice
-
-
-def test_nothing_is_said_of_a_run_that_runs_or_ended_without_a_checkpoint():
-    with in_use(start().run_dir):
-        second = start()
-    assert second.notices == []
-    for run_dir in (Path("runs/train-1"), second.run_dir):
-        (run_dir / "events.jsonl").write_text('{"event": "end", "time": 1.0, "step": 9}\n')
-    assert start().notices == []
-
-
-def test_a_run_that_is_resumed_hears_nothing_of_a_later_one_that_left_nothing():
-    first = interrupted()
-    start(fresh=True)
-    run = start()
-    assert (run.run_dir, len(run.notices)) == (first, 1)
-
-
 def test_the_older_checkpoint_is_taken_and_named_where_the_newest_was_damaged():
     interrupted(20, run_dir="run")
     (save("run", 30) / "state.json").unlink()

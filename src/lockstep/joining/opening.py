@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -11,7 +10,6 @@ from typing import Any
 
 from lockstep.base.config import RUNS, RunConfig
 from lockstep.base.errors import CheckpointError, ConfigError
-from lockstep.journal.history import read_launches
 from lockstep.plan.blocks import block
 from lockstep.state.checkpoint.manifest import Manifest
 from lockstep.state.checkpoint.store import Store
@@ -23,11 +21,11 @@ from lockstep.state.rundir.fixed_settings import (
     reconcile,
     write_fixed_settings,
 )
-from lockstep.state.rundir.lock import PATIENCE_S, RunLock, holder_of, last_job, last_launch
+from lockstep.state.rundir.lock import PATIENCE_S, RunLock, last_job, last_launch
 from lockstep.state.rundir.names import default_run_dir, earlier_run_dirs, rename_old_run
 from lockstep.world.environment import World
 
-_FINISHED, _INTERRUPTED, _LOST = "finished", "interrupted", "lost"
+_FINISHED, _INTERRUPTED = "finished", "interrupted"
 _AFTER_LOSS_S = 120.0
 
 
@@ -111,7 +109,6 @@ def open_run(launch: LaunchRequest) -> OpenRun:
         if launch.config.run_dir is not None:
             return _open_named(Path(launch.config.run_dir), launch)
         notices: list[str] = []
-        lost: list[Path] = []
         earlier = earlier_run_dirs(RUNS, launch.command.script)
         if launch.is_named:
             for path in earlier:
@@ -121,13 +118,9 @@ def open_run(launch: LaunchRequest) -> OpenRun:
             state = None if launch.begins_anew(path) else _state_of(path, launch, notices)
             if state == _FINISHED:
                 break  # earlier interrupted runs were superseded by it
-            if state == _LOST:
-                lost.append(path)
             run = _try_resume(path, launch, notices) if state == _INTERRUPTED else None
             if run is not None:
                 return run
-        if lost:
-            _note(notices, f"{lost[0]} ended before its first checkpoint, so there is nothing to resume")
         path = default_run_dir(RUNS, launch.command.script)
         lock = launch.lock(path)
         write_fixed_settings(path, launch.born_with, launch.command)
@@ -183,7 +176,7 @@ def _state_of(path: Path, launch: LaunchRequest, notices: list[str]) -> str | No
     if contents is None or not contents[1].is_like(command):
         return None
     if not is_saved:
-        return None if holder_of(path) is not None or _has_ended(path) else _LOST
+        return None
     if newest is not None and _is_finished(newest):
         return None if contents[1].differing(command) else _FINISHED
     differing = contents[1].differing(command, launch.config.allow)
@@ -195,13 +188,6 @@ def _state_of(path: Path, launch: LaunchRequest, notices: list[str]) -> str | No
         )
         return None
     return _INTERRUPTED
-
-
-def _has_ended(path: Path) -> bool:
-    """Whether a script has come to its end in this run."""
-    with contextlib.suppress(OSError):  # it was killed before it had a journal
-        return any(launch.has_ended for launch in read_launches(path))
-    return False
 
 
 def _given(command: Command, name: str) -> str:
