@@ -205,26 +205,6 @@ def test_who_starts_the_processes_follows_from_the_source_and_what_was_said(read
         check_starter(script, 2)
 
 
-@pytest.mark.parametrize(
-    ("source", "is_alone"),
-    [
-        ("from lightning.fabric import Fabric\nFabric(devices=2)", True),
-        ("import lightning as L\nL.Trainer(max_epochs=3, devices=args.devices)", True),
-        ("from pytorch_lightning import Trainer\nTrainer(num_nodes=2)", True),
-        ("from lightning_fabric import Fabric\nFabric()", False),
-        ("from transformers import Trainer\nTrainer(devices=2)", False),
-    ],
-)
-def test_a_script_of_lightning_with_devices_starts_its_processes_unless_a_number_of_them_was_said(read, source, is_alone):
-    parsed = read(source)
-    assert (check(parsed).starter is not None) is is_alone
-    assert check(parsed, nproc_per_node=2).starter is None
-    assert check(parsed, nnodes="2", rdzv_endpoint="one").starter is None
-    assert check(parsed, spawns="no").starter is None
-    if is_alone:
-        assert "it is started once (--nproc-per-node N launches it)" in check(parsed).guesses[0]
-
-
 def test_a_script_that_starts_its_processes_is_passed_no_local_rank(read):
     assert check(read(SPAWNS + "parser.add_argument('--local_rank')"), nproc_per_node=2).arguments(0) == []
 

@@ -28,17 +28,3 @@ def test_imagenet_as_under_torchrun_and_as_it_spawns_itself(lockstep_run, torchr
     spawning = ("imagenet.py", "--multiprocessing-distributed", "--world-size", "1", "--rank", "0", "--dist-url", tcp)
     assert lockstep_run(*spawning) == expected
     assert start(*spawning) == expected
-
-
-@pytest.mark.longest
-@pytest.mark.long
-def test_a_fabric_script_starts_as_under_python_or_torchrun(lockstep_run, torchrun, start):
-    expected = start("fabric.py")
-    assert [line[:11] for line in expected if line.startswith("rank")] == ["rank 0 of 2", "rank 1 of 2"]
-    ranks = [line for line in expected if line.startswith("rank")]
-    for found in (
-        lockstep_run("fabric.py"),
-        lockstep_run("--nproc-per-node", "2", "fabric.py"),
-        torchrun(*TWO, "fabric.py"),
-    ):
-        assert [line for line in found if line.startswith("rank")] == ranks

@@ -66,16 +66,17 @@ def check_script(target: str, source: Source | None, args: Sequence[str], option
     starter, guesses = script.starter, list[str]()
     if options.spawns == "auto":
         is_counted = options.nproc_per_node is not None or plan_nodes(options) is not None
-        spawning, alone = source.starter(), None if is_counted else source.starter_if_alone()
+        spawning = source.starter()
         if spawning and is_counted and source.asks_launcher():
             guesses.append(
                 f"the script may start processes itself ({spawning}), but also reads the ranks of a launcher: it is "
                 "launched (--spawns yes starts it once)"
             )
-        elif spawning or alone:
-            starter = spawning or alone
-            how = "--spawns no" if spawning else "--nproc-per-node N"
-            guesses.append(f"the script starts its processes itself ({starter}): it is started once ({how} launches it)")
+        elif spawning:
+            starter = spawning
+            guesses.append(
+                f"the script starts its processes itself ({starter}): it is started once (--spawns no launches it)"
+            )
     if options.local_rank_option == "auto" and starter is None:
         option, where = source.local_rank_option() or (None, "")
         if option:

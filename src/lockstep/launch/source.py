@@ -16,7 +16,6 @@ LOCAL_RANK_OPTIONS = ("--local_rank", "--local-rank")
 
 _DEFINES_OPTIONS = {"add_argument", "add_option", "option", "Option", "startswith"}
 _STARTERS = {"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"}
-_LIGHTNING = ("lightning.", "lightning_fabric.", "pytorch_lightning.")
 _OPTIM = re.compile(rb"\boptim\b")
 _TOGETHER = re.compile(
     rb"distributed|rank|world_size|environ|getpid|lockstep|trainer|accelerat|lightning|fabric|ignite|deepspeed|horovod|\bray\b|jax",
@@ -83,15 +82,6 @@ class Source:
             is_process = name.rpartition(".")[2] == "Process" and not name.startswith("psutil.")
             starts_ranks = name in _STARTERS or (is_process and says_rank)
             if name == "lockstep.launch" or (starts_ranks and not is_told):
-                return f"{name} in {self._line(node)}"
-        return None
-
-    def starter_if_alone(self) -> str | None:
-        """Where Lightning is given devices, for which it starts processes itself unless a launcher has; None: nowhere."""
-        for node, name in self._calls():
-            is_theirs = name.startswith(_LIGHTNING) and name.rpartition(".")[2] in ("Fabric", "Trainer")
-            said = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg in ("devices", "num_nodes")}
-            if is_theirs and any(getattr(value, "value", None) not in (1, "1") for value in said.values()):
                 return f"{name} in {self._line(node)}"
         return None
 
