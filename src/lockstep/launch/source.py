@@ -63,7 +63,7 @@ class Source:
     def local_rank_option(self) -> tuple[str, str] | None:
         """The spelling of the option for the local rank, and where it is defined; None: the script takes none."""
         for source in (self, *self._imported(b"local")):
-            for node in source._walk(as_main=source is self):
+            for node in ast.walk(source.tree):
                 for option in _options_in(node):
                     return option, source._line(node)
         return None
@@ -120,15 +120,6 @@ class Source:
         names = _imported_names(self.tree)
         return [(node, _full_name(node.func, names)) for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
 
-    def _walk(self, *, as_main: bool) -> Iterator[ast.AST]:
-        """All nodes; without those under ``if __name__ == "__main__":`` if it is imported."""
-        waiting: list[ast.AST] = [self.tree]
-        while waiting:
-            node = waiting.pop(0)
-            yield node
-            if as_main or not _is_main_guard(node):
-                waiting.extend(ast.iter_child_nodes(node))
-
     def _imported(self, about: bytes = b"") -> Iterator[Source]:
         """The modules under ``root`` that it imports itself, if they contain these bytes."""
         seen = {self.path.resolve()}
@@ -180,10 +171,6 @@ def _full_name(node: ast.expr, names: Mapping[str, str]) -> str:
         inner = _full_name(node.func, names)
         return f"{inner}()" if inner else ""
     return ""
-
-
-def _is_main_guard(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "__main__" in (name := ast.unparse(node.test)) and "__name__" in name
 
 
 def _options_in(node: ast.AST) -> Iterator[str]:
