@@ -1,15 +1,13 @@
 """What makes a worker, a copy of the fork server, look like a fresh process: modules beside the script win over those that the
-server has imported; the imported torch does what the worker's variables say; and multiprocessing has a place of its own."""
+server has imported, and the imported torch does what the worker's variables say."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.machinery
-import multiprocessing.process
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from lockstep.world.environment import threads_asked
 from lockstep.world.machine.threads import libraries, set_number
@@ -20,9 +18,6 @@ at_start: frozenset[str] = frozenset()
 """The modules that the interpreter itself had imported before the fork server did: no script can shadow those."""
 _OF_BLAS = {"openblas": "OPENBLAS_NUM_THREADS", "mkl": "MKL_NUM_THREADS", "blis": "BLIS_NUM_THREADS"}
 """Environment variables that set the number of threads of one BLAS alone."""
-_MOST_BYTES = 107
-"""Of the path of a Unix socket."""
-_NAME_BYTES = len("/listener-12345678")
 
 
 def forget_shadowed(directory: str) -> None:
@@ -65,15 +60,3 @@ def apply_to_torch(environ: Mapping[str, str], share: int, nproc: int) -> None:
     levels = getattr(getattr(distributed, "DebugLevel", None), "__members__", {})
     if distributed is not None and level in levels:
         distributed.set_debug_level(levels[level])
-
-
-def keep_sockets_in(private_dir: str) -> None:
-    """Have multiprocessing use this directory for its sockets, here and in processes that it starts.
-
-    Otherwise it makes one of its own, ``/tmp/pymp-...``, which a killed process cannot remove; the launcher, or the next one,
-    removes its private directory. (The setting is private; ``multiprocessing.util.get_temp_dir`` returns it.)
-    """
-    place = Path(private_dir, "mp")
-    if len(os.fsencode(place)) + _NAME_BYTES <= _MOST_BYTES:
-        place.mkdir(mode=0o700, exist_ok=True)
-        getattr(multiprocessing.process.current_process(), "_config", {})["tempdir"] = str(place)

@@ -28,7 +28,7 @@ from lockstep.base.stopping import SIGNALS, AuditFailed, Launcher, Stopped, unde
 from lockstep.launch import ending, failures
 from lockstep.launch.binding import bind_to_gpu
 from lockstep.launch.echoes import is_of_loader
-from lockstep.launch.fresh import apply_to_torch, forget_shadowed, keep_sockets_in
+from lockstep.launch.fresh import apply_to_torch, forget_shadowed
 from lockstep.launch.messages import Sender
 from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
 from lockstep.world.machine.cores import num_cores
@@ -216,7 +216,6 @@ def _settle(request: Request) -> LaunchSpec:
     os.chdir(spec.cwd)
     _reopen_streams()
     _install_hooks(spec.private_dir)
-    keep_sockets_in(spec.private_dir)
     if not faulthandler.is_enabled():
         # Stays open for the life of the process.
         file = failures.fault_path(spec.private_dir, request.rank).open("w", encoding="utf-8")
