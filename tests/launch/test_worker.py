@@ -65,12 +65,6 @@ def test_cores_are_divided_unless_the_user_said_otherwise(run_warm, monkeypatch,
         assert [torch for torch, *_ in lines] == [int(asked or share)] * nproc
 
 
-def test_a_number_for_blas_alone_is_kept(run_warm, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "5")
-    assert run_warm(THREADS).lines == ["3 5"] * 2
-
-
 @pytest.mark.long
 def test_modules_beside_the_script_win_over_those_that_the_server_has_imported(run_warm, tmp_path):
     for name in ("code", "statistics", "profile", "tqdm", "os"):

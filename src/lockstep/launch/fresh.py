@@ -16,8 +16,6 @@ _SHARED = frozenset(("torch", "numpy", "lockstep"))
 """Packages that stay imported whatever is beside the script: native code cannot be loaded twice."""
 at_start: frozenset[str] = frozenset()
 """The modules that the interpreter itself had imported before the fork server did: no script can shadow those."""
-_OF_BLAS = {"openblas": "OPENBLAS_NUM_THREADS", "mkl": "MKL_NUM_THREADS", "blis": "BLIS_NUM_THREADS"}
-"""Environment variables that set the number of threads of one BLAS alone."""
 
 
 def forget_shadowed(directory: str) -> None:
@@ -46,16 +44,12 @@ def apply_to_torch(environ: Mapping[str, str], share: int, nproc: int) -> None:
         nproc: processes on this machine.
     """
     asked, torch = threads_asked(environ), sys.modules.get("torch")
-    if torch is not None:
-        # A torch that computes with MKL asks that for its number.
-        asked_of_torch = (threads_asked(environ, _OF_BLAS["mkl"]) if torch.backends.mkl.is_available() else None) or asked
-        if nproc > 1 or asked_of_torch:
-            torch.set_num_threads(asked_of_torch or share)
+    if torch is not None and (nproc > 1 or asked):
+        torch.set_num_threads(asked or share)
     for library in libraries():
-        of_blas = threads_asked(environ, _OF_BLAS.get(library.internal_api, "")) or asked
         # OpenBLAS, NumPy's usual one, also with one process: the server has loaded it with one thread.
-        if library.user_api == "blas" and (nproc > 1 or library.internal_api == "openblas" or of_blas):
-            set_number(library, of_blas or share)
+        if library.user_api == "blas" and (nproc > 1 or library.internal_api == "openblas" or asked):
+            set_number(library, asked or share)
     distributed, level = sys.modules.get("torch.distributed"), environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF").upper()
     levels = getattr(getattr(distributed, "DebugLevel", None), "__members__", {})
     if distributed is not None and level in levels:

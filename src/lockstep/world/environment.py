@@ -287,9 +287,9 @@ def _job_dir(environ: Mapping[str, str]) -> str | None:
     return f"{parent}/lockstep-{job}" if parent and job else None
 
 
-def threads_asked(environ: Mapping[str, str], name: str = OMP) -> int | None:
-    """The number of threads in a variable (the first, of a list for nested regions); None: not set, or invalid."""
-    outermost = environ.get(name, "").partition(",")[0].strip()
+def threads_asked(environ: Mapping[str, str]) -> int | None:
+    """OMP_NUM_THREADS (the first, of a list for nested regions); None: not set, or invalid."""
+    outermost = environ.get(OMP, "").partition(",")[0].strip()
     return int(outermost) if outermost.isdecimal() and int(outermost) > 0 else None
 
 
