@@ -146,19 +146,16 @@ import os, pathlib, signal, subprocess, sys
 for name, command, own_session in (
     ("in-the-ranks-session", ["sleep", "100"], False),
     ("in-its-own-session", ["sleep", "100"], True),
-    ("nohup", ["nohup", "sleep", "100"], False),
 ):
     process = subprocess.Popen(command, start_new_session=own_session, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     pathlib.Path(name).write_text(str(process.pid))
-while pathlib.Path(f"/proc/{process.pid}/comm").read_text() != "sleep\\n":  # nohup becomes it, when it has done its work
-    pass
 """
 
 
 @pytest.fixture
 def still_there(tmp_path):
     """Call it: which of the processes of LEAVE_SOMETHING are left."""
-    names = ("in-the-ranks-session", "in-its-own-session", "nohup")
+    names = ("in-the-ranks-session", "in-its-own-session")
 
     def pid(name):
         return int((tmp_path / name).read_text())
@@ -171,21 +168,12 @@ def still_there(tmp_path):
 
 def test_what_a_script_left_on_purpose_stays_when_all_went_well(run_warm, still_there):
     assert not run_warm(LEAVE_SOMETHING, nproc=1).outcome.failures
-    assert still_there() == {"in-its-own-session", "nohup"}
+    assert still_there() == {"in-its-own-session"}
 
 
 def test_what_a_script_left_on_purpose_goes_when_it_failed(run_warm, still_there):
     assert run_warm(LEAVE_SOMETHING + "sys.exit(1)", nproc=1).outcome.failures
     assert still_there() == set()
-
-
-def test_under_nohup_what_the_script_left_without_a_session_of_its_own_goes(run_warm, still_there):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        run_warm(LEAVE_SOMETHING, nproc=1)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert still_there() == {"in-its-own-session"}
 
 
 def test_all_listening_sockets_are_on_loopback(start_own, tmp_path):

@@ -67,20 +67,11 @@ def is_same(number: int, after_s: float) -> bool:
 
 def catches(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal, installed from any language."""
-    return _is_in_mask(pid, "SigCgt", number)
-
-
-def ignores(pid: int, number: int) -> bool:
-    """Whether a process ignores a signal."""
-    return _is_in_mask(pid, "SigIgn", number)
-
-
-def _is_in_mask(pid: int, mask: str, number: int) -> bool:
     with contextlib.suppress(OSError, ValueError):  # it has ended
         # By hand, for psutil knows nothing of signal masks.
         for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             name, _, bits = line.partition(":")
-            if name == mask:
+            if name == "SigCgt":
                 return bool(int(bits, 16) >> (number - 1) & 1)
     return False
 

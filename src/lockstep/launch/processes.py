@@ -9,8 +9,6 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from lockstep.base.stopping import ignores
-
 
 def kill_worker(pid: int) -> None:
     """Kill a worker and its process group at once; other processes that it started are left to ``sweep``."""
@@ -37,25 +35,18 @@ def sweep(sessions: Collection[int], private_dir: str, timeout_s: float = 2.0, *
     """Kill every process of these sessions, and every one with the launch's private directory in its environment.
 
     The second condition finds programs that were started in a session of their own. If the launch went well, they were left
-    on purpose, as a TensorBoard may be, and stay; so do those started with ``nohup``.
+    on purpose, as a TensorBoard may be, and stay.
 
     Processes still there after ``timeout_s`` are held by the kernel, and cannot be ended.
     """
     deadline = time.monotonic() + timeout_s
-    while pids := _find_strays(sessions) if succeeded else _find(sessions, private_dir):
+    while pids := _find(sessions, None if succeeded else private_dir):
         if time.monotonic() > deadline:
             return
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
-
-
-def _find_strays(sessions: Collection[int]) -> list[int]:
-    pids = _find(sessions, None)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        return pids  # the launcher itself was started with nohup, and all its processes inherit that
-    return [pid for pid in pids if not ignores(pid, signal.SIGHUP)]
 
 
 def _find(sessions: Collection[int], mark: str | None) -> list[int]:
