@@ -11,7 +11,6 @@ from lockstep.launch.endpoint import find_endpoint, introduce
 from lockstep.launch.nodes import DEFAULT_PORT, plan_nodes
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.secret import SharedSecret
-from lockstep.world.machine.addresses import is_loopback, outward_addresses, source_address
 
 
 def plan(**options):
@@ -127,33 +126,6 @@ def named_this(monkeypatch):
     monkeypatch.setattr(
         socket, "getaddrinfo", lambda host, *rest, **options: real("127.0.1.1" if host == "this" else host, *rest, **options)
     )
-
-
-@pytest.mark.parametrize(
-    ("addresses", "known_by"), [(["10.1.0.7"], "10.1.0.7"), ([], "127.0.0.1"), (["10.1.0.7", "10.2.0.7"], None)]
-)
-def test_without_a_default_route_others_know_a_machine_by_the_one_address_that_it_has(
-    named_this, monkeypatch, addresses, known_by
-):
-    monkeypatch.setattr("lockstep.launch.endpoint.SOMEWHERE", "no-such-host.invalid")
-    monkeypatch.setattr("lockstep.launch.endpoint.outward_addresses", lambda: addresses)
-    nodes = plan(nnodes="2", node_rank=0, master_addr="this", master_port=free_port())
-    if known_by is None:
-        with pytest.raises(
-            ConfigError, match=r"--master-addr this resolves to this machine alone \(127\.0\.1\.1\).*10\.2\.0\.7"
-        ):
-            find_endpoint(nodes, SECRET)
-        return
-    endpoint = find_endpoint(nodes, SECRET)
-    with endpoint.listener:
-        assert endpoint.local_address in (known_by, "127.0.1.1")
-        assert is_loopback(endpoint.local_address) == is_loopback(known_by)
-
-
-def test_addresses_by_which_others_may_know_this_machine_are_its_own_and_not_loopback():
-    for address in outward_addresses():
-        assert not is_loopback(address)
-        assert source_address(address) == address
 
 
 def test_a_name_of_this_machine_that_is_loopback_here_alone_does_not_shut_others_out(named_this, capfd):

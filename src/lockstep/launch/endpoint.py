@@ -17,7 +17,6 @@ from lockstep.world.machine.addresses import (
     is_loopback,
     listen,
     listening,
-    outward_addresses,
     source_address,
 )
 
@@ -52,7 +51,7 @@ def find_endpoint(nodes: Nodes, secret: SharedSecret) -> Endpoint:
     at: str | None = addresses[0]
     if is_loopback(addresses[0]) and not is_loopback(nodes.host):
         # Debian gives a machine's own name a loopback address. Others, for whom it has another one, must get through.
-        at, address = None, _outward_address(nodes) or address
+        at, address = None, source_address(SOMEWHERE) or address
     try:
         return dataclasses.replace(elsewhere, local_address=address, listener=listen(at, nodes.port), listens_at=at)
     except OSError as error:
@@ -68,20 +67,6 @@ def find_endpoint(nodes: Nodes, secret: SharedSecret) -> Endpoint:
             f"node 0 cannot listen at {nodes.endpoint} ({error.strerror}): another run or program has that port. Give all "
             "nodes another --master-port, or end that"
         ) from error
-
-
-def _outward_address(nodes: Nodes) -> str | None:
-    """An address by which others can reach this machine, whose name is a loopback address here; None: it has no other."""
-    towards_most = source_address(SOMEWHERE)
-    candidates = outward_addresses() if towards_most is None else [towards_most]
-    if len(candidates) > 1:
-        option = "--rdzv-endpoint" if nodes.node_rank is None else "--master-addr"
-        raise ConfigError(
-            f"{option} {nodes.host} resolves to this machine alone ({', '.join(addresses_of(nodes.host))}), which has "
-            f"several addresses, {', '.join(candidates)}, and no default route that would choose: give the one that the "
-            "other nodes reach"
-        )
-    return candidates[0] if candidates else None
 
 
 def _resolve(nodes: Nodes) -> list[str]:

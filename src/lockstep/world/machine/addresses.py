@@ -84,27 +84,6 @@ def addresses_of(host: str) -> list[str]:
     return list(dict.fromkeys(str(address[0]) for _, _, _, _, address in results))
 
 
-def outward_addresses() -> list[str]:
-    """The addresses by which other machines may reach this one: IPv4 addresses, if there are any, else IPv6."""
-    import psutil  # see ``interface_with``
-
-    stats = psutil.net_if_stats()
-    entries = [
-        entry
-        for name, addresses in psutil.net_if_addrs().items()
-        if name in stats and stats[name].isup
-        for entry in addresses
-        if entry.family in (socket.AF_INET, socket.AF_INET6) and not _is_local(entry.address)
-    ]
-    ipv4 = [entry.address for entry in entries if entry.family == socket.AF_INET]
-    return ipv4 or [entry.address for entry in entries]
-
-
-def _is_local(address: str) -> bool:
-    parsed = ipaddress.ip_address(address.partition("%")[0])
-    return parsed.is_loopback or parsed.is_link_local
-
-
 def listen(address: str | None, port: int) -> socket.socket:
     """A socket listening on one address of this machine or, with None, on all of them.
 
