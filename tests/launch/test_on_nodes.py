@@ -237,16 +237,13 @@ def test_a_wait_in_vain_ends_and_says_what_to_look_at(numbered):
 
 
 @pytest.mark.long
-def test_two_nodes_with_one_number_and_other_terms_are_sent_away_and_the_run_goes_on(numbered, hurry):
+def test_of_two_nodes_with_one_number_one_is_sent_away_and_the_run_goes_on(numbered, hurry):
     # (It lasts until that is seen: who comes after the end finds nobody to be sent away by.)
     held = TALK.replace(
         "dist.destroy", "import time\nwhile not os.path.exists('hurry'):\n    time.sleep(0.05)\ndist.destroy"
     )
     first = numbered(held, 0)
     until(lambda: "waiting at" in first.err)
-    other = numbered(held, 1, nnodes=3)
-    assert other.wait() == 2
-    assert "differ: --nnodes 3 here, 2 there" in other.err
     two = [numbered(held, 1) for _ in range(2)]
     until(lambda: any(each.process.poll() is not None for each in two))
     hurry()
@@ -408,7 +405,7 @@ from lockstep.launch.nodes import plan_nodes
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.secret import shared_secret
 nodes = plan_nodes(LaunchOptions(nnodes="2:3", rdzv_endpoint=sys.argv[1]))
-connection = open_connection(find_endpoint(nodes, shared_secret(nodes, None, None, None)), {}, 100.0, Stop())
+connection = open_connection(find_endpoint(nodes, shared_secret(nodes, None, None, None)), 100.0, Stop())
 try:
     DynamicRendezvous(connection).meet(None, None)  # there is nothing that it could tell the others
 finally:

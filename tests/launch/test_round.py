@@ -59,7 +59,7 @@ class Node:
 
     def meet(self):
         machine = Machine(host=f"host{self.number}", address=f"10.0.0.{self.number}", num_ranks=2)
-        self.place = self.rendezvous.meet(machine, lambda: Start(used=0, master_port=1))
+        self.place = self.rendezvous.meet(machine, lambda: Start(launch="one", used=0, master_port=1))
         self.round = Round(self.signed.under("round-0"), self.heartbeat, self.place, lambda: 0)
 
     def beat(self):

@@ -2,7 +2,6 @@
 
 - ``run``: the entry, ``run_on_nodes``
 - ``connection``: to the launchers' store, which one of them keeps; ``signed``: only values written by launchers count there
-- ``compatibility``: what must be the same on all nodes
 - ``static_rendezvous``: for numbered nodes; ``dynamic_rendezvous``: for nodes that come and go, by torchelastic; ``places``:
   what all nodes learn there
 - ``state``: torchelastic's state on its way to the store

@@ -34,6 +34,8 @@ from lockstep.launch.supervise import GRACE_S
 from lockstep.world.machine.addresses import interface_with, is_loopback
 
 _MONITOR_S = 0.1
+_LAUNCH = "launch"
+"""Under which its name is kept."""
 _USED = "used"
 """Under which the restarts after failures are counted."""
 _FAREWELL_S = GRACE_S + 1.5
@@ -168,7 +170,12 @@ class NodeAgent:
         start_dir = Path(self._spec.private_dir, f"start-{place.count}")
         start_dir.mkdir(mode=0o700)
         spec = dataclasses.replace(
-            self._spec, private_dir=str(start_dir), node=node, restart=place.count, master_port=place.master_port
+            self._spec,
+            name=place.launch,
+            private_dir=str(start_dir),
+            node=node,
+            restart=place.count,
+            master_port=place.master_port,
         )
         self.verdict, self.stopped_with, self._is_joining = None, None, False
         self._workers = Workers(spec, self._take_server(), self._plan)
@@ -176,8 +183,9 @@ class NodeAgent:
     def _start(self) -> Start:
         """What this node announces if it is the first one."""
         # In the store, since the first node may be new.
-        used = self._connection.run_store.add(_USED, 0)
-        return Start(used=used, master_port=self._in_round.enter_context(reserved_port()))
+        store = self._connection.run_store
+        launch, used = store.compare_set(_LAUNCH, "", self._spec.name).decode(), store.add(_USED, 0)
+        return Start(launch=launch, used=used, master_port=self._in_round.enter_context(reserved_port()))
 
     def _introduce(self, node: Node) -> None:
         assert self._round is not None

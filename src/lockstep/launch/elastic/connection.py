@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import json
 import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from torch.distributed import DistStoreError, TCPStore  # type: ignore[attr-defined]
 
@@ -25,6 +23,8 @@ OTHERS_S = 5.0
 ALL_RUNS = "lockstep"
 """Prefix of the launchers' entries in the store."""
 _GREETING = f"{ALL_RUNS}/greeting"
+"""Where the store's keeper writes a nonce, signed with the secret of the run. All else here is signed with a secret derived from
+both, so that recorded entries of an earlier store cannot be replayed."""
 _SEEN_S = 10.0
 """Seconds until a file written by another machine must be visible (NFS caches attributes for seconds)."""
 _ASKED_PER_S = 2000.0
@@ -34,17 +34,6 @@ _BEATS_PER_S = 2000.0
 """Heartbeats of all nodes in a second, at most, if there are hundreds."""
 _STORE_S = 60.0
 """Seconds to wait for a value that is about to be written, and that no run can continue without."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Greeting:
-    """What the keeper of the store tells all launchers that come, signed with the secret of the run."""
-
-    nonce: str
-    """All else in this store is signed with a secret that is derived from the run's and this, so that recorded entries of an
-    earlier store cannot be replayed."""
-    terms: Mapping[str, str]
-    """See ``compatibility``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +47,6 @@ class Connection:
     secret: Secret
     server: TCPStore | None
     """The store itself, if this launcher keeps it."""
-    greeting: Greeting
-    """Of its keeper."""
 
     @property
     def nodes(self) -> Nodes:
@@ -112,10 +99,8 @@ class Connection:
         return SignedStore(_connect(self.nodes, waiter), self.secret, self.nodes.endpoint)
 
 
-def open_connection(endpoint: Endpoint, terms: Mapping[str, str], timeout_s: float, stop: Stop) -> Connection:
+def open_connection(endpoint: Endpoint, timeout_s: float, stop: Stop) -> Connection:
     """Start the launchers' store if it is to be here, and connect to it.
-
-    ``terms``: of this launcher, for the others, if it keeps the store.
 
     Raises:
         ConfigError: its keeper has another secret.
@@ -131,14 +116,14 @@ def open_connection(endpoint: Endpoint, terms: Mapping[str, str], timeout_s: flo
     waiter = Waiter(nodes.endpoint, timeout_s, stop, remedy)
     client = _connect(nodes, waiter)
     if server is None:
-        secret, greeting = _greeted(client, endpoint.secret, nodes, waiter)
+        secret, nonce = _greeted(client, endpoint.secret, nodes, waiter)
     else:
-        mine, greeting = endpoint.secret.look(), Greeting(nonce=secrets.token_hex(16), terms=terms)
+        mine, nonce = endpoint.secret.look(), secrets.token_hex(16).encode()
         if mine is None:
             raise endpoint.secret.not_shared(f"this launcher, which keeps the store at {nodes.endpoint},")
         secret = mine
-        client.set(_GREETING, secret.sign(_GREETING, json.dumps(asdict(greeting)).encode()).decode())
-    own = secret.derived(greeting.nonce.encode())
+        client.set(_GREETING, secret.sign(_GREETING, nonce).decode())
+    own = secret.derived(nonce)
     connection = Connection(
         endpoint=endpoint,
         timeout_s=timeout_s,
@@ -146,14 +131,13 @@ def open_connection(endpoint: Endpoint, terms: Mapping[str, str], timeout_s: flo
         store=SignedStore(client, own, nodes.endpoint),
         secret=own,
         server=server,
-        greeting=greeting,
     )
     client.set_timeout(datetime.timedelta(seconds=connection.answer_s))
     return connection
 
 
-def _greeted(client: TCPStore, shared: SharedSecret, nodes: Nodes, waiter: Waiter) -> tuple[Secret, Greeting]:
-    """The secret of the run, and what the store's keeper has told with it."""
+def _greeted(client: TCPStore, shared: SharedSecret, nodes: Nodes, waiter: Waiter) -> tuple[Secret, bytes]:
+    """The secret of the run, and the nonce that the store's keeper has signed with it."""
     client.set_timeout(datetime.timedelta(seconds=_SEEN_S))
     try:
         signed = client.get(_GREETING)
@@ -165,9 +149,9 @@ def _greeted(client: TCPStore, shared: SharedSecret, nodes: Nodes, waiter: Waite
     deadline = time.monotonic() + _SEEN_S
     while True:
         secret = shared.look()
-        text = None if secret is None else secret.open(_GREETING, signed)
-        if secret is not None and text is not None:
-            return secret, Greeting(**json.loads(text))
+        nonce = None if secret is None else secret.open(_GREETING, signed)
+        if secret is not None and nonce is not None:
+            return secret, nonce
         if shared.given is not None or time.monotonic() > deadline:
             raise shared.not_shared(f"the launcher that keeps the store at {nodes.endpoint}")
         waiter.pause(f"the secret of the run, in {shared.path}, up to {_SEEN_S:g} s", ends=False)

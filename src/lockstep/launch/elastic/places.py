@@ -54,6 +54,8 @@ class Machine:
 class Start:
     """What the first node announces at the beginning of a round."""
 
+    launch: str
+    """The name of the launch: that of its first start."""
     used: int
     """Number of restarts after failures so far."""
     master_port: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import math
 import signal
@@ -14,7 +13,6 @@ from torch.distributed import DistError
 
 from lockstep.base.errors import LaunchError
 from lockstep.launch.elastic.agent import NodeAgent, StoreLostError
-from lockstep.launch.elastic.compatibility import agree, terms_here
 from lockstep.launch.elastic.connection import open_connection
 from lockstep.launch.elastic.dynamic_rendezvous import DynamicRendezvous
 from lockstep.launch.elastic.heartbeat import Heartbeat
@@ -41,7 +39,7 @@ def run_on_nodes(
     Afterwards all processes of this machine have ended. Ports and ranks in ``spec`` are set after each rendezvous.
 
     Raises:
-        ConfigError: the nodes differ in options, versions or secret, or two have the same number; or the file of the secret
+        ConfigError: the nodes differ in their secret, or two have the same number; or the file of the secret
             cannot be written.
         LaunchError: a worker failed or a node was lost, and no restart was left; or nodes did not arrive within the timeout.
     """
@@ -128,10 +126,8 @@ class _Launch:
     def _run(self, spec: LaunchSpec, plan: OutputPlan) -> None:
         # Its warnings are replaced by messages for users.
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-        terms = terms_here(self._nodes, spec.max_restarts, spec.name)
-        connection = open_connection(self._endpoint, terms, spec.config.timeout_s, self._stop)
+        connection = open_connection(self._endpoint, spec.config.timeout_s, self._stop)
         heartbeat = self._heartbeat = Heartbeat(connection)
-        spec = dataclasses.replace(spec, name=agree(connection, terms))
         rendezvous = (DynamicRendezvous if self._nodes.node_rank is None else StaticRendezvous)(connection)
         agent = self.agent = NodeAgent(connection, heartbeat, rendezvous, spec, self._take_server, plan)
         try:
