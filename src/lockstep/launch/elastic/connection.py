@@ -23,12 +23,12 @@ OTHERS_S = 5.0
 ALL_RUNS = "lockstep"
 """Prefix of the launchers' entries in the store."""
 _GREETING = f"{ALL_RUNS}/greeting"
-"""Where the store's keeper writes a nonce, signed with the secret of the run. All else here is signed with a secret derived from
+"""Where the store's keeper writes a nonce, signed with the secret of the run. All else is signed with a secret derived from
 both, so that recorded entries of an earlier store cannot be replayed."""
 _SEEN_S = 10.0
 """Seconds until a file written by another machine must be visible (NFS caches attributes for seconds)."""
 _ASKED_PER_S = 2000.0
-"""How often a second all nodes without numbers that wait ask the store, at most, if there are hundreds."""
+"""How often a second all nodes that wait ask the store, at most, if there are hundreds."""
 _BEAT_S = 0.25
 _BEATS_PER_S = 2000.0
 """Heartbeats of all nodes in a second, at most, if there are hundreds."""
@@ -90,7 +90,7 @@ class Connection:
             self.timeout_s if timeout_s is None else timeout_s,
             self.stop,
             remedy,
-            pause_s=PAUSE_S if self.nodes.node_rank is not None else max(PAUSE_S, self.nodes.most / _ASKED_PER_S),
+            pause_s=max(PAUSE_S, self.nodes.most / _ASKED_PER_S),
         )
 
     def another_client(self) -> SignedStore:

@@ -6,10 +6,9 @@ import json
 import os
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
-from types import MappingProxyType
 
 from lockstep.launch.elastic.signed import SignedStore
 
@@ -83,9 +82,9 @@ def machine_key(number: int) -> str:
     return f"machine/{number}"
 
 
-def answer_key(number: int, asked: int = 0) -> str:
-    """Where a node reads its place. ``asked``: how often it was told before that others are missing."""
-    return f"answer/{number}/{asked}"
+def answer_key(number: int) -> str:
+    """Where a node reads its place."""
+    return f"answer/{number}"
 
 
 def read_machine(text: bytes) -> Machine:
@@ -93,12 +92,10 @@ def read_machine(text: bytes) -> Machine:
     return Machine(**json.loads(text))
 
 
-def place_all(
-    store: SignedStore, num_nodes: int, count: int, start: Start, asked: Mapping[int, int] = MappingProxyType({})
-) -> None:
+def place_all(store: SignedStore, num_nodes: int, count: int, start: Start) -> None:
     """Tell every node its place. (If each looked at all the others, a thousand nodes would ask a million times.)
 
-    Waits for their machines as long as the store does for any name. ``asked``: see ``answer_key``, of each node.
+    Waits for their machines as long as the store does for any name.
     """
     nodes = range(num_nodes)
     machines = [read_machine(text) for text in store.multi_get([machine_key(node) for node in nodes])]
@@ -116,7 +113,7 @@ def place_all(
             first_rank=each.first_rank,
             world_size=world_size,
         )
-        values[answer_key(node, asked.get(node, 0))] = json.dumps(asdict(place))  # last: now it may begin
+        values[answer_key(node)] = json.dumps(asdict(place))  # last: now it may begin
     store.multi_set(list(values), list(values.values()))
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from torch.distributed import DistError, DistStoreError
+from torch.distributed import DistError
 
 from lockstep.base.errors import ConfigError, LaunchError
 from lockstep.launch.elastic.connection import Connection
@@ -18,18 +17,15 @@ from lockstep.launch.elastic.waiter import StoppedError, Waiter
 
 _SHOWN = 10
 """Missing nodes that a message names."""
-_LOOK_S = 1.0
-"""Seconds after which the first node looks who is missing, and tells the others."""
-_TOLD_PER_S = 400.0
-"""How many nodes a second it tells, at most: each then asks again."""
+_LOOK_S = 5.0
+"""How often the first node looks who is missing."""
 
 
 class StaticRendezvous:
     """The rendezvous of numbered nodes: of all of them, every time.
 
-    A node announces its machine under its number, and asks for its place; the store keeps the request until there is an answer.
-    The first one tells all their places once it has all machines, and until then, now and then, who is missing. (A request that
-    times out makes PyTorch's client print warnings, and a thousand nodes that look again and again are too many.)
+    A node announces its machine under its number, and looks for its place, the less often the more nodes there are. The first
+    one tells all their places once it has all machines, and until then says who is missing.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -53,10 +49,12 @@ class StaticRendezvous:
         self._arrive(store, machine)
         try:
             if self._rank == 0:
-                num_told = self._gather(store)
-                place_all(store, len(self._numbers), self._count, start(), num_told)
-                return Place(**json.loads(store.get(answer_key(0, num_told[0]))))
-            return self._await_place(store)
+                self._gather(store)
+                place_all(store, len(self._numbers), self._count, start())
+            waiter = self._waiter()
+            while not store.check([answer_key(self._rank)]):
+                waiter.pause("the other nodes")
+            return Place(**json.loads(store.get(answer_key(self._rank))))
         except (StoppedError, LaunchError):
             with contextlib.suppress(DistError):
                 store.delete_key(machine_key(self._rank))  # so that it can join again
@@ -80,35 +78,14 @@ class StaticRendezvous:
                 "it was this node, and was lost, end the launchers of all nodes, and start all again.)"
             )
 
-    def _gather(self, store: SignedStore) -> Mapping[int, int]:
-        """Wait for all, and tell those that wait as well for whom, how often each."""
-        waiter, missing = self._waiter(), "the other nodes"
-        num_told: Counter[int] = Counter()
-        look_s = max(_LOOK_S, len(self._numbers) / _TOLD_PER_S)
-        look_at_s = look_s
+    def _gather(self, store: SignedStore) -> None:
+        """Wait for all."""
+        waiter, missing, look_at_s = self._waiter(), "the other nodes", 0.5
         while not store.check([machine_key(number) for number in self._numbers]):
             if waiter.waited_s >= look_at_s:
-                absent = _absent(store, self._numbers)
-                missing = _named(absent, len(self._numbers)) if absent else missing
-                there = set(self._numbers) - set(absent)
-                store.multi_set([answer_key(number, num_told[number]) for number in there], [missing] * len(there))
-                num_told.update(there)
-                look_at_s = waiter.waited_s + look_s
+                missing = _named(_absent(store, self._numbers), len(self._numbers))
+                look_at_s = waiter.waited_s + _LOOK_S
             waiter.pause(missing)
-        return num_told
-
-    def _await_place(self, store: SignedStore) -> Place:
-        waiter, asked = self._waiter(), 0
-        while True:
-            missing = "node 0"
-            with contextlib.suppress(DistStoreError):  # it was silent for long
-                answer = store.get(answer_key(self._rank, asked))
-                if answer.startswith(b"{"):
-                    return Place(**json.loads(answer))
-                missing, asked = answer.decode(), asked + 1
-            waiter.tell(missing)
-            if waiter.remaining_s == 0:
-                raise waiter.timed_out()
 
     def _waiter(self) -> Waiter:
         return self._connection.waiter(
