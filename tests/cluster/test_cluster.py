@@ -225,10 +225,10 @@ print(date, time.monotonic() - steady)
 """
 
 
-@pytest.mark.parametrize("ahead_s", [3600, -3600])
-def test_the_date_can_differ_on_one_host_and_waits_are_as_long_as_they_were(cluster, require, ahead_s):
+def test_the_date_can_differ_on_one_host_and_waits_are_as_long_as_they_were(cluster, require):
     require("cluster", None if shutil.which("cc") else "a clock of a host's own needs a C compiler")
     first, second, _ = cluster.hosts
+    ahead_s = 3600
     first.set_clock(ahead_s)
     date, took_s = map(float, first.run([sys.executable, "-c", CLOCKS]).stdout.split())
     usual = float(second.run([sys.executable, "-S", "-c", "import time; print(time.time())"]).stdout)

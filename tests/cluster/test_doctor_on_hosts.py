@@ -77,6 +77,7 @@ def test_faults_that_show_between_hosts_are_each_found_and_said_by_the_first_hos
     assert plain(shown) == plain(printed)
 
 
+@pytest.mark.longest
 def test_hosts_that_do_not_meet_have_their_own_findings_and_that_one(cluster, doctors):
     cluster.hosts[1].cut()
     for status, findings in doctors("--timeout", "3"):
@@ -85,6 +86,7 @@ def test_hosts_that_do_not_meet_have_their_own_findings_and_that_one(cluster, do
         assert (found["versions"], found["rendezvous"]) == ("ok", "fail")
 
 
+@pytest.mark.longest
 def test_tasks_of_srun_are_the_processes_of_the_examination_and_find_nothing_between_hosts(slurm_cluster, tmp_path):
     command = ["srun", "--nodes", "2", "--ntasks-per-node", "2", sys.executable, "-m", "lockstep", "doctor", "--json"]
     done = slurm_cluster.hosts[0].run(command, cwd=tmp_path, timeout_s=100)

@@ -172,16 +172,6 @@ def test_another_script_on_a_host_is_said_before_training(numbered, cluster, tmp
     assert not read_steps(tmp_path)
 
 
-def test_a_wrong_master_address_is_said_at_once(numbered):
-    for number, at, words in [
-        (0, "host1", "10.213.0.2) is not an address of this machine: the rendezvous is at node 0"),
-        (1, "nowhere", "cannot resolve 'nowhere'"),
-    ]:
-        wrong = numbered(number, TRAIN, at=at, args=(1, 0))
-        assert wrong.wait() == 2
-        assert words in wrong.err
-
-
 @contextlib.contextmanager
 def cut(host):
     host.cut()
@@ -246,31 +236,6 @@ def test_power_lost_on_a_host_and_back_again_leaves_the_weights_as_they_are(comi
     assert read_weights(nodes[0].out, again.out) == alone()
 
 
-FAILS_ALONE_AND_TOGETHER = """
-import os, time, torch.distributed as dist
-dist.init_process_group("gloo")
-start = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-if start == 0 or dist.get_world_size() == 2:
-    raise ValueError(f"boom {start}")
-open("started", "w").close()
-time.sleep(60)
-"""
-
-
-@pytest.mark.longest
-def test_restarts_stay_counted_when_a_host_comes_that_is_the_first_by_its_address(node, tmp_path):
-    options = ("--nnodes", "1:2", "--rdzv-endpoint", f"host1:{PORT}", "--max-restarts", "1", "--timeout", "10")
-    first = node(1, FAILS_ALONE_AND_TOGETHER, *options)  # host1 waits 10 s for the other
-    until(lambda: (tmp_path / "started").exists())
-    assert "restart 1 of 1" in first.err
-    other = node(0, FAILS_ALONE_AND_TOGETHER, *options)
-    both(first, other, 1)
-    assert "2 processes on 2 nodes: host0 (rank 0), host1 (rank 1)" in other.err
-    assert "all restarts were used (1)" in other.err
-    assert "restart 1 of 1" not in other.err
-    assert first.err.count("restart 1 of 1") == 1
-
-
 def test_without_the_host_that_keeps_the_store_the_others_end_and_the_run_goes_on_elsewhere(
     coming, alone, hurry, cluster, tmp_path
 ):
@@ -290,20 +255,6 @@ def test_without_the_host_that_keeps_the_store_the_others_end_and_the_run_goes_o
 
 
 @pytest.mark.longest
-def test_clocks_that_differ_change_nothing(coming, alone, hurry, cluster, tmp_path):
-    cluster.hosts[1].set_clock(3600)
-    cluster.hosts[2].set_clock(-7000)
-    nodes = [coming(number, TRAIN, *ELASTIC, nnodes="2:3", args=(EPOCHS, 0.2)) for number in range(3)]
-    until(lambda: 3 in sizes(tmp_path))
-    nodes[2].process.send_signal(signal.SIGTERM)
-    assert nodes[2].wait() == 75
-    until(lambda: sizes(tmp_path)[-2:] == [3, 2])
-    hurry()
-    both(nodes[0], nodes[1])
-    assert sizes(tmp_path)[-2:] == [3, 2]
-    assert read_weights(nodes[0].out, nodes[1].out) == alone()
-
-
 def test_torchrun_starts_lockstep_scripts_on_hosts(cluster, alone, tmp_path):
     (tmp_path / "script.py").write_text(textwrap.dedent(TRAIN).replace("lockstep.join()", "lockstep.join(shards=4)"))
     where = ("--nnodes", "2", "--master-addr", "host0", "--master-port", PORT)
