@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -101,45 +100,3 @@ def test_when_a_rank_fails_nothing_is_left(mpirun, files):
     assert done.returncode == 1
     assert "RuntimeError: rank 1 has had enough" in done.stderr
     assert left_in(files) == []
-
-
-def test_a_master_that_is_named_is_where_they_meet(mpirun):
-    source = """
-    import lockstep, sys
-    team = lockstep.join(device="cpu", timeout_s=60.0)
-    sys.stdout.write(f"{team.world.master} {team.any(True)}\\n")
-    """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    done = mpirun(2, source, "-x", "MASTER_ADDR=127.0.0.1", "-x", f"MASTER_PORT={port}")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(f"('127.0.0.1', '{port}') True") == 2
-
-
-def test_two_jobs_at_a_time_do_not_meet(mpirun, tmp_path, files):
-    """One mpirun with two lines of programs is one job; two of them are two, also where they use the same directory."""
-    source = """
-    import lockstep, sys, time
-    team = lockstep.join(device="cpu", run_dir=f"run-{sys.argv[1]}", timeout_s=60.0)
-    sys.stdout.write(f"{sys.argv[1]} {team.world_size} {team.all_gather_object(sys.argv[1])}\\n")
-    """
-    (tmp_path / "both.py").write_text(textwrap.dedent(source))
-    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    started = [
-        subprocess.Popen(
-            ["mpirun", *as_root, "--oversubscribe", "-np", "2", sys.executable, "both.py", name],
-            cwd=tmp_path,
-            # Open MPI's own files apart: of two jobs, one may remove a directory in which the other is about to make one.
-            env={**os.environ, "TMPDIR": str(files), "OMPI_MCA_orte_tmpdir_base": f"{files}/{name}"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name in "ab"
-    ]
-    for name, process in zip("ab", started, strict=True):
-        out, err = process.communicate(timeout=100)
-        assert process.returncode == 0, err
-        assert out.count(f"{name} 2 ['{name}', '{name}']") == 2

@@ -25,6 +25,7 @@ def test_a_script_finds_what_python_shows(cold_run, start, here):
     assert first == python
 
 
+@pytest.mark.longest
 @pytest.mark.long
 def test_a_script_finds_the_variables_of_torchrun(cold_run, torchrun, here):
     cold_run(*TWO, "--max-restarts", "2", "shown.py", "ours")
@@ -35,25 +36,6 @@ def test_a_script_finds_the_variables_of_torchrun(cold_run, torchrun, here):
         set_by_them = {name for name in theirs if os.environ.get(name) != theirs[name]} - OF_THE_AGENT - OF_THE_LAUNCH
         assert len(set_by_them) >= 12
         assert {name: ours[name] for name in set_by_them} == {name: theirs[name] for name in set_by_them}
-
-
-@pytest.mark.long
-def test_a_script_that_starts_its_processes_finds_nothing_of_a_launcher(cold_run, start, here):
-    cold_run("--spawns", "yes", "shown.py", "ours")
-    start("shown.py", "theirs")
-    ours, theirs = (json.loads((here / name).read_text())["environ"] for name in ("ours", "theirs"))
-    own = {"LOCKSTEP_SETTINGS", "LOCKSTEP_TERMINAL", "LOCKSTEP_PRIVATE_DIR"}
-    assert ours.keys() - theirs.keys() == own
-    assert not {name for name in theirs if ours.get(name) != theirs[name]}
-
-
-def test_launches_at_the_same_time_meet_at_ports_of_their_own(start_launch):
-    launches = [start_launch(*TWO, "meeting.py") for _ in range(2)]
-    told = [launch.communicate(timeout=100) for launch in launches]
-    assert [launch.returncode for launch in launches] == [0, 0], told
-    ports = [{*out.split()} for out, _ in told]
-    assert [len(found) for found in ports] == [1, 1]
-    assert ports[0] != ports[1]
 
 
 @pytest.mark.parametrize("options", [(), pytest.param(("--log-dir", "logs", "--tee"), marks=pytest.mark.long)])

@@ -7,9 +7,8 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 TWO = ("--nproc-per-node", "2")
 
 
-@pytest.mark.parametrize(
-    ("script", "args"), [pytest.param("spmd.py", ("--local_world_size=2",), marks=pytest.mark.longest), ("launched.py", ())]
-)
+@pytest.mark.longest
+@pytest.mark.parametrize(("script", "args"), [("spmd.py", ("--local_world_size=2",)), ("launched.py", ())])
 def test_a_script_of_torch_distributed_launch_as_there(lockstep_run, torchrun, here, script, args):
     ours = lockstep_run(*TWO, script, *args)
     source = (here / script).read_text().replace('"--local_rank"', '"--local-rank"')  # as PyTorch 2 passes it

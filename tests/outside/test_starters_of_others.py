@@ -41,6 +41,7 @@ def test_they_have_the_answer_of_lockstep_run(lockstep_run, torchrun, start, wei
         assert weights() == expected
 
 
+@pytest.mark.longest
 def test_settings_of_the_command_line_reach_processes_that_a_script_starts(lockstep_run, here, weights):
     lockstep_run("--shards", "4", "starter.py", "with_lockstep.py")
     starter = weights()

@@ -59,27 +59,10 @@ def test_a_script_that_spawns_runs_once_and_starts_its_processes(lockstep_run):
 
 
 @pytest.mark.long
-def test_a_script_that_spawns_finds_the_machines_that_the_cluster_counts(lockstep_run, free_port):
-    cluster = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port), "RANK": "0", "WORLD_SIZE": "1"}
-    assert lockstep_run("spawn_hosts.py", env=cluster) == ["loss 1.5 of 1 x 2 processes"]
-
-
-@pytest.mark.long
 def test_a_script_with_an_address_of_its_own_meets_there(lockstep_run, free_port):
     lines = lockstep_run(*TWO, "own_address.py", env={"PORT": str(free_port)})
     assert [line.partition(":")[0] for line in lines] == ["rank 0 of 2", "rank 1 of 2"]
     assert len({line.split()[-1] for line in lines}) == 1
-
-
-@pytest.mark.long
-def test_launches_of_one_process_each_meet_in_a_file(start_launch, here):
-    command = ("one_a_node.py", "--init-method", f"file://{here}/shared", "--world-size", "2", "--rank")
-    launches = [start_launch(*command, rank) for rank in "01"]
-    told = [launch.communicate(timeout=100) for launch in launches]
-    assert [launch.returncode for launch in launches] == [0, 0], told
-    lines = [out.splitlines() for out, _ in told]
-    assert [first for first, _ in lines] == ["Node 1/2 for training.", "Node 2/2 for training."]
-    assert lines[0][1].split()[-1] == lines[1][1].split()[-1]
 
 
 def test_a_script_that_spawns_is_not_started_several_times(lockstep_run):
@@ -93,20 +76,11 @@ def test_a_script_that_can_do_both_is_launched_where_a_number_of_processes_is_gi
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [(), ("--nproc-per-node", "1", "--spawns", "yes")], ids=["found", "said"])
-def test_a_script_that_can_do_both_spawns_where_none_is_given_or_somebody_says_so(lockstep_run, free_port, options):
-    assert lockstep_run(*options, "either.py", env={"PORT": str(free_port)}) == [
-        "spawned 0 of 2: 1.0",
-        "spawned 1 of 2: 1.0",
-    ]
-
-
-@pytest.mark.long
 def test_processes_that_a_script_starts_by_hand_send_and_receive(lockstep_run):
     assert lockstep_run("processes.py") == ["Rank 0 has data 14.0", "Rank 1 has data 14.0"]
 
 
-@pytest.mark.parametrize("method", ["fork", *(pytest.param(m, marks=pytest.mark.long) for m in ("spawn", "forkserver"))])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=[pytest.mark.long, pytest.mark.longest])])
 def test_a_module_with_relative_imports_and_own_loader_workers_reads_stdin(lockstep_run, method):
     lines = lockstep_run(*TWO, "-m", "gpt.train", method, stdin="the quick brown fox jumps over the lazy dog")
     assert [line.partition(",")[0] for line in lines] == ["rank 0: 10 steps", "rank 1: 10 steps"]
