@@ -29,8 +29,6 @@ class ExplainedFailures:
         ``was_reported``: whether the worker itself has reported it.
         """
         self.by_rank[failure.rank] = failure
-        if failure.then:
-            return
         if failures.lacked_peers(failure):
             echoes = [rank for rank, known in self.by_rank.items() if failures.lacked_peers(known)]
             waited = self._observers.ask(lambda observer: observer.who_waits(echoes))
@@ -45,7 +43,7 @@ class ExplainedFailures:
     def in_order(self, ends: Mapping[int, End], without_failure: Mapping[int, End], num_ranks: int) -> tuple[Failure, ...]:
         """The failures, the cause first: also one that only the whole shows. For the arguments see ``failures.early_end``."""
         reported = failures.in_order(list(self.by_rank.values()))
-        is_consequence = bool(reported) and self.are_consequences and not any(failure.then for failure in reported)
+        is_consequence = bool(reported) and self.are_consequences
         early = failures.early_end(reported, ends, without_failure, num_ranks)
         if early is not None:
             return (early, *reported)

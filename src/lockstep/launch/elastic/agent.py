@@ -317,7 +317,7 @@ class NodeAgent:
         reason = "no longer answers" if error is not None else f"has not answered for {silence_s:.0f} s"
         workers.end()
         workers.wait()
-        causes = [failure for failure in workers.failures if failure.distance < 2]
+        causes = [failure for failure in workers.failures if not failure.is_consequence]
         if causes:
             raise StoreLostError(
                 f"rank {causes[0].rank} on {causes[0].host} failed: {causes[0].summary()}\n\n{causes[0].text}\n\n"
