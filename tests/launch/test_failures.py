@@ -410,21 +410,6 @@ def test_a_rank_that_replaces_itself_by_another_program_is_followed_to_its_end(r
     assert (first.rank, first.ended_early) == (1, True)
 
 
-def test_of_errors_that_differ_by_their_numbers_the_rest_is_said_once():
-    def failure(rank, text):
-        try:
-            raise ValueError(text)
-        except ValueError as error:
-            return failures.from_exception(rank, error)
-
-    rest = ": " + "what it means, and what to do about it. " * 3
-    told = failures.report([failure(0, "shard 0" + rest), failure(1, "shard 1" + rest), failure(2, "shard 0" + rest)], 3)
-    assert told.count(rest.strip()) == 1
-    assert "ValueError: shard 1 (same as above)" in told
-    assert told.endswith("the same error")
-    assert "ValueError: b, otherwise" in failures.report([failure(0, "a, otherwise"), failure(1, "b, otherwise")], 2)
-
-
 def test_a_breakpoint_without_a_terminal_tells_of_attach(run_warm):
     ended = run_warm("import os\nif os.environ['RANK'] == '1': breakpoint()\nx = 1")
     assert "--attach 1" in failures.report(ended.outcome.failures, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import signal
@@ -24,18 +23,12 @@ _OURS = f"{Path(__file__).parents[1]}/"
 _LINE = re.compile(r'^ +File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
 _MODULES = re.compile(r"^Extension modules: .*\n?", re.MULTILINE)
 
-_SHARED_END = 80
-"""A common end of two errors of this many characters, or more, is shown once."""
-
 _RECURRING = (CheckpointError, ConfigError, LossError, UsageError, MismatchError, ModelError, LaunchError)
 
 _SIGNAL_WORDS: dict[int, str] = {
     signal.SIGKILL: "killed from outside: perhaps out of memory (the kernel's log, dmesg, would say so)",
     signal.SIGSEGV: "a crash in native code",
-    signal.SIGABRT: "aborted in native code: see the output",
     signal.SIGBUS: "a bus error, perhaps because /dev/shm is full",
-    signal.SIGILL: "an instruction that this processor lacks: a library was built for another",
-    signal.SIGFPE: "a division by zero in native code",
     signal.SIGTERM: "terminated from outside",
 }
 
@@ -275,20 +268,13 @@ def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = No
         )
     rest = [] if are_alike else [failure for failure in rest if not (first.is_of_all and failure.is_of_all)]
     if rest:
+        said = [(failure, failure.summary()) for failure in rest]
         lines = [
-            f"  rank {failure.rank} on {failure.host}: {_beside(first.summary(), failure.summary())}" for failure in rest
+            f"  rank {failure.rank} on {failure.host}: {'the same error' if text == first.summary() else text}"
+            for failure, text in said
         ]
         parts.append("\n".join(["failed after it:", *lines]))
     return "\n\n".join(parts)
-
-
-def _beside(first: str, later: str) -> str:
-    """A later error, without the end that it shares with the first: nearly all of it if only a rank's own numbers differ."""
-    if first == later:
-        return "the same error"
-    pairs = zip(reversed(first), reversed(later), strict=False)
-    shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return f"{later[:-shared]} (same as above)" if shared >= _SHARED_END else later
 
 
 def headline(first: Failure, nproc: int) -> str:
