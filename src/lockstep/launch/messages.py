@@ -47,7 +47,6 @@ class Sender:
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
         self._fd = fd
-        self._file = os.fstat(fd)
         self._pid = os.getpid()
         self.send(pid=self._pid)
 
@@ -62,15 +61,9 @@ class Sender:
         # The first newline ends a line that Ctrl-C has cut off.
         rest = f"\n{json.dumps(message, default=asdict)}\n".encode()
         with contextlib.suppress(OSError):
-            while rest and self._has_pipe():
+            while rest:
                 rest = rest[os.write(self._fd, rest) :]
             return not rest
-        return False
-
-    def _has_pipe(self) -> bool:
-        with contextlib.suppress(OSError):
-            # A script that has closed the pipe may have opened a file that now has its descriptor.
-            return os.path.samestat(os.fstat(self._fd), self._file)
         return False
 
 
