@@ -153,14 +153,6 @@ class _Watch:
     def _listen(self, rank: int, receiver: Receiver) -> None:
         self._selector.register(receiver, selectors.EVENT_READ, functools.partial(self._on_message, rank, receiver))
 
-    def _last_failures(self) -> list[str]:
-        """The report of what workers had told before they were lost with the server, if any had failed."""
-        self.workers.read()
-        for rank, told in self.workers.all_told.items():
-            if told.failure is not None:
-                self.failures.by_rank.setdefault(rank, told.failure)
-        return [failures.report(self._reported(), self._spec.world_size)] if self.failures.by_rank else []
-
     def _reported(self) -> tuple[Failure, ...]:
         """The failures, the cause first."""
         ends = {rank: told.end for rank, told in self.workers.all_told.items() if told.end is not None}
@@ -205,10 +197,10 @@ class _Watch:
         was_ready = self._server.is_ready
         try:
             message = self._server.receive()
-        except LaunchError as error:
+        except LaunchError:
             if self._interrupts.received and not was_ready:
                 raise _StoppedEarlyError from None  # the server got the signal too, before it ignored signals
-            raise LaunchError("\n\n".join([str(error), *self._last_failures()])) from None
+            raise
         if (ended := self.workers.ended(message)) is not None:
             self._on_end(*ended)
             self.workers.start_some()

@@ -317,13 +317,6 @@ class NodeAgent:
         reason = "no longer answers" if error is not None else f"has not answered for {silence_s:.0f} s"
         workers.end()
         workers.wait()
-        causes = [failure for failure in workers.failures if not failure.is_consequence]
-        if causes:
-            raise StoreLostError(
-                f"rank {causes[0].rank} on {causes[0].host} failed: {causes[0].summary()}\n\n{causes[0].text}\n\n"
-                f"And {endpoint}, which keeps the rendezvous store, {reason}",
-                causes[0].exit_status or 1,
-            )
         raise StoreLostError(f"{endpoint} {reason}: {without_store(host)}")
 
     def leave(self) -> None:
