@@ -11,21 +11,16 @@ MPICH = {"PMI_SIZE": "4", "PMI_RANK": "1"}
 HOROVOD = {"HOROVOD_SIZE": "4", "HOROVOD_RANK": "1"}
 
 
-def check(environ, *, on_nodes=False, run_dir=None, is_typed=False):
-    return check_surroundings(environ, on_nodes=on_nodes, run_dir=run_dir, is_typed=is_typed)
+def check(environ, *, on_nodes=False, is_typed=False):
+    return check_surroundings(environ, on_nodes=on_nodes, is_typed=is_typed)
 
 
 @pytest.mark.parametrize(
-    ("environ", "launcher", "otherwise"),
-    [
-        (MPI, "mpirun", "mpirun -np 4 python SCRIPT"),
-        (MPICH, "mpirun", "mpirun -np 4 python SCRIPT"),
-        (HOROVOD, "horovodrun", "horovodrun -np 4 python SCRIPT"),
-        (TASK, "srun", "srun --ntasks=4 python SCRIPT"),
-    ],
+    ("environ", "launcher"),
+    [(MPI, "mpirun"), (MPICH, "mpirun"), (HOROVOD, "horovodrun"), (TASK, "srun")],
 )
-def test_a_command_that_another_launcher_has_started_several_times_is_refused(environ, launcher, otherwise):
-    with pytest.raises(ConfigError, match=rf"{launcher} has started this command 4 times.*SCRIPT, once; or {otherwise}"):
+def test_a_command_that_another_launcher_has_started_several_times_is_refused(environ, launcher):
+    with pytest.raises(ConfigError, match=rf"{launcher} has started this command 4 times.*SCRIPT, once; or python SCRIPT"):
         check(environ)
     assert check(environ, on_nodes=True) is None
 
@@ -41,17 +36,6 @@ def test_a_command_that_another_launcher_has_started_several_times_is_refused(en
 )
 def test_one_that_it_has_started_once_is_not(environ):
     assert check(environ) is None
-
-
-@pytest.mark.parametrize(
-    ("run_dir", "is_apart"), [("runs/sweep-3", True), ("runs/sweep-03/", True), ("3/run", False), ("runs/sweep-13", False)]
-)
-def test_tasks_whose_runs_have_directories_of_their_own_may_train_apart(run_dir, is_apart):
-    if is_apart:
-        assert check(TASK, run_dir=run_dir).startswith("the environment says rank 3 of 4, which is not used")
-    else:
-        with pytest.raises(ConfigError, match="for a training in each task, a --run-dir that ends in the task's number"):
-            check(TASK, run_dir=run_dir)
 
 
 def test_a_command_that_somebody_types_in_the_terminal_of_several_tasks_is_alone_there():

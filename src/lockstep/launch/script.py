@@ -74,7 +74,7 @@ def run_script(
     starts_itself = options.nproc_per_node is None and script.starter is not None
     count = 1 if starts_itself else resolve_nproc(options.nproc_per_node, config)
     check_starter(script, count)
-    remark = check_surroundings(on_nodes=nodes is not None, run_dir=config.run_dir)
+    remark = check_surroundings(on_nodes=nodes is not None)
     if nodes is not None and script.starter is not None:
         raise ConfigError(
             f"the script starts its processes itself ({script.starter}), and knows nothing of other nodes: start it on each "

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 
 from lockstep.base.errors import ConfigError
 from lockstep.world.environment import read_environment
 
-_STARTS_COMMANDS = {
-    "mpirun": "mpirun -np {number} python SCRIPT",
-    "horovodrun": "horovodrun -np {number} python SCRIPT",
-    "slurm": "srun --ntasks={number} python SCRIPT, where lockstep.join() reads the ranks from Slurm",
-}
-"""Launchers that may have started this command several times, and how they start the processes of one training."""
-_NAMES = {"slurm": "srun"}
+_STARTS_COMMANDS = {"mpirun": "mpirun", "horovodrun": "horovodrun", "slurm": "srun"}
+"""Launchers that may have started this command several times, and what users call them."""
 
 
 def check_surroundings(
-    environ: Mapping[str, str] | None = None,
-    *,
-    on_nodes: bool,
-    run_dir: str | None = None,
-    is_typed: bool | None = None,
+    environ: Mapping[str, str] | None = None, *, on_nodes: bool, is_typed: bool | None = None
 ) -> str | None:
     """A notice about another launcher that has started this command; None: there is none. (A worker of lockstep or torchrun may
     launch another script.)
@@ -31,7 +21,6 @@ def check_surroundings(
     Args:
         environ: of the command; None: this process's.
         on_nodes: whether this is a launch on several machines.
-        run_dir: the requested run directory; None: the default.
         is_typed: whether standard input is a terminal (None: find out): of the tasks of ``srun --pty bash``, that is the one in
             which the user types commands.
 
@@ -48,15 +37,11 @@ def check_surroundings(
     if number == 1 or launcher not in (*_STARTS_COMMANDS, "env"):
         return None
     is_typed = launcher == "slurm" and os.isatty(0) if is_typed is None else is_typed  # other launchers give it to all
-    number_of_dir = re.search(r"(\d+)/*$", run_dir or "")
-    is_apart = is_typed or (number_of_dir is not None and int(number_of_dir[1]) == world.rank)
-    if launcher in _STARTS_COMMANDS and not is_apart:
-        name, otherwise = _NAMES.get(launcher, launcher), _STARTS_COMMANDS[launcher].format(number=number)
+    if launcher in _STARTS_COMMANDS and not is_typed:
         raise ConfigError(
-            f"{name} has started this command {number} times, and each would start a training of its own, in the same files. "
-            f"Let one of the two start the processes: lockstep run --nproc-per-node {number} SCRIPT, once; or {otherwise}. "
-            "(For a launcher on each machine give --nnodes; for a training in each task, a --run-dir that ends in the task's "
-            "number.)"
+            f"{_STARTS_COMMANDS[launcher]} has started this command {number} times, and each would start a training of its own, "
+            f"in the same files. Let one of the two start the processes: lockstep run --nproc-per-node {number} SCRIPT, once; "
+            "or python SCRIPT in its place. (For a launcher on each machine give --nnodes.)"
         )
     return (
         f"the environment says rank {world.rank} of {number}, which is not used: the processes of this command are a "
