@@ -45,7 +45,7 @@ class Node:
     def __init__(self, store, number, num_nodes, clock):
         self.store = Counting(store)
         self.signed = SignedStore(self.store, SECRET, "here")
-        nodes = SimpleNamespace(node_rank=number, most=num_nodes, caution="")
+        nodes = SimpleNamespace(node_rank=number, most=num_nodes)
         connection = SimpleNamespace(
             nodes=nodes,
             round_store=lambda count: self.signed.under(f"round-{count}"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lockstep.base.errors import ConfigError
 from lockstep.launch.options import LaunchOptions
-from lockstep.world.machine.addresses import is_loopback, with_port
+from lockstep.world.machine.addresses import with_port
 
 DEFAULT_PORT = 29500
 _DEFAULT_RUN = "none"
@@ -42,12 +42,6 @@ class Nodes:
     def endpoint(self) -> str:
         """The rendezvous endpoint, for the user."""
         return with_port(self.host, self.port)
-
-    @property
-    def caution(self) -> str:
-        """A hint for a user whose nodes do not find each other, preceded by a space; empty: there is none."""
-        hint = f" {self.host} means each machine itself: nodes on other machines need an address that they can reach."
-        return hint if is_loopback(self.host) else ""
 
     @property
     def count(self) -> str:

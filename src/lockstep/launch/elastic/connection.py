@@ -112,7 +112,7 @@ def open_connection(endpoint: Endpoint, timeout_s: float, stop: Stop) -> Connect
         allow_connections(4 * nodes.most)  # two of each launcher, and some ranks; see the limits in docs/notes/scale.md
     server = serve(endpoint.listener, endpoint.listens_at, _STORE_S) if endpoint.listener else None
     who = "node 0" if nodes.node_rank is not None else "its machine"
-    remedy = f"Was {who} started, with this address and port, and is it running?{nodes.caution} (To wait longer: --timeout.)"
+    remedy = f"Was {who} started, with this address and port, and is it running? (To wait longer: --timeout.)"
     waiter = Waiter(nodes.endpoint, timeout_s, stop, remedy)
     client = _connect(nodes, waiter)
     if server is None:

@@ -89,8 +89,8 @@ class StaticRendezvous:
 
     def _waiter(self) -> Waiter:
         return self._connection.waiter(
-            "Was every node started, with the same --master-addr and --master-port? Look for one that has "
-            f"failed.{self._connection.nodes.caution} (To wait longer: --timeout.)"
+            "Was every node started, with the same --master-addr and --master-port? Look for one that has failed. (To wait "
+            "longer: --timeout.)"
         )
 
 

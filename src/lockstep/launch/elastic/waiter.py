@@ -11,8 +11,6 @@ from lockstep.base.stopping import say
 _TELL_AFTER_S = 1.0
 _TELL_EVERY_S = 10.0
 PAUSE_S = 0.1
-_HINT_AT = 2
-"""The message that has the remedy, too."""
 
 
 class StoppedError(Exception):
@@ -60,7 +58,6 @@ class Waiter:
         self._began = time.monotonic()
         self._began_at = time.time()
         self._tell_at = self._began + _TELL_AFTER_S
-        self._num_told = 0
 
     @property
     def waited_s(self) -> float:
@@ -84,9 +81,7 @@ class Waiter:
             self._tell_at = time.monotonic() + _TELL_EVERY_S
             until = time.strftime("%H:%M:%S", time.localtime(self._began_at + self._timeout_s))
             limit = f", until {until}, {self._timeout_s:g} s in all" if ends else ""
-            self._num_told += 1
-            hint = f". {self._remedy}" if self._num_told == _HINT_AT else ""
-            say(f"waiting at {self._endpoint} for {whom} ({self.waited_s:.0f} s so far{limit}). Ctrl-C ends it{hint}")
+            say(f"waiting at {self._endpoint} for {whom} ({self.waited_s:.0f} s so far{limit}). Ctrl-C ends it")
 
     def timed_out(self) -> LaunchError:
         """The error for a wait that timed out."""
