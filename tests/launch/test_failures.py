@@ -113,36 +113,7 @@ def test_the_end_of_a_process_is_told_in_words(run_warm, statement, status, word
     assert "Extension modules" not in text  # faulthandler's list of all that has been imported
 
 
-def test_all_ranks_that_end_themselves_leave_in_peace(run_warm):
-    ended = run_warm(
-        """
-        import atexit, os, sys, time
-        class Words:
-            num_asked = 0
-            def __str__(self):  # here the launcher interrupts this rank, because the other one has failed
-                self.num_asked += 1
-                if self.num_asked == 2:  # the first time a traceback is formatted, which swallows interrupts
-                    open("leaving", "w").close()
-                    time.sleep(0.5)
-                return "no data"
-        atexit.register(lambda: print("left"))
-        if os.environ["RANK"] == "1":
-            sys.exit(Words())
-        while not os.path.exists("leaving"):
-            time.sleep(0.01)
-        sys.exit(3)
-        """
-    )
-    assert [(failure.rank, failure.summary()[:11]) for failure in ended.outcome.failures] == [
-        (0, "SystemExit:"),
-        (1, "SystemExit:"),
-    ]
-    assert ended.outcome.failures[0].exit_status == 3
-    assert ended.lines == ["left", "left"]
-    assert ended.err == ""
-
-
-@pytest.mark.parametrize("code", ["None", "True", "-1", "257", "''"])
+@pytest.mark.parametrize("code", ["None", "257"])
 def test_a_scripts_status_is_pythons(run_warm, code):
     source = f"import sys; sys.exit({code})"
     alone = subprocess.run([sys.executable, "-S", "-c", source], stderr=subprocess.DEVNULL, timeout=100).returncode

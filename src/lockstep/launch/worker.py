@@ -97,15 +97,9 @@ def run_worker(request: Request) -> int:
             process_observer.tell(lambda observer: observer.end(how))
             sender.send(stopped_with=error.status)
             raise
-        try:
-            _exit(error, spec, request)
-        except KeyboardInterrupt:  # as below
-            _exit(error, spec, request)
+        _exit(error, spec, request)
     except BaseException as error:
-        try:
-            return _fail(error, spec, request)
-        except KeyboardInterrupt:  # Ctrl-C arrived meanwhile; it is ignored from now on
-            return _fail(error, spec, request)
+        return _fail(error, spec, request)
     _tell_end(failures.end_of(), sender)
     return 0
 
@@ -124,12 +118,10 @@ def _tell_end(end: failures.End, sender: Sender) -> None:
 
 def _exit(error: SystemExit, spec: LaunchSpec, request: Request) -> NoReturn:
     """End a program that has ended itself, and not well."""
-    try:
-        # As in ``_fail``: the launcher may interrupt this process before it knows that it is ending, and so its exit handlers.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    finally:
-        # Otherwise exit handlers could not see that this is a failure, and would mark the run as finished.
-        _leave_traces(error)
+    # The launcher may interrupt this process before it knows that it is ending, and so its exit handlers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Otherwise exit handlers could not see that this is a failure, and would mark the run as finished.
+    _leave_traces(error)
     if isinstance(error, AuditFailed):
         failure = failures.from_audit(request.rank, error)
     else:
@@ -140,10 +132,8 @@ def _exit(error: SystemExit, spec: LaunchSpec, request: Request) -> NoReturn:
 
 
 def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> int:
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    finally:
-        _leave_traces(error)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _leave_traces(error)
     if spec is None:
         raise error
     failure = failures.from_exception(request.rank, _with_its_cause(error), process_observer.in_words)
