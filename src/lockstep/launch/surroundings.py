@@ -38,9 +38,10 @@ def check_surroundings(
         return None
     is_typed = launcher == "slurm" and os.isatty(0) if is_typed is None else is_typed  # other launchers give it to all
     if launcher in _STARTS_COMMANDS and not is_typed:
+        name = _STARTS_COMMANDS[launcher]
         raise ConfigError(
-            f"{_STARTS_COMMANDS[launcher]} has started this command {number} times, and each would start a training of its own, "
-            f"in the same files. Let one of the two start the processes: lockstep run --nproc-per-node {number} SCRIPT, once; "
+            f"{name} has started this command {number} times, and each would start a training of its own, in "
+            f" the same files. Let one of the two start the processes: lockstep run --nproc-per-node {number} SCRIPT, once; "
             "or python SCRIPT in its place. (For a launcher on each machine give --nnodes.)"
         )
     return (
