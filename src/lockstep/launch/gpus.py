@@ -1,7 +1,4 @@
-"""The number of CUDA GPUs that workers could use, without importing torch or initializing CUDA.
-
-ROCm's GPUs are CUDA's to PyTorch.
-"""
+"""The number of CUDA GPUs that workers could use, without importing torch or initializing CUDA."""
 
 from __future__ import annotations
 
@@ -14,13 +11,6 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-HIDING = {
-    "cuda": ("CUDA_VISIBLE_DEVICES",),
-    "hip": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
-}
-"""Variables that hide GPUs, by what torch was built for. Of AMD's: the first hides them from all of ROCm; of what that leaves,
-the first of the others that is set."""
-
 
 def num_gpus_here() -> int:
     """The number of GPUs that processes started by this one would see."""
@@ -28,36 +18,26 @@ def num_gpus_here() -> int:
 
 
 def num_gpus(environ: Mapping[str, str]) -> int:
-    """The number of GPUs that CUDA_VISIBLE_DEVICES (with ROCm also ROCR_ and HIP_VISIBLE_DEVICES) leaves visible; 0 if the
-    installed torch was built without CUDA and ROCm."""
-    kind, _ = torch_build()
-    if kind is None:
-        return 0
-    return num_visible_to(kind, num_present_to_rocm() if kind == "hip" else num_present(), environ)
+    """The number of GPUs that CUDA_VISIBLE_DEVICES leaves visible; 0 if the installed torch was built without CUDA."""
+    return num_visible(num_present(), environ.get("CUDA_VISIBLE_DEVICES")) if torch_has_cuda() else 0
 
 
 def torch_has_cuda() -> bool:
-    """Whether the installed torch was built with CUDA or ROCm, according to its version file."""
-    return torch_build()[0] is not None
+    """Whether the installed torch was built with CUDA, according to its version file."""
+    return cuda_version() is not None
 
 
-def torch_build() -> tuple[str | None, str]:
-    """What the installed torch was built for: see ``built_for``."""
+def cuda_version() -> str | None:
+    """The version of CUDA that the installed torch was built for; None: for none."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        return None, ""
+        return None
     version = Path(spec.origin).with_name("version.py")
     try:
-        return built_for(version.read_text(encoding="utf-8"))
+        match = re.search(r"^cuda\b[^=]*= *['\"]([^'\"]*)", version.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
-        return None, ""
-
-
-def built_for(text: str) -> tuple[str | None, str]:
-    """What a torch with this text in its version file was built for: ``cuda``, or ``hip`` for ROCm, and the version of that;
-    None and empty: neither."""
-    match = re.search(r"^(cuda|hip)\b[^=]*= *['\"]([^'\"]*)", text, re.MULTILINE)
-    return (None, "") if match is None else (match[1], match[2])
+        return None
+    return match[1] if match else None
 
 
 def num_present(dev: Path = Path("/dev")) -> int:
@@ -73,27 +53,6 @@ def num_present(dev: Path = Path("/dev")) -> int:
     except (OSError, subprocess.TimeoutExpired):
         return 0
     return sum(line.startswith("GPU ") for line in listing.splitlines())
-
-
-def num_present_to_rocm(nodes: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> int:
-    """The number of AMD's GPUs of this machine (or container), hidden or not."""
-    return sum(map(_is_gpu, nodes.glob("*")))
-
-
-def _is_gpu(node: Path) -> bool:
-    try:
-        return (node / "gpu_id").read_text().strip() not in ("", "0")  # a processor's is 0
-    except OSError:  # a GPU that a container does not have
-        return False
-
-
-def num_visible_to(kind: str | None, present: int, environ: Mapping[str, str]) -> int:
-    """How many GPUs the variables leave visible to a torch that was built for ``kind``."""
-    if kind != "hip":
-        return num_visible(present, environ.get("CUDA_VISIBLE_DEVICES"))
-    of_rocm, *of_pytorch = HIDING[kind]
-    left = num_visible(present, environ.get(of_rocm))
-    return num_visible(left, next((environ[name] for name in of_pytorch if name in environ), None))
 
 
 def num_visible(present: int, visible: str | None) -> int:

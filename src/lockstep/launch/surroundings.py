@@ -41,7 +41,7 @@ def check_surroundings(
         name = _STARTS_COMMANDS[launcher]
         raise ConfigError(
             f"{name} has started this command {number} times, and each would start a training of its own, in "
-            f" the same files. Let one of the two start the processes: lockstep run --nproc-per-node {number} SCRIPT, once; "
+            f"the same files. Let one of the two start the processes: lockstep run --nproc-per-node {number} SCRIPT, once; "
             "or python SCRIPT in its place. (For a launcher on each machine give --nnodes.)"
         )
     return (

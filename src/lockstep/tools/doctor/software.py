@@ -78,11 +78,9 @@ def _older(version: str, least: str) -> bool:
 
 
 def look_at_gpus(situation: Situation) -> dict[str, Any]:
-    """What the driver reports about GPUs, without initializing CUDA. (Of AMD's only their number is known.)"""
-    built_for, version = gpus.torch_build()
-    is_rocm = built_for == "hip"
-    present, rows, error = gpus.num_present_to_rocm() if is_rocm else gpus.num_present(), list[list[str]](), ""
-    program = None if is_rocm else shutil.which("nvidia-smi")
+    """What the driver reports about GPUs, without initializing CUDA."""
+    present, rows, error = gpus.num_present(), list[list[str]](), ""
+    program = shutil.which("nvidia-smi")
     if program is not None:
         command = [program, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
         try:
@@ -93,11 +91,10 @@ def look_at_gpus(situation: Situation) -> dict[str, Any]:
             error = str(raised)
     return {
         "present": present,
-        "visible": gpus.num_visible_to(built_for, present, situation.environ),
+        "visible": gpus.num_visible(present, situation.environ.get("CUDA_VISIBLE_DEVICES")),
         "rows": [row for row in rows if len(row) == len(_QUERY)],
         "error": error if present else "",
-        "built_for": built_for,
-        "version": version,
+        "version": gpus.cuda_version(),
         "wants_gpus": situation.config.device == "cuda" or situation.config.backend == "nccl",
         "num_processes": situation.num_processes,
     }
@@ -109,8 +106,7 @@ def judge_gpus(
     visible: int,
     rows: Sequence[Sequence[str]],
     error: str,
-    built_for: str | None,
-    version: str,
+    version: str | None,
     wants_gpus: bool,
     num_processes: int,
 ) -> Finding:
@@ -118,27 +114,25 @@ def judge_gpus(
 
     Args:
         rows: see ``_QUERY``.
-        built_for: the installed torch: see ``gpus.torch_build``.
-        version: of that.
+        version: see ``gpus.cuda_version``.
     """
     if error:
         return fail(
             f"nvidia-smi: {error}", "the driver does not answer: reload it, or restart the machine (dmesg tells why)"
         )
     if not present:
-        none = "no AMD GPU, for which torch is built" if built_for == "hip" else "no NVIDIA GPU"
+        none = "no NVIDIA GPU"
         return (
             fail(f"{none}, and one was asked for", "leave out --device cuda and --backend nccl") if wants_gpus else ok(none)
         )
-    if built_for is None:
+    if version is None:
         return (fail if wants_gpus else warn)(
             f"{present} GPU(s), and the installed torch is built without CUDA: training runs on the CPU",
             "install a torch with CUDA (pytorch.org/get-started), or ask for --device cpu",
         )
     if not visible:
-        variables = " or ".join(gpus.HIDING[built_for])
-        hidden = f"{present} GPU(s), none of them in {variables}"
-        return (fail if wants_gpus else warn)(hidden, f"unset {variables}, or name GPUs in it")
+        hidden = f"{present} GPU(s), none of them in CUDA_VISIBLE_DEVICES"
+        return (fail if wants_gpus else warn)(hidden, "unset CUDA_VISIBLE_DEVICES, or name GPUs in it")
     driver = rows[0][2] if rows else ""
     least = _DRIVERS.get(version.partition(".")[0])
     if driver and least and numbers(driver) < least:
@@ -160,6 +154,4 @@ def judge_gpus(
             "every step waits for the slowest: choose equal ones by CUDA_VISIBLE_DEVICES",
         )
     names = f" ({rows[0][1]}, driver {driver})" if rows else ""
-    return ok(
-        f"{visible} of {present} GPU(s) visible{names}, torch for {'ROCm' if built_for == 'hip' else 'CUDA'} {version}"
-    )
+    return ok(f"{visible} of {present} GPU(s) visible{names}, torch for CUDA {version}")
