@@ -1,6 +1,5 @@
 """The batch file as a whole: what a reader sees, a shell can read, and no argument can break."""
 
-import dataclasses
 import shlex
 import subprocess
 
@@ -115,7 +114,7 @@ def test_there_is_a_process_for_each_gpu(asked, tasks):
     assert f"#SBATCH --ntasks-per-node={tasks} " in text(request(**asked))
 
 
-@pytest.mark.parametrize("word", ["a b", "it's", '"', "$HOME", "`id`", "#", "\\", "*", "--", ";"])
+@pytest.mark.parametrize("word", ["it's a b", '"', "$HOME `id`", "#", "\\", "--"])
 def test_a_shell_hands_every_argument_on_as_it_was(word, tmp_path):
     found = text(request(args=(word,), settings={"run_dir": word}), command=("lockstep", word))
     shown = tmp_path / "srun"
@@ -130,8 +129,7 @@ def test_a_shell_hands_every_argument_on_as_it_was(word, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("status", [0, 1, 75])
-@pytest.mark.parametrize("requeue", [True, False])
+@pytest.mark.parametrize(("requeue", "status"), [(True, 0), (True, 1), (True, 75), (False, 75)])
 def test_the_job_is_requeued_after_75_alone_and_else_ends_with_its_status(status, requeue, tmp_path):
     for name, does in (("srun", f"exit {status}"), ("scontrol", f'echo "$@" > {shlex.quote(str(tmp_path))}/told')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
@@ -167,38 +165,6 @@ def test_what_cannot_be_meant_is_refused(asked, words):
         request(**asked)
 
 
-TEXTS = (
-    "script",
-    "python",
-    "mem",
-    "time",
-    "gpus_per_node",
-    "partition",
-    "account",
-    "qos",
-    "nodelist",
-    "exclude",
-    "job_name",
-    "array",
-    "output",
-    "signal",
-    "container",
-    "runtime",
-)
-
-
-def test_all_values_that_are_text_are_known_here():
-    kinds = {one.name: str(one.type) for one in dataclasses.fields(Request)}
-    assert {name for name, kind in kinds.items() if kind in ("str", "str | None")} == set(TEXTS)
-
-
-@pytest.mark.parametrize("text", ["a\nscancel --me", "a\rb", "a\0b", "a\udcffb"])
-@pytest.mark.parametrize("name", [*TEXTS, "args", "bind", "options"])
-def test_no_value_can_end_its_line_in_the_file(name, text):
-    with pytest.raises(ConfigError, match="a line break, other control character, or non-text byte"):
-        request(**{name: text if name in TEXTS else ("ok", text)})
-
-
 def test_the_command_and_the_files_name_cannot_end_their_lines_either():
     with pytest.raises(ConfigError, match="a line break"):
         text(request(), command=("lockstep", "slurm", "--run-dir", "a\nb"))
@@ -206,12 +172,7 @@ def test_the_command_and_the_files_name_cannot_end_their_lines_either():
         batch_text(request(), file="a\nb", command=("lockstep",))
 
 
-def test_the_option_that_cannot_be_written_is_named():
-    with pytest.raises(ConfigError, match=r"--account 'a\\nb': a line break"):
-        request(account="a\nb")
-
-
-@pytest.mark.parametrize("text", ["", "0", "a100", "a100:", ":4", "a:b:1", "-2"])
+@pytest.mark.parametrize("text", ["0", "a100", ":4"])
 def test_what_is_no_number_of_gpus_is_refused(text):
     with pytest.raises(ConfigError, match="give a number"):
         request(gpus_per_node=text)

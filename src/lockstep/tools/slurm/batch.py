@@ -7,7 +7,8 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from lockstep.tools.slurm.request import Request, check_text
+from lockstep.base.errors import ConfigError
+from lockstep.tools.slurm.request import Request
 
 _WIDTH = 34
 """Column in which comments after an option begin."""
@@ -27,10 +28,11 @@ def batch_text(request: Request, *, file: str, command: Sequence[str]) -> str:
         command: the command that writes it.
 
     Raises:
-        ConfigError: a text cannot be written into a batch file.
+        ConfigError: the command has a line break in it.
     """
     for text in (file, *command):
-        check_text(text)
+        if "\n" in text:  # it would end its line, and go on as a command
+            raise ConfigError(f"{text!r}: a line break cannot be written into a batch file")
     blocks = [
         _head(request, file, command),
         list(_options(request)),

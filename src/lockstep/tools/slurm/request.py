@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.base.config import RunConfig
@@ -14,8 +14,6 @@ from lockstep.base.option import option
 JOB = "Job"
 RUNTIMES = ("apptainer", "singularity")
 _SIGNALS = ("USR1", "TERM")  # on which a run saves a checkpoint
-_UNWRITABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
-"""Control characters except tabs, and bytes that are not text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +74,6 @@ class Request:
 
     def __post_init__(self) -> None:
         RunConfig.merge(self.settings, {})  # checks them
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            for text in value if isinstance(value, tuple) else (value,):
-                if isinstance(text, str):
-                    check_text(text, "" if spec.name in ("script", "args", "options") else f"{_flag(spec.name)} ")
         for name in ("nodes", "cpus_per_task"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -135,22 +128,6 @@ def _count(value: int | str | None, num_gpus: int) -> int | None:
             + ("or --gpus-per-node as well" if value == "gpu" else "or gpu (one per GPU)")
         )
     return int(value)
-
-
-def check_text(text: str, source: str = "") -> None:
-    """Check that a text can be written into a line of the file.
-
-    Args:
-        text: from the user.
-        source: the option by which it was given, followed by a space.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    if _UNWRITABLE.search(text):
-        raise ConfigError(
-            f"{source}{text!r}: a line break, other control character, or non-text byte cannot be written into a batch file"
-        )
 
 
 def _check_shards(request: Request) -> None:
