@@ -100,16 +100,6 @@ def test_a_cluster_dies_with_its_guardian_and_says_so_at_the_next_deed():
             cluster.hosts[0].kill()
 
 
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [("os.seteuid(65534)", "needs Linux and root"), ("os.environ['PATH'] = ''", "needs ip (on Debian: apt")],
-)
-def test_what_a_machine_lacks_is_said(spoil, reason):
-    source = f"import os, cluster; {spoil}; print(cluster.missing())"
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=30)
-    assert reason in done.stdout, done.stderr
-
-
 # The tool
 
 
@@ -172,19 +162,3 @@ def test_a_ctrl_c_while_a_command_runs_ends_the_command_alone():
         out, _ = process.communicate("run host1 hostname\nquit\n", timeout=100)
         assert f"{PROMPT}host1\n" in out
         assert process.returncode == 0
-
-
-@pytest.mark.parametrize("shell", ["/bin/bash", None], ids=["their shell", "no shell told"])
-def test_the_way_in_that_the_tool_prints_leads_to_a_host(shell, monkeypatch):
-    monkeypatch.setenv("SHELL", shell) if shell else monkeypatch.delenv("SHELL", raising=False)
-    with subprocess.Popen([*TOOL, "--hosts", "2"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            told = [process.stdout.readline() for _ in range(5)]
-            number = next(line.split()[2] for line in told if line.strip().startswith("host1"))
-            way = next(line for line in told if "nsenter" in line).replace("NUMBER", number)
-            streams = {"input": "hostname; pwd; command -v lockstep", "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-            found = subprocess.run(way, shell=True, cwd=TOOLS, text=True, timeout=100, check=False, **streams)
-            assert found.stdout == f"host1\n{TOOLS}\n{Path(sys.executable).parent}/lockstep\n"
-        finally:
-            process.send_signal(signal.SIGINT)
-        assert process.wait(100) == 128 + signal.SIGINT

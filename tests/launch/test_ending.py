@@ -96,11 +96,10 @@ def test_a_second_ctrl_c_kills_at_once(run_warm, monkeypatch):
     assert ended.lines == ["asked"]
 
 
-@pytest.mark.parametrize("imported_s", [0.0, 0.1])
-def test_ctrl_c_before_any_worker_exists_is_quiet_too(start_cold, imported_s):
+def test_ctrl_c_before_any_worker_exists_is_quiet_too(start_cold):
     launcher = start_cold("print('never')")
     server = until(lambda: psutil.Process(launcher.pid).children())[0]
-    time.sleep(imported_s)
+    time.sleep(0.1)
     launcher.send_signal(signal.SIGINT)
     out, err = launcher.communicate(timeout=100)
     assert (launcher.returncode, out, len(err.splitlines())) == (130, "", 1)
@@ -119,26 +118,6 @@ def test_workers_loader_workers_and_server_die_with_a_killed_launcher(start_own,
     # The one thing that nobody was left to remove: the next launch does, which may be one of a test beside this one.
     remove_abandoned(tempfile.gettempdir())
     assert not private.parent.exists()
-
-
-def test_a_process_forked_from_a_helper_thread_outlives_the_thread(run_warm):
-    ended = run_warm(
-        """
-        import multiprocessing, threading, time
-        child = None
-        def start():
-            global child
-            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(0.3,))
-            child.start()
-        thread = threading.Thread(target=start)
-        thread.start()
-        thread.join()
-        child.join()
-        print(child.exitcode)
-        """,
-        nproc=1,
-    )
-    assert ended.out == "0\n"
 
 
 LEAVE_SOMETHING = """

@@ -121,7 +121,7 @@ def test_a_scripts_status_is_pythons(run_warm, code):
     assert found == ([alone] if alone else [])
 
 
-@pytest.mark.parametrize("options", [(), ("--nproc", "2"), ("--nproc", "2", "--tee"), ("--nproc", "2", "--log-dir", "logs")])
+@pytest.mark.parametrize("options", [("--nproc", "2"), ("--nproc", "2", "--log-dir", "logs")])
 def test_the_words_that_a_script_ends_itself_with_are_told_once(run_here, tmp_path, options):
     source = "import os, sys, time\nif os.environ['RANK'] == '0': sys.exit('no data')\ntime.sleep(60)"
     done = run_here(source, *options)
@@ -131,11 +131,6 @@ def test_the_words_that_a_script_ends_itself_with_are_told_once(run_here, tmp_pa
     assert done.stderr.count("no data") == 1
     if "--log-dir" in options:
         assert (tmp_path / "logs" / "rank-0.log").read_text() == "SystemExit: no data\n"
-
-
-def test_words_of_several_lines_are_told_whole():
-    text = failures.report([failures.from_exit(0, "no data:\n  /data/train\n  /data/test")], 1)
-    assert text.splitlines()[2:] == ["no data:", "  /data/train", "  /data/test"]
 
 
 def test_the_echo_of_a_peers_death_is_not_taken_for_the_cause(run_warm):
@@ -155,7 +150,6 @@ def test_the_echo_of_a_peers_death_is_not_taken_for_the_cause(run_warm):
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
-        ("sys.exit(0)", "it called sys.exit(0) in {script}, line 12,"),
         ("sys.exit()", "it called sys.exit() in {script}, line 12,"),
         ("os._exit(0)", "it ended with status 0 before its program came to its end"),
         ("pass", "its program came to its end,"),
@@ -181,7 +175,7 @@ def test_a_rank_that_ended_well_and_too_early_is_named_and_not_the_echo_of_that(
     assert ended.outcome.failures[0].exit_status == 1
 
 
-@pytest.mark.parametrize(("rank", "place"), [(1, "after join"), (0, "after prepare"), (1, "after training")])
+@pytest.mark.parametrize(("rank", "place"), [(0, "after prepare"), (1, "after training")])
 def test_a_rank_that_left_a_run_before_the_others_is_named(run_here, tmp_path, rank, place):
     ended = run_here(
         f"""
@@ -222,13 +216,6 @@ def abort():
     time.sleep(60)
 atexit.register(abort)
 """
-
-
-def test_a_rank_that_ended_early_and_was_aborted_by_a_library_then_is_said_to_have_ended_early(run_warm):
-    rest = "\nif os.environ['RANK'] == '1': sys.exit(0)\natexit.unregister(abort)\ntime.sleep(60)"
-    first, *others = run_warm(ABORT_IN_A_NATIVE_THREAD + rest).outcome.failures
-    assert (first.rank, first.ended_early) == (1, True)
-    assert [(failure.rank, failure.kind) for failure in others] == [(1, "SIGABRT")]
 
 
 def test_a_rank_that_was_aborted_when_all_had_come_to_their_end_did_not_end_early(run_warm):
@@ -368,32 +355,31 @@ def test_what_a_rank_was_handling_while_the_others_waited_is_the_cause(run_warm)
     assert second.is_consequence
 
 
-def test_a_rank_that_replaces_itself_by_another_program_is_followed_to_its_end(run_warm):
-    replace = "os.execv(sys.executable, [sys.executable, '-c', {!r}])"
-    source = "import os, sys\nif os.environ['RANK'] == '1': " + replace.format("import sys; sys.exit(3)")
-    (failure,) = run_warm(source).outcome.failures
-    assert (failure.rank, failure.exit_status) == (1, 3)
-    alike = "import os, sys\n" + replace.format("import os; print(os.environ['RANK'])")  # as under torchrun
-    ended = run_warm(alike)
-    assert (ended.lines, ended.outcome.failures) == (["0", "1"], ())
-    early = "import sys\nif RANK == 1: " + replace.format("pass") + "\ndist.all_reduce(one)\n"
-    first = run_warm(early, meet=True).outcome.failures[0]
-    assert (first.rank, first.ended_early) == (1, True)
+LEAVES_THE_LOOP = """
+    import lockstep, torch
+    team = lockstep.join()
+    data = torch.utils.data.TensorDataset(torch.randn(20, 1))
+    net, loader = team.prepare(torch.nn.Linear(1, 1), torch.utils.data.DataLoader(data, batch_size=4))
+    try:
+        for batch in loader:
+            for (x,) in batch.shards:
+                if team.step == 3 and team.rank == 1:
+                    raise ValueError("label file 17 is empty")
+                team.backward(net(x).mean())
+    finally:
+        team.all_gather_object(team.rank)
+"""
+
+
+@pytest.mark.long
+def test_an_error_that_leaves_the_loop_is_the_cause_and_not_what_the_script_calls_afterwards(run_warm):
+    first, _ = run_warm(LEAVES_THE_LOOP, settings={"timeout_s": 4, "fresh": True}).outcome.failures
+    assert (first.rank, first.kind, first.message) == (1, "ValueError", "label file 17 is empty")
 
 
 def test_a_breakpoint_without_a_terminal_tells_of_attach(run_warm):
     ended = run_warm("import os\nif os.environ['RANK'] == '1': breakpoint()\nx = 1")
     assert "--attach 1" in failures.report(ended.outcome.failures, 2)
-
-
-def test_the_scripts_own_excepthook_is_called(run_warm):
-    ended = run_warm("import sys\nsys.excepthook = lambda *error: print('hook', error[0].__name__)\n1 / 0", nproc=1)
-    assert ended.out == "hook ZeroDivisionError\n"
-
-
-def test_a_launch_after_a_failed_one_works_on_the_same_server(run_warm):
-    assert run_warm("raise SystemExit(3)").outcome.failures
-    assert run_warm("print(one.item())", meet=True).lines == ["2.0", "2.0"]
 
 
 @pytest.mark.long
@@ -412,17 +398,6 @@ def test_a_lost_server_is_a_launch_error_and_takes_its_workers_along(run_warm, s
         )
     assert read_pids(tmp_path)
     assert not [pid for pid in read_pids(tmp_path) if is_running(pid)]
-
-
-@pytest.mark.long
-def test_what_is_shown_of_a_crash_is_of_the_script_alone(run_warm):
-    (failure,) = run_warm(
-        "import os, time\ntime.sleep(0.7)  # a look of the black box\nos.abort()", nproc=1
-    ).outcome.failures
-    assert failure.kind == "SIGABRT"
-    assert 'script.py", line 3 in <module>' in failure.text
-    assert "lockstep" not in failure.text
-    assert '"<string>"' not in failure.text
 
 
 def test_a_lost_connection_to_an_own_loader_worker_is_no_consequence_of_what_another_rank_did():

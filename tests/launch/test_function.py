@@ -60,10 +60,6 @@ def test_later_launches_come_from_the_same_warm_server(warm):
     assert launch(os.getppid, nproc=3) == [server] * 3
 
 
-def test_a_process_can_tell_that_it_runs_a_function_and_no_script(warm):
-    assert launch(os.getenv, "LOCKSTEP_CALL", nproc=1) == ["1"]
-
-
 def test_results_are_those_of_the_last_start(warm, capfd):
     assert launch(be_killed_once, nproc=2, max_restarts=1) == ["1", "1"]
     assert "lockstep: restart 1 of 1" in capfd.readouterr().err

@@ -77,14 +77,6 @@ def test_a_store_that_does_not_answer_is_noticed_and_nobody_waits_for_it(start):
     store.is_restored.set()
 
 
-def test_a_store_that_answers_again_is_not_silent_any_more(start):
-    store = Silent()
-    _, beats = start(store)
-    until(lambda: beats.silence_s() > 1.0)
-    store.is_restored.set()
-    until(lambda: beats.silence_s() < 1.0)
-
-
 def test_what_is_done_no_more_is_at_its_end(start, monkeypatch):
     monkeypatch.setattr(heartbeat, "_CLOSE_S", 30.0)
     _, beats = start(HashStore())

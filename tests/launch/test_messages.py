@@ -61,13 +61,6 @@ def test_what_a_worker_was_killed_in_the_middle_of_is_left_out_and_what_it_said_
     assert receiver.told == Told(pid=os.getpid())
 
 
-def test_what_ctrl_c_has_cut_off_does_not_spoil_what_follows(receiver, sender):
-    os.write(receiver.worker_fd, b'\n{"end": {"time_s": 1')
-    sender.send(failure=FAILURE)
-    receiver.read()
-    assert receiver.told == Told(pid=os.getpid(), failure=FAILURE)
-
-
 def test_a_process_that_the_worker_forks_tells_nothing(receiver, sender, monkeypatch):
     receiver.read()
     with monkeypatch.context() as forked:

@@ -1,9 +1,5 @@
 """The seam between the launcher and what explains a run."""
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,36 +9,6 @@ from lockstep.base.observers import Observers
 from lockstep.launch.observer import Launch, Observer
 
 SOURCE = Path(__file__).parents[2] / "src" / "lockstep"
-
-
-@pytest.mark.long
-def test_without_the_tools_runs_start_fail_with_their_traceback_and_end(tmp_path):
-    shutil.copytree(SOURCE, tmp_path / "lockstep", ignore=lambda directory, names: {"tools", "__pycache__"} & set(names))
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import lockstep, os, sys, time\n"
-        "print(os.environ['RANK'], lockstep.__file__, flush=True)\n"
-        "if sys.argv[1] == 'fails':\n"
-        "    if os.environ['RANK'] == '1':\n"
-        "        raise ValueError('boom')\n"
-        "    time.sleep(1000)\n"
-    )
-    command = [sys.executable, "-m", "lockstep", "run", "--nproc", "2", str(script)]
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    started = [subprocess.Popen([*command, how], env=environ, **options) for how in ("fails", "ends")]
-    try:
-        (_, said), (out, nothing) = [process.communicate(timeout=90) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    init = tmp_path / "lockstep" / "__init__.py"
-    assert (sorted(out.splitlines()), nothing) == ([f"0 {init}", f"1 {init}"], "")
-    assert [process.returncode for process in started] == [1, 0]
-    assert "rank 1 of 2" in said
-    assert f'"{script}", line 5' in said
-    assert "ValueError: boom" in said
 
 
 class _Knows(Observer):

@@ -52,17 +52,6 @@ def test_output_is_drained_to_the_last_line(run_warm):
     assert len(ended.lines) == 40000
 
 
-def test_a_carriage_return_ends_a_line_too(run_warm):
-    ended = run_warm(r"print('10%\r20%\r\ndone')", nproc=1, plan=OutputPlan(tee=True))
-    assert ended.out == "[rank 0] 10%\n[rank 0] 20%\n[rank 0] done\n"
-
-
-def test_without_options_workers_write_to_the_launchers_own_files(run_warm):
-    ended = run_warm("import os, sys; print(os.fstat(1).st_ino); sys.stderr.write('e\\n')")
-    assert len(set(ended.lines)) == 1
-    assert ended.err == "e\ne\n"
-
-
 def test_a_log_dir_that_cannot_be_written_is_refused(run_warm, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--log-dir"):

@@ -7,13 +7,12 @@ import signal
 import pytest
 from launch_helpers import MEET, is_running, read_pids, until
 
-from lockstep.base.errors import ConfigError, LaunchError
+from lockstep.base.errors import ConfigError
 from lockstep.launch import supervise
 from lockstep.launch.output import OutputPlan
 from lockstep.launch.restarts import check_max_restarts
 
 pytestmark = pytest.mark.timeout(40)
-LONG = pytest.mark.long
 
 # One more collective than the failing rank comes to: the others are blocked in it.
 TRAIN = """
@@ -75,21 +74,6 @@ def test_each_start_meets_at_a_place_of_its_own(run_warm):
     assert len(set(ended.lines)) == 3
 
 
-@pytest.mark.long
-def test_a_fork_server_that_is_busy_when_a_worker_is_killed_is_waited_for(start_own):
-    launcher = start_own(
-        """
-        import os, signal, subprocess, sys
-        subprocess.Popen(["sh", "-c", f"sleep 12; kill -CONT {os.getppid()}"], start_new_session=True)
-        os.kill(os.getppid(), signal.SIGSTOP)  # as busy as while it imports modules on a slow machine
-        sys.exit(5)
-        """
-    )
-    _, err = launcher.communicate(timeout=100)
-    assert "sys.exit(5)" in err
-    assert launcher.returncode == 5
-
-
 def test_with_no_restart_left_the_last_failure_ends_the_run(start_own):
     launcher = start_own(
         "import os, sys; sys.exit(5 + int(os.environ['TORCHELASTIC_RESTART_COUNT']))", "--max-restarts", "2"
@@ -119,13 +103,8 @@ def test_an_error_that_would_only_come_again_does_not_restart(start_own, tmp_pat
     assert "restart 1" not in err
 
 
-def test_a_start_that_fails_is_not_tried_again(run_warm, server):
-    with pytest.raises(LaunchError, match=r"fork server(.|\n)*lockstep: not started again"):
-        run_warm(f"import os, time; os.kill({server.pid}, {signal.SIGKILL:d}); time.sleep(100)", max_restarts=2)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=LONG)], ids=["2", "15"])
-def test_a_stopped_run_does_not_start_again(start_own, tmp_path, number):
+def test_a_stopped_run_does_not_start_again(start_own, tmp_path):
+    number = signal.SIGINT
     source = MEET + "import pathlib\npathlib.Path(f'pid-{os.getpid()}').touch()\nwhile True: dist.all_reduce(one)\n"
     launcher = start_own(source, "--nproc-per-node", "2", "--max-restarts", "3")
     until(lambda: len(read_pids(tmp_path)) == 2)
@@ -203,7 +182,7 @@ def test_a_restart_is_appended_to_the_logs(run_warm, tmp_path, tee):
     assert ended.out.count("[rank 0] start") == (3 if tee else 0)
 
 
-@pytest.mark.parametrize("asked", [-1, 1.5, True, "2"])
+@pytest.mark.parametrize("asked", [-1, 1.5])
 def test_what_is_no_number_of_restarts_is_refused(asked):
     with pytest.raises(ConfigError, match=r"max_restarts=.*0 or more"):
         check_max_restarts(asked)

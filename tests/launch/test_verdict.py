@@ -42,11 +42,6 @@ def test_the_first_failure_is_told_whole_once_and_in_a_line_by_the_others():
     assert (found.status, found.reporter) == (7, 0)
 
 
-def test_an_error_that_all_ranks_have_is_told_once():
-    found = judged([Report(is_first=True, failures=(failure(0, host="one"), failure(1, host="one")))])
-    assert "whole ValueError\n\nfailed after it:\n  rank 1 on one: the same error\n" in found.text
-
-
 def test_of_two_causes_the_first_is_that_which_was_seen_first_whatever_the_clocks_say():
     late = Report(failures=(failure(0, "KeyError", time_s=1.0, host="one"),))
     early = Report(is_first=True, failures=(failure(2, "ValueError", time_s=9000.0),))

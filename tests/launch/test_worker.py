@@ -118,16 +118,6 @@ def test_exit_handlers_run_and_know_of_the_exception(run_warm):
     assert run_warm(source, "fail", nproc=1).out == "thread done\nhandler saw KeyError('x')\n"
 
 
-def test_exit_handlers_know_that_a_script_has_ended_itself_and_not_well(run_warm):
-    source = """
-        import atexit, sys
-        atexit.register(lambda: print("handler saw", repr(getattr(sys, "last_value", None))))
-        sys.exit(sys.argv[1:] and "no data" or 0)
-        """
-    assert run_warm(source, nproc=1).out == "handler saw None\n"
-    assert run_warm(source, "fail", nproc=1).out == "handler saw SystemExit('no data')\n"
-
-
 @pytest.mark.parametrize(("asked", "level"), [("INFO", "INFO"), ("", "OFF")])
 def test_the_debug_level_is_what_it_would_be_if_torch_were_imported_by_the_script(run_warm, monkeypatch, asked, level):
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", asked) if asked else monkeypatch.delenv("TORCH_DISTRIBUTED_DEBUG", False)
@@ -161,14 +151,6 @@ def test_what_a_script_leaves_open_is_ended_as_under_python(run_warm, tmp_path, 
     assert not list((tmp_path / "temporary").iterdir())
     python = subprocess.run([sys.executable, "-Wignore", "script.py"], stdout=subprocess.PIPE, check=True, text=True)
     assert lines == sorted(python.stdout.splitlines()) == ["finalized", "logged", "uploaded"]
-
-
-def test_what_was_imported_for_a_script_is_not_finalized_in_each_worker(run_warm):
-    source = """
-        import weakref
-        print(any(finalizer.atexit for finalizer in weakref.finalize._registry), len(weakref.finalize._registry) > 100)
-        """
-    assert run_warm(source, nproc=1).out == "False True\n"
 
 
 def test_the_server_has_one_thread_and_has_imported_torch(server):

@@ -1,8 +1,5 @@
 """What a run says of its script's loop."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from lockstep.tools.check import instrument as reading
@@ -65,21 +62,3 @@ def test_many_warnings_are_cut_short():
     said = reading.notices(findings, resumes=True)
     assert len(said) < len(findings)
     assert "lockstep check train.py" in said[-1]
-
-
-@pytest.mark.parametrize("main", [None, "/nowhere/train.py", "-c"])
-def test_a_program_without_a_readable_file_has_no_findings(monkeypatch, main):
-    class Main:
-        __file__ = main
-
-    monkeypatch.setitem(sys.modules, "__main__", Main)
-    assert reading.read_main() == []
-
-
-def test_a_defect_of_the_reading_fails_no_run(monkeypatch, tmp_path):
-    def fail(path):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(reading, "read_script", fail)
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(Path(tmp_path, "train.py")), raising=False)
-    assert reading.read_main() == []

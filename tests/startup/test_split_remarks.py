@@ -3,10 +3,10 @@
 import pytest
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import DataLoader
 
 from lockstep.joining.startup.announcement import chosen_shards
-from lockstep.joining.startup.split_remarks import SplitRemarks, batch_size_of
+from lockstep.joining.startup.split_remarks import SplitRemarks
 
 pytestmark = pytest.mark.timeout(60)
 TRAINING = """
@@ -67,10 +67,6 @@ def test_batch_norm_is_told_once_over_how_many_samples_it_normalises():
 )
 def test_what_does_not_normalise_by_statistics_of_a_shard_is_not_spoken_of(model):
     assert said([model]) == []
-
-
-def test_a_layer_without_running_statistics_normalises_in_evaluation_too():
-    assert len(said([nn.BatchNorm1d(2, track_running_stats=False).eval()])) == 1
 
 
 @pytest.mark.parametrize(
