@@ -168,27 +168,6 @@ def test_all_listening_sockets_are_on_loopback(start_own, tmp_path):
     launcher.wait(timeout=100)
 
 
-def test_sigusr1_reaches_the_scripts_that_handle_it_and_ends_nothing(start_own, tmp_path):
-    launcher = start_own(
-        """
-        import os, pathlib, signal, time
-        RANK = os.environ["RANK"]
-        told = []
-        signal.signal(signal.SIGUSR1, lambda *_: told.append(time.sleep(0)) or pathlib.Path(f"told-{RANK}-{len(told)}").touch())
-        pathlib.Path(f"ready-{RANK}").touch()
-        while len(told) < 2: time.sleep(0.01)
-        print("done")
-        """,
-        "--nproc-per-node",
-        "2",
-    )
-    for turn in ("ready-0", "ready-1"), ("told-0-1", "told-1-1"):
-        until(lambda names=turn: all((tmp_path / name).exists() for name in names))
-        launcher.send_signal(signal.SIGUSR1)
-    out, err = launcher.communicate(timeout=100)
-    assert (launcher.returncode, out, err) == (0, "done\ndone\n", "")
-
-
 def test_sigusr1_ends_a_run_in_which_nobody_handles_it(start_own, tmp_path):
     launcher = start_own("import pathlib, time; pathlib.Path('ready').touch(); time.sleep(100)")
     until((tmp_path / "ready").exists)

@@ -264,24 +264,6 @@ def test_a_signal_to_one_launcher_saves_the_run_on_all_nodes_and_it_goes_on(numb
     assert read_weights(*(each.out for each in again)) == alone(2, shards=2)
 
 
-@pytest.mark.long
-def test_sigusr1_that_a_script_handles_itself_is_handed_on_and_stops_nothing(numbered, tmp_path):
-    waits = TALK.replace(
-        "dist.barrier()",
-        """import signal, time
-heard = []
-signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
-open(f"ready-{dist.get_rank()}", "w").close()
-while dist.get_rank() == 1 and not heard:
-    time.sleep(0.05)
-dist.barrier()""",
-    )
-    nodes = [numbered(waits, rank) for rank in (0, 1)]
-    until(lambda: len(list(tmp_path.glob("ready-*"))) == 2)
-    nodes[1].process.send_signal(signal.SIGUSR1)
-    both(*nodes)
-
-
 def by_rank(directory):
     found = read_steps(directory)
     return [[one for one in found if one[0] == rank] for rank in (0, 1)]

@@ -63,11 +63,6 @@ class Interrupts:
         """Make ``fileno()`` wait for the next signal."""
         os.read(self._read_fd, 4096)
 
-    def forget(self) -> None:
-        """Forget the received signals, which were for others: the next one is the first again."""
-        self.received.clear()
-        self._asked_at = None
-
     def tell(self, number: int) -> None:
         """Act as if a signal had arrived, unless the context was left. May be called from any thread."""
         with self._lock:  # the pipe may be closed, and another file have its descriptor by now

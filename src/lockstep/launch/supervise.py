@@ -254,7 +254,7 @@ class _Watch:
             return
         elif self._saves_itself():
             self._on(Event.ASKED_TO_SAVE)
-        elif not self._forward():
+        else:
             self._on(Event.ASKED_TO_END)
 
     @property
@@ -271,17 +271,6 @@ class _Watch:
                 number in self.workers.told(rank).watches and catches(pid, number) for rank, pid in self.workers.pids.items()
             )
         )
-
-    def _forward(self) -> bool:
-        """Forward SIGUSR1 to workers whose scripts handle it, and continue. False: it is another signal, or none handles it."""
-        number = self._interrupts.received[0]
-        if number != signal.SIGUSR1:
-            return False
-        ranks = [rank for rank, pid in self.workers.pids.items() if catches(pid, number)]
-        if ranks:
-            self._interrupts.forget()  # first: the next may arrive as soon as a worker has this one
-        self.workers.send(number, ranks)
-        return bool(ranks)
 
     def _on(self, event: Event) -> None:
         """Enter the next stage, and carry out the action."""

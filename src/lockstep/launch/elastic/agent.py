@@ -237,7 +237,7 @@ class NodeAgent:
         if is_running and is_stopped and not workers.is_stopping:
             workers.stop(self._signal, at_once=True)  # it arrived just before they were started
         elif not is_stopped and not workers.is_stopping:
-            self._signal = 0  # it was for the script, which continues; or the run had already ended
+            self._signal = 0  # the run had already ended
         elif not is_running and not workers.failures and (is_stopped or self._was_stopped):
             self._end_round()
             raise StoppedError

@@ -48,7 +48,7 @@ class Workers:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether they end, or have ended, because they were stopped. (Not if the script handles the signal, and continues.)"""
+        """Whether they end, or have ended, because they were stopped."""
         if self.is_running:
             return bool(self._interrupts.received)
         return (self.outcome.stopped_by or self.outcome.stopped_with) is not None
