@@ -8,7 +8,6 @@ import math
 import os
 import re
 import selectors
-import stat
 import sys
 import threading
 import time
@@ -22,7 +21,6 @@ from lockstep.base.errors import ConfigError
 from lockstep.base.regular import open_to_write
 
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
-_MAX_LINE_BYTES = 1 << 20
 
 Sink = Callable[[int, bool, bytes], None]
 """Called with the rank, whether it was standard error, and a complete line."""
@@ -88,7 +86,7 @@ class Streams:
             return (0, 1, 2)
         # A pipe or a file goes to rank 0, which may pass its contents on. A terminal goes to a rank only on request: otherwise
         # a breakpoint() on all ranks would stop one of them.
-        has_input = rank == 0 and plan.attach is None and plan.sink is None and _is_piped(0)
+        has_input = rank == 0 and plan.attach is None and plan.sink is None and not os.isatty(0)
         stdin = 0 if has_input else self._null
         if plan.tee or plan.sink is not None:
             return (stdin, self._pipe(rank, is_error=False), self._pipe(rank, is_error=True))
@@ -199,7 +197,7 @@ class _Pump(threading.Thread):
             self._take(fd, match.group())
             end = match.end()
         rest = data[end:]
-        if rest and (is_last or len(rest) > _MAX_LINE_BYTES):
+        if rest and is_last:
             self._take(fd, rest + b"\n")
             return b""
         return rest
@@ -214,15 +212,6 @@ def leave_bar(*, is_killed: bool) -> None:
     """Undo what the progress bar of a worker that was killed leaves on the terminal: a hidden cursor, at the end of the bar."""
     with contextlib.suppress(OSError):
         os.write(1, b"\x1b[?25h\n" if is_killed else b"\x1b[?25h")
-
-
-def _is_piped(fd: int) -> bool:
-    """Whether a descriptor is an open file, pipe or socket."""
-    try:
-        kind = os.fstat(fd).st_mode
-    except OSError:
-        return False
-    return stat.S_ISFIFO(kind) or stat.S_ISREG(kind) or stat.S_ISSOCK(kind)
 
 
 def log_path(log_dir: Path, rank: int) -> Path:
