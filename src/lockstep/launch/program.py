@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,10 +37,6 @@ def find_script(target: str, *, is_module: bool, is_executable: bool = False) ->
         hint = f". To run a module, put -m before it: lockstep run -m {target}"
     elif path.with_suffix(".py").is_file():
         hint = f". Did you mean {path.with_suffix('.py')}?"
-    else:
-        beside = [str(neighbour) for neighbour in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        if near := difflib.get_close_matches(target, beside, n=1):
-            hint = f". Did you mean {near[0]}?"
     raise ConfigError(f"{target}: no such script (looked in {Path.cwd()}){hint}")
 
 
