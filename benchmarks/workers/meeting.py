@@ -14,7 +14,6 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,13 +21,12 @@ from typing import Any, ClassVar
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lockstep.launch.elastic import connection as connections
-from lockstep.launch.elastic.compatibility import agree, terms_here
 from lockstep.launch.elastic.heartbeat import Heartbeat
 from lockstep.launch.elastic.places import Machine, Start
 from lockstep.launch.elastic.static_rendezvous import StaticRendezvous
 from lockstep.launch.elastic.waiter import Stop
 from lockstep.launch.endpoint import find_endpoint
-from lockstep.launch.nodes import QUICK, Nodes
+from lockstep.launch.nodes import Nodes
 from lockstep.launch.secret import Secret, SharedSecret
 from lockstep.world.machine.tcp_store import connect, serve
 
@@ -54,9 +52,8 @@ class Counted:
 class Host:
     """A launcher. Numbers are like those of ``--node-rank``."""
 
-    def __init__(self, number: int, terms: Mapping[str, str]) -> None:
+    def __init__(self, number: int) -> None:
         self._number = number
-        self._terms = terms
         self.endpoint = find_endpoint(self.nodes(number), SECRET)
         self.requests = 0
         self.kept = ExitStack()
@@ -64,17 +61,14 @@ class Host:
     @staticmethod
     def nodes(number: int) -> Nodes:
         """The hosts, as this one knows them."""
-        return Nodes(
-            least=NUM_HOSTS, most=NUM_HOSTS, node_rank=number, host="127.0.0.1", port=PORT, run_id="benchmark", conf=QUICK
-        )
+        return Nodes(least=NUM_HOSTS, most=NUM_HOSTS, node_rank=number, host="127.0.0.1", port=PORT, run_id="benchmark")
 
     def meet(self) -> None:
         """As ``launch.elastic.run`` and ``agent`` do."""
-        connection = connections.open_connection(self.endpoint, self._terms, TIMEOUT_S, Stop())
+        connection = connections.open_connection(self.endpoint, TIMEOUT_S, Stop())
         self.kept.enter_context(closing(Heartbeat(connection)))
-        agree(connection, self._terms)
-        machine = Machine.here("127.0.0.1", 8, keeps_store=connection.server is not None)
-        StaticRendezvous(connection).meet(machine, lambda: Start(used=0, master_port=PORT))
+        machine = Machine.here("127.0.0.1", 8)
+        StaticRendezvous(connection).meet(machine, lambda: Start(launch="benchmark", used=0, master_port=PORT))
         self.requests = Counted.requests[threading.get_ident()]
         self.kept.callback(lambda: connection)
 
@@ -102,8 +96,7 @@ def main() -> None:
     gc.disable()  # it would look at all hosts again and again
     sys.setswitchinterval(100)  # else each thread that waits for its turn wakes up 200 times a second to ask for it
     connections.connect = counted_connect
-    terms = terms_here(Host.nodes(FIRST), 0, "benchmark")
-    hosts = [Host(number, terms) for number in range(FIRST, NUM_HOSTS if FIRST else 1, STEP)]
+    hosts = [Host(number) for number in range(FIRST, NUM_HOSTS if FIRST else 1, STEP)]
     begin, ended_at, errors = threading.Event(), [], []
 
     def take_part(host: Host) -> None:
