@@ -6,9 +6,6 @@ import re
 import pytest
 import torch
 
-from lockstep.base.errors import ConfigError
-from lockstep.tools.replay.directory import checkpoint_before
-
 pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 
 
@@ -174,15 +171,6 @@ def test_what_cannot_be_replayed_is_refused_in_words(bench, healthy, words, said
 def test_a_directory_that_is_no_run_is_refused(bench, tmp_path):
     done = bench.say("replay", tmp_path, "--step", 1)
     assert (done.status, "is not a run: it has no birth.json" in done.err) == (2, True), done.all
-
-
-def test_a_step_that_no_checkpoint_reaches_is_refused_if_the_beginning_is_far(tmp_path):
-    for step in (4000, 5000):
-        (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"checkpoints are of steps 4000, 5000, from which steps after 4000 can"):
-        checkpoint_before(tmp_path, 3000, print)
-    assert checkpoint_before(tmp_path, 900, print) is None
-    assert checkpoint_before(tmp_path, 3000, print, from_start=True) is None
 
 
 def test_two_runs_are_compared_whatever_their_number_of_processes(bench, healthy):

@@ -69,7 +69,6 @@ class _Options:
     out: Path | None
     blames: bool
     script: Path | None
-    from_start: bool
     as_json: bool
     is_agreed: bool
 
@@ -111,7 +110,6 @@ class _Program:
     metavar="FILE",
     help="Script to run, for example a changed one.  [default: the run's]",
 )
-@click.option("--from-start", is_flag=True, help="Start from the beginning of the run instead of a checkpoint.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.option(
     "--yes",
@@ -122,8 +120,9 @@ class _Program:
 def command(run: Path, **values: Any) -> int:
     """Replay a step of the run in the directory RUN, on one process, and show what was computed in it.
 
-    It resumes from the newest checkpoint before the step, with the run's script, arguments and settings, and reports whether
-    its digests equal the run's: they do with the default strategy, exact, however many processes the run had.
+    It resumes from the newest checkpoint before the step, or begins at the start, with the run's script, arguments and
+    settings, and reports whether its digests equal the run's: they do with the default strategy, exact, however many processes
+    the run had.
     """
     options = _Options(**values)
     record, digests = read_record(run), _digests_of(run)
@@ -137,7 +136,7 @@ def command(run: Path, **values: Any) -> int:
     if remark:
         say(remark)
     _agree(program, why_doubtful(record, record.start_of(first), runs_recorded=options.script is None), options)
-    checkpoint = checkpoint_before(run, first, say, from_start=options.from_start)
+    checkpoint = checkpoint_before(run, first, say)
     request = Request(
         run=str(run.resolve()),
         after=0 if checkpoint is None else checkpoint[1].step,
