@@ -117,7 +117,6 @@ WITHOUT_TORCH = (
     "tools.verify.trace.lines",
     "tools.verify.trace.traced_run",
     "tools.verify.trace.differences",
-    "tools.verify.trace.origin",
     "tools.verify.diagnosis.experiments",
     "tools.verify.diagnosis.causes",
     "tools.replay.digests",

@@ -176,7 +176,7 @@ def test_a_difference_is_told_with_its_place_cause_and_remedy(verify, tmp_path):
         "FAIL  2 processes differs from 1 process",
         "first difference: step 1 (epoch 1), shard 0: loss",
         "samples of this shard: ",
-        "it arose in the forward pass of layer 1 (Faulty)",
+        "it arose inside a shard, before the backward pass",
         "likely cause: a setting does not agree with itself",
         "remedy: iterate over sorted(the_set)",
     ):

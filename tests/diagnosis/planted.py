@@ -1,6 +1,5 @@
 """A training script with one fault at a time, by name: as a function for the crew, and as a script for the command."""
 
-import ctypes
 import random
 import sys
 import time
@@ -65,18 +64,11 @@ class Faulty(nn.Module):
         if fault == "set":
             for name in {"one", "two", "three", "four", "five", "six"}:
                 x = torch.sin(x * len(name) + ord(name[0]))
-        if fault == "unknown kernel":
-            x = x + unseen_noise()
         if fault == "noise":
             x = x + torch.randn(x.shape)
         if fault == "counts what it sees":  # nothing depends on it
             self.calls += 1
         return x
-
-
-def unseen_noise():
-    """What no profiler sees: a library's own clock."""
-    return ctypes.CDLL(None).clock() % 1000 / 1000
 
 
 def train(fault):

@@ -6,7 +6,6 @@ from lockstep.tools.verify.diagnosis.causes import conclude
 from lockstep.tools.verify.diagnosis.experiments import Findings, investigate
 from lockstep.tools.verify.diagnosis.setting import Setting
 from lockstep.tools.verify.trace.differences import Difference
-from lockstep.tools.verify.trace.origin import Origin
 from lockstep.tools.verify.trace.traced_run import gather
 
 pytestmark = pytest.mark.timeout(20)
@@ -19,13 +18,10 @@ def cause(settings=SETTINGS, **known):
     return conclude(Findings(**{"difference": LOSS, "settings": settings, "strategy": "exact", **known})).cause
 
 
-DATA = Origin(where="data")
-
-
 def test_data_that_differs_with_the_number_of_workers_alone_depends_on_them():
     settings = tuple(Setting(number=number + 1, world_size=1, workers=number) for number in (0, 1))
-    assert cause(settings, origin=DATA, repeats=True) == "worker"
-    assert cause(settings, origin=Origin(where="update"), repeats=True) == "unknown"
+    assert cause(settings, difference=Difference(step=1, stage="content"), repeats=True) == "worker"
+    assert cause(settings, difference=Difference(step=1, stage="weights"), repeats=True) == "unknown"
 
 
 def test_ranks_of_one_run_that_differ_run_code_that_depends_on_the_rank_unless_chance_explains_it():
@@ -36,10 +32,9 @@ def test_ranks_of_one_run_that_differ_run_code_that_depends_on_the_rank_unless_c
 
 def test_sums_that_differ_from_equal_gradients_are_rounding_unless_they_are_exact():
     gradient = Difference(step=1, stage="gradient", name="w")
-    exchange = Origin(where="exchange")
-    assert cause(difference=gradient, origin=exchange, repeats=True, strategy="ddp") == "rounding"
+    assert cause(difference=gradient, repeats=True, strategy="ddp") == "rounding"
     for strategy in ("exact", "fsdp"):
-        assert cause(difference=gradient, origin=exchange, repeats=True, strategy=strategy) == "unknown"
+        assert cause(difference=gradient, repeats=True, strategy=strategy) == "unknown"
 
 
 def run_with(loss):

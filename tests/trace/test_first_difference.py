@@ -6,7 +6,6 @@ import pytest
 
 from lockstep.base.errors import UsageError
 from lockstep.tools.verify.trace.differences import first_difference, first_fault, learned, uses_each_sample_once
-from lockstep.tools.verify.trace.origin import origin
 from lockstep.tools.verify.trace.traced_run import gather
 
 pytestmark = pytest.mark.timeout(20)
@@ -25,7 +24,6 @@ def shard_line(step, shard, rank_samples, **fields):
         "losses": [(1.0 / step).hex()],
         "weights": [None],
         "gradients": {"w": f"shard gradient {step} {shard}"},
-        "layers": [["0", "Linear", "in", "out"], ["the model", "Net", "in", "out"]],
         **fields,
     }
 
@@ -256,22 +254,6 @@ def test_weights_that_never_moved_are_nothing_learned():
             line["weights"] = {"w": "weight 0", "b": "bias 0"}
 
     assert not learned(changed(keep))
-
-
-@pytest.mark.parametrize(
-    ("layers", "where", "layer"),
-    [
-        ([["0", "Linear", "in", "other"], ["the model", "Net", "in", "other"]], "layer", "0"),
-        ([["0", "Linear", "other", "other"], ["the model", "Net", "in", "other"]], "layer", "the model"),
-        ([["0", "Linear", "other", "other"], ["the model", "Net", "other", "other"]], "before the model", None),
-        ([["0", "Linear", "in", "out"], ["the model", "Net", "in", "out"]], "after the model", None),
-    ],
-)
-def test_the_innermost_layer_that_made_the_difference_is_named(layers, where, layer):
-    other = changed(in_shard(2, 1, lambda line: line.update(losses=[(0.75).hex()], layers=layers)))
-    one = gather(trace(1))
-    found = origin(first_difference(one, other), one, other)
-    assert (found.where, found.layer) == (where, layer)
 
 
 def test_a_script_that_took_no_step_is_told_what_it_lacks():

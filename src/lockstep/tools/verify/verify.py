@@ -210,7 +210,7 @@ class _Verifier:
             done.append(setting.label)
             self._observer.started(f"looking for the cause: once more with {setting.label}")
             name = f"diagnosis/{len(done)}-{setting.slug}"
-            record = self._try(setting, name, {"trace": "layers", "trace_until": until})
+            record = self._try(setting, name, {"trace": "steps", "trace_until": until})
             if record.status == "interrupted":
                 raise KeyboardInterrupt
             run = _read_partial_run(self.verification.directory / name)

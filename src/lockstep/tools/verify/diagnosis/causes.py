@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lockstep.base.config import STRATEGIES
 from lockstep.tools.verify.diagnosis.experiments import Findings
-from lockstep.tools.verify.trace.origin import Origin
+from lockstep.tools.verify.trace.differences import Difference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ CAUSES = {
         "results depend on timing",
         remedy="iterate over sorted(the_set); let nothing that is computed depend on the time, and seed every generator; "
         "torch.use_deterministic_algorithms(True) makes PyTorch choose deterministic kernels, and name those that it "
-        "lacks in an error; look at the layer named above first",
+        "lacks in an error",
     ),
     "unknown": Cause(
         sentence="not found",
@@ -72,39 +72,39 @@ NOT_SAVED = Diagnosis(cause="not saved", **vars(CAUSES["not saved"]))
 def conclude(findings: Findings) -> Diagnosis:
     """The likely cause."""
     name = _cause(findings)
-    return Diagnosis(cause=name, **vars(CAUSES[name]), arose=_arose(findings.origin))
+    return Diagnosis(cause=name, **vars(CAUSES[name]), arose=_arose(findings.difference))
 
 
 def _cause(findings: Findings) -> str:
-    difference, where = findings.difference, findings.origin.where
+    difference = findings.difference
     if difference.stage == "samples" and "ran this shard" in difference.detail:
         return "unknown"
-    if where == "exchange" and not STRATEGIES[findings.strategy].promises_bits:
+    if difference.stage == "gradient" and not STRATEGIES[findings.strategy].promises_bits:
         return "rounding"
     if findings.repeats is False:
         return "chance"
     first, second = findings.settings
-    if where == "data" and first.world_size == second.world_size and first.workers != second.workers:
+    if difference.stage == "content" and first.world_size == second.world_size and first.workers != second.workers:
         return "worker"
     return "rank" if difference.among is not None else "unknown"
 
 
 _AROSE: Mapping[str, str] = {
-    "data": "while the samples were fetched and collated",
+    "content": "while the samples were fetched and collated",
+    "steps": "in the sampler, or in what the loader was made with",
     "samples": "in the sampler, or in what the loader was made with",
-    "before the model": "inside a shard, before the model: its input differs",
-    "after the model": "inside a shard, after the model: its output is the same",
-    "backward": "in the backward pass: the loss is the same",
-    "exchange": "where gradients are reduced: those of each shard are the same",
-    "update": "after batch.shards, in the update: the gradients are the same",
-    "beginning": "before the first step",
+    "loss": "inside a shard, before the backward pass: its samples are the same",
+    "weight of a loss": "inside a shard, after the model: the loss is the same",
+    "gradient of a shard": "in the backward pass: the loss is the same",
+    "gradient": "where gradients are reduced: those of each shard are the same",
     "evaluation": "in the evaluation: the weights are the same",
-    "end": "after the last step: until then all is the same",
 }
+"""By the stage that differs; any other arises in the update."""
 
 
-def _arose(origin: Origin) -> str:
-    if origin.where == "layer":
-        name = origin.layer if origin.layer == "the model" else f"layer {origin.layer}"
-        return f"in the forward pass of {name} ({origin.kind}): its input is the same, its output is not"
-    return _AROSE.get(origin.where, "")
+def _arose(difference: Difference) -> str:
+    if difference.is_behind:
+        return "after the last step: until then all is the same"
+    if difference.step == 0:
+        return "before the first step"
+    return _AROSE.get(difference.stage, "after batch.shards, in the update: the gradients are the same")

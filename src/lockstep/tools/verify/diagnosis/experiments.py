@@ -1,18 +1,16 @@
-"""What tells the causes of a difference apart: both settings are run again, up to its step, with what every layer computes."""
+"""What tells the causes of a difference apart: both settings are run again, up to its step."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from lockstep.tools.verify.diagnosis.setting import Setting
 from lockstep.tools.verify.trace.differences import Difference, first_difference
-from lockstep.tools.verify.trace.origin import Origin, origin
 from lockstep.tools.verify.trace.traced_run import TracedRun
 
 Laboratory = Callable[[Setting, "int | None"], TracedRun | None]
-"""Runs a setting again up to a step (None: to its end), and traces its layers; returns None if it failed."""
+"""Runs a setting again up to a step (None: to its end); returns None if it failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +22,6 @@ class Findings:
     strategy: str
     repeats: bool | None = None
     """Whether each setting gives the same result when it is run again; None: unknown."""
-    origin: Origin = dataclasses.field(default_factory=lambda: Origin(where="unknown"))
 
 
 def investigate(
@@ -33,12 +30,14 @@ def investigate(
     """Run both again. If one fails, less is known."""
     until = None if difference.is_behind else max(difference.step, 1) + (difference.stage == "evaluation")
     pairs = dict((reference, deviating))
-    again = {setting: traced for setting in pairs if (traced := run(setting, until)) is not None}
-    differs = [first_difference(pairs[setting], traced, until=until) is not None for setting, traced in again.items()]
+    differs = [
+        first_difference(before, traced, until=until) is not None
+        for setting, before in pairs.items()
+        if (traced := run(setting, until)) is not None
+    ]
     return Findings(
         difference=difference,
         settings=(reference[0], deviating[0]),
         strategy=deviating[1].start["strategy"],
         repeats=not any(differs) if differs else None,
-        origin=origin(difference, again.get(reference[0]), again.get(deviating[0])),
     )

@@ -6,7 +6,6 @@ from lockstep.joining.instrument import Run
 from lockstep.listener import Listener
 from lockstep.tools.trials.settings import TrialSettings
 from lockstep.tools.verify.diagnosis.first_gradient import FirstGradient
-from lockstep.tools.verify.diagnosis.layers import Layers
 from lockstep.tools.verify.trace.lines import TraceWriter
 from lockstep.tools.verify.trace.recorder import Recorder
 from lockstep.tools.verify.trace.subjects import Subjects
@@ -52,8 +51,5 @@ def open_trace(run: Run, level: str, until: int | None, checkpoint_every: int | 
     """
     writer = begin_trace(run, level, checkpoint_every)
     subjects = Subjects(run.state.registered)
-    if level == "layers":
-        layers = Layers(subjects)
-        return [subjects, layers, Recorder(writer, subjects, until, layers.take)]
     observers = [FirstGradient(writer, subjects)] if level == "gradient" else []
     return [subjects, Recorder(writer, subjects, until), *observers]

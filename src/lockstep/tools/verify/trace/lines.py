@@ -12,9 +12,7 @@ With ``trace="steps"`` or more, every rank writes ``<run directory>/trace/rank-<
 ``shard``        one micro-step: ``epoch``, ``pass``, ``step``, ``phase``, ``part``, ``shard``; ``batches`` (one for each
                  loader: ``samples``, their identities, and ``content``, the digest of the batch); ``losses`` (numbers) and
                  ``weights`` (numbers, null: by sample count) of its backward calls;
-                 ``gradients`` (digests by parameter, of this shard alone, in the order in which they were computed); with
-                 ``trace="layers"`` also ``layers``: [name, class, digest of inputs, digest of output] in the order in which
-                 their forward passes ended
+                 ``gradients`` (digests by parameter, of this shard alone, in the order in which they were computed)
 ``step``         ``epoch``, ``pass``, ``step``, ``num_samples`` (of its global batches); ``gradients`` (one dictionary for
                  each phase: digests by parameter of ``.grad`` when the phase has ended) and ``norms`` (numbers, one a phase,
                  of all gradients together); ``weights``, ``buffers``, ``state`` (of optimizers, schedules, averages and what is

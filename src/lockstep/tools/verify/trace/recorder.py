@@ -8,7 +8,7 @@ gathers each, since a digest is that of the whole tensor, whatever the cut.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -30,22 +30,14 @@ class Recorder(Listener):
         writer: of the process's file.
         subjects: the prepared objects.
         until: the step after which to end the script; None: let it run to its end.
-        layers: returns the inputs and outputs of the layers in the shard that has just ended; None: these are not recorded.
     """
 
     stage = Stage.LATE
 
-    def __init__(
-        self,
-        writer: TraceWriter,
-        subjects: Subjects,
-        until: int | None,
-        layers: Callable[[], list[list[str]]] | None = None,
-    ) -> None:
+    def __init__(self, writer: TraceWriter, subjects: Subjects, until: int | None) -> None:
         self._writer = writer
         self._subjects = subjects
         self._until = until
-        self._layers = layers
         self._hooked: set[Tensor] = set()
         self._num_loaders = 0
         self._position = {"epoch": 0, "pass": -1}
@@ -123,8 +115,7 @@ class Recorder(Listener):
         micro, self._micro = self._micro, None
         if micro is not None:
             position = {**self._position, "step": self._step, "phase": self._phase, "part": micro.part, "shard": micro.shard}
-            layers = {} if self._layers is None else {"layers": self._layers()}
-            self._shards.append({**position, **self._shard, **layers})
+            self._shards.append({**position, **self._shard})
 
     @override
     def end_phase(self, phase: int) -> None:
