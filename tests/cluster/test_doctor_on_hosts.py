@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import lockstep
-
-BETWEEN = ("rendezvous", "same versions", "all-reduce")
+BETWEEN = ("rendezvous", "all-reduce")
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.long]
 
@@ -48,28 +46,16 @@ def plain(text):
     return [re.sub(r" +", " ", line) for line in text.splitlines()]
 
 
-def with_version(tmp_path, name, version):
-    """A Python path on which a distribution seems to have another version."""
-    info = tmp_path / "path" / f"{name}-{version}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    return f"{tmp_path / 'path'}:{Path(lockstep.__file__).parents[1]}"
-
-
-def test_faults_that_show_between_hosts_are_each_found_and_said_by_the_first_host(cluster, doctors, tmp_path):
-    second = cluster.hosts[1]
-    second.limit("10mbit")
-    second.environment["PYTHONPATH"] = with_version(tmp_path, "numpy", "99.1")
+def test_a_slow_link_between_hosts_is_found_and_said_by_the_first_host(cluster, doctors):
+    cluster.hosts[1].limit("10mbit")
     (status, findings), (other, said) = doctors()
-    assert (status, other) == (1, 1)
+    assert (status, other) == (0, 0)
     assert "host1 is node 1 of 2" in said  # and no findings: the first host prints all
     assert {finding["host"] for finding in findings} == {"host0", "host1", ""}
     found = {finding["check"]: finding for finding in findings}
     assert found["rendezvous"]["found"] == "2 hosts met, with 2 processes"
     assert found["all-reduce"]["state"] == "warn"
     assert found["all-reduce"]["values"]["bandwidth_bytes_s"] < 3e6
-    assert found["same versions"]["state"] == "fail"
-    assert found["same versions"]["found"].endswith(" on host0, and 99.1 on host1")
     # docs/doctor.md shows these, but for numbers and paths.
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
     shown = re.search(r"<!-- between hosts -->\n```text\n(.*?)```", page, flags=re.DOTALL)[1]
@@ -83,7 +69,7 @@ def test_hosts_that_do_not_meet_have_their_own_findings_and_that_one(cluster, do
     for status, findings in doctors("--timeout", "3"):
         assert status == 1
         found = {finding["check"]: finding["state"] for finding in findings}
-        assert (found["versions"], found["rendezvous"]) == ("ok", "fail")
+        assert (found["GPUs"], found["rendezvous"]) == ("ok", "fail")
 
 
 @pytest.mark.longest

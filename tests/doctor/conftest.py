@@ -19,7 +19,7 @@ from lockstep.tools.doctor.table import CHECKS, examine
 if __name__ == "__main__":
     name, settings = sys.argv[1], json.loads(sys.argv[2])
     check, = [check for check in (*CHECKS, CHECK) if check.name == name]
-    found, = examine(Situation(num_processes=2, config=RunConfig(**settings)), 60.0, checks=[check])
+    found, = examine(Situation(num_processes=2, config=RunConfig(**settings)), checks=[check])
     print(json.dumps(dataclasses.asdict(found)))
 """
 

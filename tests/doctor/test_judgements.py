@@ -3,9 +3,9 @@
 
 import pytest
 
+from lockstep.tools.doctor.driver import judge_gpus
 from lockstep.tools.doctor.finding import FAIL, OK, WARN
 from lockstep.tools.doctor.processes import judge, judge_speed
-from lockstep.tools.doctor.software import judge_gpus, judge_same
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -51,10 +51,3 @@ def test_gpus_that_pytorch_does_not_see():
     found = judge(num_gpus=2, torch_gpus=0, **usual)
     assert (found.state, found.found[:51]) == (FAIL, "the driver shows 2 GPU(s), and PyTorch sees none in")
     assert judge(num_gpus=2, torch_gpus=2, **usual).state == OK
-
-
-def test_versions_of_hosts():
-    here = {"python": "3.11.7", "installed": {"torch": "2.13.0"}, "least": {}}
-    there = {**here, "installed": {"torch": "2.11.0"}}
-    assert judge_same({"a": here, "b": here}).state == OK
-    assert judge_same({"a": here, "b": here, "c": there}).found == "torch is 2.13.0 on a, and 2.11.0 on c"

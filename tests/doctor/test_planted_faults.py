@@ -2,18 +2,13 @@
 
 import os
 import socket
-import sys
-import threading
-from pathlib import Path
 
 import pytest
 from cluster import missing
 
 from lockstep.base.config import RunConfig
 from lockstep.launch.gpus import num_present, torch_has_cuda
-from lockstep.launch.nodes import plan_nodes
-from lockstep.launch.options import LaunchOptions
-from lockstep.tools.doctor import cores, software
+from lockstep.tools.doctor import cores
 from lockstep.tools.doctor.finding import FAIL, OK, STATES, WARN, Check, Situation, ok
 from lockstep.tools.doctor.table import CHECKS, examine
 
@@ -24,7 +19,7 @@ NUM_CPUS = len(os.sched_getaffinity(0))
 
 def find(name, **situation):
     (check,) = [check for check in CHECKS if check.name == name]
-    (finding,) = examine(Situation(**{"num_processes": 2, **situation}), 30.0, checks=[check])
+    (finding,) = examine(Situation(**{"num_processes": 2, **situation}), checks=[check])
     assert finding.check == name
     assert finding.host == socket.gethostname()
     assert finding.state in STATES
@@ -32,45 +27,18 @@ def find(name, **situation):
     return finding
 
 
-def test_a_machine_without_faults_gets_no_failure_and_in_time(tmp_path):
-    findings = examine(Situation(num_processes=1, config=RunConfig(run_dir=str(tmp_path / "run"))), 15.0)
+def test_a_machine_without_faults_gets_no_failure():
+    findings = examine(Situation(num_processes=1))
     assert [finding for finding in findings if "no answer" in finding.found] == []
     assert [finding.check for finding in findings] == [check.name for check in CHECKS]
     assert [finding for finding in findings if finding.state == FAIL] == []
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_check_that_hangs_or_breaks_keeps_no_other_from_its_answer():
-    over = threading.Event()
-    hangs = Check("hangs", lambda situation: {"x": over.wait()}, lambda x: ok(""))
+def test_a_check_that_breaks_keeps_no_other_from_its_answer():
     breaks = Check("breaks", lambda situation: {}["x"], lambda x: ok(""))
-    usual = next(check for check in CHECKS if check.name == "disk")
-    try:
-        late, broken, answered = examine(Situation(num_processes=1), 1.0, checks=[hangs, breaks, usual])
-    finally:
-        over.set()
-    assert (late.state, late.found) == (WARN, "no answer within 1 s")
+    broken, answered = examine(Situation(num_processes=1), checks=[breaks, CHECKS[0]])
     assert (broken.state, broken.found[:20]) == (WARN, "no answer: KeyError:")
     assert answered.state == OK
-
-
-def test_the_version_of_torch_that_a_checkout_needs_is_the_packages():
-    assert f'"{software._TORCH}",' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
-
-
-@pytest.mark.parametrize("fault", ["old", "missing"])
-def test_versions(tmp_path, monkeypatch, fault):
-    info = tmp_path / "torch-1.13.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.13.0\n")
-    if fault == "old":
-        monkeypatch.syspath_prepend(str(tmp_path))
-        assert find("versions").state == FAIL
-        assert find("versions").found == "torch 1.13.0 (needs 2.11)"
-        assert find("versions").remedy == "pip install 'torch>=2.11'"
-    else:  # an environment with nothing in it but the lockstep that is examined
-        monkeypatch.setattr(sys, "path", [str(tmp_path)])
-        assert "numpy is not installed" in find("versions").found or find("versions").found.startswith("torch 1.13.0")
 
 
 @pytest.fixture
@@ -114,16 +82,6 @@ def test_a_gpu_that_is_not_there():
     assert find("GPUs", config=RunConfig(backend="nccl")).state == FAIL
 
 
-def test_a_port_that_another_program_has():
-    with socket.create_server(("", 0)) as server:
-        port = server.getsockname()[1]
-        nodes = plan_nodes(LaunchOptions(nnodes="2", node_rank=0, master_addr=socket.gethostname(), master_port=port))
-        assert find("ports", nodes=nodes).found == f"port {port} is not available: Address already in use"
-        assert find("ports", nodes=nodes).state == FAIL
-        assert find("ports", master_port=port).state == FAIL
-        assert find("ports").state == OK
-
-
 @pytest.mark.parametrize(("size", "state"), [("8m", FAIL), ("64m", WARN)])
 def test_little_shared_memory(examined, require, size, state):
     require("cluster", missing())
@@ -148,19 +106,6 @@ def test_one_core_for_many_processes():
 def test_more_threads_than_cores(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", str(8 * NUM_CPUS))
     assert find("threads", num_processes=1).remedy == f"--threads {cores.num_cores()}"
-
-
-@pytest.mark.parametrize(
-    ("options", "state", "words"), [("size=4m", FAIL, "a checkpoint has no room"), ("size=400m", WARN, "few")]
-)
-def test_a_full_disk(examined, require, tmp_path, options, state, words):
-    require("cluster", missing())
-    (tmp_path / "disk").mkdir()
-    mount = f"mount -t tmpfs -o {options} small {tmp_path}/disk"
-    prefix = ("unshare", "--mount", "sh", "-c", f'{mount} && exec "$0" "$@"')
-    found = examined("disk", prefix, run_dir=str(tmp_path / "disk" / "run"))
-    assert found["state"] == state
-    assert words in found["found"]
 
 
 @pytest.mark.long

@@ -53,7 +53,7 @@ def resnet50(setting: Setting, found: Path) -> list[str]:
 STAGES = (
     Stage(
         name="doctor",
-        shows="lockstep's requirements are met, and its own checks of this machine pass",
+        shows="lockstep's own checks of this machine pass",
         command=doctor,
         limit_s=90,
         causes=(

@@ -33,8 +33,8 @@ _EPILOG = """
 Examples:
   lockstep doctor
       this machine, and communication between two processes on it
-  lockstep doctor --nproc 4 --run-dir /data/run1
-      for a run of four processes in that directory
+  lockstep doctor --nproc 4
+      for a run of four processes
   lockstep doctor --json | jq '.[] | select(.state != "ok")'
       for other programs
   lockstep doctor --nnodes 2 --node-rank 0 --master-addr host0
@@ -48,13 +48,12 @@ All options of lockstep run are accepted: take its command line, and write docto
 
 Exit status: 0 if no check failed (warnings do not count), 1 if one did, 2 if the arguments are invalid, 130 after Ctrl-C.
 """
-_LOCAL_S = 20.0
 _RENDEZVOUS_S = 60.0
 _SHOWN = (
-    *("nproc_per_node", "is_module", "threads", "workers", "device", "backend", "run_dir"),
+    *("nproc_per_node", "is_module", "threads", "workers", "device", "backend"),
     *("nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint"),
 )
-_OF_HOSTS = ("run_dir", "backend", "device", "timeout_s")
+_OF_HOSTS = ("backend", "device", "timeout_s")
 
 
 @command_of_script("doctor", shown=_SHOWN, epilog=_EPILOG, needs_script=False)
@@ -71,7 +70,7 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, **values: 
     if script is not None:
         find_script(script, is_module=options.is_module, is_executable=options.is_executable)
     with sigterm_interrupts(), Progress(console, is_brief=True) as progress:
-        findings = examine(situation, _LOCAL_S, progress.started)
+        findings = examine(situation, progress.started)
         prints = True
         if situation.nodes is not None:
             progress.started("the other hosts")

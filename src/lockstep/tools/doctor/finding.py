@@ -6,10 +6,9 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from lockstep.base.config import RUNS, RunConfig
+from lockstep.base.config import RunConfig
 from lockstep.launch.nodes import Nodes
 from lockstep.world.environment import World
 
@@ -42,16 +41,7 @@ class Situation:
     world: World = field(default_factory=World)
     nodes: Nodes | None = None
     """The machines of the run; None: only this one."""
-    master_port: int | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-
-    @property
-    def run_dir(self) -> Path:
-        """The run directory, or its nearest parent that exists."""
-        path = Path(self.config.run_dir or RUNS).absolute()
-        while not path.exists() and path != path.parent:
-            path = path.parent
-        return path
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ the functions that take a ``Member``; they block until all have.
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -18,7 +17,6 @@ from typing import Any
 from lockstep.base.config import RunConfig
 from lockstep.tools.doctor import exchange, processes
 from lockstep.tools.doctor.finding import Finding, Situation, ok
-from lockstep.tools.doctor.software import judge_same, look_at_versions
 from lockstep.world.environment import read_environment
 from lockstep.world.machine.sizes import counted
 
@@ -27,29 +25,21 @@ _RENDEZVOUS_S = 60.0
 """How long hosts wait for each other."""
 
 
-def compare(member: exchange.Member, situation: Situation, here: Sequence[Finding]) -> list[Finding]:
+def compare(member: exchange.Member, here: Sequence[Finding]) -> list[Finding]:
     """All hosts' findings, followed by those across hosts. The same on every rank.
 
     Args:
         member: this process.
-        situation: of this host.
         here: this host's findings; those of its first process count.
     """
     world, collectives = member.world, member.collectives
-    about = {
-        "host": socket.gethostname(),
-        "findings": [asdict(finding) for finding in here],
-        "versions": look_at_versions(situation),
-    }
-    everyone = collectives.all_gather_plain(about if world.local_rank == 0 else None)
-    hosts = [host for host in everyone if host is not None]
-    findings = [Finding(**finding) for host in hosts for finding in host["findings"]]
-    same = judge_same({host["host"]: host["versions"] for host in hosts})
+    mine = [asdict(finding) for finding in here] if world.local_rank == 0 else None
+    hosts = [findings for findings in collectives.all_gather_plain(mine) if findings is not None]
+    findings = [Finding(**finding) for host in hosts for finding in host]
     measured = exchange.measure(member)
     met = ok(f"{counted(len(hosts), 'host')} met, with {counted(world.world_size, 'process', 'processes')}")
     together: tuple[tuple[str, Finding, dict[str, Any]], ...] = (
         (RENDEZVOUS, met, {}),
-        ("same versions", same, {}),
         (processes.NAME, processes.judge(**measured), measured),
     )
     return [*findings, *(replace(finding, check=name, values=values) for name, finding, values in together)]
@@ -62,7 +52,7 @@ def compare_hosts(situation: Situation, here: Sequence[Finding]) -> tuple[list[F
         LockstepError: a process did not arrive, or was lost meanwhile.
     """
     with exchange.join(min(situation.config.timeout_s, _RENDEZVOUS_S)) as member:
-        return compare(member, situation, here), member.world.rank
+        return compare(member, here), member.world.rank
 
 
 def main(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Checks of free space: for checkpoints, and for the batches of loader workers."""
+"""The check of free space for the batches of loader workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ _MB = 1_000_000
 _SHM_NEEDED = 16 * _MB
 _SHM_EACH = 128 * _MB
 """For the prefetched batches of one process's loader workers: enough for some batches of images."""
-_LITTLE, _NONE = 2_000 * _MB, 100 * _MB
 
 
 def look_at_shared_memory(situation: Situation) -> dict[str, Any]:
@@ -32,17 +31,3 @@ def judge_shared_memory(*, total_bytes: int, free_bytes: int, num_processes: int
     if free_bytes < _SHM_EACH * num_processes:
         return warn(f"{found}, for {num_processes} process(es) with their loader workers", larger)
     return ok(found)
-
-
-def look_at_disk(situation: Situation) -> dict[str, Any]:
-    """Free space for the run directory."""
-    return {"directory": str(situation.run_dir), "free_bytes": shutil.disk_usage(situation.run_dir).free}
-
-
-def judge_disk(*, directory: str, free_bytes: int) -> Finding:
-    """Whether checkpoints fit."""
-    more = "remove old runs (lockstep runs lists them), or give another disk with --run-dir"
-    found = f"{free_bytes / 1e9:,.1f} GB free in {directory}"
-    if free_bytes <= _NONE:
-        return fail(f"{found}: a checkpoint has no room", more)
-    return warn(f"{found}: room for few checkpoints", more) if free_bytes < _LITTLE else ok(found)

@@ -23,7 +23,7 @@ def situation_of(options: LaunchOptions, config: RunConfig) -> Situation:
     world, nodes = read_environment().world, plan_nodes(options)
     is_one_of_several = nodes is None and world.world_size > 1
     count = world.local_world_size if is_one_of_several else resolve_nproc(options.nproc_per_node, config)
-    return Situation(num_processes=count, config=config, world=world, nodes=nodes, master_port=options.master_port)
+    return Situation(num_processes=count, config=config, world=world, nodes=nodes)
 
 
 def show(findings: Sequence[Finding], took_s: float, console: Console) -> None:

@@ -1,21 +1,16 @@
-"""Checks of installed software: versions, GPU driver."""
+"""The check of GPUs and their driver."""
 
 from __future__ import annotations
 
-import contextlib
-import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
-from importlib import metadata
+from collections.abc import Sequence
 from typing import Any
 
 from lockstep.launch import gpus
 from lockstep.tools.doctor.finding import Finding, Situation, fail, ok, warn
 
-_DISTRIBUTION, _TORCH = "torch-lockstep", "torch>=2.11"
-_REQUIREMENT = re.compile(r"([\w.-]+)>=([\d.]+)$")
 _QUERY = ("index", "name", "driver_version", "memory.total", "memory.used")
 _NVIDIA_SMI_S = 4.0
 _DRIVERS = {"11": (450, 80), "12": (525, 60), "13": (580, 0)}
@@ -24,57 +19,9 @@ _TAKEN = 0.1
 """If more than this share of a GPU's memory is taken, other processes use it."""
 
 
-def look_at_versions(situation: Situation) -> dict[str, Any]:
-    """Installed versions of lockstep's requirements, and the oldest that it supports."""
-    lines = [_TORCH]
-    with contextlib.suppress(metadata.PackageNotFoundError):  # a checkout
-        lines += metadata.requires(_DISTRIBUTION) or []
-    least = {match[1]: match[2] for line in lines if (match := _REQUIREMENT.match(line))}
-    installed = {name: _version(name) for name in (_DISTRIBUTION, *least)}
-    return {"python": platform.python_version(), "installed": installed, "least": least}
-
-
-def judge_versions(*, python: str, installed: Mapping[str, str | None], least: Mapping[str, str]) -> Finding:
-    """Whether all are installed and new enough."""
-    missing = [name for name in least if installed[name] is None]
-    old = [
-        f"{name} {have} (needs {least[name]})" for name in least if (have := installed[name]) and _older(have, least[name])
-    ]
-    if missing or old:
-        what = "; ".join([*(f"{name} is not installed" for name in missing), *old])
-        wanted = " ".join(
-            f"'{name}>={least[name]}'" for name in least if name in missing or any(name in text for text in old)
-        )
-        return fail(what, f"pip install {wanted}")
-    return ok(f"Python {python}, torch {installed['torch']}, lockstep {installed[_DISTRIBUTION] or 'from a checkout'}")
-
-
-def judge_same(by_host: Mapping[str, Mapping[str, Any]]) -> Finding:
-    """Whether hosts have the same versions. ``by_host``: what ``look_at_versions`` returned there."""
-    (first, here), *rest = by_host.items()
-    for host, there in rest:
-        pairs = {"python": (here["python"], there["python"])}
-        pairs |= {name: (version, there["installed"].get(name)) for name, version in here["installed"].items()}
-        unequal = [f"{name} is {a} on {first}, and {b} on {host}" for name, (a, b) in pairs.items() if a != b]
-        if unequal:
-            return fail("; ".join(unequal), "install the same versions on all hosts: a run would refuse to start")
-    return ok("the same on all hosts")
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def numbers(version: str) -> tuple[int, ...]:
     """``2.13.0+cpu`` as (2, 13, 0)."""
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
-
-
-def _older(version: str, least: str) -> bool:
-    return numbers(version) < numbers(least)
 
 
 def look_at_gpus(situation: Situation) -> dict[str, Any]:
