@@ -48,17 +48,17 @@ def text_of(events, now_s=1e6, **fields):
 
 
 @pytest.mark.long
-def test_a_run_of_a_hundred_thousand_steps_makes_a_small_page_that_hides_no_extreme():
+def test_a_run_of_ten_thousand_steps_makes_a_small_page_that_hides_no_extreme():
     names = ("loss", "lr", "accuracy", "norm", "<b>", "scale")
-    events = [start(0.0), *(step(float(n), n, **dict.fromkeys(names, 1 / n)) for n in range(1, 100_001))]
-    events[50_001]["values"]["loss"], events[70_001]["values"]["norm"] = 7.5, None
+    events = [start(0.0), *(step(float(n), n, **dict.fromkeys(names, 1 / n)) for n in range(1, 10_001))]
+    events[5_001]["values"]["loss"], events[7_001]["values"]["norm"] = 7.5, None
     text = text_of(events)
     assert len(text.encode()) < MOST_BYTES
     for points in re.findall(r'<polyline[^>]*points="([^"]*)"', text):
         assert len(points.split()) <= MOST_POINTS
-    assert "between 1e-5 and 7.5" in text
+    assert "between 0.0001 and 7.5" in text
     assert "1 value not finite" in text
-    assert "mean of 752 values" in text
+    assert "mean of 76 values" in text
     assert text.count("<polyline") == len(names)
 
 
@@ -78,9 +78,8 @@ def test_many_names_ranks_launches_and_warnings_fit_on_a_page():
     text = text_of(events, damaged_lines=range(1000))
     assert len(text.encode()) < MOST_BYTES
     assert all(f">name {n}<" in text for n in range(150))
-    assert len(set(re.findall(r"<td>(rank \d+)[ ,<]", text))) == 1000  # all of them in the table
     assert "rank 1: 3 instead of 4" in text
-    assert "Of 1000 ranks, the 16 that waited least" in text
+    assert text.count("was slow up to step") + text.count("hards moved at step") == 30, "the last ones"
 
 
 def test_how_each_launch_ended_and_what_was_done_again_is_told():
@@ -149,3 +148,6 @@ def test_where_the_time_went_is_of_the_last_number_of_processes():
     splits, num_steps = training.splits_of(events)
     assert (len(splits), num_steps) == (2, 20)
     assert splits[0]["data"] == pytest.approx(0.2)
+    text = text_of(events)
+    assert "Mean of 20 steps." in text
+    assert "waiting for the loader" in text

@@ -1,11 +1,11 @@
-"""The two kinds of pictures, as geometry: curves, and rows of bars. Pure. ``templates/charts.html`` draws them as SVG.
+"""Curves, as geometry. Pure. ``templates/charts.html`` draws them as SVG.
 
 Horizontal positions are per cent of the picture's width, so that it fits any screen while its text keeps its size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep.tools.report.thin import Curve, ticks
@@ -19,7 +19,7 @@ _PLAIN = 1e5
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table: the data of a picture, or one in its own right."""
+    """A table."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -89,21 +89,6 @@ class Lines:
         lower = [f"{self.across(p.x):.0f},{self.down(p.least):.0f}" for p in reversed(points)]
         return " ".join([*upper, *lower])
 
-    @property
-    def table(self) -> Table:
-        """The points as a table."""
-        rows = list(self._rows())
-        is_summed = any(row[3] for row in rows)
-        headings = (self.x_name, "curve", "mean" if is_summed else "value", *(("least", "most") if is_summed else ()))
-        columns = len(headings)
-        return Table(headings=headings, rows=[row[:columns] for row in rows], numbers=frozenset({0, *range(2, columns)}))
-
-    def _rows(self) -> Iterator[tuple[str, ...]]:
-        for series in self.series:
-            for p in series.curve.points:
-                extremes = (short(p.least), short(p.most)) if series.curve.per_point > 1 else ("", "")
-                yield short(p.x), series.name, short(p.mean), *extremes
-
 
 def lines(
     title: str,
@@ -168,59 +153,6 @@ def _description(title: str, drawn: Sequence[Series], x_name: str) -> str:
             f"between {short(least)} and {short(most)}"
         )
     return f"{title} over the {x_name}s: {'; '.join(sentences)}."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Segment:
-    """A part of a bar."""
-
-    start: float
-    """In per cent of the width, as the length."""
-    length: float
-    tone: str
-    title: str
-    """The tooltip."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bar:
-    """A row: a line of text, and what is drawn under it."""
-
-    label: str
-    value: str
-    """At the end of the line."""
-    segments: tuple[Segment, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bars:
-    """Rows of bars."""
-
-    title: str
-    bars: tuple[Bar, ...]
-    legend: Mapping[str, str]
-    """What each tone means, in order."""
-    note: str
-    table: Table
-
-
-def stacked(parts: Mapping[str, float], names: Mapping[str, str], whole: float) -> tuple[Segment, ...]:
-    """The segments of a bar that is made of parts, in their order.
-
-    Args:
-        parts: the size of each, by tone.
-        names: what each is, by tone.
-        whole: the size that fills the width of the picture.
-    """
-    made, start = [], 0.0
-    total = sum(parts.values()) or 1.0
-    for tone, size in parts.items():
-        length = 100 * size / whole if whole else 0.0
-        if length > 0.02:
-            title = f"{names[tone]}: {size / total:.1%}"
-            made.append(Segment(start=start, length=length, tone=tone, title=title))
-        start += length
-    return tuple(made)
 
 
 def short(number: float) -> str:

@@ -58,12 +58,12 @@ active runs are possible, and do not disturb them.
     help=f"Write this file, replacing what is there.  [default: PATH/{DEFAULT}]",
 )
 def command(path: Path | None, output: Path | None) -> None:
-    """Write a report on a run: one HTML file with curves, where the time of a step went on each rank, slow ranks, launches,
-    checkpoints, settings, and any failure.
+    """Write a report on a run: one HTML file with curves, where the time of a step went, slow ranks, launches, checkpoints,
+    settings, and any failure.
 
     PATH is the directory of a run, or one with runs in it, for the run that was active last (default: ./runs).
 
-    Every picture has a text alternative, and its numbers as a table.
+    Every picture has a text alternative.
     """
     path = find_run(path or RUNS)
     file = path / DEFAULT if output is None else output

@@ -14,7 +14,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from lockstep.base.visible import visible
-from lockstep.tools.report.chart import Bars, Lines, Table
+from lockstep.tools.report.chart import Lines, Table
 
 _TEMPLATES = "templates"
 _CODE = re.compile(r"`([^`\n]+)`|(?<![\w-])(--[a-z][a-z-]*[a-z])")
@@ -26,7 +26,7 @@ class Section:
 
     title: str
     text: str = ""
-    pictures: Sequence[Lines | Bars] = ()
+    pictures: Sequence[Lines] = ()
     tables: Sequence[Table] = ()
     facts: Sequence[tuple[str, str]] = ()
     """Names and values."""
@@ -115,7 +115,6 @@ def _environment() -> jinja2.Environment:
         finalize=_shown,
     )
     environment.filters.update(with_code=with_code)
-    environment.tests["lines"] = lambda picture: isinstance(picture, Lines)
     return environment
 
 

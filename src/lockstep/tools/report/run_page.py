@@ -11,13 +11,14 @@ from lockstep.journal.events import number_in
 from lockstep.journal.history import history as history_of
 from lockstep.state.checkpoint.manifest import Manifest
 from lockstep.state.checkpoint.parts import weights_files
-from lockstep.tools.compare.figures import pace_of
+from lockstep.tools.compare.figures import pace_of, splits_of
 from lockstep.tools.compare.table import count
 from lockstep.tools.report import launches, training
 from lockstep.tools.report.chart import Table, short
 from lockstep.tools.report.html import Page, Section, moment
 from lockstep.tools.report.launches import Launch
 from lockstep.tools.runs.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
+from lockstep.tools.runs.time_split import HEADINGS, lines_on_ranks, rows_of
 from lockstep.world.machine.sizes import NOTHING, counted, size, span
 
 _TONES = {RUNNING: "live", FINISHED: "good", INTERRUPTED: "warn", FAILED: "bad", UNREADABLE: "bad"}
@@ -62,11 +63,10 @@ def run_page(record: RunRecord) -> Page:
     history = history_of(record.events)
     started = launches.launches_of(record.events, is_running=run.state == RUNNING, now_s=now_s)
     begin = started[-1].start if started else {}
-    hosts = begin.get("hosts")
     sections = (
         _failures(record, started),
         _curves(history),
-        _time(history, [str(host) for host in hosts] if isinstance(hosts, list) else []),
+        _time(history),
         _launches(started),
         _checkpoints(record, history),
         _surroundings(record, begin),
@@ -146,7 +146,6 @@ def _failures(record: RunRecord, started: Sequence[Launch]) -> Section:
 
 def _curves(history: training.Events) -> Section:
     pictures, left_out = training.curves(history)
-    pace = training.speed(history)
     marks = []
     if any(picture.epochs for picture in pictures):
         marks.append("Thin lines: ends of epochs.")
@@ -154,19 +153,18 @@ def _curves(history: training.Events) -> Section:
         marks.append("Dashed lines: the run was resumed there.")
     if left_out:
         marks.append(f"Not drawn: {', '.join(left_out[:_MOST_LISTED])}{', ...' if len(left_out) > _MOST_LISTED else ''}.")
-    return Section(title="Curves", text=" ".join(marks), pictures=[*pictures, *([pace] if pace else [])])
+    return Section(title="Curves", text=" ".join(marks), pictures=pictures)
 
 
-def _time(history: training.Events, hosts: Sequence[str]) -> Section:
-    picture = training.where_the_time_went(history, hosts)
-    slow, table = training.slow_ranks(history)
-    moves = training.moves(history)
-    quiet = "" if picture is None else "No rank was so slow that the others had to wait for it."
+def _time(history: training.Events) -> Section:
+    splits, num_steps = splits_of(training.passes_of(history))
+    table = Table(headings=HEADINGS, rows=rows_of(splits, num_steps), numbers=frozenset(range(1, 5)))
+    lines = list(lines_on_ranks(history))[-_MOST_LISTED:]
     return Section(
         title="Where the time went",
-        text=slow or quiet,
-        pictures=[] if picture is None else [picture],
-        tables=[shown for shown in (table, moves) if shown],
+        text=f"Mean of {num_steps:,} steps." if splits else "",
+        tables=[table] if splits else [],
+        remarks=[f"{line[:1].upper()}{line[1:]}." for line in lines],
     )
 
 
