@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 import statistics
 import subprocess
 import sys
@@ -58,12 +57,6 @@ LONG = [pytest.param(name, marks=[pytest.mark.long, pytest.mark.longest]) for na
 def test_a_benchmark_ends_in_one_json_object(name):
     name, *options = name.split()
     check_result(name, run(name, "--quick", "--rounds", "1", *options))
-
-
-@pytest.mark.longest
-def test_the_benchmark_of_a_browser_ends_in_one_json_object(require):
-    require("chromium", None if shutil.which("chromium") else "there is no chromium here")
-    check_result("report_opening", run("report_opening", "--quick", "--rounds", "2"))
 
 
 @pytest.mark.long
@@ -143,7 +136,6 @@ def check_result(name, done):
 WITH_HELP = (
     "startup",
     "measuring_cost",
-    "report_opening",
     "loop_overhead",
     "scaling",
     "exact",
