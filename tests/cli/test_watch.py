@@ -55,8 +55,6 @@ def test_a_frame_of_a_finished_run_tells_its_progress_values_ranks_events_and_ch
     assert re.match(r"step 20 · [\d.,]+ samples/s · 2 processes · started ", lines[3])
     assert re.search(r"^ranks 0 and 1 on \S+: finished", out, re.MULTILINE)
     assert "last checkpoint: step 20, " in out
-    assert re.search(r"evaluation after step 20: error 0\.\d+$", out, re.MULTILINE)
-    assert lines[-1].endswith("ago  the script finished, at step 20")
     assert look(capsys, "runs/train-1", "--once")[1].splitlines()[0] == lines[0]
 
 
@@ -75,7 +73,7 @@ def test_the_page_shows_what_it_prints(finished, capsys, monkeypatch):
 def on_terminal(place, *args):
     """``lockstep watch`` on a terminal of 80 x 24: its process, and its end of that."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "lockstep", "watch", "--interval", "0.2", *args]
+    command = [sys.executable, "-m", "lockstep", "watch", *args]
     variables = {**os.environ, "COLUMNS": "80", "LINES": "24", "TERM": "xterm"}
     process = subprocess.Popen(command, cwd=place, stdin=theirs, stdout=theirs, stderr=theirs, env=variables)
     os.close(theirs)
@@ -128,7 +126,6 @@ def test_it_follows_a_run_until_that_ends_or_ctrl_c_and_signals_nobody(tmp_path,
         assert (process.wait(timeout=60), waits.wait(timeout=60)) == (0, 0), text
     assert "train-1 · running" in text
     assert "train-1 · finished" in text
-    assert "the script finished" in text
 
 
 def report(rank, state="running", activity="in the forward pass", host="a", **more):
@@ -148,18 +145,14 @@ def test_many_ranks_fit_and_those_that_need_a_look_come_first():
     reports = [report(rank, host=f"host{rank // 8}") for rank in range(990)]
     reports += [report(rank, "gone") for rank in range(990, 992)]
     reports += [report(rank, activity=f"doing {rank}") for rank in range(992, 999)]
-    events = [{"event": "evaluate", "time_s": 99.0, "step": n, "values": {"accuracy": n / 10}} for n in range(8)]
-    events[3] = {"event": "move", "time_s": 99.0, "step": 3, "before": [4, 4], "shards": [5, 3], "gain": 0.25}
     seen = Watched(Path("x" * 200))
-    seen.state, seen.now_s, seen.reports, seen.events, seen.values = "running", 101.0, reports, events, {"loss": 0.5}
+    seen.state, seen.now_s, seen.reports, seen.values = "running", 101.0, reports, {"loss": 0.5}
     text = text_of(seen)
     lines = text.splitlines()
     first = next(index for index, line in enumerate(lines) if line.startswith("rank"))
     assert lines[first] == "rank 999: has not reported yet"
     assert lines[first + 1].startswith("ranks 990 and 991 on a: dead")
     assert "ranks 0 to 989 on 124 hosts: in the forward pass, step 7" in text or "more groups of ranks" in text
-    assert "rank 0: 5 instead of 4, rank 1: 3 instead of 4" in text_of(seen, 100, 40)
-    assert "accuracy 0.7" in lines[-1]
     for width, height in ((20, 10), (40, 5), (300, 60)):
         text_of(seen, width, height)
 
@@ -195,7 +188,6 @@ def test_the_newest_values_are_shown_and_nonsense_is_passed_over(tmp_path):
     seen.look(time.time())
     text = text_of(seen)
     assert "loss 2, lr 0.1\nstep 2" in text
-    assert "epoch 1: None steps" in text
 
 
 def test_where_there_is_no_run_it_says_where_it_looked(capsys, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ OVERVIEW = {
         "run": "Run a training script on several processes, on one or several machines.",
         "verify": "Verify that a script gives the same answer with any number of processes.",
         "runs": "List runs, with their states and how to resume them.",
-        "watch": "Show a run live: progress, values, ranks, events.",
+        "watch": "Show a run live: progress, values, ranks.",
         "report": "Write a report on a run, as one HTML file.",
     },
     "When needed": {

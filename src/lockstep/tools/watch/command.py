@@ -21,6 +21,8 @@ from lockstep.tools.watch.watched import Watched
 _GONE_S = 5.0
 """A launch that restarts leaves the run for a moment."""
 _HEIGHT = 24
+_INTERVAL_S = 1.0
+"""Between two frames."""
 
 _EPILOG = """
 \b
@@ -40,16 +42,9 @@ which each rank is.
 @click.command("watch", epilog=_EPILOG, context_settings=CONTEXT)
 @click.argument("directory", required=False, metavar="[RUN]", type=click.Path(path_type=Path))
 @click.option("--once", is_flag=True, help="Print one frame and exit; the default where the output is not a terminal.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(min=0.1),
-    default=1.0,
-    metavar="SECONDS",
-    help="Time between frames, in seconds.  [default: 1]",
-)
-def command(directory: Path | None, once: bool, interval: float) -> None:
+def command(directory: Path | None, once: bool) -> None:
     """Show the run in the directory RUN live: progress with the time left, what it has logged last, samples per second, what
-    each rank does, the last events and the last checkpoint.
+    each rank does, and the last checkpoint.
 
     RUN may also be a directory of runs (default: ./runs), of which the most recently active one is shown. The command ends
     with the run, or on Ctrl-C, with status 0.
@@ -61,7 +56,7 @@ def command(directory: Path | None, once: bool, interval: float) -> None:
         console.print(frame(watched, console.width, _HEIGHT), soft_wrap=True)
         return
     with contextlib.suppress(KeyboardInterrupt):
-        _follow(watched, console, interval)
+        _follow(watched, console)
 
 
 def find_run(directory: Path) -> Path:
@@ -83,7 +78,7 @@ def find_run(directory: Path) -> Path:
     return runs[-1].path
 
 
-def _follow(watched: Watched, console: Console, interval: float) -> None:
+def _follow(watched: Watched, console: Console) -> None:
     from rich.live import Live
 
     alive = time.monotonic()
@@ -92,7 +87,7 @@ def _follow(watched: Watched, console: Console, interval: float) -> None:
             live.refresh()
             if watched.state == RUNNING:
                 alive = time.monotonic()
-            elif (watched.events and watched.events[-1]["event"] == "end") or time.monotonic() - alive > _GONE_S:
+            elif watched.has_ended or time.monotonic() - alive > _GONE_S:
                 return
-            time.sleep(interval)
+            time.sleep(_INTERVAL_S)
             watched.look(time.time())

@@ -9,27 +9,20 @@ from typing import Any
 from rich.text import Text
 
 from lockstep.base.visible import visible
-from lockstep.journal.events import words_on_move
 from lockstep.journal.measure.pass_progress import bar_line, time_left
-from lockstep.journal.measure.split import name_bound
 from lockstep.tools.explain.loader_workers import waits_for_loader
 from lockstep.tools.explain.rank_reports import RankReport
 from lockstep.tools.watch.watched import Watched
 from lockstep.world.machine.sizes import counted, name_ranks, span
 
-_LEAST_RANKS, _LEAST_EVENTS = 2, 3
-
 
 def frame(run: Watched, width: int, height: int = 24) -> Text:
     """Lines that fit ``width``, at most ``height`` of them."""
-    above = _head(run, width)
-    ranks, events, saved = _ranks(run), _events(run), _saved(run)
-    room = height - len(above) - len(saved) - 1
-    for_ranks = min(len(ranks), max(_LEAST_RANKS, room - min(len(events), _LEAST_EVENTS)))
-    if for_ranks < len(ranks):
-        ranks = [*ranks[: for_ranks - 1], Text(f"and {len(ranks) - for_ranks + 1} more groups of ranks", "dim")]
-    events = events[len(events) - max(0, min(len(events), room - len(ranks))) :]
-    lines = [*above, *ranks, *saved, *events]
+    above, ranks = [*_head(run, width), *_saved(run)], _ranks(run)
+    room = max(1, height - len(above))
+    if room < len(ranks):
+        ranks = [*ranks[: room - 1], Text(f"and {len(ranks) - room + 1} more groups of ranks", "dim")]
+    lines = [*above, *ranks]
     for line in lines:
         line.no_wrap = True
         line.truncate(width, overflow="ellipsis")
@@ -108,42 +101,6 @@ def _saved(run: Watched) -> list[Text]:
         return []
     age = f", {span(run.now_s - saved['time_s'])} ago" if isinstance(saved.get("time_s"), float) else ""
     return [Text(f"last checkpoint: step {saved.get('step')}{age}", "cyan")]
-
-
-def _events(run: Watched) -> list[Text]:
-    lines = []
-    for event in run.events:
-        words, style = _words(event)
-        if words:
-            age = f"{span(run.now_s - event['time_s']):>7} ago  " if isinstance(event.get("time_s"), float) else ""
-            lines.append(Text.assemble((age, "dim"), (visible(words), style)))
-    return lines
-
-
-def _words(event: Mapping[str, Any]) -> tuple[str, str]:
-    """An event in one line, and its style; empty: it is not shown."""
-    step, kind = event.get("step"), event["event"]
-    if kind == "start":
-        return f"started on {counted(event.get('world_size') or 1, 'process', 'processes')}, {event.get('strategy')}", ""
-    if kind == "resume":
-        return (f"resumed after step {step}" if event.get("checkpoint") else "started over, without a checkpoint"), "yellow"
-    if kind == "evaluate":
-        return f"evaluation after step {step}: {_listed(event.get('values') or {})}", ""
-    if kind == "epoch":
-        bound = f", {name_bound(str(event['bound']))}" if event.get("bound") else ""
-        return (
-            f"epoch {(event.get('epoch') or 0) + 1}: {event.get('num_steps')} steps in {span(event.get('wall_s'))}{bound}",
-            "",
-        )
-    if kind == "slow":
-        return f"rank {event.get('rank')} on {event.get('host')} was slow up to step {step}", "yellow"
-    if kind == "move":
-        return words_on_move(event), ""
-    if kind == "checkpoint_failed":
-        return f"the checkpoint of step {step} failed: {event.get('error')}", "red"
-    if kind == "preempted":
-        return f"{event.get('signal')}: asked to stop after step {step}", "yellow"
-    return (f"the script finished, at step {step}", "green") if kind == "end" else ("", "")
 
 
 def _listed(values: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from lockstep.state.rundir.lock import holder_of
 from lockstep.tools.explain.rank_reports import RankReport, read_reports
 from lockstep.tools.runs.inventory import RUNNING, read_run
 
-_MOST_EVENTS = 8
 _FRESH_S = 6.0
 """A black box that was written more recently is that of a live process."""
 
@@ -40,8 +38,8 @@ class Watched:
         """The event ``start`` of the newest launch."""
         self.values: dict[str, float] = {}
         """The newest of each name, as the script logged it."""
-        self.events: deque[Mapping[str, Any]] = deque(maxlen=_MOST_EVENTS)
-        """The last ones worth a line."""
+        self.has_ended = False
+        """Whether the newest launch has come to the end of the script."""
         self.checkpoint: Mapping[str, Any] | None = None
         """The newest event ``checkpoint``."""
         self.step: int | None = None
@@ -85,4 +83,4 @@ class Watched:
         elif kind == "epoch" and (event.get("wall_s") or 0) > 0:
             self.samples_per_s = event.get("num_samples", 0) / event["wall_s"]
         if kind not in ("step", "checkpoint"):
-            self.events.append(event)
+            self.has_ended = kind == "end"
