@@ -1,11 +1,10 @@
-"""``--config`` and ``--print-config``: what a file sets, what takes precedence over it, and what is refused."""
+"""``--config``: what a file sets, what takes precedence over it, and what is refused."""
 
 import re
 
 import pytest
 
-from lockstep.base.config import RunConfig, all_settings
-from lockstep.base.option import options_of
+from lockstep.base.config import RunConfig
 from lockstep.launch.options import LaunchOptions
 
 pytestmark = pytest.mark.timeout(20)
@@ -56,37 +55,6 @@ def test_the_command_line_comes_before_the_environment_and_that_before_the_file(
     assert second == (LaunchOptions(nnodes="1", max_restarts=2), {}), "what follows the script is the script's"
 
 
-GIVEN = (
-    *("--nproc-per-node", "auto", "--max-restarts", "3", "--nnodes", "1:2", "--rdzv-endpoint", "host:29500", "--tee"),
-    *("--log-dir", 'a "b" \\ \x7f\x1b\t ü', "-t", "3", "--monitor-interval", "0.1", "--no-python", "--timeout", "1e22"),
-    *("--shards", "8", "--run-dir", "5", "--fresh", "--allow", "data", "--allow", "threads", "--checkpoint-every", "007"),
-)
-
-
-def test_what_is_printed_can_be_given_back(call, asked):
-    call("run", *GIVEN, "train.py")
-    status, printed, _ = call("run", *GIVEN, "--print-config")
-    assert status == 0
-    call("run", "--config", "run.toml", "train.py", file=printed)
-    assert asked[0] == asked[1]
-    assert call("run", "--config", "run.toml", "--print-config")[1] == printed
-
-
-def test_every_option_is_printed_and_one_that_was_not_given_stays_the_scripts_to_set(call, asked):
-    printed = call("run", "--print-config")[1]
-    num_options = len(options_of(LaunchOptions)) + len(all_settings())
-    assert len(re.findall(r"^# [\w-]+ = \S", printed, flags=re.MULTILINE)) == num_options
-    assert '\n# strategy = "auto"\n' in printed
-    call("run", "--config", "run.toml", "train.py", file=printed)
-    assert asked == [("train.py", (), LaunchOptions(), {})]
-
-
-def test_settings_that_contradict_each_other_are_not_printed(call):
-    status, printed, said = call("run", "--config", "run.toml", "--print-config", file="trace-until = 3\n")
-    assert (status, printed) == (2, "")
-    assert "trace_until=3" in said
-
-
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -95,12 +63,9 @@ def test_settings_that_contradict_each_other_are_not_printed(call):
         ("timeout_s = 2.5", "timeout_s: .*Did you mean timeout?"),
         ("help = true", "help: lockstep run has no such option"),
         ("[training]", "training: it is a table"),
-        ('shards = "x"', 'shards = "x": '),
-        ("shards = true", "shards = true: "),
+        ('shards = "x"', "shards = 'x': "),
         ("shards = 1.5", "shards = 1.5: "),
-        ("timeout = 00:10:00", "timeout = 00:10:00: "),
         ("fresh = 2", "fresh = 2: "),
-        ("allow = 1", "allow = 1: "),
     ],
 )
 def test_a_key_or_value_that_cannot_be_meant_is_refused_with_the_file(call, asked, line, words):

@@ -1,8 +1,7 @@
-"""``--config``: the options of a command from a TOML file; and ``--print-config``, which writes such a file."""
+"""``--config``: the options of a command from a TOML file."""
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,6 @@ from typing import Any, TypeVar
 import click
 
 from lockstep.base.errors import ConfigError
-from lockstep.base.option import GROUPS, Option, options_of
 from lockstep.base.visible import visible
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,37 +31,6 @@ def config_option(command: F) -> F:
     )(command)
 
 
-def as_toml(values: Mapping[str, Any], *kinds: type) -> str:
-    """The options of some dataclasses as a file for ``--config``.
-
-    Args:
-        values: those that were given, by field.
-        kinds: the dataclasses.
-
-    Returns:
-        A line for each option. One that was not given is commented out, so that it remains the script's to set: with its
-        default, or else the placeholder for its value.
-    """
-    lines = ["# For --config FILE. Lines that begin with # are not set, and show the default or the kind of value."]
-    fields = {field.name: field.default for kind in kinds for field in dataclasses.fields(kind)}
-    options = {name: option for kind in kinds for name, option in options_of(kind).items()}
-    for group in GROUPS:
-        lines += ["", f"# {group}"]
-        for name, option in options.items():
-            if option.group != group:
-                continue
-            key = _keys(option.names or (f"--{name.replace('_', '-')}",))[0]
-            if name in values:
-                lines.append(f"{key} = {_toml(values[name])}")
-            else:
-                lines.append(f"# {key} = {_of_default(option, fields[name])}")
-    return "\n".join(lines)
-
-
-def _of_default(option: Option, default: Any) -> str:
-    return option.metavar if default is None or default == () else _toml(default)
-
-
 def _apply(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
     if path is None or ctx.resilient_parsing:
         return
@@ -79,11 +46,11 @@ def _apply(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
         try:
             option.type_cast_value(ctx, values[option.name])
         except click.BadParameter as error:
-            wrong.append(f"{key} = {_toml(value)}: {error.message}")
+            wrong.append(f"{key} = {value!r}: {error.message}")
     if wrong:
         raise ConfigError(
             f"{path} cannot be used as --config:\n" + "\n".join(f"  {visible(line)}" for line in wrong) + "\nKeys are the "
-            "names of options without dashes in front: lockstep run --print-config shows all of its."
+            "names of options without dashes in front: lockstep run --help-all shows all of its."
         )
     ctx.default_map = values
 
@@ -93,7 +60,7 @@ def _read(path: Path) -> dict[str, Any]:
         content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
-            f"--config {path}: {error.strerror}. Give a TOML file: lockstep run --print-config writes one"
+            f"--config {path}: {error.strerror}. Give a TOML file, with a line such as nproc-per-node = 2"
         ) from error
     except ValueError as error:
         raise ConfigError(f"--config {path}: it is not valid TOML: {error}") from error
@@ -117,20 +84,3 @@ def _as_given(value: Any, option: click.Option) -> Any:
     if isinstance(value, list):
         return [str(item) for item in value]
     return value if option.is_flag and isinstance(value, bool) else str(value)
-
-
-def _toml(value: Any) -> str:
-    """A value as TOML. (One of a type that options do not have, such as a date, only as it reads.)"""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, (str, Path)):
-        return f'"{"".join(map(_escaped, str(value)))}"'
-    return str(value)
-
-
-def _escaped(character: str) -> str:
-    if character in '"\\':
-        return f"\\{character}"
-    return character if character.isprintable() else f"\\U{ord(character):08x}"

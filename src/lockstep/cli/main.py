@@ -15,7 +15,7 @@ from typing import NoReturn
 from lockstep.base.errors import ConfigError, LaunchError, LockstepError, UsageError
 
 _INTERRUPTED = 128 + signal.SIGINT
-_STARTS_NOTHING = {"--help", "--help-all", "-h", "--print-config"}
+_STARTS_NOTHING = {"--help", "--help-all", "-h"}
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

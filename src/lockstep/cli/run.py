@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from lockstep.base.config import RunConfig, all_settings, setting_kinds
+from lockstep.base.config import all_settings, setting_kinds
 from lockstep.base.errors import ConfigError
 from lockstep.base.option import GROUPS, options_of
-from lockstep.cli.config_file import as_toml, config_option
+from lockstep.cli.config_file import config_option
 from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, args_of_script, given, given_settings, options_from
 from lockstep.launch.options import LaunchOptions
@@ -34,10 +34,8 @@ Examples:
       on host0; on the other machine, with --node-rank 1
   lockstep run --nnodes 1:4 --rdzv-endpoint host0:29500 train.py
       the same on each of up to four machines
-  lockstep run --nproc-per-node 2 --shards 8 --print-config > run.toml
-      writes these settings to a file
   lockstep run --config run.toml train.py
-      runs with them
+      options from a file, such as nproc-per-node = 2
 
 Scripts written for torchrun or torch.distributed.launch run unchanged. (With init_method env:// they open PyTorch's TCP
 store, which listens on all network interfaces; on one machine, scripts that call lockstep.join() open no port to the
@@ -63,18 +61,7 @@ _COMMON = (
     *("strategy", "precision", "shards", "accumulate", "seed", "run_dir", "progress", "track", "workers"),
     *("checkpoint_every", "fresh", "log_dir"),
 )
-_PRINT_CONFIG = "lockstep.print_config"
 _VALUE_OF_TEE = re.compile(r"\d+(:\d+(,\d+:\d+)*)?")
-
-
-def _note_print_config(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    ctx.meta[_PRINT_CONFIG] = wanted
-
-
-def _needed(ctx: click.Context, param: click.Parameter, script: str | None) -> str | None:
-    if script is None and not ctx.meta[_PRINT_CONFIG]:
-        raise click.MissingParameter(ctx=ctx, param=param)
-    return script
 
 
 @click.command(
@@ -88,28 +75,15 @@ def _needed(ctx: click.Context, param: click.Parameter, script: str | None) -> s
 )
 @options_from(LaunchOptions, *setting_kinds())
 @config_option
-@click.option(
-    "--print-config",
-    is_flag=True,
-    is_eager=True,  # before SCRIPT, which may then be missing
-    expose_value=False,
-    callback=_note_print_config,
-    help="Print the settings in effect, as a file for --config, and exit.",
-)
-@click.argument("script", metavar="SCRIPT", required=False, callback=_needed)
+@click.argument("script", metavar="SCRIPT")
 @args_of_script
-@click.pass_context
-def command(ctx: click.Context, /, script: str, args: tuple[str, ...], **values: Any) -> int:
+def command(script: str, args: tuple[str, ...], **values: Any) -> int:
     """Run SCRIPT with ARGS on several processes, on one or several machines.
 
     Options go before SCRIPT; all arguments after it (or after a following --) are passed to the script. It is an error to
     give a setting here and a different value in the script's lockstep.join().
     """
     options, settings = LaunchOptions(**given(LaunchOptions, values)), given_settings(values)
-    if ctx.meta[_PRINT_CONFIG]:
-        RunConfig.merge(settings, {})  # checks them
-        echo(as_toml(given(LaunchOptions, values) | settings, LaunchOptions, *setting_kinds()), has_lines=True)
-        return 0
     if options.tee:
         _check_tee(script)
     interruption = run_script(script, args, options, settings)
