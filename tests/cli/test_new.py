@@ -1,16 +1,12 @@
-"""``lockstep new``: what it writes trains as it says, is never written over another file, and is in the wheel."""
+"""``lockstep new``: what it writes is never written over another file, and is in the wheel."""
 
 import ast
 import functools
-import hashlib
-import re
 from pathlib import Path
 
 import pytest
 
-from lockstep.cli.new import KINDS
-
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(60)
 
 TEMPLATES = Path(__file__).parents[2] / "src/lockstep/cli/template"
 
@@ -28,37 +24,11 @@ def test_the_commands_that_it_says_are_for_what_it_has_written(new, tmp_path):
     assert told == ["wrote my training/train.py", "next:", f"{go} run --nproc-per-node 2 train.py", f"{go} verify train.py"]
 
 
-def test_the_first_script_learns_to_tell_nearly_every_sample(new, run_here, tmp_path):
-    new()
-    done = run_here(tmp_path / "train.py", "--nproc-per-node", "2")
-    assert done.returncode == 0, done.stderr
-    assert "on 2 processes" in done.stdout
-    assert float(done.stdout.splitlines()[-1].partition("best ")[2].rstrip("%")) > 95
-
-
-@pytest.mark.parametrize("kind", KINDS[1:])  # the first: see above, and test_tutorial.py
-def test_every_kind_gives_one_answer_on_one_process_and_on_two(new, run_here, tmp_path, kind):
-    new("--kind", kind, f"{kind}.py")
-    told, weights = [], []
-    for nproc in ("1", "2"):
-        options = ("--nproc-per-node", nproc, "--threads", "1", "--device", "cpu", "--run-dir", str(tmp_path / nproc))
-        done = run_here(tmp_path / f"{kind}.py", *options, args=("--epochs", 1, "--batch-size", 400))
-        assert done.returncode == 0, done.stderr
-        told.append(re.findall(r"^epoch \d: .*, best .*$", done.stdout, flags=re.MULTILINE))
-        weights.append(
-            [hashlib.sha256(file.read_bytes()).hexdigest() for file in (tmp_path / nproc / "best").glob("*.safe*")]
-        )
-    assert len(told[0]) == 1
-    assert len(weights[0]) == 1
-    assert (told[0], weights[0]) == (told[1], weights[1])
-
-
 @pytest.mark.parametrize(
     ("args", "file", "another"),
     [
         ((), "train.py", "lockstep new train-2.py"),
         (("there",), "there/train.py", "lockstep new there/train-2.py"),
-        (("--kind", "lm", "t.py"), "t.py", "lockstep new --kind lm t-2.py"),
     ],
 )
 def test_a_file_that_exists_is_left_as_it_is_and_a_free_name_is_said(new, tmp_path, args, file, another):
@@ -94,9 +64,8 @@ def test_a_file_in_place_of_the_directory_is_told(new, tmp_path, place):
     assert f"{place}/train.py cannot be written: " in said
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_scripts_are_in_the_package_and_name_the_commands_themselves(kind):
+def test_the_script_is_in_the_package_and_names_the_commands_itself():
     assert '"cli/template/*.py"' in (TEMPLATES.parents[3] / "pyproject.toml").read_text()
-    said = ast.get_docstring(ast.parse((TEMPLATES / f"{kind}.py").read_text()))
+    said = ast.get_docstring(ast.parse((TEMPLATES / "mlp.py").read_text()))
     assert "lockstep run --nproc-per-node 2 train.py" in said
     assert "lockstep verify train.py" in said

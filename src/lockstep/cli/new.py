@@ -17,7 +17,6 @@ from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT
 
 NAME = "train.py"
-KINDS = ("mlp", "lm")
 _GITIGNORE = f"""\
 # what lockstep's commands write
 {RUNS}/
@@ -29,15 +28,8 @@ __pycache__/
 
 
 @click.command("new", context_settings=CONTEXT)
-@click.option(
-    "--kind",
-    type=click.Choice(KINDS),
-    default=KINDS[0],
-    show_default=True,
-    help="What it trains: a classifier of points (mlp), or a small language model (lm).",
-)
 @click.argument("place", metavar="[DIR|FILE.py]", default=".", type=click.Path(path_type=Path))
-def command(kind: str, place: Path) -> None:
+def command(place: Path) -> None:
     """Write train.py, a script to start from, into DIR (default: here), or FILE.py, and say what to do next.
 
     It trains a small model in seconds, on any number of processes, and needs nothing but PyTorch. It keeps the weights that are
@@ -46,19 +38,20 @@ def command(kind: str, place: Path) -> None:
     """
     path = place if place.suffix == ".py" else place / NAME
     directory = path.parent
-    text = (resources.files("lockstep.cli") / "template" / f"{kind}.py").read_text(encoding="utf-8")
-    again = "lockstep new" if kind == KINDS[0] else f"lockstep new --kind {kind}"
+    text = (resources.files("lockstep.cli") / "template" / "mlp.py").read_text(encoding="utf-8")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(path):
-            raise UsageError(f"{path} exists already, so nothing was written. Give another name: {again} {_free_name(path)}")
+            raise UsageError(
+                f"{path} exists already, so nothing was written. Give another name: lockstep new {_free_name(path)}"
+            )
         with path.open("x", encoding="utf-8") as file:
             file.write(text.replace(NAME, path.name))
         with contextlib.suppress(FileExistsError), (directory / ".gitignore").open("x", encoding="utf-8") as file:
             file.write(_GITIGNORE)
     except OSError as error:
         raise UsageError(
-            f"{path} cannot be written: {error.filename or path}: {error.strerror}. Give another place: {again} my-training"
+            f"{path} cannot be written: {error.filename or path}: {error.strerror}. Give another place: lockstep new there"
         ) from None
     go = "" if Path.cwd().samefile(directory) else f"cd {shlex.quote(os.fspath(directory))} && "
     echo(f"wrote {path}")
