@@ -50,8 +50,6 @@ def test_what_has_another_name_here_is_taken_for_it(command, asked, args, expect
         (("-t", "0:3,1:1"), "-t 0:3,1:1: choose one of 0, 3"),
         (("-r", "1", "--log-dir", "d"), "-r 1: choose one of 0, 3"),
         (("-r", "3"), "-r 3 without a directory: --log-dir DIR writes"),
-        (("--tee", "3"), "Leave 3 out"),
-        (("--tee", "0:3,1:1"), "Leave 0:3,1:1 out"),
     ],
 )
 def test_what_there_is_no_such_choice_of_is_an_error_before_anything_starts(command, asked, args, words):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import click
 
 from lockstep.base.config import all_settings, setting_kinds
-from lockstep.base.errors import ConfigError
 from lockstep.base.option import GROUPS, options_of
 from lockstep.cli.config_file import config_option
 from lockstep.cli.echo import echo
@@ -61,7 +58,6 @@ _COMMON = (
     *("strategy", "precision", "shards", "accumulate", "seed", "run_dir", "progress", "track", "workers"),
     *("checkpoint_every", "fresh", "log_dir"),
 )
-_VALUE_OF_TEE = re.compile(r"\d+(:\d+(,\d+:\d+)*)?")
 
 
 @click.command(
@@ -84,22 +80,8 @@ def command(script: str, args: tuple[str, ...], **values: Any) -> int:
     give a setting here and a different value in the script's lockstep.join().
     """
     options, settings = LaunchOptions(**given(LaunchOptions, values)), given_settings(values)
-    if options.tee:
-        _check_tee(script)
     interruption = run_script(script, args, options, settings)
     if interruption is None:
         return 0
     echo(interruption.message, err=True)
     return interruption.status
-
-
-def _check_tee(script: str) -> None:
-    """Check for torchrun's ``--tee 3``, in which the 3 would be taken as the script.
-
-    Raises:
-        ConfigError: it was given.
-    """
-    if _VALUE_OF_TEE.fullmatch(script) and not Path(script).is_file():
-        raise ConfigError(
-            f"--tee {script}: --tee takes no value here, and shows both streams of all ranks. Leave {script} out"
-        )
