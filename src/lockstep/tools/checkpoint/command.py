@@ -24,7 +24,6 @@ from lockstep.world.machine.sizes import counted, size
 T = TypeVar("T")
 
 _SUFFIX = ".safetensors"
-_TRIES = 5
 _EPILOG = """
 \b
 Examples:
@@ -138,23 +137,9 @@ def export_command(path: Path, out: Path, model: str, force: bool) -> None:
 
 
 def _read(path: Path, read: Callable[[Path, Manifest], T]) -> T:
-    """Find the checkpoint for a path, and read from it; again if an active run has replaced or deleted it meanwhile."""
-    for attempt in range(_TRIES):
-        directory, manifest = find_checkpoint(path), None
-        try:
-            manifest = Manifest.read(directory)
-            return read(directory, manifest)
-        except CheckpointError:
-            if attempt == _TRIES - 1 or not _was_replaced(directory, manifest):
-                raise
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _was_replaced(directory: Path, manifest: Manifest | None) -> bool:
-    try:
-        return Manifest.read(directory) != manifest
-    except CheckpointError:
-        return not directory.exists()
+    """Find the checkpoint for a path, and read from it."""
+    directory = find_checkpoint(path)
+    return read(directory, Manifest.read(directory))
 
 
 def _all_checkpoints(path: Path) -> list[Path]:
