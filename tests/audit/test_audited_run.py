@@ -62,8 +62,8 @@ def test_a_wrong_rank_ends_the_run_which_is_not_saved_any_more_nor_started_again
 
 
 @pytest.mark.parametrize("what", ["unsendable", "unreadable"])
-def test_samples_that_cannot_be_sent_are_said_and_training_goes_on(run_here, what):
+def test_samples_that_cannot_be_sent_are_refused(run_here, what):
     done = run_here(SCRIPT, "--nproc", "2", "--shards", "2", "--audit", "2", "--run-dir", "r", args=[what])
-    assert done.returncode == 0, done.stderr
-    assert "done after 12" in done.stdout
-    assert "WARNING: this shard is not audited, for the samples of shard" in done.stderr
+    assert done.returncode == 1, done.stderr
+    assert "cannot be sent to another process: " in done.stderr
+    assert "leave --audit out" in done.stderr

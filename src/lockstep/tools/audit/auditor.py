@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 from typing_extensions import override
 
 from lockstep.base.errors import DataError
-from lockstep.base.stopping import AuditFailed, ignore_interrupts, say
+from lockstep.base.stopping import AuditFailed, ignore_interrupts
 from lockstep.data.batch import ShardRun, own_runs
 from lockstep.data.streams import remember_rng
 from lockstep.journal.measure.step_clock import ENDING, IN_AUDIT, LOGGING, WAITING, StepClock
@@ -46,8 +46,7 @@ class _Case:
     repeat_sums: GradientSums
     """Of the same shard, when this rank recomputes it."""
     parcels: list[bytes] = field(default_factory=list)
-    """The shard's samples from each batch of the phase, in the order in which the script asked for their shards; empty bytes if
-    they cannot be sent."""
+    """The shard's samples from each batch of the phase, in the order in which the script asked for their shards."""
     results: list[tuple[str, Computed]] | None = None
     """This rank's results with their roles, once the owner and the auditor are known to differ; None before that."""
 
@@ -97,7 +96,6 @@ class Auditor(Listener):
         """Batches of the phase whose shards the script has asked for."""
         self._own: GradientSums | None = None
         """Those of the running micro-step, if it is audited."""
-        self._has_warned = False
 
     @override
     def prepared(self, item: Any) -> None:
@@ -163,8 +161,6 @@ class Auditor(Listener):
     def _again(self, case: _Case) -> Iterator[ShardRun]:
         """Run the shard aside."""
         parcel = self._unpack(case, 0)
-        if not parcel.runs:
-            return
         case.repeat_sums = GradientSums(self._names)
         with self._aside.shard(case.choice.shard, parcel.per_shard, Listeners([case.repeat_sums, self._timer])):
             case.restart_rng()
@@ -188,41 +184,34 @@ class Auditor(Listener):
         try:
             parcel = pack(Parcel(runs=runs, per_shard=values), self._devices)
             unpack(parcel, self._devices)  # what cannot be unpickled would end the run on the auditor
-            return parcel
         except Exception as error:
-            why = f"the samples of shard {shard} cannot be sent to another process: {error!r}"
-            if number > 0:
-                raise DataError(f"audit: {why}. Have the loader yield what pickle can, or leave --audit out") from error
-            if not self._has_warned:
-                say(f"WARNING: this shard is not audited, for {why}")
-            self._has_warned = True
-            return b""
+            raise DataError(
+                f"audit: the samples of shard {shard} cannot be sent to another process: {error!r}. Have the loader yield what "
+                "pickle can, or leave --audit out"
+            ) from error
+        return parcel
 
     def _unpack(self, case: _Case, number: int) -> Parcel:
-        """The shard's part of a batch of the phase; empty, if it could not be sent."""
-        if number >= len(case.parcels) or not case.parcels[0]:
-            return Parcel(runs=())
+        """The shard's part of a batch of the phase."""
         return unpack(case.parcels[number], self._devices)
 
     def _send(self, parcel: bytes, rank: int) -> None:
         self._collectives.send(torch.tensor([len(parcel)]), rank, _TAG)
-        if parcel:
-            self._collectives.send(torch.frombuffer(bytearray(parcel), dtype=torch.uint8), rank, _TAG)
+        self._collectives.send(torch.frombuffer(bytearray(parcel), dtype=torch.uint8), rank, _TAG)
 
     def _receive(self, rank: int) -> bytes:
         size = int(self._collectives.recv(torch.zeros(1, dtype=torch.int64), rank, _TAG))
-        return self._collectives.recv(torch.empty(size, dtype=torch.uint8), rank, _TAG).numpy().tobytes() if size else b""
+        return self._collectives.recv(torch.empty(size, dtype=torch.uint8), rank, _TAG).numpy().tobytes()
 
     def _differ(self, case: _Case) -> bool:
         """Whether the two results differ. Every rank must call it; it blocks until all have."""
         rank, choice, digests = self._collectives.rank, case.choice, list[int]()
-        if case.parcels and case.parcels[0]:
-            digests += [digest_of(case.owner_sums.read())] if rank == choice.owner else []
-            digests += [digest_of(case.repeat_sums.read())] if rank == choice.auditor else []
+        digests += [digest_of(case.owner_sums.read())] if rank == choice.owner else []
+        digests += [digest_of(case.repeat_sums.read())] if rank == choice.auditor else []
         numbers = [max(digests, default=_NOTHING), max([-number for number in digests], default=_NOTHING)]
         if self._collectives.size > 1:
             numbers = self._collectives.all_reduce(torch.tensor(numbers), "max").tolist()
-        return numbers[0] != -numbers[1] and numbers[0] != _NOTHING
+        return numbers[0] != -numbers[1]
 
     def _open(self, case: _Case) -> None:
         """Open a case because the two results differ: send the shard to the judges. Every rank must call it."""
