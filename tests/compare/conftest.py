@@ -50,7 +50,7 @@ def make_comparison(tmp_path):
     """A comparison with one row for each ``(method, processes, seconds of the pass or reason that it failed)``; for several
     rounds, a tuple of seconds."""
 
-    def make(*rows, threads=1, num_cores=4, loss=0.5, load=0.0, **of_epoch):
+    def make(*rows, threads=1, num_cores=4, loss=0.5, **of_epoch):
         results = []
         for number, (method, num_processes, outcome) in enumerate(rows, start=1):
             row = Row(number=number, method=parse_method(method), num_processes=num_processes)
@@ -75,12 +75,8 @@ def make_comparison(tmp_path):
             machine=Machine(
                 date="2026-01-01T00:00:00+00:00",
                 host="host",
-                system="Linux",
-                cpu_name="A processor",
                 num_cores=num_cores,
-                memory_bytes=10**9,
                 num_gpus=0,
-                load=load,
                 python="3.11",
                 torch="2.13.0",
                 lockstep="0.1.0",

@@ -72,7 +72,6 @@ def test_seconds_keep_about_three_digits(number, text):
         (1, 2, 1, "One core for all 2 processes: no speed-up can be expected"),
         (2, 4, 1, "4 processes of 1 thread share 2 cores"),
         (4, 4, 2, "4 processes of 2 threads share 4 cores"),
-        (4, 2, 1, "`--methods single --threads 4`"),
     ],
 )
 def test_a_reader_is_told_when_cores_and_processes_do_not_fit(make_comparison, num_cores, num_processes, threads, said):
@@ -87,8 +86,6 @@ def test_a_reader_is_told_when_timings_rest_on_little(make_comparison):
     assert short.startswith("Less than 2 s of steady training was measured for single@torchrun ×1:")
     (cold,) = advice.notes_on(make_comparison(*rows, num_cores=1, steady_samples=0))
     assert "was warm-up" in cold
-    (busy,) = advice.notes_on(make_comparison(("single", 1, 5.0), num_cores=1, load=1.5))
-    assert "shared machine" in busy
 
 
 def test_results_can_be_read_by_any_json_reader(make_comparison):
@@ -96,7 +93,7 @@ def test_results_can_be_read_by_any_json_reader(make_comparison):
     path = comparison.noting(notes=("a note",)).directory / "results.json"
     read = json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     assert (read["schema"], read["shards"], read["threads"], read["baseline"]) == (1, 2, 1, 1)
-    assert read["machine"]["cpu_name"] == "A processor"
+    assert read["machine"]["host"] == "host"
     assert read["notes"] == ["a note"]
     assert [row["status"] for row in read["rows"]] == ["ok", "ok", "failed"]
     assert read["rows"][1]["against_baseline"]["speed_up"] == 2.0

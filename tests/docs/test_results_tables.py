@@ -11,10 +11,10 @@ from lockstep.tools.verify.diagnosis.setting import Setting
 from lockstep.tools.verify.verification import SettingResult, Verification
 
 DOCS = Path(__file__).parents[2] / "docs"
-MACHINE = dict.fromkeys(("date", "host", "system", "cpu_name", "python", "torch", "lockstep"), "")
+MACHINE = dict.fromkeys(("date", "host", "python", "torch", "lockstep"), "")
 COMMON = {
     "task": Task(script=Path("train.py")),
-    "machine": Machine(**MACHINE, num_cores=2, memory_bytes=1, num_gpus=0, load=0.0),
+    "machine": Machine(**MACHINE, num_cores=2, num_gpus=0),
     "shards": 1,
     "threads": 1,
 }

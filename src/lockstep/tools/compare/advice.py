@@ -17,12 +17,6 @@ def notes_on(comparison: Comparison) -> Iterator[str]:
     yield from _short_runs(comparison)
     if comparison.measured and comparison.baseline is None:
         yield "No `single` row ran: without it there is no speed-up, and no difference, to show."
-    machine = comparison.machine
-    if machine.load > 0.5 * machine.num_cores:
-        yield (
-            f"Before the first row, other work already kept {machine.load:.1f} of {machine.num_cores} cores busy: "
-            "the timings are those of a shared machine."
-        )
 
 
 def _different_losses(comparison: Comparison) -> Iterator[str]:
@@ -50,14 +44,6 @@ def _too_few_cores(comparison: Comparison) -> Iterator[str]:
             f"{most} processes of {counted(threads, 'thread')} share {cores} cores: rows with more processes than "
             "cores cannot be faster than those with as many, and show how well the method works, not what it gains."
         )
-    elif on_cpu and threads < cores:
-        yield (
-            f"Every process, also that of `single`, runs {counted(threads, 'thread')}, on {cores} cores: speed-up is "
-            f"against one process with as many threads. `--methods single --threads {cores}` shows what `single` gains "
-            "from all cores."
-        )
-    elif not on_cpu and most > cores:
-        yield f"{most} processes share {cores} cores: each needs one of its own to feed its GPU, and its loader workers more."
 
 
 def _short_runs(comparison: Comparison) -> Iterator[str]:

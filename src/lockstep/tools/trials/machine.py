@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
-
-import psutil
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,14 +16,9 @@ class Machine:
 
     date: str
     host: str
-    system: str
-    cpu_name: str
     num_cores: int
     """That this process may use."""
-    memory_bytes: int
     num_gpus: int
-    load: float
-    """Load average of the last minute: other work spoils the timings."""
     python: str
     torch: str
     lockstep: str
@@ -39,12 +29,8 @@ def look(*, num_cores: int, num_gpus: int) -> Machine:
     return Machine(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         host=platform.node(),
-        system=platform.platform(),
-        cpu_name=cpu_name(),
         num_cores=num_cores,
-        memory_bytes=psutil.virtual_memory().total,
         num_gpus=num_gpus,
-        load=os.getloadavg()[0],
         python=platform.python_version(),
         torch=_version("torch"),
         lockstep=_version("torch-lockstep"),
@@ -66,12 +52,3 @@ def _version(distribution: str) -> str:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
-
-
-def cpu_name() -> str:
-    """The name of the processor."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
