@@ -57,7 +57,7 @@ def nvidia_smi(tmp_path, monkeypatch):
     return make
 
 
-H100 = "0, NVIDIA H100 80GB HBM3, 535.183.01, 81559, 4"
+H100 = "NVIDIA H100 80GB HBM3, 535.183.01"
 
 
 def test_gpus_that_the_installed_torch_cannot_use(nvidia_smi):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from lockstep.tools.doctor.finding import Finding, Situation, ok, warn
@@ -22,12 +21,10 @@ def look_at_threads(situation: Situation) -> dict[str, Any]:
         "cores": num_cores(),
         "num_processes": situation.num_processes,
         "threads": _threads(situation),
-        "workers": situation.config.workers or 0,
-        "load": os.getloadavg()[0],
     }
 
 
-def judge_threads(*, cores: int, num_processes: int, threads: int, workers: int, load: float) -> Finding:
+def judge_threads(*, cores: int, num_processes: int, threads: int) -> Finding:
     """Whether there is a core for each thread."""
     found = f"{num_processes} process(es) x {threads} thread(s) on {cores} core(s)"
     if num_processes > cores:
@@ -37,10 +34,4 @@ def judge_threads(*, cores: int, num_processes: int, threads: int, workers: int,
         )
     if num_processes * threads > cores:
         return warn(f"{found}: threads wait for each other", f"--threads {cores // num_processes}")
-    if num_processes * (threads + workers) > 2 * cores:
-        return warn(
-            f"{found}, and {workers} loader workers each", f"--workers {max(0, 2 * cores // num_processes - threads)}"
-        )
-    if load > 2 * cores:
-        return warn(f"{found}; others have kept {load:.1f} busy in the last minute", "top shows which")
     return ok(found)
