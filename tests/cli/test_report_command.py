@@ -1,11 +1,9 @@
 """Promises of ``lockstep report``: pages made of real runs, and looked at as a browser does."""
 
-import html
 import html.parser
 import json
 import re
 import shutil
-import subprocess
 import types
 from pathlib import Path
 
@@ -209,61 +207,3 @@ def test_what_there_is_no_report_on_is_refused_with_a_remedy(place, report, tmp_
     done = report(f"runs/{RUN}", "--output", "missing/page.html")
     assert done.status == 2
     assert "cannot be written" in done.err
-
-
-PROBE = """
-const told = {
-  width: innerWidth, wide: document.documentElement.scrollWidth,
-  pictures: [...document.querySelectorAll("svg[role=img]")].map((one) => {
-    const box = one.getBoundingClientRect();
-    return [box.width, box.height, one.querySelectorAll("polyline, rect, circle").length];
-  }),
-  letters: Math.min(...[...document.querySelectorAll("svg text, td, th, dd, dt, li, p")].map(
-    (one) => parseFloat(getComputedStyle(one).fontSize))),
-};
-console.error("the probe was here");
-const found = document.createElement("pre");
-found.id = "told"; found.textContent = JSON.stringify(told); parent.document.body.append(found);
-"""
-
-
-def browse(file, tmp_path):
-    """What Chromium makes of a page: its DOM, and what it wrote on the console."""
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
-    done = subprocess.run(
-        [*command, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", file.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-
-
-@pytest.mark.long
-def test_a_browser_shows_it_on_a_phone(place, report, require, tmp_path):
-    require("chromium", None if shutil.which("chromium") else "there is no chromium here")
-    file = tmp_path / "page.html"
-    assert report(place / "runs" / RUN, "-o", file).status == 0
-    shown, said = browse(file, tmp_path)
-    assert said == []
-    assert "<main>" in shown
-    # The page itself runs no script.
-    text, times = re.subn(r'<meta http-equiv="Content-Security-Policy".*>', "", file.read_text())
-    assert times == 1
-    probe = tmp_path / "probe.html"
-    text = text.replace("</body>", f"<script>{PROBE}</script></body>")
-    # In a frame: windows of Chromium are wider than a phone.
-    probe.write_text(
-        f'<!doctype html><iframe width="360" height="800" frameborder="0" srcdoc="{html.escape(text)}"></iframe>'
-    )
-    shown, said = browse(probe, tmp_path)
-    assert [line for line in said if "the probe was here" not in line] == []
-    assert len(said) == 1
-    told = json.loads(Elements(re.search(r'<pre id="told">.*?</pre>', shown, re.DOTALL)[0]).all[0].text)
-    assert told["wide"] <= told["width"] == 360
-    assert told["letters"] >= 12
-    assert len(told["pictures"]) >= 5
-    for width, height, num_parts in told["pictures"]:
-        assert 200 < width <= 340
-        assert height >= 18
-        assert num_parts >= 1
