@@ -11,7 +11,7 @@ from lockstep.tools.audit.choice import check_strategy, choose
 pytestmark = pytest.mark.timeout(30)
 
 
-@pytest.mark.parametrize("sizes", [(1,), (4,), (1, 1), (2, 3, 3), (1, 6, 1), (1, 1, 1, 1), (1, 1, 2, 1, 2), (1,) * 8])
+@pytest.mark.parametrize("sizes", [(4,), (1, 6, 1), (1,) * 8])
 def test_the_shard_is_its_owners_and_has_samples_and_judges_are_both_and_a_third(sizes):
     blocks, world_size, num_shards = blocks_of(sizes), len(sizes), sum(sizes)
     for step, num_filled in itertools.product(range(10, 500, 10), {1, num_shards // 2 or 1, num_shards}):
@@ -24,7 +24,7 @@ def test_the_shard_is_its_owners_and_has_samples_and_judges_are_both_and_a_third
         assert len(found.judges) == min(world_size, 3)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4, 7, 16])
+@pytest.mark.parametrize("world_size", [2, 7, 16])
 def test_every_rank_takes_part_within_half_as_many_audits(world_size):
     pairs = [
         choose(seed=1, step=step, every=5, num_filled=16, blocks=even_blocks(world_size, 16)) for step in range(5, 400, 5)
@@ -40,7 +40,7 @@ def test_all_shards_come_to_be_audited():
     assert found == set(range(8))
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "horovod", "dp"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_strategies_that_cannot_be_audited_are_refused_with_a_way_out(strategy):
     with pytest.raises(ConfigError, match=f"audit with strategy='{strategy}'.*Leave out strategy"):
         check_strategy(strategy)

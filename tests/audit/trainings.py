@@ -80,11 +80,10 @@ class Wrong:
 
 def train_wrongly(wrong, task=""):
     """A training that an audit ends: the words and status that it ends with, and the step."""
-    accumulate = 2 if task == "accumulated" else 1
-    team = lockstep.join(accumulate=accumulate)
+    team = lockstep.join()
     model = Plain()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    length, size = (2, 1) if task == "few samples" else (24 * accumulate, 8)
+    length, size = (2, 1) if task == "few samples" else (24, 8)
     loaders = [loader_of("samples", length, size) for _ in range(2)]
     model, optimizer, loader, other = team.prepare(model, optimizer, *loaders)
     twin = team.prepare(Plain()) if task == "two models" else model
