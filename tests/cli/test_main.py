@@ -96,6 +96,7 @@ main()
 
 
 @pytest.mark.long
+@pytest.mark.longest
 def test_a_thread_that_still_asks_a_store_changes_no_status_and_no_message():
     done = subprocess.run([sys.executable, "-c", LEAVES_A_THREAD], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (7, "said before\n", "error: it failed\n")

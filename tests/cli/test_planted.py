@@ -149,7 +149,7 @@ def test_control_characters_in_every_string_of_a_run_are_printed_as_text_by_ever
         assert r"\x1b]0;planted\x07" in text
 
 
-@pytest.mark.parametrize("name", ["birth.json", "manifest.json", "events.jsonl", "rank-0.jsonl"])
+@pytest.mark.parametrize("name", ["birth.json", "events.jsonl"])
 def test_what_is_said_of_a_file_that_cannot_be_read_is_text_as_well(place, capsys, name):
     plant(place, spared=(), only=name)
     for command in commands(place):

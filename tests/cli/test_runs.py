@@ -175,12 +175,6 @@ DAMAGE = {
         "birth.json cannot be read",
     ),
     "no birth": (lambda d: (d / "birth.json").unlink(), "unreadable", None, "birth.json is missing"),
-    "birth of a later version": (
-        lambda d: rewrite(d / "birth.json", lambda birth: birth.update(format=99)),
-        "unreadable",
-        None,
-        "has format 99, and this lockstep knows",
-    ),
     "a manifest with a flipped bit": (lambda d: flip(saved(d) / "manifest.json"), "interrupted", -2, "was damaged"),
     "a file cut short": (
         lambda d: replace(saved(d) / "model.safetensors", b"x" * 9),
@@ -194,23 +188,11 @@ DAMAGE = {
         None,
         "written by a newer lockstep",
     ),
-    "a manifest with numbers that are none": (
-        lambda d: rewrite(saved(d) / "manifest.json", lambda m: m.update(time_s=float("inf"))),
-        "interrupted",
-        -2,
-        "was damaged",
-    ),
     "all checkpoints": (
         lambda d: [flip(saved(d, c) / "manifest.json") for c in (-1, -2)],
         "unreadable",
         None,
         "was damaged",
-    ),
-    "the journal is noise": (
-        lambda d: replace(d / "events.jsonl", random.Random(0).randbytes(5000)),
-        "interrupted",
-        -1,
-        "",
     ),
     "the journal tells nonsense": (
         lambda d: replace(
@@ -242,7 +224,7 @@ def test_a_damaged_run_is_shown_with_the_reason(look, stopped, tmp_path, damage)
     assert state in rows(done.out)["stopped-1"]
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(5))
 def test_no_damage_at_any_place_brings_it_down(look, stopped, tmp_path, seed):
     luck = random.Random(seed)
     for _ in range(luck.randint(1, 4)):
