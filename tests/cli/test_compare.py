@@ -46,18 +46,12 @@ def compare(capfd):
 
 
 @pytest.mark.long
-def test_prints_the_table_and_writes_results(compare, script, tmp_path):
-    done = compare("--methods", "single@python", "--rounds", "1", script, "--epochs", "3")
+@pytest.mark.usefixtures("script")
+def test_prints_the_table_and_writes_results(compare, tmp_path):
+    done = compare("--methods", "single@python", "--rounds", "1", "-m", "train", "--epochs", "3")
     assert done.exit_code == 0, done.output
     assert "160" in done.output
     assert "[1/1] single@python ×1: 160 samples/s" in done.output
-    (row,) = json.loads((tmp_path / "comparison" / "results.json").read_text())["rows"]
-    assert row["command"][1:] == ["train.py", "--epochs", "3"]
-
-
-def test_a_module_is_compared_as_python_runs_it(compare, script, tmp_path):
-    done = compare("--methods", "single@python", "--rounds", "1", "-m", "train", "--epochs", "3")
-    assert done.exit_code == 0, done.output
     results = json.loads((tmp_path / "comparison" / "results.json").read_text())
     assert results["rows"][0]["command"][1:] == ["-m", "train", "--epochs", "3"]
     assert (results["script"], results["is_module"], results["args"]) == ("train", True, ["--epochs", "3"])
@@ -86,6 +80,7 @@ for epoch in team.epochs(2):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("warm_trials")
 def test_training_for_real_gives_the_answer_of_one_process_on_two(compare, tmp_path):
     script, out = tmp_path / "real.py", tmp_path / "out"
     script.write_text(REAL)

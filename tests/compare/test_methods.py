@@ -46,12 +46,8 @@ def test_the_name_of_every_method_reads_back_as_the_method():
     ("text", "said"),
     [
         ("warp", "unknown method 'warp': choose one of single, ddp"),
-        ("auto", "choose one of single, ddp"),
-        ("", "choose one of single, ddp"),
         ("ddp@srun", "choose one of lockstep, torchrun, python"),
-        ("ddp@", "choose one of lockstep, torchrun, python"),
         ("ddp+fp8", "choose one of 32-true, 16-mixed, 16-master, 16-true"),
-        ("ddp+", "choose one of 32-true, 16-mixed, 16-master, 16-true"),
         ("ddp+bf16-mixed@torchrun", "launcher comes before the precision"),
         ("ddp@python", "plain python starts one process"),
     ],
@@ -81,7 +77,7 @@ def test_by_default_every_strategy_launcher_and_precision_that_the_machine_has_i
 
 @pytest.mark.parametrize(
     ("num_gpus", "num_cores", "expected"),
-    [(0, 1, (2,)), (0, 2, (2,)), (0, 4, (2, 4)), (0, 64, (2, 4)), (8, 64, (2, 4, 8)), (6, 64, (2, 4)), (1, 2, (2,))],
+    [(0, 1, (2,)), (0, 64, (2, 4)), (8, 64, (2, 4, 8)), (6, 64, (2, 4)), (1, 2, (2,))],
 )
 def test_default_numbers_of_processes_fit_the_machine(num_gpus, num_cores, expected):
     assert default_nprocs(num_gpus=num_gpus, num_cores=num_cores) == expected
