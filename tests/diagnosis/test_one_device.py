@@ -69,7 +69,6 @@ def test_what_chance_may_have_done_is_not_blamed_on_the_loss(chance):
     ("other", "said"),
     [
         ({"values": [0.0] * 4}, "is 0, or not finite"),
-        ({"values": [float("nan")] * 4}, "is 0, or not finite"),
         ({"values": GRADIENT, "samples": (4, 5)}, "made of other samples"),
         ({"values": []}, "gave no gradient"),
     ],
@@ -83,11 +82,9 @@ def test_what_cannot_be_compared_is_said(other, said):
 @pytest.mark.parametrize(
     ("fault", "status"),
     [
-        ("", "same"),  # with dropout, which is left out
-        ("random data", "same"),
+        ("random data", "same"),  # with dropout, which is left out
         ("sum", "sum"),
         ("whole batch", "differs"),
-        pytest.param(*("noise", "skipped"), marks=pytest.mark.long),
     ],
 )
 def test_real_trainings_are_told_apart(crew, tmp_path, fault, status):
