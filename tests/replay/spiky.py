@@ -38,8 +38,6 @@ for _epoch in team.epochs(ASKED["epochs"]):
         for _ in range(ASKED["phases"]):
             for x, y in batch.shards:
                 loss = nn.functional.mse_loss(model(x), y)
-                if ASKED["plant"] == "clock":
-                    loss = loss * (1 + time.monotonic_ns() % 1000 * 1e-5)
                 team.backward(loss)
         optimizer.step()
         optimizer.zero_grad()

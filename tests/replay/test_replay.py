@@ -9,9 +9,7 @@ import torch
 pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 
 
-@pytest.mark.parametrize(
-    ("step", "origin", "states"), [(2, "the beginning", "1, 2"), (5, "step-00000003", "4"), (8, "step-0000000", "(4, )?8")]
-)
+@pytest.mark.parametrize(("step", "origin", "states"), [(2, "the beginning", "1, 2"), (8, "step-0000000", "(4, )?8")])
 def test_a_step_of_a_run_killed_on_three_processes_is_taken_again_on_one_to_the_bit(bench, healthy, step, origin, states):
     done = bench.replay(healthy, "--step", step)
     assert done.status == 0, done.all
@@ -87,13 +85,6 @@ def test_a_run_without_shards_is_equal_up_to_rounding_and_the_tolerance_is_named
     assert equal_by_chance or "compared within 0.001 of each loss" in done.out, done.all
 
 
-def test_a_script_that_reads_the_clock_is_not_called_equal(bench):
-    run = bench.train("clock", "plant=clock", nproc=1)
-    done = bench.replay(run, "--step", 5)
-    assert done.status == 1, done.all
-    assert "that no checkpoint has is not what it was" in done.out, done.all
-
-
 def test_a_data_set_that_has_changed_is_named_as_the_cause(bench):
     file = bench.directory / "targets.pt"
     torch.save(torch.zeros(40, 1), file)
@@ -124,13 +115,10 @@ def edited(healthy):
         path.write_text(text)
 
 
-def test_another_version_of_pytorch_and_number_of_threads_are_said(bench, healthy, edited):
+def test_another_version_of_pytorch_is_said(bench, healthy, edited):
     edited("events.jsonl", f'"torch": "{torch.__version__}"', '"torch": "1.2.3"')
     done = bench.replay(healthy, "--step", 4)
     assert f"torch is {torch.__version__} here, and was 1.2.3 in the run" in done.out, done.all
-    edited("events.jsonl", '"threads": 1', '"threads": 7')
-    done = bench.replay(healthy, "--step", 4)
-    assert "threads is 1 here, and was 7 in the run" in done.out, done.all
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -154,9 +142,7 @@ def test_a_run_without_a_digest_journal_is_replayed_and_not_called_equal(bench):
     ("words", "said"),
     [
         (("--step", 11), "step 11 was never taken: the last step of"),
-        (("--step", 0), "steps count from 1"),
         (("--step", 5, "--to", 4), "M must not be before N"),
-        (("--step", "last"), "give the number of a step, or one of nan, worst-loss"),
         (("--step", "nan"), "is NaN"),
         (("--step", 5, "--shard", 4), "the run has 4 shards, numbered from 0"),
         (("--step", 5, "--nproc", 5), "at most as many processes"),
@@ -166,11 +152,6 @@ def test_a_run_without_a_digest_journal_is_replayed_and_not_called_equal(bench):
 def test_what_cannot_be_replayed_is_refused_in_words(bench, healthy, words, said):
     done = bench.replay(healthy, *words)
     assert (done.status, said in done.err) == (2, True), done.all
-
-
-def test_a_directory_that_is_no_run_is_refused(bench, tmp_path):
-    done = bench.say("replay", tmp_path, "--step", 1)
-    assert (done.status, "is not a run: it has no birth.json" in done.err) == (2, True), done.all
 
 
 def test_two_runs_are_compared_whatever_their_number_of_processes(bench, healthy):

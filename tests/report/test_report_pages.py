@@ -114,7 +114,7 @@ def test_a_page_of_an_empty_journal_is_a_page():
     assert "no journal" in text_of([])
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, MOST_POINTS, MOST_POINTS + 1, 5000])
+@pytest.mark.parametrize("size", [0, MOST_POINTS, 5000])
 def test_thinning_keeps_extremes_ends_and_the_mean(size):
     values = [(float(n), math.sin(n) * n) for n in range(1, size + 1)]
     curve = thin([*values, (size + 1.0, None), (size + 2.0, math.inf)])
@@ -128,9 +128,7 @@ def test_thinning_keeps_extremes_ends_and_the_mean(size):
         assert p.least <= p.mean <= p.most
 
 
-@pytest.mark.parametrize(
-    ("low", "high"), [(0.0, 1.0), (-3.2, 7.9), (1e-7, 3e-7), (0.0, 123456.0), (5.0, 5.0), (-1e12, 1e12)]
-)
+@pytest.mark.parametrize(("low", "high"), [(-3.2, 7.9), (1e-7, 3e-7), (5.0, 5.0)])
 def test_axes_have_a_few_round_numbers(low, high):
     found = ticks(low, high, 5)
     assert 1 <= len(found) <= 6
