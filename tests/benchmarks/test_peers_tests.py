@@ -33,25 +33,6 @@ def test_where_some_tests_fail_under_both_launchers_the_same_must_pass(peers_tes
     assert peers_tests.judge(ends[0], ends[1])[0] == "different"
 
 
-def test_a_script_of_a_repository_is_named_where_the_checkout_is_missing(peers_tests, tmp_path):
-    from _suites import PYTORCH, TRANSFORMERS
-
-    assert PYTORCH.target("test_join", tmp_path) is None
-    path = tmp_path / "pytorch" / PYTORCH.where / "test_join.py"
-    path.parent.mkdir(parents=True)
-    path.touch()
-    assert PYTORCH.target("test_join", tmp_path) == [str(path)]
-    assert TRANSFORMERS.wanted().startswith("huggingface/transformers at v")
-
-
-def test_what_a_script_lacks_is_said_without_starting_it(peers_tests):
-    from _suites import ACCELERATE, Script
-
-    script = Script(ACCELERATE, "any", gpus=2, packages=("no_such_module",))
-    assert "2 GPUs" in script.lacks(gpus=1)
-    assert "no_such_module" in script.lacks(gpus=2)
-
-
 def test_a_name_that_is_no_script_is_an_error(peers_tests):
     with pytest.raises(SystemExit, match="test_opps"):
         peers_tests.chosen("accelerate,test_opps", is_quick=False)

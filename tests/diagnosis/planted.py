@@ -52,7 +52,7 @@ def train(fault):
     team = lockstep.join()
     began = time.time()
     model = nn.Sequential(nn.Linear(4, 8), Faulty(team, fault), nn.Dropout(0.1), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0 if fault == "learns nothing" else 0.01, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loader = DataLoader(Numbers(fault), 8, shuffle=True)
     model, optimizer, loader = team.prepare(model, optimizer, loader)
     for _ in team.epochs(1):

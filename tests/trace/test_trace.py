@@ -87,8 +87,3 @@ def test_every_loader_of_a_phase_and_evaluations_are_recorded(crew, tmp_path):
     assert [batch["samples"] for batch in line["batches"]] == [[0, 1, 2, 3]] * 2
     assert line["batches"][0]["content"] != line["batches"][1]["content"]
     assert [(found["step"], list(found["values"])) for found in run.evaluations] == [(2, ["loss"])]
-
-
-@pytest.mark.parametrize(("asked", "found"), [(None, 1), (0, 0), (2, 2)])
-def test_the_number_of_loader_workers_can_be_overridden(crew, asked, found):
-    assert crew(1, tracing_scripts.seen_workers, **({} if asked is None else {"workers": asked})) == [found]

@@ -78,13 +78,3 @@ def two_loaders_and_evaluation():
         for batch in evaluation:
             for (x,) in batch.shards:
                 batch.add(loss=model(x).mean())
-
-
-def seen_workers():
-    team = lockstep.join()
-    loader = DataLoader(TensorDataset(torch.zeros(8, 1)), 4, num_workers=1)
-    model, prepared = team.prepare(nn.Linear(1, 1), loader)
-    for batch in prepared:
-        for (x,) in batch.shards:
-            team.backward(model(x).mean())
-    return loader.num_workers

@@ -16,7 +16,7 @@ def searched(step_s, present=0):
     return tried
 
 
-@pytest.mark.parametrize("needed", [1, 2, 3, 4, 6, 12, 16, 32])
+@pytest.mark.parametrize("needed", [1, 3, 12, 32])
 @pytest.mark.parametrize("present", [0, 1, 8])
 def test_the_number_that_keeps_up_is_found_within_nine_trials(needed, present):
     tried = searched(lambda workers: max(1.0, (needed if workers else needed + 1) / max(workers, 1)), present)
