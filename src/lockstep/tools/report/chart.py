@@ -25,9 +25,6 @@ class Table:
     rows: Sequence[Sequence[str]]
     numbers: frozenset[int] = frozenset()
     """Columns of numbers, from 0: aligned at the right."""
-    caption: str = ""
-    tones: Sequence[str] = ()
-    """The style of each row: ``bad``, or empty; no styles: all are plain."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,23 +13,20 @@ import click
 
 from lockstep.base.atomic import write_atomic
 from lockstep.base.config import RUNS
-from lockstep.base.errors import CheckpointError, ConfigError
+from lockstep.base.errors import ConfigError
 from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT
 from lockstep.journal.history import read_events
-from lockstep.state.checkpoint.manifest import Manifest, verify_file
-from lockstep.state.checkpoint.store import BEST, DAMAGED, Store
 from lockstep.state.rundir.fixed_settings import read_fixed_settings
 from lockstep.tools.explain.rank_reports import RankReport, read_reports
 from lockstep.tools.report.html import Page, render
-from lockstep.tools.report.run_page import RunRecord, SavedState, run_page
+from lockstep.tools.report.run_page import RunRecord, run_page
 from lockstep.tools.runs import inventory
 from lockstep.tools.runs.inventory import FINISHED, RUNNING, Run
 from lockstep.tools.watch.command import find_run
 from lockstep.world.machine.sizes import name_ranks
 
 DEFAULT = "report.html"
-_MOST_CHECKPOINTS = 100
 _MOST_LISTED = 6
 _EPILOG = """
 \b
@@ -58,7 +55,7 @@ active runs are possible, and do not disturb them.
     help=f"Write this file, replacing what is there.  [default: PATH/{DEFAULT}]",
 )
 def command(path: Path | None, output: Path | None) -> None:
-    """Write a report on a run: one HTML file with curves, where the time of a step went, slow ranks, launches, checkpoints,
+    """Write a report on a run: one HTML file with curves, where the time of a step went, slow ranks, launches,
     settings, and any failure.
 
     PATH is the directory of a run, or one with runs in it, for the run that was active last (default: ./runs).
@@ -89,7 +86,6 @@ def _page_of(path: Path, now_s: float) -> Page:
         run=run,
         events=events,
         damaged_lines=damaged,
-        saved=tuple(_saved(path)),
         settings=_settings(path),
         last_words=() if run.state in (FINISHED, RUNNING) else tuple(_last_words(run, now_s)),
         version=metadata.version("torch-lockstep"),
@@ -104,23 +100,6 @@ def _settings(path: Path) -> dict[str, Any]:
     except ConfigError:  # one of the remarks on the run
         return {}
     return {} if birth is None else birth[0].as_json()
-
-
-def _saved(path: Path) -> Iterator[SavedState]:
-    """Its checkpoints and best weights, judged by manifests and file sizes."""
-    store = Store(path)
-    damaged = sorted(store.directory.glob(f"{DAMAGED}*"), reverse=True)
-    for directory in (*store.all(), *([path / BEST] if (path / BEST).is_dir() else []), *damaged)[:_MOST_CHECKPOINTS]:
-        name, manifest = directory.name, None
-        try:
-            manifest = Manifest.read(directory)
-            for file in manifest.files:
-                verify_file(directory, manifest, file, sizes_only=True)
-            damage = "set aside as damaged, by a launch that could not resume from it" if directory in damaged else ""
-            yield SavedState(name=name, manifest=manifest, damage=damage)
-        except CheckpointError as error:
-            if directory.exists():  # an active run may have deleted it meanwhile
-                yield SavedState(name=name, manifest=manifest, damage=f"damaged: {error}")
 
 
 def _last_words(run: Run, now_s: float) -> Iterator[tuple[str, str]]:

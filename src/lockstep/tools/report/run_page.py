@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.journal.events import number_in
 from lockstep.journal.history import history as history_of
-from lockstep.state.checkpoint.manifest import Manifest
-from lockstep.state.checkpoint.parts import weights_files
 from lockstep.tools.compare.figures import pace_of, splits_of
 from lockstep.tools.compare.table import count
 from lockstep.tools.report import launches, training
@@ -19,23 +15,11 @@ from lockstep.tools.report.html import Page, Section, moment
 from lockstep.tools.report.launches import Launch
 from lockstep.tools.runs.inventory import FAILED, FINISHED, INTERRUPTED, RUNNING, UNREADABLE, Run
 from lockstep.tools.runs.time_split import HEADINGS, lines_on_ranks, rows_of
-from lockstep.world.machine.sizes import NOTHING, counted, size, span
+from lockstep.world.machine.sizes import NOTHING, counted, span
 
 _TONES = {RUNNING: "live", FINISHED: "good", INTERRUPTED: "warn", FAILED: "bad", UNREADABLE: "bad"}
 _WORDS = {FAILED: "ended before its first checkpoint"}
-_DIGITS = 16
 _MOST_LISTED = 30
-
-
-@dataclass(frozen=True, kw_only=True)
-class SavedState:
-    """A checkpoint, or the best weights, judged without reading their contents."""
-
-    name: str
-    manifest: Manifest | None = None
-    """None: it cannot be read."""
-    damage: str = ""
-    """What is wrong with it; empty: all files exist, with the right sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +31,6 @@ class RunRecord:
     """All of its journal."""
     damaged_lines: Sequence[int] = ()
     """Of the journal: numbers of lines that cannot be read."""
-    saved: Sequence[SavedState] = ()
-    """The newest first."""
     settings: Mapping[str, Any]
     """Its birth."""
     last_words: Sequence[tuple[str, str]] = ()
@@ -68,7 +50,6 @@ def run_page(record: RunRecord) -> Page:
         _curves(history),
         _time(history),
         _launches(started),
-        _checkpoints(record, history),
         _surroundings(record, begin),
     )
     return Page(
@@ -189,56 +170,6 @@ def _launches(started: Sequence[Launch]) -> Section:
     return Section(title="Launches", tables=[table] if rows else [])
 
 
-def _checkpoints(record: RunRecord, history: training.Events) -> Section:
-    written = [event for event in record.events if event["event"] == "checkpoint"]
-    held = [value for event in written if (value := number_in(event, "held_s")) is not None]
-    took = [value for event in written if (value := number_in(event, "wall_s")) is not None]
-    text = "" if record.saved else "There is none: the run can only be started over. " if not written else ""
-    if held and took:
-        text = (
-            f"{counted(len(written), 'checkpoint')} written so far. Training stood still for {_ms(held)} for each "
-            f"(median), and writing took {_ms(took)}."
-        )
-    rows, tones = [], []
-    for saved in record.saved:
-        manifest = saved.manifest
-        tones.append("bad" if saved.damage else "")
-        state = saved.damage or "good: all files are there, in their sizes"
-        if manifest is None:
-            rows.append((saved.name, *[NOTHING] * 6, state))
-            continue
-        rows.append(
-            (
-                saved.name,
-                str(manifest.step),
-                str(manifest.epoch + 1),
-                moment(manifest.time_s),
-                span(record.now_s - manifest.time_s),
-                size(manifest.num_bytes),
-                _digest(manifest),
-                state,
-            )
-        )
-    table = Table(
-        headings=("checkpoint", "step", "epoch", "saved", "age", "size", "weights (SHA-256)", "state"),
-        rows=rows,
-        numbers=frozenset({1, 2, 4, 5}),
-        tones=tones,
-        caption="Contents are verified by lockstep checkpoint verify",
-    )
-    return Section(title="Checkpoints", text=text, tables=[table] if rows else [])
-
-
-def _ms(seconds: Sequence[float]) -> str:
-    median = statistics.median(seconds)
-    return f"{1e3 * median:.0f} ms" if median < 1 else f"{median:.1f} s"
-
-
-def _digest(manifest: Manifest) -> str:
-    files = weights_files("model.safetensors", manifest.files) or [*manifest.files][:1]
-    return manifest.files[files[0]]["sha256"][:_DIGITS] if len(files) == 1 else NOTHING  # those of parts depend on the cut
-
-
 def _surroundings(record: RunRecord, begin: Mapping[str, Any]) -> Section:
     shown = dict(record.settings)
     hosts = begin.get("hosts")
@@ -251,9 +182,6 @@ def _surroundings(record: RunRecord, begin: Mapping[str, Any]) -> Section:
         for name, value in begin.items()
         if name not in ("event", "time_s", "hosts", "script") and name not in shown
     }
-    newest = next((saved.manifest for saved in record.saved if saved.manifest is not None), None)
-    for what in () if newest is None else (newest.versions, newest.numerics):
-        shown |= {name: value for name, value in what.items() if name not in shown}
     facts = [(name.replace("_", " "), _text(value)) for name, value in shown.items() if value is not None]
     return Section(
         title="Settings and surroundings",
