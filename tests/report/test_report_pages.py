@@ -82,7 +82,7 @@ def test_many_names_ranks_launches_and_warnings_fit_on_a_page():
     assert text.count("was slow up to step") + text.count("hards moved at step") == 30, "the last ones"
 
 
-def test_how_each_launch_ended_and_what_was_done_again_is_told():
+def test_how_each_launch_ended_is_told():
     events = [
         *(start(0.0), step(1.0, 1), {"event": "checkpoint", "time_s": 1.5, "step": 1}, step(2.0, 2), step(3.0, 5)),
         *(start(1000.0), {"event": "resume", "time_s": 1000.0, "step": 1, "checkpoint": "c"}, step(1001.0, 6)),
@@ -91,7 +91,7 @@ def test_how_each_launch_ended_and_what_was_done_again_is_told():
     ]
     found = launches.launches_of(events, is_running=True, now_s=2005.0)
     assert [launch.how for launch in found] == [
-        "killed or failed at step 5, 4 steps done again",
+        "killed or failed at step 5",
         "stopped by SIGTERM at step 6",
         "running at step 9",
     ]

@@ -57,8 +57,6 @@ class Lines:
     series: tuple[Series, ...]
     x_ticks: tuple[Mark, ...]
     y_ticks: tuple[Mark, ...]
-    epochs: tuple[Mark, ...] = ()
-    """Where epochs end."""
     resumes: tuple[Mark, ...] = ()
     """Where an interrupted run was resumed."""
     note: str = ""
@@ -92,7 +90,6 @@ def lines(
     series: Sequence[Series],
     *,
     x_name: str,
-    epochs: Sequence[Mark] = (),
     resumes: Sequence[Mark] = (),
     note: str = "",
 ) -> Lines | None:
@@ -102,7 +99,6 @@ def lines(
         title: above it.
         series: the curves. Those without a point are left out.
         x_name: what is counted along the axis.
-        epochs: where epochs end.
         resumes: where an interrupted run was resumed.
         note: below it.
     """
@@ -125,7 +121,6 @@ def lines(
         series=tuple(drawn),
         x_ticks=tuple(Mark(100 * x / high[0], short(x)) for x in ticks(0.0, high[0], 5)),
         y_ticks=tuple(Mark(100 * (high[1] - y) / (high[1] - low[1]), short(y)) for y in ticks(low[1], high[1], 6)),
-        epochs=_spread(epochs, high[0]),
         resumes=_spread(resumes, high[0]),
         note=" ".join(filter(None, notes)),
         x_name=x_name,

@@ -60,8 +60,6 @@ def _launch(number: int, launch: history.Launch, now_s: float | None) -> Launch:
         how = f"stopped by {preempted.get('signal') or 'a signal'}{at}"
     else:
         how = f"killed or failed{at or ' before its first step'}" if is_broken else f"running{at}"
-    if lost := _num_lost(launch):
-        how += f", {lost:,} steps done again"
     return Launch(
         number=number,
         start=launch.start,
@@ -72,11 +70,3 @@ def _launch(number: int, launch: history.Launch, now_s: float | None) -> Launch:
         resumed_at=launch.resumed_after or None,
         last_step=last_step,
     )
-
-
-def _num_lost(launch: history.Launch) -> int:
-    """How many of its steps were done again by later launches."""
-    if launch.last_step is None:
-        return 0
-    kept = max(min(launch.counts_until, launch.last_step), launch.resumed_after or 0)
-    return max(0, launch.last_step - int(kept))

@@ -128,8 +128,6 @@ def _failures(record: RunRecord, started: Sequence[Launch]) -> Section:
 def _curves(history: training.Events) -> Section:
     pictures, left_out = training.curves(history)
     marks = []
-    if any(picture.epochs for picture in pictures):
-        marks.append("Thin lines: ends of epochs.")
     if any(picture.resumes for picture in pictures):
         marks.append("Dashed lines: the run was resumed there.")
     if left_out:

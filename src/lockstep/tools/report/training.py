@@ -47,7 +47,6 @@ def curves(events: Events) -> tuple[list[Lines], list[str]]:
     trained, evaluated = values_of(events, "step"), values_of(events, "evaluate")
     names = list(dict.fromkeys((*trained, *evaluated)))
     drawn, most = names[:_MOST_CURVES], points_each(min(len(names), _MOST_CURVES))
-    epochs = [Mark(float(event["step"]), f"end of epoch {_epoch(event)}") for event in passes_of(events)]
     resumes = [Mark(step, f"{step:,.0f}") for event in events if (step := _resumed_after(event))]
     pictures = []
     for name in drawn:
@@ -55,7 +54,7 @@ def curves(events: Events) -> tuple[list[Lines], list[str]]:
             Series(name="training", curve=thin(trained.get(name, ()), most), tone="training"),
             Series(name="evaluation", curve=thin(evaluated.get(name, ()), most), tone="evaluation", has_dots=True),
         ]
-        picture = chart.lines(name, series, x_name="step", epochs=epochs, resumes=resumes)
+        picture = chart.lines(name, series, x_name="step", resumes=resumes)
         if picture is not None:
             pictures.append(picture)
     shown = {picture.title for picture in pictures}
@@ -69,11 +68,6 @@ def _resumed_after(event: Mapping[str, Any]) -> float | None:
 def points_each(num_curves: int) -> int:
     """How many points each of so many curves may have."""
     return max(_FEWEST, min(MOST_POINTS, _ALL_POINTS // max(1, num_curves)))
-
-
-def _epoch(event: Mapping[str, Any]) -> int:
-    """The epoch, from 1."""
-    return int(number_in(event, "epoch") or 0) + 1
 
 
 def bound(events: Events) -> str:
