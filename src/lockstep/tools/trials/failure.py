@@ -8,21 +8,13 @@ from __future__ import annotations
 import signal
 
 _LONGEST = 300
-_MOST_LINES, _LAST_LINES = 60, 20
+_LAST_LINES = 20
 
 
 def in_one_line(error: str) -> str:
     """The beginning of an error."""
     error = error.partition("\n")[0]
     return error if len(error) <= _LONGEST else error[: _LONGEST - 1] + "…"
-
-
-def in_few_lines(error: str) -> str:
-    """An error without the middle of a long one: of a deep traceback, what was called first and what failed last are left."""
-    lines = error.strip().splitlines()
-    if len(lines) > _MOST_LINES:
-        lines = [*lines[:10], "  ...", *lines[-(_MOST_LINES - 11) :]]
-    return "\n".join(lines)
 
 
 def last_words(output: str, exit_status: int) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from lockstep.base.option import options_of
 from lockstep.journal.failure import read_failure
 from lockstep.launch.guard import die_with_parent
 from lockstep.launch.processes import sweep
-from lockstep.tools.trials.failure import in_few_lines, in_one_line, last_words
+from lockstep.tools.trials.failure import in_one_line, last_words
 from lockstep.tools.trials.settings import TrialSettings
 from lockstep.world import environment as world
 
@@ -212,7 +212,7 @@ def run_trial(trial: Trial, observer: Observer) -> Record:
     told = read_failure(trial.failure)
     trial.failure.unlink(missing_ok=True)
     if exit_status and told is not None:
-        status, reason, error = "failed", in_one_line(told.summary), in_few_lines(told.report)
+        status, reason, error = "failed", in_one_line(told.summary), told.report.strip()
     elif exit_status:
         reason, error = last_words(log.read_text(encoding="utf-8", errors="replace"), exit_status)
         status, reason = "failed", in_one_line(reason)
