@@ -51,14 +51,6 @@ def test_every_figure_is_legible_at_every_width(make_comparison, width):
     assert "runs/x.log" in text
 
 
-def test_the_legend_says_what_was_equal_in_all_rows_and_where_values_come_from(make_comparison):
-    legend = table.legend(make_comparison(("single", 1, 2.0), ("ddp", 4, 1.0), threads=3))
-    assert "V = 4 shards" in legend
-    assert "3 threads a process" in legend
-    assert "sum over the processes" in legend
-    assert "against single ×1" in legend
-
-
 @pytest.mark.parametrize(
     ("number", "text"), [(1786.8, "1,787"), (54.53, "54.5"), (1.2345, "1.23"), (0.5, "0.50"), (0.01234, "0.0123")]
 )

@@ -15,6 +15,7 @@ def notes_on(comparison: Comparison) -> Iterator[str]:
     yield from _different_losses(comparison)
     yield from _too_few_cores(comparison)
     yield from _short_runs(comparison)
+    yield from _training_values(comparison)
     if comparison.measured and comparison.baseline is None:
         yield "No `single` row ran: without it there is no speed-up, and no difference, to show."
 
@@ -60,3 +61,12 @@ def _short_runs(comparison: Comparison) -> Iterator[str]:
             f"Less than {_SHORT_S:.0f} s of steady training was measured for {which}: expect a few per cent of noise, or "
             "use more --rounds or longer training."
         )
+
+
+def _training_values(comparison: Comparison) -> Iterator[str]:
+    sources = [(figures.loss_from, figures.accuracy_from) for _, figures in comparison.measured]
+    trained = [
+        name for name, values in zip(("loss", "accuracy"), zip(*sources, strict=True), strict=False) if "training" in values
+    ]
+    if trained:
+        yield f"No evaluation gave {' or '.join(trained)}: it is the last epoch's mean."

@@ -14,7 +14,7 @@ from lockstep.base.visible import visible
 from lockstep.journal.measure.split import sentence
 from lockstep.tools.compare.comparison import Comparison, RowResult
 from lockstep.tools.compare.figures import Figures, Relation
-from lockstep.world.machine.sizes import NOTHING, counted, size
+from lockstep.world.machine.sizes import NOTHING, size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,27 +88,8 @@ def show(comparison: Comparison, console: Console) -> None:
         which, log = ", ".join(result.row.label for result in results), results[0].decisive_run.log
         where = f" ({comparison.directory / log})" if log else ""
         console.print(Text(visible(f"{which} {status}: {reason}{where}"), style="red"), soft_wrap=True)
-    console.print(Text(legend(comparison)), soft_wrap=False)
     for note in comparison.notes:
         console.print(Text(visible(f"Note: {note}"), style="yellow"))
-
-
-def legend(comparison: Comparison) -> str:
-    """What the figures mean, in one paragraph."""
-    baseline = comparison.baseline
-    against = "" if baseline is None else f" Speed-up and differences are against {baseline.row.label}."
-    sources = [(figures.loss_from, figures.accuracy_from) for _, figures in comparison.measured]
-    trained = [
-        name for name, values in zip(("loss", "accuracy"), zip(*sources, strict=True), strict=False) if "training" in values
-    ]
-    source = f" No evaluation gave {' or '.join(trained)}: it is the last epoch's mean." if trained else ""
-    shards = f"V = {counted(comparison.shards, 'shard')} of each global batch"
-    spread = f" Each row ran once in each of {comparison.rounds} rounds; ± is half the 95 % confidence interval."
-    return (
-        f"Every row: {shards}, {counted(comparison.threads, 'thread')} a process. "
-        "Times are of training without warm-up, measured in the workers; memory is the sum over the processes."
-        f"{spread if comparison.rounds > 1 else ''}{against}{source}"
-    )
 
 
 def _table(comparison: Comparison, chosen: Sequence[Column]) -> Table:
