@@ -39,21 +39,12 @@ def test_a_file_that_exists_is_left_as_it_is_and_a_free_name_is_said(new, tmp_pa
     assert f"{file} exists already, so nothing was written" in said
     assert said.rstrip().endswith(another)
     assert (tmp_path / file).read_text() == "mine"
-    assert not (tmp_path / file).with_name(".gitignore").exists()
     assert new(*another.split()[2:])[0] == 0
 
 
 def test_a_file_of_any_name_can_be_asked_for(new, tmp_path):
     assert new("models/spirals.py")[1].splitlines()[-1].strip() == "cd models && lockstep verify spirals.py"
     assert "lockstep verify spirals.py" in (tmp_path / "models" / "spirals.py").read_text()
-
-
-def test_what_runs_write_is_left_out_of_git_unless_there_is_a_gitignore(new, tmp_path):
-    new("fresh")
-    assert "runs/" in (tmp_path / "fresh" / ".gitignore").read_text().splitlines()
-    (tmp_path / ".gitignore").write_text("mine\n")
-    new()
-    assert (tmp_path / ".gitignore").read_text() == "mine\n"
 
 
 @pytest.mark.parametrize("place", ["file", "file/there"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import shlex
@@ -11,20 +10,11 @@ from pathlib import Path
 
 import click
 
-from lockstep.base.config import RUNS
 from lockstep.base.errors import UsageError
 from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT
 
 NAME = "train.py"
-_GITIGNORE = f"""\
-# what lockstep's commands write
-{RUNS}/
-verification*/
-comparison*/
-replays/
-__pycache__/
-"""
 
 
 @click.command("new", context_settings=CONTEXT)
@@ -33,8 +23,8 @@ def command(place: Path) -> None:
     """Write train.py, a script to start from, into DIR (default: here), or FILE.py, and say what to do next.
 
     It trains a small model in seconds, on any number of processes, and needs nothing but PyTorch. It keeps the weights that are
-    best on a validation set, and stops early. Replace its data, model and loss with your own. Where there is no .gitignore, one
-    is written that leaves out what runs write. An existing file is never overwritten.
+    best on a validation set, and stops early. Replace its data, model and loss with your own. An existing file is never
+    overwritten.
     """
     path = place if place.suffix == ".py" else place / NAME
     directory = path.parent
@@ -47,8 +37,6 @@ def command(place: Path) -> None:
             )
         with path.open("x", encoding="utf-8") as file:
             file.write(text.replace(NAME, path.name))
-        with contextlib.suppress(FileExistsError), (directory / ".gitignore").open("x", encoding="utf-8") as file:
-            file.write(_GITIGNORE)
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written: {error.filename or path}: {error.strerror}. Give another place: lockstep new there"
