@@ -139,13 +139,6 @@ def test_bounds_are_order_statistics(harness):
     assert bounds.coverage == pytest.approx(1 - 67 / 2048)
 
 
-@pytest.mark.parametrize("rounds", range(1, 5))
-def test_few_rounds_give_less_than_95_per_cent_and_say_so(harness, rounds):
-    bounds = harness.median_bounds(range(rounds))
-    assert (bounds.lower95, bounds.upper95) == (0, rounds - 1)
-    assert bounds.coverage == pytest.approx(1 - 0.5**rounds)
-
-
 def test_every_contender_runs_once_a_round_in_changing_order(harness):
     seen = []
     contenders = {name: lambda name=name: seen.append(name) or len(seen) for name in "abc"}
@@ -168,19 +161,6 @@ def test_contenders_do_not_inherit_the_launcher(monkeypatch):
     assert environ["OMP_NUM_THREADS"] == "1"
 
 
-@pytest.mark.usefixtures("hosts")
-def test_a_crew_whose_launcher_fails_on_a_host_is_shown_with_its_last_words():
-    import _hosts
-
-    with _hosts.hosts(1) as (host,):
-        crew = _hosts.LaunchedCrew("broken", [["sh", "-c", "hostname; echo oh dear >&2; exit 3"]], [host], nproc=1)
-        try:
-            with pytest.raises(SystemExit, match=r"(?s)broken ended before its time.*host0\noh dear"):
-                crew.wait_ready()
-        finally:
-            crew.close()
-
-
 def test_a_run_that_ends_before_its_time_or_does_not_get_on_is_said_with_its_last_words(harness, tmp_path):
     from _launch import Launch, Stuck
 
@@ -193,17 +173,3 @@ def test_a_run_that_ends_before_its_time_or_does_not_get_on_is_said_with_its_las
             finally:
                 process.kill()
                 process.wait()
-
-
-def test_notes_are_read_as_they_come_and_only_whole_lines(harness, tmp_path):
-    from _launch import Launch, Note, steps_of_last
-
-    with (tmp_path / "output").open("w+") as output, (tmp_path / "notes").open("w") as notes:
-        launch = Launch([], output, tmp_path / "notes")
-        notes.write("began 0 7 1.5\nstep 1 7 2.5\nstep 2 7 3.5\nstep 1 8 4.5\nst")
-        notes.flush()
-        assert len(launch.notes()) == 4
-        assert steps_of_last(launch.notes()) == [Note("step", 1, 8, 4.5)]
-        notes.write("ep 2 8 5.5\n")
-        notes.flush()
-        assert steps_of_last(launch.notes())[1:] == [Note("step", 2, 8, 5.5)]

@@ -67,26 +67,9 @@ def test_a_step_that_was_lost_and_repeated_does_not_count_twice(job):
     assert job.batches(epoch=0) == [{0, 1, 2, 3}, {4, 5, 6}]
 
 
-def test_an_error_is_the_first_exception_that_was_printed(samples):
-    printed = "[rank0]: Traceback\n[rank0]: ValueError: too short [127.0.0.1]: 3\nfoo.ChildFailedError: \n====\n"
-    assert samples.last_error(printed) == "ValueError: too short [127.0.0.1]: 3"
-    assert samples.last_error("a\nb\n") == "b"
-
-
 def test_a_duplicate_changes_the_area_under_the_curve(samples):
     import _references
 
     once = Counter(range(99))
     assert 0.5 < _references.roc_auc(once) < 1
     assert _references.roc_auc(once) != _references.roc_auc(once + Counter([0]))
-
-
-def test_tables_are_put_between_the_marks_of_a_page(samples, tmp_path):
-    from samples import write
-
-    page = tmp_path / "page.md"
-    page.write_text("a\n<!-- samples: begin -->\n\nold\n\n<!-- samples: end -->\nb\n")
-    write(page, "samples", "| new |")
-    assert page.read_text() == "a\n<!-- samples: begin -->\n\n| new |\n\n<!-- samples: end -->\nb\n"
-    with pytest.raises(SystemExit, match="lacks the marks"):
-        write(page, "remedies", "| new |")
