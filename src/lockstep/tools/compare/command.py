@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import click
@@ -10,7 +9,6 @@ from rich.console import Console
 
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS
 from lockstep.cli.tables import say
-from lockstep.launch.program import find_script
 from lockstep.tools.compare import compare, methods, table
 from lockstep.tools.compare.comparison import Comparison
 from lockstep.tools.trials.machine import Machine, find_components
@@ -91,9 +89,7 @@ def command(
     components = find_components(num_gpus=here.num_gpus)
     chosen = methods.parse_methods(method_names or ",".join(methods.default_methods(components)))
     nprocs = sorted(nproc or methods.default_nprocs(num_gpus=here.num_gpus, num_cores=here.num_cores))
-    script = find_script(str(task.script), is_module=task.is_module)
-    source = "" if script is None else hashlib.sha256(script.read_bytes()).hexdigest()
-    planned = compare.plan(task, chosen, nprocs, here, rounds=rounds, source=source)
+    planned = compare.plan(task, chosen, nprocs, here, rounds=rounds)
     what = (
         f"comparing {counted(len(planned.rows), 'row')} of {task.script}{f' in {rounds} rounds' if rounds > 1 else ''}: "
         f"V = {'as in the script, else ' if task.shards is None else ''}{counted(planned.shards, 'shard')}, "

@@ -23,9 +23,7 @@ _NO_JOURNAL = (
 )
 
 
-def plan(
-    task: Task, methods: Sequence[Method], nprocs: Sequence[int], machine: Machine, *, rounds: int = 3, source: str = ""
-) -> Comparison:
+def plan(task: Task, methods: Sequence[Method], nprocs: Sequence[int], machine: Machine, *, rounds: int = 3) -> Comparison:
     """A comparison before its first run, with defaults filled in. Pure.
 
     Args:
@@ -34,7 +32,6 @@ def plan(
         nprocs: numbers of processes of each method that takes several.
         machine: this one.
         rounds: how many times each row runs.
-        source: digest of the script.
 
     Raises:
         ConfigError: there are fewer shards than processes in some row.
@@ -53,7 +50,6 @@ def plan(
         threads=max(1, machine.num_cores // largest) if task.threads is None else task.threads,
         rows=tuple(RowResult(row=row) for row in rows),
         rounds=rounds,
-        source=source,
     )
 
 

@@ -79,8 +79,6 @@ class Comparison(Study):
     """Of each process, in all rows: the answer depends on it to the last bits, and the speed of course."""
     rows: tuple[RowResult, ...]
     rounds: int = 1
-    source: str = ""
-    """The SHA-256 digest of the script's file; empty: not known."""
     notes: tuple[str, ...] = ()
     """What a reader must know before believing the figures."""
 
@@ -117,7 +115,6 @@ class Comparison(Study):
         return {
             **super().as_json(),
             "rounds": self.rounds,
-            "source": self.source,
             "baseline": None if baseline is None else baseline.row.number,
             "rows": [self._row_as_json(result) for result in self.rows],
             "notes": self.notes,
