@@ -26,7 +26,6 @@ RUNNING, FINISHED, INTERRUPTED, FAILED, UNREADABLE = "running", "finished", "int
 _BIRTH = "birth.json"
 _MARKERS = (_BIRTH, JOURNAL, "checkpoints")
 """A directory with any of these is, or was, a run directory."""
-_TRIES = 5
 _BAD_FILE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """Errors raised on reading a damaged file. (``ConfigError`` is a ``ValueError``.)"""
 
@@ -185,35 +184,28 @@ def _read_birth(path: Path, fields: dict[str, Any], remarks: list[str]) -> bool:
 def _find_checkpoint(path: Path, remarks: list[str]) -> tuple[Saved | None, bool]:
     """The newest usable checkpoint, judged by manifests and file sizes; and False if there are some but none is usable."""
     store = Store(path)
+    damaged = []
     try:
-        for _ in range(_TRIES):
-            newest = store.newest()
-            if newest is None:
-                return None, True
-            damaged = []
-            for checkpoint in [newest, *(path for path in store.all() if path != newest)]:
-                try:
-                    manifest = Manifest.read(checkpoint)
-                    for name in manifest.files:
-                        verify_file(checkpoint, manifest, name, sizes_only=True)
-                except CheckpointError as error:
-                    if checkpoint.exists():  # else an active run has just deleted it
-                        damaged.append(str(error))
-                    if isinstance(error, NewerFormatError):
-                        break  # it will not resume from an older one
-                    continue
-                remarks += damaged
-                return _saved(checkpoint, manifest), True
-            if damaged:
-                remarks += damaged
-                return None, False
+        newest = store.newest()
+        for checkpoint in [newest, *(path for path in store.all() if path != newest)] if newest is not None else ():
+            try:
+                manifest = Manifest.read(checkpoint)
+                for name in manifest.files:
+                    verify_file(checkpoint, manifest, name, sizes_only=True)
+            except CheckpointError as error:
+                if checkpoint.exists():  # else an active run has just deleted it
+                    damaged.append(str(error))
+                if isinstance(error, NewerFormatError):
+                    break  # it will not resume from an older one
+                continue
+            remarks += damaged
+            return _saved(checkpoint, manifest), True
     except CheckpointError as error:
-        remarks.append(str(error))
-        return None, False
+        damaged.append(str(error))
     except _BAD_FILE as error:
-        remarks.append(f"{store.directory} cannot be read: {error or type(error).__name__}")
-        return None, False
-    return None, True  # an active run replaces them faster than they can be read
+        damaged.append(f"{store.directory} cannot be read: {error or type(error).__name__}")
+    remarks += damaged
+    return None, not damaged
 
 
 def _saved(path: Path, manifest: Manifest) -> Saved:
