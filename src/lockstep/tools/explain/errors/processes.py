@@ -1,10 +1,9 @@
-"""Loader workers that have died, and limits of a process."""
+"""Processes that have ended: loader workers, other ranks."""
 
 from __future__ import annotations
 
 import os
 import re
-import resource
 import signal
 
 from lockstep.tools.explain.errors.row import row
@@ -12,7 +11,7 @@ from lockstep.tools.explain.errors.scene import Scene
 from lockstep.world.machine.sizes import size
 
 _SHM = "/dev/shm"
-"""Through which loader workers and NCCL pass data."""
+"""Through which loader workers pass data."""
 
 
 _ENDS = {
@@ -55,39 +54,11 @@ def _worker_gone(match: re.Match[str], scene: Scene) -> str:
     )
 
 
-def _too_many_files(match: re.Match[str], scene: Scene) -> str:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return (
-        f"This process has reached its limit of {soft} open files. Each loader worker takes some, each connection to "
-        "another rank one, and each tensor that a worker hands over one until it is deleted. Raise the limit (ulimit -n "
-        f"{hard if hard > soft else 65536}), keep no batches in lists, or call "
-        "torch.multiprocessing.set_sharing_strategy('file_system')."
-    )
-
-
-def _no_shared_memory(match: re.Match[str], scene: Scene) -> str:
-    return (
-        f"A batch did not fit into shared memory. {shared_memory()} Give it more (docker run --shm-size=8g, or --ipc=host), or "
-        "use fewer or smaller batches ahead (num_workers, prefetch_factor, batch_size)."
-    )
-
-
 ROWS = (
     row(
         "loader workers",
         r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) (?:is killed by signal|exited unexpectedly)",
         _worker_gone,
-    ),
-    row(
-        "open files",
-        r"received 0 items of ancdata|Too many open files",
-        _too_many_files,
-        ("RuntimeError", "OSError"),
-    ),
-    row(
-        "shared memory",
-        r"unable to (?:write|open|allocate|resize|mmap).*(?:shared memory|/torch_).*(?:No space left|Cannot allocate|\(28\))",
-        _no_shared_memory,
     ),
     row(
         "another rank is gone",

@@ -48,10 +48,6 @@ class Scene:
             trace = trace.tb_next
         return frames[: -_MOST_FRAMES - 1 : -1]
 
-    def is_module(self, value: object) -> bool:
-        """Whether it is an ``nn.Module``, judged by its type alone, since proxies may do anything."""
-        return issubclass(type(value), self.torch.nn.Module)
-
     def is_tensor(self, value: object) -> bool:
         """Whether it is a tensor, judged by its type alone."""
         return issubclass(type(value), self.torch.Tensor)
@@ -84,15 +80,11 @@ def _is_ddp(value: object) -> bool:
 
 
 def reduced(ddp: Any) -> list[tuple[str, Any]]:
-    """The parameters with their names, in the order of DDP's indices."""
+    """The parameters with their names in the user's model, in the order of DDP's indices."""
     ignored = ddp.__dict__.get("parameters_to_ignore", ())
     module = ddp.__dict__["_modules"].get("module")
-    return [] if module is None else learning(module, ignored)
-
-
-def learning(module: Any, ignored: Iterable[str] = ()) -> list[tuple[str, Any]]:
-    """The parameters that require gradients, with their names in the user's model."""
-    return [(_plain(name), p) for name, p in module.named_parameters() if p.requires_grad and name not in ignored]
+    named = () if module is None else module.named_parameters()
+    return [(_plain(name), parameter) for name, parameter in named if parameter.requires_grad and name not in ignored]
 
 
 def _plain(name: str) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lockstep.base.errors import LockstepError
-from lockstep.tools.explain.errors import ddp, loop, nccl, processes
+from lockstep.tools.explain.errors import ddp, loop, processes
 from lockstep.tools.explain.errors.row import Row
 from lockstep.tools.explain.errors.scene import Scene
 
-ROWS: tuple[Row, ...] = (*ddp.ROWS, *nccl.ROWS, *processes.ROWS, *loop.ROWS)
+ROWS: tuple[Row, ...] = (*ddp.ROWS, *processes.ROWS, *loop.ROWS)
 """The first row that matches an error, and has an explanation, explains it."""
 
 _MOST_ERRORS = 20
