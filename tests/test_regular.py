@@ -7,7 +7,6 @@ from lockstep.state.checkpoint.files import write_bytes
 from lockstep.state.rundir.lock import RunLock
 from lockstep.state.rundir.sight import leave_mark
 from lockstep.tools.explain.black_box import BlackBox
-from lockstep.tools.explain.stack_request import StackResponder
 from lockstep.tools.verify.trace.lines import TraceWriter
 
 pytestmark = pytest.mark.timeout(20)
@@ -17,7 +16,6 @@ WRITERS = {
     "events.jsonl": EventWriter,
     "digests/rank-0.jsonl": lambda run_dir: TraceWriter(run_dir, "rank-0", "digests", is_fresh=False),
     "blackbox/rank-0.box": lambda run_dir: BlackBox(run_dir / "blackbox" / "rank-0.box"),
-    "blackbox/rank-0.stacks": lambda run_dir: StackResponder(run_dir / "blackbox" / "rank-0.stacks"),
     "trace/rank-0.jsonl": lambda run_dir: TraceWriter(run_dir, "rank-0"),
     "checkpoints/part/state-0.safetensors": lambda run_dir: write_bytes(
         run_dir / "checkpoints" / "part" / "state-0.safetensors", []

@@ -87,13 +87,6 @@ def test_a_stuck_rank_comes_first_and_is_told_when_it_is_stopped_or_killed_and_t
     assert "train.py:7 in hang" in look()
 
 
-@pytest.mark.longest
-def test_a_rank_that_holds_the_interpreter_lock_in_c_code_is_told_from_what_it_did_last(stuck):
-    stuck("re.match('(a+)+$', 'a' * 60 + 'b')")
-    until(lambda: "C code that holds the GIL" in look())
-    assert "train.py:7 in hang" in look()
-
-
 @pytest.mark.long
 def test_a_run_that_does_not_get_on_says_once_who_waits_for_whom_and_where_that_one_is(stuck, tmp_path):
     os.mkfifo(tmp_path / "go")

@@ -193,6 +193,17 @@ def test_why_a_rank_does_not_answer_is_told_as_far_as_the_kernel_knows(facts, wo
     assert words in who_waits([rank(0, WAITING), late])
 
 
+def test_ranks_that_all_wait_for_their_own_loaders_are_reported_with_the_line():
+    loading = [
+        ["/site-packages/torch/utils/data/dataloader.py", 1300, "_try_get_data"],
+        ["/home/me/train.py", 12, "<module>"],
+    ]
+    text = who_waits([rank(number, loading, since_s=50.0 - BUSY_S) for number in range(2)])
+    assert text.startswith("no progress for 120 s: ranks 0 and 1 wait for a batch of their own.")
+    assert "waiting for its loader workers" in text
+    assert "/home/me/train.py:12 in <module>" in text
+
+
 def test_one_that_a_debugger_holds_is_nobodys_fault():
     late = replace(rank(1, [["/home/me/train.py", 7, "loss"]], "late"), late_s=9.0, facts=ProcessFacts("tracing-stop"))
     assert who_waits([rank(0, WAITING), late]) is None

@@ -12,16 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.base.shapes import fits
-from lockstep.base.stopping import catches
 from lockstep.base.tracebacks.frames import OURS, Frame, owner
 from lockstep.tools.explain.black_box import DIRECTORY, read_box
 from lockstep.tools.explain.frames import is_own, shortened
-from lockstep.tools.explain.loader_workers import LoaderWorker, busy_workers, waits_for_loader
+from lockstep.tools.explain.loader_workers import waits_for_loader
 from lockstep.tools.explain.process import ProcessFacts, facts_of, state_of
 from lockstep.tools.explain.record import Record
 from lockstep.tools.explain.sampler import EVERY_S, is_communicating, waits_at
-from lockstep.tools.explain.stack_request import SIGNAL, request_stack
-from lockstep.tools.explain.threads import doing_at
 from lockstep.tools.explain.work import BUSY_BYTES, COMPUTES, LEAST_SHARE, READS_OR_WRITES
 from lockstep.world.machine.identity import shared_by
 from lockstep.world.machine.sizes import counted, name_ranks
@@ -35,7 +32,6 @@ _STILL_S = 2.0
 """A rank that has not moved for this long is examined more closely."""
 _RECENT_S = 10.0
 """What was done longer ago than this is over."""
-_MOST_LOADERS = 3
 _ALIVE = ("running", "late")
 DEFAULT_GROUP = "0"
 """PyTorch's name of the process group of all ranks."""
@@ -48,16 +44,14 @@ class RankReport:
     record: Mapping[str, Any]
     """The newest of its black box."""
     state: str
-    """``running``; ``late``: it has stopped reporting; ``stopped`` by a signal; ``replaced`` by another program; ``gone``; or
-    how it ended: ``finished``, ``failed``. (A process that is ending is one of the first four: see ``ending``.)"""
+    """``running``; ``late``: it has stopped reporting; ``stopped`` by a signal; ``gone``; or how it ended: ``finished``,
+    ``failed``. (A process that is ending is one of the first three: see ``ending``.)"""
     late_s: float
     """How long ago it should have reported."""
     is_here: bool = True
     """Whether it is a process of this machine."""
     facts: ProcessFacts | None = None
     """Known if it is here and does not move."""
-    loaders: Sequence[LoaderWorker] = ()
-    """Its busy loader workers, if it waits for them."""
     is_behind: bool = False
     """Whether it has begun a collective, but has not reached the one that others wait in."""
 
@@ -136,8 +130,6 @@ class RankReport:
         at, of = _step_words(self.record)
         if self.state == "gone":
             return f"dead: {self._why_gone()} {at}"
-        if self.state == "replaced":
-            return f"replaced by another program {at} (exec), which does not report"
         if self.state == "stopped":
             return f"stopped by a signal {at}: `kill -CONT {self.record['pid']}` resumes it"
         if self.state not in _ALIVE:
@@ -152,8 +144,7 @@ class RankReport:
         elif waits_for_loader(self.frames) and self.still_s < _STILL_S:
             activity = "getting batches from its loader"
         elif waits_for_loader(self.frames):
-            pid = f" {self.loaders[0].pid}" if self.loaders else ""
-            activity = f"waiting for its loader worker{'s' if len(self.loaders) > 1 else ''}{pid}"
+            activity = "waiting for its loader workers"
         elif saves(self.frames) and not self._is_saving:
             activity = "saving a checkpoint"
         of = "" if self._is_saving else of  # the checkpoint's step has been named
@@ -209,8 +200,7 @@ class RankReport:
 
     def stack(self, *, short: bool = False) -> list[str]:
         """The lines of its stack to show, outermost first, from the script's first line on, ``short`` for a report. For a rank
-        that waits: only the script's own frames, and those of the loader workers that it waits for. For one that is ending:
-        what keeps it, with its stack."""
+        that waits: only the script's own frames. For one that is ending: what keeps it, with its stack."""
         if (holders := self.ending.get("holders")) and not self.is_waiting:
             return [line for holder in holders for line in _held_by(holder, short=short)]
         frames = list(
@@ -218,11 +208,7 @@ class RankReport:
         )  # behind them: what started the script
         if self.is_waiting or waits_for_loader(frames):
             frames = [frame for frame in frames if not any(part in frame[0] for part in _WAITING_CODE)]
-        lines = _shown(frames, short=short)
-        for worker in self.loaders[:_MOST_LOADERS]:
-            lines.append(f"its loader worker {worker.pid}, {worker.describe()}")
-            lines += [f"  {line}" for line in _shown(worker.frames, short=short)]
-        return lines
+        return _shown(frames, short=short)
 
 
 def _held_by(holder: Mapping[str, Any], *, short: bool) -> list[str]:
@@ -301,18 +287,17 @@ def run_joined(private_dir: Path) -> Path | None:
     return Path(min(joined)) if len(joined) == 1 and joined != {""} else None
 
 
-def read_reports(run_dir: Path, now_s: float, *, asks: bool = True) -> list[RankReport]:
+def read_reports(run_dir: Path, now_s: float) -> list[RankReport]:
     """What the ranks of a run's latest launch are doing, in rank order.
 
     Args:
         run_dir: of the run, or a launch's private directory.
         now_s: seconds since 1970.
-        asks: whether to request the stacks of this machine's processes that have stopped reporting, and of loader workers.
     """
-    return [_report(record, now_s, asks=asks) for record in read_records(run_dir)]
+    return [_report(record, now_s) for record in read_records(run_dir)]
 
 
-def _report(record: Mapping[str, Any], now_s: float, *, asks: bool) -> RankReport:
+def _report(record: Mapping[str, Any], now_s: float) -> RankReport:
     late_s = max(0.0, now_s - float(record["time_s"]) - EVERY_S)
     is_here = bool(record["machine"]) and record["machine"] == shared_by("pid")
     pid = int(record["pid"])
@@ -324,19 +309,10 @@ def _report(record: Mapping[str, Any], now_s: float, *, asks: bool) -> RankRepor
         return RankReport(record, _state_at_end(record), late_s, is_here)
     if state == "running" and late_s > _LATE_S:
         state = "late"
-        if is_here and asks and (stack := request_stack(record)):
-            record = {**record, "stack": stack, "collective": None}
-            if "ending" not in record and not record["doing"].get("held"):
-                record["doing"] = {**record["doing"], "activity": doing_at(stack)}
-        elif is_here and "stack_fd" in record and not catches(pid, SIGNAL):
-            state = "replaced"
     report = RankReport(record, state, late_s, is_here)
     if not is_here or state not in _ALIVE or report.still_s < _STILL_S or report.is_waiting:
         return report
-    report = replace(report, facts=facts_of(pid))
-    if asks and waits_for_loader(report.frames):
-        report = replace(report, loaders=busy_workers(record))
-    return report
+    return replace(report, facts=facts_of(pid))
 
 
 def _state_at_end(record: Mapping[str, Any]) -> str:

@@ -67,7 +67,5 @@ class Record(_Needed, total=False):
     error: str
     joined: str
     program: str
-    stack_file: str
-    stack_fd: Count
     begun: dict[str, int]
     recent: list[tuple[int, str, str]]

@@ -1,7 +1,7 @@
 """Samples what the training thread is doing, twice a second, and writes it to the process's black box.
 
 The training thread itself does nothing for it, so sampling costs a step no time. A thread that holds the interpreter lock in C
-code, or is stopped, cannot be sampled: the newest record is then from before (see ``stack_request``).
+code, or is stopped, cannot be sampled: the newest record is then from before.
 
 A process has at most one sampler at work: that of its run replaces the one that the launcher has given it (``worker_box``),
 which goes on when the run is closed. The sampler's thread is not one of ``threading``'s, so that a script sees only its own
@@ -28,7 +28,6 @@ from lockstep.tools.explain.frames import stack_of
 from lockstep.tools.explain.holders import holders_of
 from lockstep.tools.explain.loader_workers import is_loading
 from lockstep.tools.explain.process import io_bytes, own_memory
-from lockstep.tools.explain.stack_request import StackResponder
 from lockstep.tools.explain.threads import handled_by
 from lockstep.tools.explain.work import WorkMeter
 from lockstep.world.machine.identity import shared_by
@@ -107,7 +106,6 @@ class Sampler:
         self._replaced = replaced
         self._doing = doing
         self._box = BlackBox(path, is_shared=about.get("num_nodes", 1) > 1)
-        self._responder = StackResponder(path.with_suffix(".stacks"))
         self._pid, self._thread_id = os.getpid(), threading.get_ident()
         self._about = dict(about)
         self._stack: list[Frame] = []
@@ -142,7 +140,6 @@ class Sampler:
         global _current
         if os.getpid() == self._pid:
             self._about.pop("joined", None)
-            self._responder = StackResponder(self._responder.path)
             self.resume()
             _current = self
 
@@ -159,7 +156,6 @@ class Sampler:
                 if self._waits is not None:
                     self._waits(0.0)  # it waits no more, and the next look might have been too late to say so
                 self._try(lambda: self._look(ended=how))
-            self._responder.close()
         if _current is self:
             _current = None
             if how == "finished" and self._before is not None:
@@ -229,7 +225,6 @@ class Sampler:
         self._work.look(now, is_still=now - self._same_since_s >= _WAITS_AFTER_S and not is_communicating(stack))
         self._last = {
             **self._about,
-            **self._responder.where(),
             "time_s": now,
             "since_s": self._same_since_s,
             "worked_s": self._work.worked_s,

@@ -105,7 +105,7 @@ def _settings(path: Path) -> dict[str, Any]:
 def _last_words(run: Run, now_s: float) -> Iterator[tuple[str, str]]:
     """What its ranks did last: captions and texts."""
     alike: dict[tuple[str, str], list[RankReport]] = {}
-    for report in read_reports(run.path, now_s, asks=False):
+    for report in read_reports(run.path, now_s):
         # Where a rank that failed was last seen may be half a second before that.
         says = "failed" if report.state == "failed" else report.describe()
         stack = "" if report.state == "failed" else "\n".join(report.stack())

@@ -52,7 +52,7 @@ class Watched:
             self._forget()
         for event in events:
             self._take(event)
-        self.reports = read_reports(self._run_dir, now_s, asks=False)
+        self.reports = read_reports(self._run_dir, now_s)
         is_alive = holder_of(self._run_dir) is not None or any(
             report.state == "running" and report.late_s < _FRESH_S for report in self.reports
         )
