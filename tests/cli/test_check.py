@@ -40,7 +40,6 @@ def test_a_finding_has_its_place_its_code_and_the_line_to_write(command, script)
     assert f"{path}:9:13: LS102" in out
     assert "`seen`" in out
     assert "batch.add(seen=" in out
-    assert "--explain LS102" in out
 
 
 def test_nothing_found_is_status_0(command, script):
@@ -63,16 +62,9 @@ def test_json_has_all_fields(command, script):
     assert finding["remedy"]
 
 
-def test_an_explanation_has_a_wrong_and_a_right_example(command):
-    status, out, _ = command("check", "--explain", "ls201")
-    assert status == 0
-    assert out.startswith("LS201: ")
-    assert "team.state(" in out
-
-
 @pytest.mark.parametrize(
     ("args", "word"),
-    [(("--explain", "LS999"), "LS101"), ((), "no script"), (("none.py",), "none.py"), (("--epochs",), "option")],
+    [((), "no script"), (("none.py",), "none.py"), (("--epochs",), "option")],
 )
 def test_wrong_usage_is_status_2(command, args, word):
     status, _, err = command("check", *args)

@@ -18,8 +18,7 @@ ROOT = Path(__file__).parents[2]
 # Scripts that know nothing of lockstep, and a few that do, written as others write them.
 SCRIPTS = ROOT / "tests" / "outside" / "scripts"
 OUTSIDE = re.compile("|".join(rf"\b{re.escape(path.name)}\b" for path in sorted(SCRIPTS.iterdir()) if path.name[0] != "_"))
-CHECK = ROOT / "src" / "lockstep" / "tools" / "check" / "check.md"
-PAGES = [ROOT / "README.md", CHECK, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HOW_TO = sorted((ROOT / "docs" / "how-to").glob("*.md"))  # their commands run in test_how_to.py
 
 TRAIN = """

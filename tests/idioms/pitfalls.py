@@ -7,7 +7,7 @@ from table import PITFALLS, ROWS, TABLE, TOPICS
 from topics.promises import Differs, Equal, Refused
 
 DOCS = Path(__file__).parents[2] / "docs"
-CHECK = "../src/lockstep/tools/check/check.md"
+CHECK = "check.md"
 WRITTEN = "<!-- Written by tests/idioms/pitfalls.py from tests/idioms/topics/ and table.py: change those, and run it. -->"
 PITFALLS_HEAD = f"""\
 # Pitfalls: the ten that matter

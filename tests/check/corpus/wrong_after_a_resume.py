@@ -1,5 +1,6 @@
 """Equal on every number of processes, and not after a resume: something of the script's own is in no checkpoint."""
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -63,3 +64,37 @@ def stage_of_the_data_set():
             optimizer.step()
             optimizer.zero_grad()
         data.stage += 1  # LS201
+
+
+def share_drawn_by_a_generator():
+    team, model, optimizer, loader = start()
+    rng = np.random.default_rng(0)
+    for batch in loader:
+        share = rng.beta(0.4, 0.4)  # LS205
+        for x, y in batch.shards:
+            team.backward(share * F.cross_entropy(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def unlabelled_samples_beside():
+    team, model, optimizer, loader = start()
+    unlabelled = iter(DataLoader(torch.randn(64, 6), 16))
+    for batch in loader:
+        z = next(unlabelled)  # LS206
+        for x, y in batch.shards:
+            team.backward(F.cross_entropy(model(x), y) + model(z).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def model_made_before_join():
+    model = nn.Linear(6, 3)  # LS304
+    team = lockstep.join(seed=1)
+    team.prepare(model)
+
+
+def words_in_the_order_of_a_set():
+    text = ["the", "cat", "sat", "on", "the", "mat"]
+    number = {word: i for i, word in enumerate(set(text))}  # LS305
+    lockstep.join(seed=1).prepare(DataLoader([number[word] for word in text], 3))

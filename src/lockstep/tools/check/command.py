@@ -13,11 +13,9 @@ from lockstep.base.errors import UsageError
 from lockstep.cli.echo import Styled, echo, echo_json
 from lockstep.cli.options import CONTEXT
 from lockstep.tools.check.files import read_script
-from lockstep.tools.check.findings import RULES, Finding
+from lockstep.tools.check.findings import Finding
 from lockstep.world.machine.sizes import counted
 
-PAGE = Path(__file__).with_name("check.md")
-"""Says of each code in a section of its own why it is found, and what to write instead."""
 _EPILOG = """
 \b
 Examples:
@@ -25,8 +23,6 @@ Examples:
       findings, each with the line to write instead
   lockstep check train.py --json | jq '.findings[] | .code'
       for other programs
-  lockstep check --explain LS102
-      why that is a finding, with a wrong and a right example
 
 \b
 Codes:
@@ -44,16 +40,12 @@ Exit status: 0 if nothing is found, 1 if something is, 2 if a script cannot be r
 @click.command("check", epilog=_EPILOG, context_settings=CONTEXT)
 @click.argument("scripts", metavar="SCRIPT...", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-@click.option("--explain", "code", metavar="CODE", help="Explain a code, and exit.")
-def command(scripts: tuple[Path, ...], as_json: bool, code: str | None) -> None:
+def command(scripts: tuple[Path, ...], as_json: bool) -> None:
     """Read the training loops of SCRIPT and of the modules beside it that it imports, and find what the script itself writes
     in one place and reads in another: inside batch.shards and outside, or in one step and, after a resume, in a later one.
 
     Nothing is imported or run. A run reports the same when it starts.
     """
-    if code is not None:
-        _explain(code.upper())
-        return
     if not scripts:
         raise UsageError("no script was given: lockstep check train.py")
     for script in scripts:
@@ -64,13 +56,6 @@ def command(scripts: tuple[Path, ...], as_json: bool, code: str | None) -> None:
     else:
         _show(findings, scripts)
     sys.exit(1 if findings else 0)
-
-
-def _explain(code: str) -> None:
-    if code not in RULES:
-        raise UsageError(f"there is no code {code!r}: choose one of {', '.join(RULES)}")
-    _, *sections = PAGE.read_text(encoding="utf-8").split("\n## ")
-    echo(next(section for section in sections if section.startswith(f"{code}: ")).strip(), has_lines=True)
 
 
 def _check_readable(script: Path) -> None:
@@ -94,4 +79,4 @@ def _show(findings: Sequence[Finding], scripts: Sequence[Path]) -> None:
     if not said:
         echo(f"nothing found in {counted(len(scripts), 'script')}")
         return
-    echo(f"{counted(len(findings), 'finding')}: {', '.join(said)}. Why: lockstep check --explain {findings[0].code}")
+    echo(f"{counted(len(findings), 'finding')}: {', '.join(said)}")
