@@ -156,7 +156,7 @@ def written_inside(team):
         update(optimizer)
 
 
-@refused("was changed inside batch.shards", found="LS108")
+@refused("was changed inside batch.shards")
 def written_inside_through_data(team):
     """Weight decay through `p.data` inside."""
     model, optimizer, loader = prepared(team)
@@ -181,7 +181,7 @@ class Momentum(nn.Module):
         return self.query(inputs) + self.key(inputs)
 
 
-@refused("was changed inside batch.shards", found="LS108")
+@refused("was changed inside batch.shards")
 def momentum_in_forward(team):
     """Weights moved in `forward` (`p.data = ...`)."""
     model = Momentum()

@@ -95,9 +95,7 @@ class Bindings(Methods):
             if place.kind in ("per shard", "external", "batch", "team"):
                 continue
             if name in ("data", "grad"):
-                if name == "data" and self.inside and self.is_weights(place):
-                    self.find("LS108", target, source.shown(target.value))
-                elif not self.inside:
+                if not self.inside:
                     self.sink(self.use(value), target, "weights")
                 continue
             if place.kind == "kept state" and not self.inside:
@@ -134,9 +132,7 @@ class Bindings(Methods):
             return
         for place in base.objects:
             if place.kind == "optimizer" or (place.is_prepared and place.kind not in ("list", "dict")):
-                if source.goes_through_data(target.value) and self.inside and self.is_weights(place):
-                    self.find("LS108", target, shown)
-                elif not self.inside:
+                if not self.inside:
                     self.sink(used, target, "weights")
                 continue
             if place.kind == "dict":

@@ -52,10 +52,6 @@ RULES = {
         "`{name}` counts what this process alone runs through{read}",
         "use a value that all processes share: team.step, batch.num_samples, or a column of the data",
     ),
-    "LS108": Rule(
-        "`{name}` is written through `.data` once a shard of this process",
-        "write it outside of batch.shards, after optimizer.step()",
-    ),
     "LS109": Rule(
         "`{name}` is separate in each process and loader worker{read}",
         "compute it from the sample's index, or fill it before the loop, on all ranks",
@@ -96,14 +92,6 @@ RULES = {
     "LS206": Rule(
         "`{name}` starts over on a resume{read}",
         "prepare its loader: then its position is saved",
-    ),
-    "LS301": Rule(
-        "`{name}.backward()` inside batch.shards: its gradient is not part of the sum over the shards",
-        "team.backward({name}); for gradients that are no part of the step: torch.autograd.grad",
-    ),
-    "LS302": Rule(
-        "`{name}()` inside batch.shards runs once a shard of this process",
-        "move it outside of batch.shards, behind the loop",
     ),
     "LS304": Rule(
         "`{name}` is made before lockstep.join(): its initial weights do not follow from the run's seed, and differ in each "

@@ -28,7 +28,6 @@ class Functions(Loops):
         self.defaults: dict[int, Value] = {}
         """Values of default arguments, made where the function is defined."""
         self.gradient_hooks: list[Object] = []
-        self.has_copied_inside = False
         self.unknown: ast.Call | None = None
         """The latest call whose effect nothing is known of."""
         self.returned: list[list[tuple[Value, State]]] = []
@@ -286,10 +285,6 @@ class Functions(Loops):
         if isinstance(node, ast.Call) and not self.inside and target.kind == "opaque":
             self.unknown = node
         return Value.made(given.flags | (content.flags & DATA), given.sites | content.sites)
-
-    def is_weights(self, place: Object) -> bool:
-        """Whether it is, or is made of, weights that are prepared."""
-        return place.is_prepared and place.kind in ("module", "instance", "opaque")
 
 
 def without_text(value: Value) -> Value:

@@ -185,7 +185,6 @@ class Libraries(Teams):
             made = self.make(node, "dict")
             self.state.put((made, CONTENT), Value.made(used.flags, used.sites), None)
             return Value(frozenset((made,)), used.flags, used.sites)
-        self.has_copied_inside = self.has_copied_inside or bool(self.inside)
         made = self.make(node, "module", "copy")
         made.is_copy = True
         made.has_statistics = any(o.has_statistics for o in original.objects)

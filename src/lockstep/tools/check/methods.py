@@ -35,14 +35,7 @@ class Methods(Libraries):
             return None  # an object that is kept in an attribute, and called
         if "external" in kinds or "file" in kinds:
             return None
-        shown = source.shown(func.value)
         if name == "backward" and self.inside:
-            if "inputs" in keywords or self.has_copied_inside:
-                return NOTHING  # the gradient of something else than the prepared weights
-            self.find("LS301", node, shown if isinstance(func.value, ast.Name) else "loss")
-            return NOTHING
-        if self.inside and name == "step" and _is_like_a_schedule(shown):
-            self.find("LS302", node, f"{shown}.{name}")
             return NOTHING
         if name in names.GRADIENT_HOOKS:
             self.gradient_hooks += [o for value in given for o in value.objects if o.kind in ("function", "method")]
@@ -99,15 +92,11 @@ class Methods(Libraries):
                     bool(node.args) and isinstance(node.args[0], ast.Constant) and not node.args[0].value
                 )
                 return Value.of(target)
-            through_data = source.goes_through_data(func.value)
             if (
                 names.is_in_place(name)
                 or name in ("load_state_dict", "update_parameters")
                 or (target.is_copy and name in ("update", "step"))
             ):
-                if through_data and self.inside and self.is_weights(target):
-                    self.find("LS108", node, source.shown(func.value))
-                    return Value.of(target)
                 if name == "load_state_dict":
                     target.is_early = False
                 if target.is_prepared and not self.inside:
@@ -200,7 +189,3 @@ def _has_constant_keys(node: ast.Call) -> bool:
     return all(isinstance(argument, ast.Dict) for argument in node.args) and all(
         isinstance(key, ast.Constant) for key in keys
     )
-
-
-def _is_like_a_schedule(name: str) -> bool:
-    return name.rpartition(".")[2].lower() in ("scheduler", "schedule", "lr_scheduler", "sched", "warmup")

@@ -108,15 +108,6 @@ def shown(node: ast.AST) -> str:
     return name if "?" not in name else ast.unparse(node)[:40]
 
 
-def goes_through_data(node: ast.AST) -> bool:
-    """Whether a target or receiver is reached through ``.data``, past what PyTorch counts."""
-    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
-        if isinstance(node, ast.Attribute) and node.attr == "data":
-            return True
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return False
-
-
 @cache
 def reads_shards(node: ast.AST) -> bool:
     """Whether ``.shards`` stands in it."""
