@@ -1,6 +1,5 @@
 """Right on every number of processes and after a resume, however suspicious: nothing is found here."""
 
-import collections
 import functools
 import logging
 import math
@@ -330,22 +329,6 @@ def stop_flag():
                 break
         if stop:
             break
-
-
-def words_numbered_in_order():
-    team, model, optimizer, _ = start()
-    text = ["the", "cat", "sat", "on", "the", "mat"]
-    number = {word: i for i, (word, _) in enumerate(collections.Counter(text).most_common())}
-    lengths = {word: len(word) for word in set(text)}
-    if len(set(text)) < 3:
-        raise ValueError(list(set(text)))
-    rows = [torch.full((6,), float(number[word] * lengths[word])) for word in text]
-    loader = team.prepare(DataLoader(rows, 3))
-    for batch in loader:
-        for x in batch.shards:
-            team.backward(model(x).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def dict_of_what_is_saved():

@@ -92,9 +92,3 @@ def model_made_before_join():
     model = nn.Linear(6, 3)  # LS304
     team = lockstep.join(seed=1)
     team.prepare(model)
-
-
-def words_in_the_order_of_a_set():
-    text = ["the", "cat", "sat", "on", "the", "mat"]
-    number = {word: i for i, word in enumerate(set(text))}  # LS305
-    lockstep.join(seed=1).prepare(DataLoader([number[word] for word in text], 3))

@@ -14,11 +14,9 @@ from lockstep.tools.check.values import (
     NUMBER,
     RANKED,
     SIZE,
-    TEXT,
     WORLD,
     Frame,
     Object,
-    Site,
     Value,
     Write,
     compute,
@@ -28,7 +26,6 @@ from lockstep.tools.check.values import (
 
 _OF_FORM = ("dtype", "device", "ndim", "requires_grad", "is_cuda")
 """Attributes that are the same for every shard."""
-_A_TEXT = Value.made(TEXT)
 
 
 class Expressions(Machine):
@@ -41,7 +38,6 @@ class Expressions(Machine):
         self.shards = Object("shards", "shards")
         self.batch = Object("batch", "batch")
         self.handlers: dict[type[ast.AST], Callable[..., Value]] = {
-            ast.Constant: lambda node: _A_TEXT if isinstance(node.value, str) else NOTHING,
             ast.Name: self._name,
             ast.Attribute: self._attribute,
             ast.Subscript: self._subscript,
@@ -210,7 +206,7 @@ class Expressions(Machine):
             return item if not any(cell.writes for cell in cells) else merge((item, *(self.look(cell) for cell in cells)))
         numbered = bool(index.flags & NUMBER)
         index = self.use(index)
-        flags = (base.flags | (index.flags & ~TEXT)) & ~NUMBER
+        flags = (base.flags | index.flags) & ~NUMBER
         sites = base.sites if numbered else base.sites | index.sites
         found = []
         for target in base.objects:
@@ -290,10 +286,7 @@ class Expressions(Machine):
         def body() -> None:
             nonlocal flags, sites
             for generator in node.generators:
-                element, order = unordered(self.iterate(generator.iter)[0])
-                if kind == "list":
-                    sites |= order
-                self.bind(generator.target, element)
+                self.bind(generator.target, self.iterate(generator.iter)[0])
                 for test in generator.ifs:
                     tested = self.use(self.eval(test))
                     sites |= tested.sites
@@ -319,12 +312,6 @@ class Expressions(Machine):
         self.state.put((made, CONTENT), value._replace(flags=value.flags | flags, sites=value.sites | sites), None)
         return Value.of(made)
 
-    def order_of(self, value: Value, node: ast.AST) -> frozenset[Site]:
-        """The site at which a set of texts is iterated, if it is one: its order is another in each process."""
-        if any(o.kind == "set" and self.content(o).flags & TEXT for o in value.objects):
-            return self.place(node, ast.unparse(node)[:40], "order")
-        return frozenset()
-
     def _lambda(self, node: ast.Lambda) -> Value:
         made = self.make(node, "function", "lambda")
         made.definition, made.frame = node, self.frame
@@ -346,12 +333,6 @@ class Expressions(Machine):
 
 def void(_: Value) -> None:
     """For what is called for its effect."""
-
-
-def unordered(element: Value) -> tuple[Value, frozenset[Site]]:
-    """An element of what is iterated, and where its order comes from, if that is a set's."""
-    order = frozenset(site for site in element.sites if site.how == "order")
-    return (element._replace(sites=element.sites - order), order) if order else (element, order)
 
 
 def _is_last(index: ast.AST) -> bool:

@@ -98,10 +98,6 @@ RULES = {
         "launch",
         "move lockstep.join() above it, or call torch.manual_seed(...) first",
     ),
-    "LS305": Rule(
-        "`{name}` is in the order of a set, which differs between processes{read}",
-        "sorted({name})",
-    ),
 }
 
 
@@ -123,11 +119,6 @@ class Finding:
     def differs(self) -> bool:
         """Whether the answer is another on another number of processes."""
         return self.code.startswith(DIFFERS)
-
-    @property
-    def tells_runs_apart(self) -> bool:
-        """Whether two runs may differ by it: also by the order of a set, on any number of processes."""
-        return self.differs or self.code == "LS305"
 
     @property
     def starts_anew(self) -> bool:

@@ -9,7 +9,7 @@ from typing_extensions import override
 from lockstep.tools.check import names, source
 from lockstep.tools.check.loops import Loops
 from lockstep.tools.check.state import State, join
-from lockstep.tools.check.values import DATA, NOTHING, TEXT, Frame, Object, Site, Value, merge, mix
+from lockstep.tools.check.values import DATA, NOTHING, Frame, Object, Site, Value, merge, mix
 
 DEEPEST = 12
 """Calls within calls that are followed."""
@@ -40,10 +40,6 @@ class Functions(Loops):
         else:
             receiver, function = NOTHING, self.eval(node.func)
         args, keywords = self._arguments(node)
-        is_own = any(o.kind in ("function", "method", "class", "instance") for o in function.objects)
-        if not is_own and source.dotted(node.func).rpartition(".")[2] not in names.KEEPS_TEXT:
-            args = [without_text(value) for value in args]
-            keywords = {name: without_text(value) for name, value in keywords.items()}
         if isinstance(node.func, ast.Attribute):
             known = self.of_method(node, receiver, function, args, keywords)
             if known is not None:
@@ -285,11 +281,6 @@ class Functions(Loops):
         if isinstance(node, ast.Call) and not self.inside and target.kind == "opaque":
             self.unknown = node
         return Value.made(given.flags | (content.flags & DATA), given.sites | content.sites)
-
-
-def without_text(value: Value) -> Value:
-    """What is made of a text by a call is no text, as far as is known."""
-    return value._replace(flags=value.flags & ~TEXT) if value.flags & TEXT else value
 
 
 def _new_frame(definition: ast.AST, parent: Frame | None) -> Frame:

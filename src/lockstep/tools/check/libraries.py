@@ -10,7 +10,7 @@ from lockstep.tools.check import names, source
 from lockstep.tools.check.loops import BATCHES, EVALUATION, SHARDS
 from lockstep.tools.check.state import CONTENT
 from lockstep.tools.check.teams import Teams
-from lockstep.tools.check.values import CLOCK, DATA, NOTHING, NUMBER, RANDOM, RANKED, SIZE, TEXT, Object, Value, merge, mix
+from lockstep.tools.check.values import CLOCK, DATA, NOTHING, NUMBER, RANDOM, RANKED, SIZE, Object, Value, merge, mix
 
 
 class Libraries(Teams):
@@ -93,7 +93,6 @@ class Libraries(Teams):
         data = args[0] if args else keywords.get("dataset", NOTHING)
         for name, value in (("dataset", data), *keywords.items()):
             self.state.put((made, name), value, None)
-        self.sink(_of_how(self.use(data), "order"), node, "weights")
         self.read_data_set(data, keywords.get("collate_fn", NOTHING))
         return Value.of(made)
 
@@ -233,14 +232,12 @@ class Libraries(Teams):
         if name == "iter" and args:
             return self.iterator(node, args[0])
         used = self.used((*args, *keywords.values()))
-        if name in ("zip", "enumerate", "tuple", "iter"):
-            used = used._replace(sites=used.sites.union(*(self.order_of(value, node) for value in args)))
         for value in (*args, *keywords.values()):
             self.call_back(value)
         if name in ("print", "str", "repr", "format"):
             used = mix([self.written(value) for value in (*args, *keywords.values())])
         if name == "open":
-            return Value.made(TEXT, used.sites)
+            return Value.made(0, used.sites)
         if name in ("print", "input", "exit", "quit", "exec"):
             if isinstance(node, ast.Call):
                 self.unknown = node
@@ -267,7 +264,3 @@ class Libraries(Teams):
         if not value.objects or lists:
             return Value.made(element.flags, element.sites)
         return Value(frozenset((made,)), 0, value.sites)
-
-
-def _of_how(value: Value, how: str) -> Value:
-    return Value.made(0, frozenset(site for site in value.sites if site.how == how))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing_extensions import override
 
 from lockstep.tools.check import names, source
-from lockstep.tools.check.expressions import Expressions, unordered
+from lockstep.tools.check.expressions import Expressions
 from lockstep.tools.check.state import State, join
 from lockstep.tools.check.values import DATA, NOTHING, NUMBER, Frame, Object, Value, merge
 
@@ -73,10 +73,7 @@ class Loops(Expressions):
                 kind = BATCHES
                 if target.kind == "loader" and not self.inside:
                     self.sink(self.served(target), node, "weights")
-            elif target.kind == "set":
-                content = self.content(target)
-                found.append(content._replace(sites=content.sites | self.order_of(value, node)))
-            elif target.kind in ("list", "dict", "deque", "queue"):
+            elif target.kind in ("list", "dict", "set", "deque", "queue"):
                 found.append(self.content(target))
             elif target.kind not in ("external", "function", "class", "team", "loader", "iterator"):
                 found.append(Value(frozenset((target,)) | self.content(target).objects, 0, self.content(target).sites))
@@ -86,11 +83,9 @@ class Loops(Expressions):
         for argument in node.args[1:]:
             self.eval(argument)
         element, kind = self.iterate(node.args[0])
-        element, order = unordered(element)
         kind = kind or (BATCHES if self.yields_batches else "")
         first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else None
         number = self.number(node, first, kind)
-        number = number._replace(sites=number.sites | order)
         return Value.made(element.flags, element.sites, (number, element)), kind
 
     def number(self, node: ast.AST, target: ast.AST | None, kind: str) -> Value:
@@ -183,7 +178,6 @@ class Loops(Expressions):
             return
         self.yields_batches = not self.in_step and not self.inside and bool(self._batches_of(node))
         element, kind = self.iterate(node.iter, node.target)
-        element, _ = unordered(element)
         self.yields_batches = False
         if kind == SHARDS or (not self.inside and source.reads_shards(node.iter)):
             self._over_shards(node, element)

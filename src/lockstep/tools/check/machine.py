@@ -41,7 +41,6 @@ _CODES_INSIDE = {
     "statistics": "LS110",
     "next": "LS111",
     "world": "LS112",
-    "order": "LS305",
 }
 _CODES_OUTSIDE = {
     "set": "LS201",
@@ -267,7 +266,7 @@ class Machine(Reading):
         """
         sites = value.sites if kind == "print" else value.sites | self.control
         for site in sites:
-            if site.how in ("world", "order") and kind != "weights":
+            if site.how == "world" and kind != "weights":
                 continue
             if kind == "save" and not site.inside and site not in self.control and site.how != "average":
                 continue  # the script keeps it by itself

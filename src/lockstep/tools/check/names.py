@@ -41,12 +41,6 @@ CONTAINERS = {
     "queue.LifoQueue": "queue",
     "bytearray": "list",
 }
-KEEPS_TEXT = _words(
-    """
-    list set frozenset tuple sorted str append extend add update union choice choices sample chain
-    """
-)
-"""Calls whose result is, or holds, the text that they are given."""
 TENSORS = re.compile(
     r"(torch|numpy)\.(zeros|ones|full|empty|arange|tensor|eye|as_tensor|rand|randn|randint|linspace|array|zeros_like|ones_like"
     r"|full_like|empty_like|randn_like|rand_like|from_numpy|asarray|Tensor|FloatTensor|LongTensor)$"

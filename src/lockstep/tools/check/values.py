@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-DATA, SIZE, RANDOM, CLOCK, RANKED, NUMBER, TEXT, WORLD = (1 << bit for bit in range(8))
+DATA, SIZE, RANDOM, CLOCK, RANKED, NUMBER, WORLD = (1 << bit for bit in range(7))
 """Flags of a value: made of a shard's samples; of how many there are; of random numbers; of the time; of the rank, or of what
-was gathered from all; a number that counts this process's shards; text; of the number of processes."""
+was gathered from all; a number that counts this process's shards; of the number of processes."""
 OF_A_SHARD = DATA | SIZE | RANDOM | NUMBER
 """A value with one of these may be another in each shard."""
 
