@@ -12,7 +12,6 @@ from launch_helpers import is_running, read_pids
 
 from lockstep.base.errors import LaunchError
 from lockstep.launch import failures
-from lockstep.tools.explain.launching.watching import frames_of
 
 pytestmark = pytest.mark.timeout(40)
 
@@ -296,16 +295,6 @@ def test_an_exception_of_a_loader_worker_is_summed_up_as_that_and_not_as_what_wr
     assert failure.summary().startswith("KeyError: 'no image 0"), failure.summary()
     assert failure.message.endswith("(in DataLoader worker process 0)")
     assert "__getitem__" in failure.text
-
-
-def test_the_stack_of_a_failure_is_read_from_a_traceback_and_from_what_faulthandler_wrote(run_warm):
-    def failed(how):
-        source = f"import os\ndef inner():\n    {how}\ndef outer():\n    inner()\nouter()\n"
-        return run_warm(source, nproc=1).outcome.failures[0]
-
-    for how in ("raise ValueError(1)", "os.abort()"):
-        frames = frames_of(failed(how))
-        assert [(line, name) for _, line, name in frames[:3]] == [(3, "inner"), (5, "outer"), (6, "<module>")], how
 
 
 def test_gloos_advice_is_left_out_of_what_it_says():

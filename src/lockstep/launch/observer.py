@@ -58,10 +58,6 @@ class Observer:
         """Which ranks wait for which others now; ``echoes`` have just failed because they had waited for too long."""
         return ""
 
-    def mismatch(self, reported: Sequence[Failure]) -> str:
-        """Where ranks were whose communication has failed, if they had called different collectives."""
-        return ""
-
     # Workers whose program is over, and whose process does not end
 
     def linger(self, ranks: Collection[int]) -> Collection[int]:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep.base.tracebacks.frames import Frame
-from lockstep.tools.explain.frames import users_location
 from lockstep.tools.explain.rank_reports import DEFAULT_GROUP, name_group
-from lockstep.tools.explain.sampler import is_communicating
 from lockstep.world.machine.sizes import name_ranks
 
 SAME_CALLS = (
@@ -44,33 +41,3 @@ def may_match(what: str, other: str) -> bool:
 def _must_be_same(what: str) -> str:
     name = what.partition(" (")[0]
     return what if name in _SAME_SHAPES else name
-
-
-def at_failure(
-    records: Sequence[Mapping[str, Any]], stacks: Mapping[int, Sequence[Frame]], *, has_aborted: bool
-) -> str | None:
-    """Where ranks were whose communication failed together, if they had called different collectives; None: no sign of it.
-
-    Args:
-        records: of the ranks' black boxes.
-        stacks: of the failed ranks, innermost frame first.
-        has_aborted: whether one was ended by its communication library, as Gloo does where sizes differ. Otherwise the network
-            may have failed.
-    """
-    first = first_mismatch(records)
-    if not all(is_communicating(stack) or _is_in_backward(stack) for stack in stacks.values()):
-        return None  # something else has ended one of them
-    groups: dict[str, list[int]] = {}
-    for rank, stack in sorted(stacks.items()):
-        groups.setdefault(users_location(stack), []).append(rank)
-    if first is None and not (has_aborted and len(groups) > 1):
-        return None
-    lines = ["communication failed, since the ranks have called different collectives."]
-    lines += [f"  {name_ranks(ranks)}: at {location}" for location, ranks in groups.items() if location]
-    if first is not None:
-        lines.append(f"  The first of the latest ones that differs: {first}.")
-    return "\n".join([*lines, SAME_CALLS])
-
-
-def _is_in_backward(stack: Sequence[Frame]) -> bool:
-    return bool(stack) and "/torch/autograd/" in stack[0][0]

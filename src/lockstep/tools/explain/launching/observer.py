@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,10 +59,6 @@ class Explainer(Observer):
     def who_waits(self, echoes: Collection[int]) -> str:
         """From the black boxes of all ranks."""
         return self._watching.explain(echoes)
-
-    def mismatch(self, reported: Sequence[Failure]) -> str:
-        """From the black boxes, and the tracebacks."""
-        return self._watching.mismatch(reported)
 
     def linger(self, ranks: Collection[int]) -> Collection[int]:
         """From their black boxes."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.launch import failures
-from lockstep.launch.failures import Failure
 from lockstep.launch.observer import Launch
 from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
-from lockstep.tools.explain.mismatch import at_failure
 from lockstep.tools.explain.rank_reports import RankReport, read_records, read_reports, run_joined
 from lockstep.tools.explain.remarks import Remarks
 from lockstep.tools.explain.sampler import waits_at
@@ -29,7 +26,6 @@ from lockstep.tools.explain.stuck import limit_of_script_s, who_waits
 
 _SELDOM = 15
 """Once the user was told, reports are collected at one in this many looks."""
-_LINE = re.compile(r'^ +File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
 
 
 class Watching:
@@ -67,12 +63,6 @@ class Watching:
         with contextlib.suppress(Exception):  # the failure is reported even without this
             text = self._who_waits(self._reports(echoes), is_over=True)
         return text or self._told
-
-    def mismatch(self, reported: Sequence[Failure]) -> str:
-        """Where ranks were whose communication has failed, if they had called different collectives; empty: no sign of it."""
-        stacks = {failure.rank: frames_of(failure) for failure in reported}
-        has_aborted = any(map(failures.has_aborted, reported))
-        return at_failure(read_records(self._where()), stacks, has_aborted=has_aborted) or ""
 
     def _where(self) -> Path:
         return run_joined(self._dir) or self._dir
@@ -149,10 +139,3 @@ def _waits_too_long(record: Mapping[str, Any], now_s: float) -> bool:
     if record["ended"] is not None or not waits_at(record["stack"], record["collective"]):
         return False
     return now_s - float(record["since_s"]) > limit_of_script_s(record)
-
-
-def frames_of(failure: Failure) -> list[tuple[str, int, str]]:
-    """The stack that a failure's text shows, innermost frame first: file, line, function."""
-    _, is_exception, trace = failure.text.rpartition("Traceback (most recent call last):")
-    frames = [(file, int(line), name) for file, line, name in _LINE.findall(trace)]
-    return frames[::-1] if is_exception else frames
