@@ -41,7 +41,7 @@ def test_the_advice_for_a_rank_beside_faster_ones_is_not_about_the_machine(activ
     assert ("clock rate" in alone) is (activity in ("forward", "backward"))
 
 
-@pytest.mark.parametrize("samples", range(1, 50))
+@pytest.mark.parametrize("samples", [1, 3, 8, 49])
 def test_a_slow_rank_is_found_with_any_number_of_samples(samples):
     even, late = (float(samples), 0.0, 0.0101, 0.0203, 0.0007), (float(samples), 0.0, 0.0301, 0.0203, 0.0007)
     assert [found.rank for found in told(phases(50, even, late))] == [1]

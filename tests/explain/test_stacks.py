@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import textwrap
 import time
 
@@ -68,23 +67,6 @@ def stuck(start_launcher, tmp_path, monkeypatch):
     yield start
     for process in started:
         end(process)
-
-
-def test_a_stuck_rank_comes_first_and_is_told_when_it_is_stopped_or_killed_and_those_that_wait_for_it_are_one(stuck):
-    stuck("time.sleep(100)")
-    shown = look()
-    first, _, others = shown.partition("ranks 0 and 2 of 3 on ")
-    assert re.match(r"rank 1 of 3 on \S+ \(pid \d+\): in the script's code of step 5, for \d+ s\n", first)
-    assert re.search(r"train.py:\d+ in <module>\n +hang\(team\)\n  \S+train.py:7 in hang\n +time.sleep\(100\)\n", first)
-    assert re.search(r"^[^\n]+: waiting [^\n]+(?: of step 6|, after step 5), for \d+ s\n", others)
-    assert "lockstep/launch/" not in shown
-    pid = ranks()[1]["pid"]
-    os.kill(pid, signal.SIGSTOP)
-    until(lambda: "stopped by a signal in step 5" in look())
-    assert f"`kill -CONT {pid}`" in look()
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: re.search(r"dead: .*killed.* in step 5", look()))
-    assert "train.py:7 in hang" in look()
 
 
 @pytest.mark.long

@@ -26,9 +26,7 @@ def epoch_of(events):
     return event
 
 
-@pytest.mark.parametrize(
-    ("delay", "part"), [("data_s", "data"), ("forward_s", "forward"), ("backward_s", "backward"), ("script_s", "script")]
-)
+@pytest.mark.parametrize(("delay", "part"), [("data_s", "data"), ("backward_s", "backward")])
 def test_a_delay_is_counted_where_it_is_and_all_parts_add_up_to_the_pass(crew, delay, part):
     nproc = 2
     seconds = 0.002 if delay == "data_s" else 0.016  # a sample, of which there are 8 a step
@@ -43,12 +41,8 @@ def test_a_delay_is_counted_where_it_is_and_all_parts_add_up_to_the_pass(crew, d
 @pytest.mark.parametrize(
     ("strategy", "delay", "activity"),
     [
-        pytest.param("exact", "data_s", "data", marks=pytest.mark.long),
         ("exact", "backward_s", "backward"),
         ("ddp", "forward_s", "forward"),
-        pytest.param("ddp", "backward_s", "backward", marks=pytest.mark.long),
-        pytest.param("fsdp", "forward_s", "forward", marks=pytest.mark.long),
-        pytest.param("fsdp", "backward_s", "backward", marks=pytest.mark.long),
         pytest.param("fsdp", "script_s", "script", marks=pytest.mark.long),
     ],
 )
@@ -70,7 +64,7 @@ def test_ranks_that_are_equally_busy_are_not_called_slow(crew):
 
 
 def test_saving_is_not_waiting_for_data(crew):
-    event = epoch_of(crew(1, partial(train, 20, width=1 << 20), checkpoint_every=4)[0])
+    event = epoch_of(crew(1, partial(train, 8, width=1 << 20), checkpoint_every=4)[0])
     assert event["split"][0]["checkpoint"] > event["split"][0]["data"]
 
 
