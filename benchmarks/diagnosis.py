@@ -105,7 +105,6 @@ FAULTS = (
     Fault("dead", "unchanged", "leave_at_once", r"(status|exitcode|code)\W+3\b", 2),
     Fault("dead", "lockstep", "write_past_shared_memory", "/dev/shm|shared memory"),
     Fault("wrong", "unchanged", "unused_layer", r"spare\.weight", 2),
-    Fault("wrong", "unchanged", "another_width", r"body\.weight|head\.weight"),
     Fault("wrong", "unchanged", "another_format", "of double", 2),
     Fault("wrong", "lockstep", "another_format", "float64", 2),
     Fault("wrong", "lockstep", "nudge_weights", "body.weight|weights"),

@@ -462,8 +462,7 @@ class Net(nn.Module):
     def __init__(self, fault: str | None) -> None:
         super().__init__()
         self.fault = fault
-        width = 24 if fault == "another_width" else 16
-        self.body, self.head, self.spare = nn.Linear(8, width), nn.Linear(width, 1), nn.Linear(width, 1)
+        self.body, self.head, self.spare = nn.Linear(8, 16), nn.Linear(16, 1), nn.Linear(16, 1)
         if fault == "another_format":
             self.double()
 
