@@ -69,20 +69,6 @@ def test_what_does_not_normalise_by_statistics_of_a_shard_is_not_spoken_of(model
     assert said([model]) == []
 
 
-@pytest.mark.parametrize(
-    ("loader", "size"),
-    [
-        (DataLoader(range(9), 4), 4),
-        (DataLoader(range(9), batch_sampler=BatchSampler(SequentialSampler(range(9)), 3, drop_last=False)), 3),
-        (DataLoader(range(9), batch_size=None), None),
-        ([1, 2], None),
-    ],
-    ids=["DataLoader", "batch sampler", "ready batches", "list"],
-)
-def test_the_size_of_global_batches_is_what_the_loader_says(loader, size):
-    assert batch_size_of(loader) == size
-
-
 @pytest.mark.parametrize(("processes", "better"), [(2, 8), (8, 8), (9, 16), (64, 64)])
 def test_a_number_of_shards_that_nobody_gave_is_said_to_follow_processes(processes, better):
     assert f"{processes} shards, one a process" in chosen_shards(processes)
