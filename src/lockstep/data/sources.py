@@ -31,7 +31,7 @@ from lockstep.data.batches import count_samples, cut, map_tensors
 from lockstep.data.culprit import Culprit
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher
 from lockstep.data.reader import StreamReader
-from lockstep.data.states import has_state, put_state, take_state
+from lockstep.data.states import generators_of, has_state, put_state, take_state
 from lockstep.data.streams import Purpose
 from lockstep.data.torch_loader import check_batches, is_torch_loader, length_of, samplers_of, set_epoch
 from lockstep.plan.shards import MicroStep, StepPlan, shard_slice
@@ -95,9 +95,11 @@ class SampleSource(Source):
     def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
         assignment = self._assignment
         plans: deque[StepPlan] = deque()
+        drawn = _DrawnAhead([] if self._draws_once else self._stateful)
 
         def requests() -> Iterator[Request]:
             for step, batches in enumerate(assignment.group(self._draw(epoch)), first_step):
+                drawn.note(step)
                 if step < first_step + skip:
                     continue
                 plan = assignment.plan(step, tuple(map(len, batches)))
@@ -112,20 +114,29 @@ class SampleSource(Source):
                     key = (assignment.loader, step, micro.shard, micro.part)
                     yield Request(Purpose.FETCH, key, micro.samples, epoch)
 
-        data: list[Any] = []
-        for number, fetched in enumerate(self._pool.run(requests())):
-            if compared and number == 0:
-                plans[0].digest = digest([plans[0].digest, fetched])
-                if assignment.rank > 0:
-                    continue
-            while not plans[0].micro_steps:
-                yield plans.popleft(), []
-            data.append(fetched)
-            if len(data) == len(plans[0].micro_steps):
-                yield plans.popleft(), data
-                data = []
-        for plan in plans:  # the last steps of the pass may have no samples for this process
-            yield plan, []
+        def planned() -> Iterator[StepData]:
+            data: list[Any] = []
+            for number, fetched in enumerate(self._pool.run(requests())):
+                if compared and number == 0:
+                    plans[0].digest = digest([plans[0].digest, fetched])
+                    if assignment.rank > 0:
+                        continue
+                while not plans[0].micro_steps:
+                    yield plans.popleft(), []
+                data.append(fetched)
+                if len(data) == len(plans[0].micro_steps):
+                    yield plans.popleft(), data
+                    data = []
+            for plan in plans:  # the last steps of the pass may have no samples for this process
+                yield plan, []
+
+        for plan, data in planned():
+            drawn.forget_before(plan.number)
+            try:
+                yield plan, data
+            except GeneratorExit:
+                drawn.go_back_to(plan.number)
+                raise
 
     def _draw(self, epoch: int) -> Iterator[Sequence[Any]]:
         assignment = self._assignment
@@ -178,6 +189,35 @@ class SampleSource(Source):
             f"batch_size={self._loader.batch_size}, drop_last={self._loader.drop_last}",
         ]
         return lines + _lengths(("data set", self._loader.dataset), ("global batches", self._batch_sampler))
+
+
+class _DrawnAhead:
+    """Generators from which a sampler draws each index when it is asked for: where they were behind each step of a pass.
+
+    Indices are asked for ahead of the loop, further on some processes than on others. A pass that is left early leaves the
+    generators as if none had been.
+    """
+
+    def __init__(self, sources: Sequence[Any]) -> None:
+        self._generators = [generator for source in sources for generator in generators_of(source).values()]
+        self._behind: dict[int, list[Any]] = {}
+        """Their states, by step."""
+
+    def note(self, step: int) -> None:
+        """The indices of a step have been drawn."""
+        if self._generators:
+            self._behind[step] = list(map(take_state, self._generators))
+
+    def forget_before(self, step: int) -> None:
+        """The loop has come to a step."""
+        self._behind.pop(step - 1, None)
+
+    def go_back_to(self, step: int) -> None:
+        """Put the generators back to where they were behind a step, unless something else has drawn from them since."""
+        newest = max(self._behind, default=step)
+        if newest > step and digest(list(map(take_state, self._generators))) == digest(self._behind[newest]):
+            for generator, state in zip(self._generators, self._behind[step], strict=True):
+                put_state(generator, state)
 
 
 class _ShardReader(StreamReader):

@@ -36,8 +36,12 @@ def take_state(source: Any) -> Any:
         return source.bit_generator.state if hasattr(source, "bit_generator") else source.get_state(legacy=False)
     if has_state(source):
         return copy.deepcopy(source.state_dict())
-    attributes = getattr(source, "__dict__", {})
-    return {name: take_state(value) for name, value in attributes.items() if is_generator(value)}
+    return {name: take_state(value) for name, value in generators_of(source).items()}
+
+
+def generators_of(source: Any) -> dict[str, Any]:
+    """The random generators among an object's attributes, by name."""
+    return {name: value for name, value in getattr(source, "__dict__", {}).items() if is_generator(value)}
 
 
 def put_state(source: Any, state: Any) -> None:
