@@ -48,6 +48,7 @@ KILLED_AT, NEVER = 8, 0
 BY = {
     "python": ("-u",),
     "lockstep run": ("-m", "lockstep", "run", "--nproc"),
+    "torchrun": ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node"),
 }
 
 

@@ -95,11 +95,13 @@ class SampleSource(Source):
     def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
         assignment = self._assignment
         plans: deque[StepPlan] = deque()
-        drawn = _DrawnAhead([] if self._draws_once else self._stateful)
+        drawn = None if self._draws_once else _DrawnAhead(self._stateful)
+        newest = first_step - 1
 
         def requests() -> Iterator[Request]:
             for step, batches in enumerate(assignment.group(self._draw(epoch)), first_step):
-                drawn.note(step)
+                if drawn is not None:
+                    drawn.note(step, newest)
                 if step < first_step + skip:
                     continue
                 plan = assignment.plan(step, tuple(map(len, batches)))
@@ -114,29 +116,28 @@ class SampleSource(Source):
                     key = (assignment.loader, step, micro.shard, micro.part)
                     yield Request(Purpose.FETCH, key, micro.samples, epoch)
 
-        def planned() -> Iterator[StepData]:
-            data: list[Any] = []
+        data: list[Any] = []
+        try:
             for number, fetched in enumerate(self._pool.run(requests())):
                 if compared and number == 0:
                     plans[0].digest = digest([plans[0].digest, fetched])
                     if assignment.rank > 0:
                         continue
                 while not plans[0].micro_steps:
+                    newest = plans[0].number
                     yield plans.popleft(), []
                 data.append(fetched)
                 if len(data) == len(plans[0].micro_steps):
+                    newest = plans[0].number
                     yield plans.popleft(), data
                     data = []
             for plan in plans:  # the last steps of the pass may have no samples for this process
+                newest = plan.number
                 yield plan, []
-
-        for plan, data in planned():
-            drawn.forget_before(plan.number)
-            try:
-                yield plan, data
-            except GeneratorExit:
-                drawn.go_back_to(plan.number)
-                raise
+        except GeneratorExit:
+            if drawn is not None:
+                drawn.go_back_to(newest)
+            raise
 
     def _draw(self, epoch: int) -> Iterator[Sequence[Any]]:
         assignment = self._assignment
@@ -203,19 +204,20 @@ class _DrawnAhead:
         self._behind: dict[int, list[Any]] = {}
         """Their states, by step."""
 
-    def note(self, step: int) -> None:
-        """The indices of a step have been drawn."""
+    def note(self, step: int, newest: int) -> None:
+        """The indices of a step have been drawn, and the loop has come to the step ``newest``."""
         if self._generators:
+            self._behind = {at: states for at, states in self._behind.items() if at >= newest}
             self._behind[step] = list(map(take_state, self._generators))
-
-    def forget_before(self, step: int) -> None:
-        """The loop has come to a step."""
-        self._behind.pop(step - 1, None)
 
     def go_back_to(self, step: int) -> None:
         """Put the generators back to where they were behind a step, unless something else has drawn from them since."""
         newest = max(self._behind, default=step)
-        if newest > step and digest(list(map(take_state, self._generators))) == digest(self._behind[newest]):
+        if (
+            step in self._behind
+            and newest > step
+            and digest(list(map(take_state, self._generators))) == digest(self._behind[newest])
+        ):
             for generator, state in zip(self._generators, self._behind[step], strict=True):
                 put_state(generator, state)
 

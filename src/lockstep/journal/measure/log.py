@@ -58,7 +58,8 @@ class MetricLog(Listener):
 
     @override
     def end_step(self, step: int, num_samples: int) -> None:
-        self._close_step()
+        if self._current is not None:
+            self._close_step()
 
     def _close_step(self) -> None:
         if self._current is not None:
@@ -72,9 +73,12 @@ class MetricLog(Listener):
     @override
     def tick(self, step: int) -> None:
         """Closes a window if that is due, without waiting."""
-        on_cpu = not any(isinstance(value, Tensor) for _, _, values in self._closed for value in values.values())
-        if step % self._every == 0 or (self._world_size == 1 and on_cpu):
+        if step % self._every == 0:
             self._close_window()
+        elif self._closed and self._world_size == 1:
+            on_device = any(isinstance(value, Tensor) for _, _, values in self._closed for value in values.values())
+            if not on_device:
+                self._close_window()
 
     @override
     def flush(self) -> None:
