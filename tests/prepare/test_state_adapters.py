@@ -376,6 +376,15 @@ def test_what_an_outer_optimizer_saves_of_an_inner_one_is_saved_once():
     assert len(tensors) == 1
 
 
+def test_an_optimizer_may_keep_a_number_under_a_name_in_its_state():
+    optimizer = torch.optim.SGD(nn.Linear(3, 2).parameters(), lr=0.1)
+    optimizer.state["num_restarts"] = 5
+    state = adapter_of(optimizer).state_dict()
+    optimizer.state["num_restarts"] = 0
+    adapter_of(optimizer).load_state_dict(state)
+    assert optimizer.state["num_restarts"] == 5
+
+
 class OfSecondFormat(nn.Module):
     """A layer that multiplies what it finds by 10 if that is of the first format."""
 

@@ -284,7 +284,12 @@ def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
 
 def _ids_of(state: dict[str, Any]) -> set[int]:
     """The ids of the values in an optimizer's state."""
-    return {id(value) for slots in state["state"].values() for value in slots.values()}
+    return {id(value) for slots in _slots_in(state).values() for value in slots.values()}
+
+
+def _slots_in(state: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """What an optimizer's state holds for each of its parameters, by number. (Anything else may be there under a name.)"""
+    return {index: slots for index, slots in state["state"].items() if isinstance(index, int)}
 
 
 def innermost(model: nn.Module) -> nn.Module:
@@ -371,13 +376,16 @@ def _distribute(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     return {
         **state,
         "state": {
-            index: {
-                name: distribute_like(value, parameters[index])
-                if isinstance(value, Tensor) and value.shape == parameters[index].shape
-                else value
-                for name, value in slots.items()
-            }
-            for index, slots in state["state"].items()
+            **state["state"],
+            **{
+                index: {
+                    name: distribute_like(value, parameters[index])
+                    if isinstance(value, Tensor) and value.shape == parameters[index].shape
+                    else value
+                    for name, value in slots.items()
+                }
+                for index, slots in _slots_in(state).items()
+            },
         },
     }
 
@@ -397,7 +405,7 @@ def _renew(group: dict[str, Any], loaded: dict[str, Any]) -> None:
 def _restore_dtypes(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Undo the cast of state to its parameter's dtype by ``load_state_dict``: float32 masters must stay float32."""
     parameters = list(parameters_of(optimizer))
-    for index, slots in state["state"].items():
+    for index, slots in _slots_in(state).items():
         parameter = parameters[index]
         for name, value in slots.items():
             if isinstance(value, Tensor) and optimizer.state[parameter][name].dtype != value.dtype:
