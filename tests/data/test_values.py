@@ -10,14 +10,14 @@ from lockstep.data.values import COUNT, MEAN, SUM, add_up, check_weight, on_cpu,
 
 
 def taken(value, reduction=None, lengths=(4,)):
-    kind, found = take("name", value, reduction, lengths, "batch.add")
+    kind, found = take("name", value, reduction, lengths)
     return kind, on_cpu(found)
 
 
 def combined(*values, reduction=None, weights=None, lengths=(4,)):
     weights = weights or [1.0] * len(values)
     parts = [part_of(*taken(value, reduction, lengths), weight) for value, weight in zip(values, weights, strict=True)]
-    return add_up("name", parts, "batch.add").result
+    return add_up("name", parts).result
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_shapes_that_differ_are_refused():
 
 def test_a_sum_is_not_combined_with_a_mean():
     with pytest.raises(UsageError, match="reduction='sum'"):
-        add_up("name", [(MEAN, 1.0, 1.0), (SUM, 1.0, 1.0)], "batch.add")
-    assert add_up("name", [(COUNT, 1, 1.0), (SUM, 1.5, 1.0)], "batch.add").result == 2.5
+        add_up("name", [(MEAN, 1.0, 1.0), (SUM, 1.0, 1.0)])
+    assert add_up("name", [(COUNT, 1, 1.0), (SUM, 1.5, 1.0)]).result == 2.5
 
 
 def test_weights_and_reductions_are_checked():

@@ -200,7 +200,7 @@ class EvaluationPass:
         if weight is None:
             raise ConfigError("the number of samples in this batch is unknown: give add(..., weight=number of samples)")
         for name, value in values.items():
-            kind, taken = take(name, value, reduction, (num_samples, given), "batch.add")
+            kind, taken = take(name, value, reduction, (num_samples, given))
             self._added.append((self._place, name, kind, taken, weight))
 
     def update(self, batch: EvaluationBatch | None, metric: Any, args: tuple[Any, ...]) -> None:
@@ -220,7 +220,7 @@ class EvaluationPass:
         ]
         everyone = itertools.chain.from_iterable(self._collectives.all_gather_plain(mine))
         in_order = sorted(everyone, key=lambda record: record[0])
-        totals = combine(((name, part) for _, name, part in in_order), "batch.add")
+        totals = combine(((name, part) for _, name, part in in_order))
         self._updates.replay(self._requested, self._collectives, self._device, lambda: self._source.reseed_replay(self._key))
         return {name: total.result for name, total in totals.items()}
 

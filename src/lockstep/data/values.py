@@ -55,7 +55,7 @@ def checked(weight: float, call: str) -> float:
     return weight
 
 
-def take(name: str, value: Any, reduction: str | None, lengths: Sequence[Weight | None], call: str) -> tuple[str, Any]:
+def take(name: str, value: Any, reduction: str | None, lengths: Sequence[Weight | None]) -> tuple[str, Any]:
     """The kind of a value, and the value itself: a Python number, or a copy as a float64 or int64 tensor on its device.
     (Tensors without dimensions stand for numbers, so that nothing waits for a GPU.)
 
@@ -64,7 +64,6 @@ def take(name: str, value: Any, reduction: str | None, lengths: Sequence[Weight 
         value: a number or a tensor.
         reduction: as the script has given it. None: ``mean``, and a vector has one value per sample.
         lengths: the number of samples of the shard (or its weight), which is the length of such a vector.
-        call: the script's call, for messages.
 
     Raises:
         ConfigError: it is neither a number nor a tensor; or a tensor of which ``reduction`` must say what it is.
@@ -73,15 +72,15 @@ def take(name: str, value: Any, reduction: str | None, lengths: Sequence[Weight 
         value = torch.as_tensor(value)
     if not isinstance(value, Tensor):
         if not hasattr(value, "__float__"):
-            raise ConfigError(f"{call}({name}={value!r}): a value must be a number, or a tensor of one value per sample")
+            raise ConfigError(f"batch.add({name}={value!r}): a value must be a number, or a tensor of one value per sample")
         if reduction == SUM:
             return (COUNT, int(value)) if hasattr(value, "__index__") else (SUM, float(value))
         return MEAN, float(value)
     value = value.detach()
     if reduction is None and value.numel() != 1 and not _has_length(value, lengths):
-        line = f"{call}({name}=..., reduction="
+        line = f"batch.add({name}=..., reduction="
         raise ConfigError(
-            f"{call}({name}=...): a tensor of shape {tuple(value.shape)}, with {lengths[0]} samples, is neither a number "
+            f"batch.add({name}=...): a tensor of shape {tuple(value.shape)}, with {lengths[0]} samples, is neither a number "
             "nor one value per sample, so its mean would be meaningless. To add such tensors up elementwise (class counts, "
             f"a confusion matrix) write {line}'sum'); to average them, {line}'mean'); for one number, give its mean()."
         )
@@ -157,7 +156,7 @@ class Total:
         return torch.full_like(self.total, math.nan) if isinstance(self.total, Tensor) else math.nan
 
 
-def add_up(name: str, parts: Iterable[Part], call: str) -> Total:
+def add_up(name: str, parts: Iterable[Part]) -> Total:
     """Combine what the shards have added under a name. The result depends on the order of ``parts`` for tensors only.
 
     Raises:
@@ -167,11 +166,11 @@ def add_up(name: str, parts: Iterable[Part], call: str) -> Total:
     kinds, values = {kind for kind, _, _ in parts}, [value for _, value, _ in parts]
     shapes = {tuple(value.shape) if isinstance(value, Tensor) else () for value in values}
     if MEAN in kinds and len(kinds) > 1:
-        raise UsageError(f"{call}({name}=...) was given reduction='sum' for some shards and not for others")
+        raise UsageError(f"batch.add({name}=...) was given reduction='sum' for some shards and not for others")
     if len(shapes) > 1:
         raise UsageError(
-            f"{call}({name}=...): the tensors of some shards have the shapes {' and '.join(map(str, sorted(shapes)))}, so they "
-            "cannot be combined elementwise. Give all shards the same shape, as bincount(minlength=num_classes) does; "
+            f"batch.add({name}=...): the tensors of some shards have the shapes {' and '.join(map(str, sorted(shapes)))}, so "
+            "they cannot be combined elementwise. Give all shards the same shape, as bincount(minlength=num_classes) does; "
             f"of one value per sample, give the sum: {name}.sum()"
         )
     kind, weight = (kinds.pop() if len(kinds) == 1 else SUM), math.fsum(weight for _, _, weight in parts)
@@ -184,7 +183,7 @@ def add_up(name: str, parts: Iterable[Part], call: str) -> Total:
     return Total(kind, sum(values) if kind == COUNT else _sum(values), weight)
 
 
-def combine(parts: Iterable[tuple[str, Part]], call: str) -> dict[str, Total]:
+def combine(parts: Iterable[tuple[str, Part]]) -> dict[str, Total]:
     """Combine what the shards have added, by name. ``parts``: names and parts, in shard (or batch) order.
 
     Raises:
@@ -193,7 +192,7 @@ def combine(parts: Iterable[tuple[str, Part]], call: str) -> dict[str, Total]:
     by_name: dict[str, list[Part]] = {}
     for name, part in parts:
         by_name.setdefault(name, []).append(part)
-    return {name: add_up(name, of_name, call) for name, of_name in by_name.items()}
+    return {name: add_up(name, of_name) for name, of_name in by_name.items()}
 
 
 def _sum(numbers: list[float]) -> float:

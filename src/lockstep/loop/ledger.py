@@ -202,7 +202,7 @@ class Ledger:
         of_values = check_weight(weight, reduction, "batch.add")
         lengths = (micro.num_samples, self.weight_of(micro), of_values)  # in this order: a weight may be one to wait for
         for name, value in values.items():
-            self._added.append((name, *take(name, value, reduction, lengths, "batch.add"), of_values))
+            self._added.append((name, *take(name, value, reduction, lengths), of_values))
 
     def end_shard(self, micro: MicroStep) -> None:
         """End the micro-step. Only now is its weight known: ``backward`` may have been called after ``add``."""
@@ -283,7 +283,7 @@ class Ledger:
             self._foreseen[phase].learn(kinds, pages)
         totals = [_total(pages, call, step) if kind == "weight" else None for call, kind in enumerate(kinds)]
         in_order = (item for peer in pages for item in sorted(peer.parts(), key=operator.itemgetter(1)))
-        values = dict(sorted(combine(((name, part) for name, _, part in in_order), "batch.add").items()))
+        values = dict(sorted(combine(((name, part) for name, _, part in in_order)).items()))
         together = dict.fromkeys(item for peer in pages for item in peer.new_keys)
         return Outcome(totals, tuple(together), functools.reduce(operator.or_, (peer.beside for peer in pages))), values
 
