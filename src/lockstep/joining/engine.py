@@ -304,7 +304,7 @@ class Engine:
         return None if config.shards == 1 else SplitRemarks(config.shards, say)
 
     def record(self, kind: str, epoch: int, step: int, values: dict[str, float]) -> None:
-        """Write the averages of a ``step``, or the results of an evaluation (``evaluate``), to the journal and the trackers."""
+        """Write the values of a ``step``, or the results of an evaluation (``evaluate``), to the journal and the trackers."""
         if values:
             self.journal.write(kind, epoch=epoch, step=step, values=values)
             self.trackers.write(kind, step, values)

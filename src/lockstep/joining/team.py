@@ -297,13 +297,13 @@ class Team(Collectives):
         return self._engine.precision.autocast(self.device)
 
     def log(self, **values: Any) -> None:
-        """Write values to the run's journal and the progress display. Never waits for a GPU or another rank.
+        """Write values to the run's journal and the progress display. Never waits for another rank.
 
         Call it outside of ``batch.shards``, with values that are the same on every rank, as ``batch[name]`` and results of
         evaluations are.
 
         Args:
-            values: numbers, or tensors with one element, which are read from a GPU later. None is left out.
+            values: numbers, or tensors with one element, which are read from a GPU every ``log_every`` steps. None is left out.
         """
         if self._loop.resumption.is_catching_up:
             return

@@ -11,7 +11,7 @@ Rank 0 writes ``<run directory>/events.jsonl``. Each line is one JSON object wit
                        ``python``, ``lockstep`` (versions)
 ``resume``             ``step``, ``checkpoint`` (its name, or null): the run resumes after that step, and the events of
                        later steps will be written again
-``step``               ``epoch``, ``step``, ``values``: the values logged in that step, averaged over all shards
+``step``               ``epoch``, ``step``, ``values``: the values logged in that step
 ``epoch``              ``epoch``, ``step`` (the last), ``num_steps``, ``num_samples`` and ``wall_s`` of one pass over a
                        training loader, as far as this launch took it (it may be asked to stop in the middle); the same
                        without warm-up as ``steady_steps``, ``steady_samples``, ``steady_s``; ``cpu_s`` (a list, by rank:

@@ -1,4 +1,4 @@
-"""Writes logged values, which must be the same on all ranks, without making a step wait.
+"""Writes logged values, which must be the same on all ranks, without making a step wait for the others.
 
 Every ``every`` steps a *window* of steps is closed, and the ranks begin to compare a digest of its values; one window later,
 when that has long arrived, the values are written. ``complete`` ends this at once.
@@ -72,7 +72,7 @@ class MetricLog(Listener):
 
     @override
     def tick(self, step: int) -> None:
-        """Closes a window if that is due, without waiting."""
+        """Closes a window if that is due."""
         if step % self._every == 0:
             self._close_window()
         elif self._closed and self._world_size == 1:

@@ -33,7 +33,7 @@ class Display(Listener):
         self._values: list[str] = []
 
     def values(self, values: Mapping[str, float]) -> None:
-        """The latest logged averages."""
+        """The latest logged values."""
         self._values = [f"{name} {value:.4g}" for name, value in values.items()]
 
 

@@ -39,7 +39,7 @@ class Tracker:
         """Called before the first step, perhaps several times."""
 
     def write(self, group: str, step: int, values: Mapping[str, float]) -> None:
-        """Write the averages of a step, or the results of an evaluation after it. Steps come in order."""
+        """Write the values of a step, or the results of an evaluation after it. Steps come in order."""
 
     def close(self, *, failed: bool) -> None:
         """The run has ended. May be called again."""
