@@ -49,7 +49,7 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """Curves over a common axis."""
+    """Curves over the steps."""
 
     title: str
     description: str
@@ -60,7 +60,6 @@ class Lines:
     resumes: tuple[Mark, ...] = ()
     """Where an interrupted run was resumed."""
     note: str = ""
-    x_name: str
     low: tuple[float, float]
     high: tuple[float, float]
     """The corners of what is shown: x and y."""
@@ -85,22 +84,13 @@ class Lines:
         return " ".join([*upper, *lower])
 
 
-def lines(
-    title: str,
-    series: Sequence[Series],
-    *,
-    x_name: str,
-    resumes: Sequence[Mark] = (),
-    note: str = "",
-) -> Lines | None:
+def lines(title: str, series: Sequence[Series], resumes: Sequence[Mark]) -> Lines | None:
     """A picture of curves; None: there are no points.
 
     Args:
         title: above it.
         series: the curves. Those without a point are left out.
-        x_name: what is counted along the axis.
         resumes: where an interrupted run was resumed.
-        note: below it.
     """
     drawn = [curve for curve in series if curve.curve.points]
     points = [point for curve in drawn for point in curve.curve.points]
@@ -111,19 +101,18 @@ def lines(
     room = _MARGIN * (high_y - low_y) or abs(high_y) * _MARGIN or 1.0
     low, high = (min(0.0, min(xs)), low_y - room), (max(xs) if max(xs) > 0 else 1.0, high_y + room)
     missing = sum(curve.curve.num_missing for curve in series)
-    notes = [note, f"{counted(missing, 'value')} not finite, and not drawn." if missing else ""]
+    notes = [f"{counted(missing, 'value')} not finite, and not drawn."] if missing else []
     per_point = max(curve.curve.per_point for curve in drawn)
     if per_point > 1:
         notes.append(f"Line: mean of {per_point:,} values; band: least and most of them.")
     return Lines(
         title=title,
-        description=_description(title, drawn, x_name),
+        description=_description(title, drawn),
         series=tuple(drawn),
         x_ticks=tuple(Mark(100 * x / high[0], short(x)) for x in ticks(0.0, high[0], 5)),
         y_ticks=tuple(Mark(100 * (high[1] - y) / (high[1] - low[1]), short(y)) for y in ticks(low[1], high[1], 6)),
         resumes=_spread(resumes, high[0]),
-        note=" ".join(filter(None, notes)),
-        x_name=x_name,
+        note=" ".join(notes),
         low=low,
         high=high,
     )
@@ -135,16 +124,16 @@ def _spread(marks: Sequence[Mark], most: float) -> tuple[Mark, ...]:
     return tuple(Mark(100 * mark.at / most, mark.text) for mark in marks[every - 1 :: every])
 
 
-def _description(title: str, drawn: Sequence[Series], x_name: str) -> str:
+def _description(title: str, drawn: Sequence[Series]) -> str:
     sentences = []
     for line in drawn[:12]:
         first, last = line.curve.points[0], line.curve.points[-1]
         least, most = min(p.least for p in line.curve.points), max(p.most for p in line.curve.points)
         sentences.append(
-            f"{line.name} goes from {short(first.mean)} to {short(last.mean)} at {x_name} {short(last.x)}, "
+            f"{line.name} goes from {short(first.mean)} to {short(last.mean)} at step {short(last.x)}, "
             f"between {short(least)} and {short(most)}"
         )
-    return f"{title} over the {x_name}s: {'; '.join(sentences)}."
+    return f"{title} over the steps: {'; '.join(sentences)}."
 
 
 def short(number: float) -> str:

@@ -54,7 +54,7 @@ def curves(events: Events) -> tuple[list[Lines], list[str]]:
             Series(name="training", curve=thin(trained.get(name, ()), most), tone="training"),
             Series(name="evaluation", curve=thin(evaluated.get(name, ()), most), tone="evaluation", has_dots=True),
         ]
-        picture = chart.lines(name, series, x_name="step", resumes=resumes)
+        picture = chart.lines(name, series, resumes)
         if picture is not None:
             pictures.append(picture)
     shown = {picture.title for picture in pictures}
