@@ -45,6 +45,14 @@ def test_a_dropped_step_is_forgotten_and_those_before_it_are_not(alone):
     assert rows == [(0, 1, {"loss": 1.0}), (0, 2, {"loss": 2.0})]
 
 
+def test_ranks_of_a_script_without_a_step_do_not_wait_for_each_other():
+    rows = []
+    log = MetricLog(2, 5, rows.append)  # without a process group, any message would be an error
+    log.add(0, 0, {"accuracy": 0.5})
+    log.flush()
+    assert rows == [(0, 0, {"accuracy": 0.5})]
+
+
 def log_on_several(every, rate=0.5):
     """The rows, how many of them were written on the way, and how long the quick rank spent in the log while the slow one had
     not come to its step; or the error. ``rate``: what rank 1 logs in step 2."""

@@ -41,6 +41,8 @@ class MetricLog(Listener):
         self._closed: list[tuple[int, int, dict[str, Value]]] = []
         self._compared: tuple[list[Row], Tensor, Any] | None = None
         """The window that the ranks compare: its values, the digest (and its negative), and the work that finds extremes."""
+        self._has_begun = False
+        """Whether a step has ended. Until then nothing is compared: ranks of a script that takes none may end apart."""
 
     def add(self, epoch: int, step: int, values: dict[str, Any]) -> None:
         """Record values. Local; a value on a GPU stays there.
@@ -58,6 +60,7 @@ class MetricLog(Listener):
 
     @override
     def end_step(self, step: int, num_samples: int) -> None:
+        self._has_begun = True
         if self._current is not None:
             self._close_step()
 
@@ -94,7 +97,7 @@ class MetricLog(Listener):
         self._end_comparison()
         closed, self._closed = self._closed, []
         rows = [(epoch, step, {name: float(value) for name, value in values.items()}) for epoch, step, values in closed]
-        if self._world_size > 1:
+        if self._world_size > 1 and self._has_begun:
             signature = int.from_bytes(hashlib.blake2b(repr(rows).encode(), digest_size=7).digest(), "little")
             extremes = torch.tensor([signature, -signature])
             self._compared = rows, extremes, dist.all_reduce(extremes, op=dist.ReduceOp.MAX, async_op=True)
