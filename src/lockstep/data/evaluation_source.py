@@ -64,7 +64,7 @@ class _DealingReader(StreamReader):
 
 
 class EvaluationSource:
-    """The batches of an evaluation loader. Reused between evaluations, with its workers if they persist.
+    """The batches of an evaluation loader, for one evaluation.
 
     Raises:
         DataError: the loader is already split over processes, or can be iterated only once.
