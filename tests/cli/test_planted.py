@@ -77,7 +77,7 @@ def plant(run_dir, spared=READ, only=""):
             lines = [with_names(planted(json.loads(line), spared)) for line in path.read_text().splitlines()]
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         elif path.suffix == ".box":
-            record = planted(read_box(path), {"stack_file"})
+            record = planted(read_box(path), set())
             path.unlink()
             BlackBox(path).write(record)
         elif path.name == "lock":
