@@ -85,7 +85,8 @@ def add_weighted(parameters: Iterable[Parameter], sums: Gradients, weight: float
         if gradient is None:
             continue
         parameter.grad = None
-        check_dense(gradient)
+        if gradient.is_sparse:
+            raise _sparse(gradient)
         if not is_dropped:
             # Autograd may give several parameters one tensor, of which each sees a view (``rows[:, None] + columns``).
             part = weigh(gradient if is_narrow(gradient) else gradient.clone(), weight)
@@ -119,20 +120,17 @@ def take_gradient(parameter: Tensor, name: str) -> Tensor:
             f"a hook of the script removed the gradient of {name!r} in the backward pass, before it was combined with those of "
             "the other shards: use the whole gradient after the loop over batch.shards instead"
         )
-    check_dense(gradient)
+    if gradient.is_sparse:
+        raise _sparse(gradient)
     return gradient
 
 
-def check_dense(gradient: Tensor) -> None:
-    """Raises:
-    ModelError: a gradient is sparse.
-    """
-    if gradient.is_sparse:
-        raise ModelError(
-            f"a parameter of shape {tuple(gradient.shape)} has a sparse gradient, and gradients of shards are summed element "
-            "by element: use a dense one (Embedding(sparse=False); for SparseAdam, weight.grad = weight.grad.to_sparse(1) "
-            "after the loop over batch.shards)"
-        )
+def _sparse(gradient: Tensor) -> ModelError:
+    return ModelError(
+        f"a parameter of shape {tuple(gradient.shape)} has a sparse gradient, and gradients of shards are summed element "
+        "by element: use a dense one (Embedding(sparse=False); for SparseAdam, weight.grad = weight.grad.to_sparse(1) "
+        "after the loop over batch.shards)"
+    )
 
 
 def refuse_create_graph(options: dict[str, Any], strategy: str) -> None:
