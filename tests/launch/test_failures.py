@@ -305,23 +305,29 @@ def test_failures_are_put_in_order_by_cause_then_time():
 
 
 @pytest.mark.long
-def test_what_a_rank_was_handling_while_the_others_waited_is_the_cause(run_warm):
+@pytest.mark.parametrize("leave", ["except ValueError: dist.all_gather_object([None] * SIZE, RANK)", "finally: end()"])
+def test_what_a_rank_was_handling_while_the_others_waited_is_the_cause(run_warm, tmp_path, leave):
     ended = run_warm(
-        """
+        f"""
         import datetime
+        def end():
+            dist.barrier()
+            dist.destroy_process_group()
         dist.destroy_process_group()
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
         try:
             if RANK == 1:
                 raise ValueError("label file 17 is empty")
             dist.all_reduce(torch.ones(7))
-        finally:
-            dist.barrier()
+        {leave}
         """,
         meet=True,
     )
     first, second = ended.outcome.failures
     assert (first.rank, first.kind, first.message) == (1, "ValueError", "label file 17 is empty")
+    lines = failures.report(ended.outcome.failures, 2).splitlines()
+    call = "all_gather_object" if "all_gather" in leave else "barrier"
+    assert f" failed: ValueError: label file 17 is empty, then it waited in {call}, at {tmp_path}/script.py:" in lines[0]
     assert second.is_consequence
 
 

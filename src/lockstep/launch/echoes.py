@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import traceback
 
-from lockstep.base.errors import StrangerError
+from lockstep.base.errors import AbandonedError, StrangerError
 from lockstep.base.stopping import Stopped
 from lockstep.base.tracebacks.excerpt import chain, message_of
+from lockstep.base.tracebacks.frames import owner
 
 _TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError", "PeerError", "AbandonedError"}
 _TEXTS = (
@@ -35,6 +36,20 @@ def handled_before(error: BaseException) -> BaseException | None:
     links = list(chain(error))
     first = max((number for number, link in enumerate(links) if _is_echo(link)), default=len(links))
     return next((link for link in links[first + 1 :] if not isinstance(link, _NO_FAILURES)), None)
+
+
+def what_followed(error: BaseException) -> str:
+    """In words, the call in which a rank met the first echo, and the line of the user's code."""
+    for link in reversed([link for link in chain(error) if _is_echo(link)]):
+        frames = traceback.extract_tb(link.__traceback__)
+        users = [number for number, frame in enumerate(frames) if owner(frame.filename) == "user"]
+        if users:
+            # Without what only passes calls on: lockstep's log of them, and PyTorch's.
+            inner = [frame.name for frame in frames[users[-1] + 1 :] if frame.name != "wrapper"]
+            at = f"{frames[users[-1]].filename}:{frames[users[-1]].lineno}"
+            verb = "called" if isinstance(link, AbandonedError) else "waited in"
+            return f"{verb} {inner[0]}, at {at}" if inner else f"failed at {at}"
+    return "waited"
 
 
 def is_of_loader(error: BaseException) -> bool:

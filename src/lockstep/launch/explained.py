@@ -29,6 +29,8 @@ class ExplainedFailures:
         ``was_reported``: whether the worker itself has reported it.
         """
         self.by_rank[failure.rank] = failure
+        if failure.then:
+            return
         if failures.lacked_peers(failure):
             echoes = [rank for rank, known in self.by_rank.items() if failures.lacked_peers(known)]
             waited = self._observers.ask(lambda observer: observer.who_waits(echoes))

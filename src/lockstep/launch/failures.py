@@ -15,7 +15,7 @@ from pathlib import Path
 from lockstep.base.errors import CheckpointError, ConfigError, LaunchError, LossError, MismatchError, ModelError, UsageError
 from lockstep.base.stopping import AUDIT_STATUS, AuditFailed
 from lockstep.base.tracebacks.excerpt import excerpt, first_line, message_of, plain_message, without_noise
-from lockstep.launch.echoes import handled_before, is_echo
+from lockstep.launch.echoes import handled_before, is_echo, what_followed
 from lockstep.world.environment import shows_tracebacks
 
 _LAUNCH_DIR = str(Path(__file__).parent)
@@ -54,6 +54,8 @@ class Failure:
     """The exit status of the launcher if this is the first failure."""
     is_consequence: bool = False
     """Whether it looks like a consequence of another rank's failure."""
+    then: str = ""
+    """For a failure of its own that a rank was handling when it met such a consequence: where it did, in words."""
     would_recur: bool = False
     """Whether the same program would fail in the same way again."""
     ended_early: bool = False
@@ -75,7 +77,13 @@ class Failure:
         return f"{said}\n{self.frames}" if self.frames else said
 
     def _said(self, message: str) -> str:
-        return f"{self.kind}: {message}" if self.kind and message else self.kind or message
+        return (f"{self.kind}: {message}" if self.kind and message else self.kind or message) + self.then
+
+    @property
+    def distance(self) -> int:
+        """How far it is from the cause: 0: it may be that; 1: a consequence met while an own failure was handled, which is
+        the cause unless another rank has one of distance 0; 2: a mere consequence."""
+        return 1 if self.then else 2 * self.is_consequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +97,7 @@ class End:
 def from_exception(rank: int, error: BaseException, explain: Callable[[BaseException], str] = lambda error: "") -> Failure:
     """A failure by an exception. Called in the worker; ``explain`` puts cryptic errors into plain words."""
     own = handled_before(error)
+    then = f", then it {what_followed(error)}" if own is not None else ""
     first = error if own is None else own
     return Failure(
         rank=rank,
@@ -97,7 +106,8 @@ def from_exception(rank: int, error: BaseException, explain: Callable[[BaseExcep
         text=traceback_of(error),
         frames="" if shows_tracebacks() else excerpt(first),
         explanation=explain(first),
-        is_consequence=own is None and is_echo(error),
+        is_consequence=is_echo(error),
+        then=then,
         would_recur=isinstance(first, _RECURRING),
         exit_status=130 if isinstance(first, KeyboardInterrupt) else 1,
     )
@@ -218,7 +228,7 @@ def early_end(
         without_failure: the ends of processes with status 0, by rank.
         num_ranks: of this machine.
     """
-    if not reported or not all(map(lacked_peers, reported)):
+    if not reported or not all(map(lacked_peers, reported)) or any(failure.then for failure in reported):
         return None
     if len(ends) == num_ranks:  # all programs ended; the failures are of exit handlers
         return None
@@ -250,7 +260,7 @@ def has_aborted(failure: Failure) -> bool:
 
 def in_order(failures: Sequence[Failure]) -> list[Failure]:
     """The failures, the cause first: by time, and consequences of others last."""
-    return sorted(failures, key=lambda failure: (failure.is_consequence, failure.time_s))
+    return sorted(failures, key=lambda failure: (failure.distance, failure.time_s))
 
 
 def report(failures: Sequence[Failure], nproc: int, *, attached: int | None = None) -> str:

@@ -53,7 +53,7 @@ def judge(
     world_size = sum(machine.num_ranks for machine in machines)
     lost = [machine for number, machine in enumerate(machines) if number not in reports]
     reported = _in_order(reports)
-    has_cause = any(not failure.is_consequence for failure in reported)
+    has_cause = any(failure.distance < 2 for failure in reported)
     stopped = [number for number, report in reports.items() if report.signal]
     joins = any(report.joins for report in reports.values())
     remaining = [number for number in reports if number not in stopped]
@@ -113,7 +113,7 @@ def _in_order(reports: Mapping[int, Report]) -> list[Failure]:
     """The cause first: consequences last; then those of which it is known who waited for whom; then those of the node that
     announced the end; then by the nodes' clocks."""
     ordered = [
-        (failure.is_consequence, not failure.waited, not report.is_first, failure)
+        (failure.distance, not failure.waited, not report.is_first, failure)
         for report in reports.values()
         for failure in report.failures
     ]
