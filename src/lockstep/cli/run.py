@@ -41,7 +41,7 @@ network.)
 If a process fails, all of them are stopped within seconds and the first failure is shown: its message, and the frames of
 your own code (LOCKSTEP_TRACEBACK=full: the whole traceback). With --max-restarts they are then restarted, from the newest
 checkpoint of the run if the script calls lockstep.join(); not after Ctrl-C, nor after an error that would recur. A process
-that was suspended (kill -STOP) counts as failed once the others have waited for it for half of --timeout.
+that was suspended (kill -STOP) counts as failed once the others have waited for it for --timeout.
 
 SIGTERM or SIGUSR1 to this command preempts a training run: it finishes its step, saves a checkpoint, and exits with
 status 75, "start me again" (74: the checkpoint could not be saved). Ctrl-C does the same, with status 130. A second signal
