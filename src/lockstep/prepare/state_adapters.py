@@ -272,13 +272,14 @@ def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
 
 
 def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
-    """The optimizers that are attributes of an optimizer, or in a list or dict there."""
+    """The optimizers that are attributes of an optimizer, or in a list or dict there, by attribute and place in it."""
     found: dict[str, Optimizer] = {}
     for name, value in vars(optimizer).items():
+        if isinstance(value, Optimizer):
+            found[name] = value
         items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
-        for path, item in [(name, value), *((f"{name}/{key}", item) for key, item in items)]:
-            if isinstance(item, Optimizer):
-                found[path] = item
+        # (Keys that are parameters are not made into text: that would wait for a device.)
+        found.update({f"{name}/{key}": item for key, item in items if isinstance(item, Optimizer)})
     return found
 
 
