@@ -56,7 +56,7 @@ class SampleFetcher(Dataset[Any]):
         self.dataset = dataset
         self._culprit = Culprit(dataset, rank, self._is_ready)
         self._seed = seed
-        self._collate_fn = collate_fn
+        self._collate_fn = _collate if collate_fn is default_collate else collate_fn
         self._get_items = getattr(dataset, "__getitems__", None)
         self._is_subset = type(dataset) is Subset and not callable(getattr(dataset.dataset, "__getitems__", None))
         self._set_epoch = getattr(dataset, "set_epoch", None)
@@ -147,6 +147,22 @@ def _as_rows(indices: Any) -> torch.Tensor:
         return torch.frombuffer(array.array("q", indices), dtype=torch.int64)
     except (TypeError, ValueError):
         return torch.as_tensor(indices)
+
+
+def _collate(samples: Any) -> Any:
+    """``default_collate``, with a fast path for samples that are plain tuples of plain tensors. As there, the first sample
+    tells what all are."""
+    if (
+        get_worker_info() is None
+        and type(samples) is list
+        and type(samples[0]) is tuple
+        and all(type(part) is torch.Tensor and part.layout == torch.strided and not part.is_nested for part in samples[0])
+    ):
+        try:
+            return [torch.stack(column) for column in zip(*samples, strict=True)]
+        except (TypeError, ValueError, RuntimeError):  # they differ: collated again, for the usual error
+            pass
+    return default_collate(samples)
 
 
 def choose_fetcher(seed: int, like: DataLoader[Any], rank: int = 0) -> Fetcher:
