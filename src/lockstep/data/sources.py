@@ -29,9 +29,10 @@ from lockstep.base.digest import digest
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.batches import count_samples, cut, map_tensors
 from lockstep.data.culprit import Culprit
+from lockstep.data.drawn_ahead import DrawnAhead
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher
 from lockstep.data.reader import StreamReader
-from lockstep.data.states import generators_of, has_state, put_state, take_state
+from lockstep.data.states import has_state, put_state, take_state
 from lockstep.data.streams import Purpose
 from lockstep.data.torch_loader import check_batches, is_torch_loader, length_of, samplers_of, set_epoch
 from lockstep.plan.shards import MicroStep, StepPlan, shard_slice
@@ -95,7 +96,7 @@ class SampleSource(Source):
     def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
         assignment = self._assignment
         plans: deque[StepPlan] = deque()
-        drawn = None if self._draws_once else _DrawnAhead(self._stateful)
+        drawn = None if self._draws_once else DrawnAhead(self._stateful)
         newest = first_step - 1
 
         def requests() -> Iterator[Request]:
@@ -190,36 +191,6 @@ class SampleSource(Source):
             f"batch_size={self._loader.batch_size}, drop_last={self._loader.drop_last}",
         ]
         return lines + _lengths(("data set", self._loader.dataset), ("global batches", self._batch_sampler))
-
-
-class _DrawnAhead:
-    """Generators from which a sampler draws each index when it is asked for: where they were behind each step of a pass.
-
-    Indices are asked for ahead of the loop, further on some processes than on others. A pass that is left early leaves the
-    generators as if none had been.
-    """
-
-    def __init__(self, sources: Sequence[Any]) -> None:
-        self._generators = [generator for source in sources for generator in generators_of(source).values()]
-        self._behind: dict[int, list[Any]] = {}
-        """Their states, by step."""
-
-    def note(self, step: int, newest: int) -> None:
-        """The indices of a step have been drawn, and the loop has come to the step ``newest``."""
-        if self._generators:
-            self._behind = {at: states for at, states in self._behind.items() if at >= newest}
-            self._behind[step] = list(map(take_state, self._generators))
-
-    def go_back_to(self, step: int) -> None:
-        """Put the generators back to where they were behind a step, unless something else has drawn from them since."""
-        newest = max(self._behind, default=step)
-        if (
-            step in self._behind
-            and newest > step
-            and digest(list(map(take_state, self._generators))) == digest(self._behind[newest])
-        ):
-            for generator, state in zip(self._generators, self._behind[step], strict=True):
-                put_state(generator, state)
 
 
 class _ShardReader(StreamReader):
