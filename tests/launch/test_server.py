@@ -86,3 +86,14 @@ def test_threads_of_openmp_that_wait_sleep_unless_the_user_said_how_they_are_to_
     assert {name: environ[name] for name in names if name in environ} == (
         given or {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
     )
+
+
+@pytest.mark.parametrize(("given", "seed"), [(None, "0"), ("7", "7")])
+def test_texts_hash_alike_in_every_launch_so_that_sets_of_them_keep_their_order(monkeypatch, given, seed):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    if given is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", given)
+    with contextlib.closing(ForkServer()) as server:
+        until(lambda: "ready" in server.receive())
+        environ = psutil.Process(server.pid).environ()
+    assert environ["PYTHONHASHSEED"] == seed

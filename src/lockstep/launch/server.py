@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.base.errors import LaunchError
+from lockstep.launch.spec import HASH_SEED
 
 # The working directory, which -c puts first, must not hide modules of the same names. The directory of this lockstep comes
 # last, so that it hides nothing either; usually it is there already.
@@ -199,4 +200,5 @@ def _server_environ() -> dict[str, str]:
         # Idle threads of OpenMP spin. If the cores have other work, such as loader workers, a small step then takes 15 to 30 ms
         # instead of 1, and now and then 200. If they sleep, a step on idle cores takes half a millisecond longer.
         environ |= {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+    environ.setdefault("PYTHONHASHSEED", HASH_SEED)
     return environ

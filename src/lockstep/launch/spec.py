@@ -148,6 +148,12 @@ class LaunchSpec:
         return spec
 
 
+HASH_SEED = "0"
+"""Python draws a seed for the hashes of text in every process, and with it the order of a set. A script that numbers words by
+``enumerate(set(words))`` would give them other numbers on another host and after a resume. (Forked workers have the seed of
+their fork server; the variable is for what they start themselves.)"""
+
+
 def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
     """The environment of a worker: the launcher's, with the variables that torchrun would set.
 
@@ -162,6 +168,7 @@ def worker_environ(spec: LaunchSpec, rank: int) -> dict[str, str]:
         PRIVATE_DIR: spec.private_dir,
         SETTINGS: json.dumps(dict(spec.settings)),
         TERMINAL: "1" if spec.terminal else "0",
+        "PYTHONHASHSEED": spec.environ.get("PYTHONHASHSEED", HASH_SEED),
     }
     if spec.asked:
         environ[ASKED] = json.dumps(dict(spec.asked))
