@@ -10,6 +10,7 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import get_worker_info
 
 from lockstep.base.errors import MismatchError, PeerError, UsageError
 from lockstep.base.stopping import UNSAVED_END_STATUS, end_unsaved, say
@@ -244,7 +245,18 @@ class Team(Collectives):
 
     @property
     def step(self) -> int:
-        """Number of the current step, from 1; outside of loops, the number of steps taken."""
+        """Number of the current step, from 1; outside of loops, the number of steps taken.
+
+        Raises:
+            UsageError: in a loader worker.
+        """
+        if get_worker_info() is not None:
+            # A worker has the team as it was when the worker started, and fetches ahead of the loop.
+            raise UsageError(
+                f"team.step was read in a loader worker, which knows the step at which it was started ({self._loop.step}) and "
+                "not that for which it fetches: samples would depend on num_workers. Let them depend on the epoch, by a method "
+                "set_epoch(epoch) of the data set, or apply what follows the step to the batch, inside batch.shards."
+            )
         return self._loop.step
 
     @property

@@ -256,6 +256,28 @@ def read_once(team):
     train(team, model, optimizer, loader)
 
 
+class Ramped(Dataset):
+    def __init__(self, team, samples):
+        self.team, self.samples = team, samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index] * (1 + 0.1 * self.team.step)
+
+
+@refused("team.step was read in a loader worker")
+def step_read_in_a_worker(team):
+    """Samples that depend on `team.step`, in loader workers."""
+    data = Ramped(team, torch.randn(22, 6))
+    model, optimizer, loader = prepared(team, nn.Linear(6, 6), loader=DataLoader(data, 10, num_workers=1))
+    for batch in loader:
+        for inputs in batch.shards:
+            team.backward(functional.mse_loss(model(inputs), inputs))
+        update(optimizer)
+
+
 @equal()
 def mixup(team):
     """Mixup."""
