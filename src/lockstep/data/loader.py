@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
-from lockstep.base.errors import UsageError
+from lockstep.base.errors import ConfigError, UsageError
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.batch import Batch, PhaseDriver
 from lockstep.data.sources import StepData, choose_source
@@ -190,6 +190,32 @@ class PreparedLoader:
                 driver.leave(self, exhausted=exhausted, failed=failed)
                 if batch is not None and not failed:  # after `break`, completed phases count
                     self._add(batch)
+
+    def take(self, num_steps: int) -> Iterator[Batch]:
+        """The first steps of a pass, for an epoch of so many: ``for batch in loader.take(1000)``.
+
+        Those that were taken before the run was interrupted count. (``itertools.islice(loader, 1000)`` counts from 0 again in a
+        resumed pass, and so takes more.)
+
+        Args:
+            num_steps: 1 or more. The pass ends sooner if the loader does.
+
+        Raises:
+            ConfigError: ``num_steps`` is less than 1.
+        """
+        if num_steps < 1:
+            raise ConfigError(f"loader.take({num_steps}): an epoch has 1 step or more")
+        return self._take(num_steps)
+
+    def _take(self, num_steps: int) -> Iterator[Batch]:
+        done = self._skip
+        for batch in self:
+            if done >= num_steps:  # an earlier launch was given more
+                return
+            done += 1
+            yield batch
+            if done == num_steps:
+                return
 
     def _iterate_beside(self) -> Iterator[Batch]:
         """Iterate within a loop over another loader (``zip(a, b)``, or a nested loop), which counts the steps."""

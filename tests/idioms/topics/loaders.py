@@ -134,6 +134,16 @@ def islice(team):
 
 
 @equal()
+def taken(team):
+    """`loader.take(n)`."""
+    model, optimizer, loader = prepared(team)
+    for _ in team.epochs(3):
+        for batch in loader.take(2):
+            step(team, model, optimizer, batch)
+    return model, team.step
+
+
+@equal()
 def by_next(team):
     """`next()`."""
     model, optimizer, loader = prepared(team)
