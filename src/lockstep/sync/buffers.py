@@ -319,17 +319,19 @@ class ShardBuffers:
             before = list(map(torch.empty_like, tensors))
             copy_all(zip(before, tensors, strict=True))
         counts = [owner.counts() for owner in owners]
-        yield
-        values = iter(before)
-        pairs = []
-        for owner, count in zip(owners, counts, strict=True):
-            # Normalization layers may have written without a count. So does this.
-            is_written = owner.is_normalization or owner.counts() != count
-            for slot, value in zip(owner.slots, values, strict=False):
-                if is_written and slot.tensor.shape == value.shape:
-                    pairs.append((slot.writable(value), value))
-        with torch.no_grad():
-            copy_all(pairs)
+        try:
+            yield
+        finally:
+            values = iter(before)
+            pairs = []
+            for owner, count in zip(owners, counts, strict=True):
+                # Normalization layers may have written without a count. So does this.
+                is_written = owner.is_normalization or owner.counts() != count
+                for slot, value in zip(owner.slots, values, strict=False):
+                    if is_written and slot.tensor.shape == value.shape:
+                        pairs.append((slot.writable(value), value))
+            with torch.no_grad():
+                copy_all(pairs)
 
     @torch.no_grad()
     def rewind(self) -> None:

@@ -294,6 +294,8 @@ class FSDPSync(Sync):
     @override
     def drop(self) -> None:
         self.buffers.rewind()
+        for unit in self._units:  # else the script would find whole weights, which an optimizer's step does not change
+            unit.module.reshard()
         self._forget_phase()
         self._micro = None
 
