@@ -1,10 +1,13 @@
 """The protocol of a Sync, walked through by hand, without a team's loop."""
 
 import collections
+import contextlib
 from types import SimpleNamespace
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 
 import lockstep
 from lockstep.journal.measure.step_clock import StepClock
@@ -13,6 +16,7 @@ from lockstep.plan.blocks import block, even_blocks
 from lockstep.plan.shards import plan_step
 from lockstep.plan.tree import Node, push, roots
 from lockstep.sync import exact
+from lockstep.sync.buffers import ShardBuffers
 from lockstep.sync.ddp import DDPSync
 from lockstep.sync.dp import DataParallelSync
 from lockstep.sync.exact import ExactSync
@@ -211,3 +215,86 @@ def buffers_that_lose(strategy):
         for batch in loader:
             for inputs, index in batch.shards:
                 team.backward(model(inputs, index).square().mean())
+
+
+class Failing(torch.autograd.Function):
+    """Passes its input on; the backward pass fails where ``fails`` is set."""
+
+    fails = False
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if Failing.fails:
+            raise ZeroDivisionError("in the middle")
+        return gradient
+
+
+class Halves(nn.Module):
+    """The backward pass may fail between its halves, of which each fills a bucket. (The first layers are run by a checkpoint,
+    and so once more in the backward pass, where BatchNorm must not count.)"""
+
+    def __init__(self, width=1100):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width)
+        self.first, self.last = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.last(Failing.apply(checkpoint(self.first, self.norm(x), use_reentrant=False)))
+
+
+def catch(at_shard, then, strategy):
+    """What a script got that catches an error in the backward pass of a shard in step 2, and then does something else: the
+    error's class, its message, and the class of what it was raised from; or the number of steps."""
+    with lockstep.join(strategy=strategy, checkpoint_every="off") as team:
+        model = Halves()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        data = [torch.randn(2 * team.num_shards, 1100) for _ in range(3)]
+        model, optimizer, loader = team.prepare(model, optimizer, data)
+        first = team.rank * team.num_shards // team.world_size
+        try:
+            for batch in loader:
+                for shard, x in enumerate(batch.shards, first):
+                    Failing.fails = team.step == 2 and shard == at_shard
+                    loss = model(x).mean()
+                    try:
+                        team.backward(loss)
+                    except ZeroDivisionError:
+                        Failing.fails = False
+                        if then == "again":
+                            team.backward(model(x).mean())
+                        elif then == "plainly":
+                            model(x).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        except lockstep.UsageError as error:
+            if team.world_size > 1:
+                raise
+            return type(error).__name__, str(error), type(error.__cause__).__name__
+        return team.step
+
+
+def leave_units_gathered():
+    """Which parameters of a model are sharded behind a pass that an error left in a shard, between forward and backward."""
+    with lockstep.join(strategy="fsdp", checkpoint_every="off") as team:
+        model, loader = team.prepare(Halves(8), [torch.randn(2 * team.num_shards, 8)])
+        with contextlib.suppress(ZeroDivisionError):
+            for batch in loader:
+                for x in batch.shards:
+                    model(x).mean()
+                    raise ZeroDivisionError
+        return {name: isinstance(parameter, DTensor) for name, parameter in model.named_parameters()}
+
+
+def held_through_an_error():
+    """A buffer's value after a backward pass that wrote to it was ended by an error."""
+    model = nn.BatchNorm1d(2)
+    buffers = ShardBuffers()
+    buffers.attach(model)
+    with contextlib.suppress(ZeroDivisionError), buffers.held():
+        model(torch.ones(4, 2))
+        raise ZeroDivisionError
+    return model.running_mean.tolist(), model.num_batches_tracked.item()

@@ -93,6 +93,14 @@ def test_a_gradient_that_comes_in_parts_is_refused_with_the_remedy(crew):
         crew(2, horovod_scripts.reentrant)
 
 
+@pytest.mark.usefixtures("horovod")
+def test_an_error_in_a_backward_pass_that_is_caught_ends_the_shard_as_an_error(crew):
+    for shard in (0, 2):  # the first and the last of rank 0
+        with pytest.raises(LaunchError) as caught:
+            crew(2, sync_scripts.catch, shard, "nothing", "horovod", shards=6)
+        assert caught.value.summary.startswith(f"UsageError: step 2, shard {shard}:")
+
+
 def test_without_horovod_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod.torch", None)
     with pytest.raises(ConfigError, match=r"not installed here .*make horovod.*docs/horovod.md.*strategy='ddp'"):

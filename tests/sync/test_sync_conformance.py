@@ -4,6 +4,8 @@ import pytest
 import sync_scripts
 import torch
 
+from lockstep.base.errors import LaunchError
+
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
 KINDS = [("single", 1, 1), ("single", 1, 4), ("dp", 1, 1), ("dp", 1, 3)]  # (dp without GPUs: see test_dp)
 KINDS += [("ddp", 1, 3), ("ddp", 2, 2), ("ddp", 2, 4), ("ddp", 3, 4)]
@@ -152,3 +154,43 @@ def test_ranks_begin_with_the_parameters_and_buffers_of_rank_0(standing_crew):
     states = standing_crew(3, sync_scripts.start_unlike)
     assert states[0] == states[1] == states[2]
     assert states[0]["1.running_mean"] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("strategy", ["exact", "single", "ddp", "fsdp"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_an_error_in_a_backward_pass_that_is_caught_ends_the_shard_as_an_error(standing_crew, strategy, shards):
+    for shard in range(shards):
+        [(kind, message, cause)] = standing_crew(1, sync_scripts.catch, shard, "nothing", strategy, shards=shards)
+        assert (kind, cause) == ("UsageError", "ZeroDivisionError")
+        assert f"step 2, shard {shard}:" in message
+    assert standing_crew(1, sync_scripts.catch, shards, "nothing", strategy, shards=shards) == [3], "nothing has failed"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "nproc", "shards"), [("exact", 2, 6), ("exact", 3, 4), ("ddp", 2, 6), ("ddp", 3, 4), ("fsdp", 2, 6)]
+)
+def test_of_several_ranks_all_end_with_that_error(crew, strategy, nproc, shards):
+    for shard in range(3):  # the first, one between and the last of rank 0; of ranks 0 to 2
+        with pytest.raises(LaunchError) as caught:
+            crew(nproc, sync_scripts.catch, shard, "nothing", strategy, shards=shards)
+        assert caught.value.summary.startswith(f"UsageError: step 2, shard {shard}:")
+
+
+@pytest.mark.parametrize("strategy", ["exact", "single", "ddp"])
+@pytest.mark.parametrize(
+    ("then", "said"), [("again", "step 2, shard 1: team.backward"), ("plainly", "torch.autograd.grad(")]
+)
+def test_what_a_script_does_in_the_shard_after_such_an_error_is_refused(standing_crew, strategy, then, said):
+    [(kind, message, _)] = standing_crew(1, sync_scripts.catch, 1, then, strategy, shards=3)
+    assert kind == "UsageError"
+    assert said in message
+
+
+def test_an_error_in_a_shard_leaves_no_unit_gathered(standing_crew):
+    for sharded in standing_crew(2, sync_scripts.leave_units_gathered, shards=2):
+        assert sharded
+        assert all(sharded.values())
+
+
+def test_an_error_in_a_backward_pass_undoes_what_it_wrote_to_buffers():
+    assert sync_scripts.held_through_an_error() == ([0.0, 0.0], 0)

@@ -118,6 +118,9 @@ class Phases:
         """Phases and backward calls whose loss was checked for being a sum."""
         self._has_refused = False
         """Whether an error was raised already for a call that does not belong in the current phase."""
+        self._cut_short: BaseException | None = None
+        """The error that has ended a backward pass of the running micro-step. It counts only if the script catches it and goes
+        on."""
 
     # The step
 
@@ -183,7 +186,7 @@ class Phases:
             self.guards.gradients.drop()
             detach_grads(self.trained.parameters)  # of a single shard, whose gradients are where autograd has left them
             put_back(self._carried)
-        self._batch = self.micro = None
+        self._batch = self.micro = self._cut_short = None
         self._carried = {}
         self._listeners.drop()
         self.step -= not failed
@@ -307,6 +310,8 @@ class Phases:
         """See PhaseDriver."""
         micro = self.micro
         assert micro is not None
+        if self._cut_short is not None:
+            raise refusals.cut_short(micro, self._cut_short) from self._cut_short
         ledger, sync, methods, mark = self.sinks
         self.guards.gradients.end_shard(ledger.num_calls)
         if self.guards.is_strict:
@@ -369,6 +374,8 @@ class Phases:
 
     def backward(self, loss: Any, weight: float | Tensor | None, reduction: str | None, options: dict[str, Any]) -> None:
         """Check a shard's loss, and run its backward pass. See ``Team.backward``."""
+        if self._cut_short is not None and self.micro is not None:
+            raise refusals.cut_short(self.micro, self._cut_short) from self._cut_short
         if not self.trained.parameters:
             raise UsageError("backward() before prepare(): prepare the model first, so that its gradients are synchronized")
         if reduction not in (None, "mean", "sum"):
@@ -395,20 +402,26 @@ class Phases:
             if is_sum(loss, micro.num_samples):
                 raise refusals.sum_for_a_mean(micro, self.num_shards)
         factor = ledger.call(weight, reduction, micro)
-        for notify in methods["before_backward"]:
-            notify(loss, weight)
-        if self.step >= guards.unprepared.looks.next and not self.is_aside:
-            guards.unprepared.look(loss, self.step)
-        mark((IN_BACKWARD, perf_counter()))
-        guards.gradients.before_backward(call)
-        run: Callable[..., None] = sync.backward
-        for precision in trained.model_precisions:
-            run = functools.partial(precision.backward, run)
-        run(loss if trained.scaling is None else trained.scaling.scale(loss), call, factor, options)
-        guards.gradients.after_backward()
-        mark((IN_SCRIPT, perf_counter()))
-        for notify in methods["after_backward"]:
-            notify()
+        try:
+            for notify in methods["before_backward"]:
+                notify(loss, weight)
+            if self.step >= guards.unprepared.looks.next and not self.is_aside:
+                guards.unprepared.look(loss, self.step)
+            mark((IN_BACKWARD, perf_counter()))
+            guards.gradients.before_backward(call)
+            try:
+                run: Callable[..., None] = sync.backward
+                for precision in trained.model_precisions:
+                    run = functools.partial(precision.backward, run)
+                run(loss if trained.scaling is None else trained.scaling.scale(loss), call, factor, options)
+            finally:
+                guards.gradients.after_backward()
+            mark((IN_SCRIPT, perf_counter()))
+            for notify in methods["after_backward"]:
+                notify()
+        except BaseException as error:  # an interrupt, too: the script may catch any
+            self._cut_short = error
+            raise
 
     def add(self, weight: float | Tensor | None, values: dict[str, Any], reduction: str | None = None) -> None:
         """See PhaseDriver."""

@@ -67,6 +67,22 @@ def backward_outside() -> UsageError:
     )
 
 
+def cut_short(micro: MicroStep, error: BaseException) -> UsageError:
+    """A shard that goes on, or ends, after an error has ended its backward pass."""
+    return UsageError(
+        f"step {micro.step}, shard {micro.shard}: team.backward(loss) was ended by {type(error).__name__} "
+        f"({_first_line(error)}), which the script caught. Some of the shard's gradients had been added to the step's by then, "
+        "and perhaps sent to other ranks, so the step would be wrong without a word. Let the error end the script: the run "
+        "resumes from its newest checkpoint. If the shard is too large for the memory, give the run more shards, or "
+        "accumulate=; to leave out a shard whose loss is NaN, say, test the loss before and call "
+        "team.backward(loss, weight=0), or `continue`."
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "no message")
+
+
 def sum_for_a_mean(micro: MicroStep, num_shards: int) -> LossError:
     """A loss that is summed over a shard's samples."""
     return LossError(
