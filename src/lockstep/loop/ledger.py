@@ -8,6 +8,7 @@ script has added a tensor, say) sets a flag in that message, upon which all rank
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from collections import defaultdict
@@ -117,6 +118,17 @@ class Clock(Protocol):
         """Take the measurements of all ranks, by rank."""
 
 
+class Teller(Protocol):
+    """Adds numbers of its own to those that the ranks exchange at the end of a phase: no message more. What is exchanged may
+    depend on nothing but what is equal on all ranks."""
+
+    def tell(self) -> list[float]:
+        """The numbers of this rank for the phase that ends: equally many on every rank."""
+
+    def hear(self, rows: Sequence[Sequence[float]]) -> None:
+        """Take those of all ranks, by rank."""
+
+
 class Ledger:
     """Collects the numbers of the current phase and exchanges them at its end.
 
@@ -134,6 +146,8 @@ class Ledger:
         self._collectives = collectives
         self._is_alone = collectives.size == 1
         self._clock = clock
+        self.tellers: list[Teller] = []
+        """The same on every rank. On a single one, nothing is exchanged, and they are not asked."""
         self._accumulate = accumulate
         self._foreseen: defaultdict[int, _Foreseen] = defaultdict(_Foreseen)
         """By phase."""
@@ -293,7 +307,8 @@ class Ledger:
         weighted = [call for call, kind in enumerate(form.kinds) if kind == "weight"]
         slots = range(self._accumulate * plan.blocks.most)  # the most micro-steps that a rank has
         busy = self._clock.report(sum(micro.num_samples for micro in plan.micro_steps))
-        line = [0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(plan.num_samples), *busy]
+        told = [teller.tell() for teller in self.tellers]
+        line = [0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(plan.num_samples), *busy, *itertools.chain(*told)]
         line += [page.weights.get((call, slot), math.nan) for call in weighted for slot in slots]
         for name in sorted(form.names):
             line += [number for slot in slots for number in page.values.get((name, slot), (0.0, -1.0))]
@@ -308,6 +323,9 @@ class Ledger:
             ) from error
         first = 3 + len(busy)
         self._clock.receive([row[3:first] for row in lines])
+        for teller, numbers in zip(self.tellers, told, strict=True):
+            teller.hear([row[first : first + len(numbers)] for row in lines])
+            first += len(numbers)
         samples = [int(row[2]) for row in lines]
         if len(set(samples)) > 1:
             raise DataError(
