@@ -415,7 +415,9 @@ class Phases:
                     run = functools.partial(precision.backward, run)
                 run(loss if trained.scaling is None else trained.scaling.scale(loss), call, factor, options)
             finally:
-                guards.gradients.after_backward()
+                guards.gradients.is_running = False
+                if guards.gradients.marked:
+                    guards.gradients.put_placeholders()
             mark((IN_SCRIPT, perf_counter()))
             for notify in methods["after_backward"]:
                 notify()

@@ -163,14 +163,14 @@ class ShardGradients:
     def __init__(self, parameters: dict[nn.Parameter, str], *, is_plain: bool) -> None:
         self._parameters = parameters
         self._is_plain = is_plain
-        self._marked: list[nn.Parameter] = []
+        self.marked: list[nn.Parameter] = []
         """The first parameter of each model, whose ``.grad`` is a NotYet while gradients are incomplete."""
         self._accumulating: list[Node] = []
         """Autograd's nodes that write the gradients of first parameters: they keep a hook only while they exist."""
         self.micro: MicroStep | None = None
         """The running micro-step, which the loop sets."""
-        self._is_running = False
-        """Whether ``team.backward`` runs."""
+        self.is_running = False
+        """Whether ``team.backward`` runs. The loop resets it, also after an error."""
         self.have_been = False
         """Whether any parameter is known to have had a gradient when an optimizer stepped."""
 
@@ -180,12 +180,12 @@ class ShardGradients:
         if first is None or not first.requires_grad or is_dtensor(first):
             return
         if not self._is_plain:
-            self._marked.append(first)
+            self.marked.append(first)
         node = get_gradient_edge(first).node  # runs in Tensor.backward only: autograd.grad() and inputs= pass it by
         self._accumulating.append(node)
 
         def check(_: Any) -> None:
-            if self.micro is not None and not self._is_running:
+            if self.micro is not None and not self.is_running:
                 self._refuse(name, self.micro)
 
         node.register_prehook(check)
@@ -199,16 +199,15 @@ class ShardGradients:
         Raises:
             UsageError: there are gradients already that it did not compute.
         """
-        if self._marked:
+        if self.marked:
             self._remove_placeholders()
         if not self._is_plain or call == 0:
             self._check_none()
-        self._is_running = True
+        self.is_running = True
 
-    def after_backward(self) -> None:
-        """End the backward pass: put placeholders for gradients, which raise an error when used."""
-        self._is_running = False
-        for parameter in self._marked:
+    def put_placeholders(self) -> None:
+        """Put placeholders for gradients after a backward pass, if any are ``marked``: they raise an error when used."""
+        for parameter in self.marked:
             if parameter.grad is None:
                 parameter.grad = NotYet.like(parameter)
 
@@ -221,7 +220,7 @@ class ShardGradients:
         Raises:
             UsageError: there are gradients that ``team.backward`` did not compute.
         """
-        self._is_running = False
+        self.is_running = False
         if not (self._is_plain and num_calls):
             self._remove_placeholders()
             self._check_none()
@@ -229,11 +228,11 @@ class ShardGradients:
 
     def drop(self) -> None:
         """The phase was left."""
-        self.micro, self._is_running = None, False
+        self.micro, self.is_running = None, False
         self._remove_placeholders()
 
     def _remove_placeholders(self) -> None:
-        for parameter in self._marked:
+        for parameter in self.marked:
             if isinstance(parameter.grad, NotYet):
                 parameter.grad = None
 
