@@ -86,3 +86,15 @@ def test_a_flip_in_a_shard_that_is_not_audited_passes(found):
 def test_every_shape_of_a_step(found, task):
     headline, status, _ = found(3, trainings.Wrong(None, when="by chance"), task=task)
     assert (status, headline.split(": ")[1]) == (76, "another each time")
+
+
+@pytest.mark.parametrize(("nproc", "shards", "size"), [(2, 2, 1), (2, 3, 1), (3, 3, 1), (3, 3, 2), (3, 5, 2)])
+def test_ranks_without_samples_do_not_keep_an_audit_waiting(standing_crew, nproc, shards, size):
+    settings = {"shards": shards, "seed": 0, "timeout_s": 20.0}
+    expected = [(None, 8)] * nproc
+    nobody = trainings.Wrong(nproc)
+    assert standing_crew(nproc, trainings.train_in_buckets, nobody, size, audit=1, **settings) == expected
+    assert standing_crew(nproc, trainings.train_in_buckets, nobody, size, True, audit=1, **settings) == expected
+    found = standing_crew(nproc, trainings.train_in_buckets, trainings.Wrong(0), size, audit=2, **settings)
+    assert len(set(found)) == 1
+    assert "last.weight: rank 0" in found[0][0]

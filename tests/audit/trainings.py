@@ -1,5 +1,6 @@
 """Trainings for the tests of audits. Every function is one rank's script."""
 
+import contextlib
 import json
 import random
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from toy_models import Net, Plain
 import lockstep
 from lockstep.base.errors import UsageError
 from lockstep.base.stopping import AuditFailed
+from lockstep.sync import buckets, exact
 
 
 def train_carelessly():
@@ -150,3 +152,38 @@ def leave_an_audit():
             break
         grads = [parameter.grad.clone() for parameter in model.parameters()]
     return [torch.equal(parameter.grad, grad) for parameter, grad in zip(model.parameters(), grads, strict=True)]
+
+
+@contextlib.contextmanager
+def many_buckets():
+    """A bucket for each parameter, sent during the backward pass: as with more than 30 MB of gradients."""
+    before = buckets._FIRST_BYTES, buckets._MOST_BYTES, exact.MOST_TOGETHER
+    buckets._FIRST_BYTES = buckets._MOST_BYTES = exact.MOST_TOGETHER = 0
+    try:
+        yield
+    finally:
+        buckets._FIRST_BYTES, buckets._MOST_BYTES, exact.MOST_TOGETHER = before
+
+
+def train_in_buckets(wrong, size, skipped=False):
+    """A training with many buckets, whose passes end with a small global batch: what an audit said, and the steps taken."""
+    with many_buckets(), lockstep.join() as team:
+        model = torch.nn.ModuleDict({name: torch.nn.Linear(3, 3) for name in ("a", "b", "c", "last")})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = team.prepare(model, optimizer, loader_of("samples", 8 + size, 8))
+        wrong.infect(team, model)
+        try:
+            for _ in team.epochs(4):
+                for batch in loader:
+                    for inputs, _, indices in batch.shards:
+                        if skipped and 7 in indices:
+                            continue
+                        outputs = inputs[:, :3]
+                        for part in model.values():
+                            outputs = part(outputs)
+                        team.backward(outputs.square().mean())
+                    optimizer.step()
+                    optimizer.zero_grad()
+        except AuditFailed as found:
+            return found.headline.split(" (")[0], team.step
+        return None, team.step

@@ -15,7 +15,7 @@ from lockstep.base.errors import ConfigError, LossError, UsageError, unknown_nam
 from lockstep.data.batch import Batch, Shards, own_runs
 from lockstep.data.evaluation_pass import EvaluationBatch
 from lockstep.data.streams import Purpose, reseed
-from lockstep.data.values import check_weight
+from lockstep.data.values import Total, check_weight
 from lockstep.journal.measure.step_clock import BEGINNING, ENDING, IN_BACKWARD, IN_FORWARD, IN_SCRIPT, Mark
 from lockstep.listener import Listeners
 from lockstep.loop import refusals
@@ -27,7 +27,7 @@ from lockstep.prepare.state_adapters import parameters_of
 from lockstep.prepare.trained import TrainedObjects
 from lockstep.prepare.unprepared import refuse
 from lockstep.sync.gradients import Gradients, detach_grads, put_back
-from lockstep.sync.protocol import ShardSync, Sync
+from lockstep.sync.protocol import Outcome, ShardSync, Sync
 
 
 class Sinks(NamedTuple):
@@ -118,6 +118,8 @@ class Phases:
         """Phases and backward calls whose loss was checked for being a sum."""
         self._has_refused = False
         """Whether an error was raised already for a call that does not belong in the current phase."""
+        self._settled: tuple[Outcome, dict[str, Total]] | None = None
+        """What the ranks have exchanged at the end of the current phase, if they have."""
         self._cut_short: BaseException | None = None
         """The error that has ended a backward pass of the running micro-step. It counts only if the script catches it and goes
         on."""
@@ -186,7 +188,7 @@ class Phases:
             self.guards.gradients.drop()
             detach_grads(self.trained.parameters)  # of a single shard, whose gradients are where autograd has left them
             put_back(self._carried)
-        self._batch = self.micro = self._cut_short = None
+        self._batch = self.micro = self._cut_short = self._settled = None
         self._carried = {}
         self._listeners.drop()
         self.step -= not failed
@@ -324,16 +326,27 @@ class Phases:
         self.micro = None
         mark((ENDING, perf_counter()))
 
+    def settle(self) -> None:
+        """Exchange the numbers of the phase, once the shards of this process have run. Every rank must call it; it blocks until
+        all have. ``end_phase`` does unless it was done: by an instrument that runs shards aside after it has heard of the
+        others' numbers, while buffers are still those that all shards began with."""
+        batch, sync = self._batch, self._sync
+        assert batch is not None
+        if self.guards.is_strict:
+            self.guards.weights.check_unchanged(self.step)
+        new_keys = sync.new_keys() if self._combines else ()
+        beside = self._beside(batch.plan) if len(self.opened) > 1 else 0
+        self._settled = self._ledger.settle(batch.plan, self.num_done, new_keys, sync.gather, self.step, beside)
+
     def end_phase(self) -> None:
         """See PhaseDriver."""
         batch = self._batch
         assert batch is not None
         trained, guards, sync = self.trained, self.guards, self._sync
-        if guards.is_strict:
-            guards.weights.check_unchanged(self.step)
-        new_keys = sync.new_keys() if self._combines else ()
-        beside = self._beside(batch.plan) if len(self.opened) > 1 else 0
-        outcome, values = self._ledger.settle(batch.plan, self.num_done, new_keys, sync.gather, self.step, beside)
+        if self._settled is None:
+            self.settle()
+        assert self._settled is not None
+        (outcome, values), self._settled = self._settled, None
         if self._combines:
             sync.end_phase(outcome)
         if trained.scaling is not None:

@@ -26,7 +26,8 @@ from lockstep.tools.audit.parcel import Parcel, pack, unpack
 from lockstep.tools.audit.verdict import Computed, Verdict, judge
 from lockstep.world.comm.collectives import Collectives
 
-_NOTHING = torch.iinfo(torch.int64).min
+_NOTHING = -1.0
+"""In place of a digest."""
 _TAG = (1 << 30) - 1
 """Message tag, just below those of ``sync.exchange``."""
 
@@ -55,8 +56,9 @@ class Auditor(Listener):
     """Audits a run, on one rank.
 
     When an audited phase begins, the owner of the shard sends its samples to the auditor, which runs them aside before its own
-    shards. Once all shards have run, the two compare sums of bits. If these differ, the judges run the shard as well, and every
-    rank ends with the verdict.
+    shards. Digests of both results go with the numbers that all ranks exchange at the end of the phase. (An exchange of their
+    own, before that, would wait for ranks whose gradients others wait for.) If they differ, the judges run the shard as well,
+    and every rank ends with the verdict. Implements ``loop.ledger.Teller``.
 
     Args:
         choose: what is audited of a step; None: nothing.
@@ -96,6 +98,8 @@ class Auditor(Listener):
         """Batches of the phase whose shards the script has asked for."""
         self._own: GradientSums | None = None
         """Those of the running micro-step, if it is audited."""
+        self._digests = [_NOTHING, _NOTHING]
+        """Of the owner's result and of the auditor's, as far as the ranks have told."""
 
     @override
     def prepared(self, item: Any) -> None:
@@ -140,7 +144,7 @@ class Auditor(Listener):
         if rank == case.choice.auditor:
             yield from self._again(case)
         yield from own_runs(plan, data, leads=True)
-        if not self._differ(case):
+        if not self._differ():
             self._case = None
             return
         self._open(case)
@@ -203,15 +207,28 @@ class Auditor(Listener):
         size = int(self._collectives.recv(torch.zeros(1, dtype=torch.int64), rank, _TAG))
         return self._collectives.recv(torch.empty(size, dtype=torch.uint8), rank, _TAG).numpy().tobytes()
 
-    def _differ(self, case: _Case) -> bool:
+    def _differ(self) -> bool:
         """Whether the two results differ. Every rank must call it; it blocks until all have."""
-        rank, choice, digests = self._collectives.rank, case.choice, list[int]()
-        digests += [digest_of(case.owner_sums.read())] if rank == choice.owner else []
-        digests += [digest_of(case.repeat_sums.read())] if rank == choice.auditor else []
-        numbers = [max(digests, default=_NOTHING), max([-number for number in digests], default=_NOTHING)]
         if self._collectives.size > 1:
-            numbers = self._collectives.all_reduce(torch.tensor(numbers), "max").tolist()
-        return numbers[0] != -numbers[1]
+            self._phases.settle()
+        else:
+            self.hear([self.tell()])
+        return self._digests[0] != self._digests[1]
+
+    def tell(self) -> list[float]:
+        """See ``Teller``: this rank's two digests in an audited phase, or ``_NOTHING``."""
+        case, rank = self._case, self._collectives.rank
+        if case is None:
+            return []
+        return [
+            float(digest_of(case.owner_sums.read())) if rank == case.choice.owner else _NOTHING,
+            float(digest_of(case.repeat_sums.read())) if rank == case.choice.auditor else _NOTHING,
+        ]
+
+    def hear(self, rows: Sequence[Sequence[float]]) -> None:
+        """See ``Teller``."""
+        if self._case is not None:
+            self._digests = [max(digests) for digests in zip(*rows, strict=True)]
 
     def _open(self, case: _Case) -> None:
         """Open a case because the two results differ: send the shard to the judges. Every rank must call it."""

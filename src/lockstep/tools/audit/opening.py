@@ -46,4 +46,5 @@ def open_audit(run: Run, every: int) -> Auditor:
     where = f"{run.world.host}, {device}"
     auditor = Auditor(chosen, run.collectives, run.phases, aside, where, run.devices, report, timer)
     run.phases.runs = auditor.runs
+    run.phases.own.ledger.tellers.append(auditor)
     return auditor
