@@ -2,6 +2,8 @@
 
 import collections
 import contextlib
+import gc
+import random
 from types import SimpleNamespace
 
 import torch
@@ -298,3 +300,35 @@ def held_through_an_error():
         model(torch.ones(4, 2))
         raise ZeroDivisionError
     return model.running_mean.tolist(), model.num_batches_tracked.item()
+
+
+def bytes_alive():
+    """The bytes of all tensors on the CPU."""
+    gc.collect()
+    storages = [item.untyped_storage() for item in gc.get_objects() if type(item) in (torch.Tensor, nn.Parameter)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def freeze_at_random(num_steps, look_at):
+    """The bytes of all tensors alive in these steps of a training that learns three of nine layers in each, at random."""
+    before, exact.MOST_TOGETHER = exact.MOST_TOGETHER, 0
+    found = []
+    with lockstep.join(checkpoint_every="off", log_every=10**6) as team:
+        layers = nn.ModuleList(nn.Linear(40, 40 + 2 ** min(number, 3)) for number in range(9))
+        dice = random.Random(0)
+        optimizer = torch.optim.SGD(layers.parameters(), 0.1)
+        _, optimizer, loader = team.prepare(layers, optimizer, [torch.randn(6, 40) for _ in range(num_steps)])
+        for batch in loader:
+            chosen = dice.sample(range(9), 3)
+            for number, layer in enumerate(layers):
+                layer.requires_grad_(number in chosen)
+            for x in batch.shards:
+                for layer in layers:
+                    x = layer(x[:, :40])
+                team.backward(x.square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            if team.step in look_at:
+                found.append(bytes_alive())
+    exact.MOST_TOGETHER = before
+    return found

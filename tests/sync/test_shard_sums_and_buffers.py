@@ -4,8 +4,12 @@ import torch
 from torch import nn
 from torch.nn import Parameter
 
+from lockstep.plan.blocks import even_blocks
+from lockstep.plan.shards import plan_step
 from lockstep.sync.buffers import ShardBuffers, add_changes
+from lockstep.sync.exact import ExactSync
 from lockstep.sync.gradients import Gradients, add_weighted
+from lockstep.sync.protocol import Outcome
 
 
 class Buffers(nn.Module):
@@ -170,3 +174,25 @@ def test_a_shard_without_weight_is_absent_although_its_gradient_is_nan():
         parameter.grad = torch.tensor([gradient])
         add_weighted([parameter], sums, weight)
     assert sums[parameter].tolist() == [2.0]
+
+
+def test_the_set_of_parameters_that_learns_most_often_is_not_forgotten_for_others_that_do_once():
+    layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(12))
+    sync, blocks, unknown = ExactSync(0, 1, 2), even_blocks(1, 2), []
+    sync.attach(layers)
+    for step in range(1, 25):
+        frozen = step // 2 if step % 2 else None  # another in every second step
+        for number, layer in enumerate(layers):
+            layer.requires_grad_(number != frozen)
+        plan = plan_step(step, (4,), 0, blocks)
+        sync.begin_phase(plan, 0)
+        for micro in plan.micro_steps:
+            sync.begin_shard(micro)
+            sync.backward(sum(layer(torch.ones(2, 2)).mean() for layer in layers), 0, 0.5, {})
+            sync.end_shard()
+        keys = sync.new_keys()
+        sync.end_phase(Outcome([None], keys))
+        if keys:
+            unknown.append(step)
+    sync.close()
+    assert unknown == [1, 2, *range(3, 25, 2)]

@@ -194,3 +194,10 @@ def test_an_error_in_a_shard_leaves_no_unit_gathered(standing_crew):
 
 def test_an_error_in_a_backward_pass_undoes_what_it_wrote_to_buffers():
     assert sync_scripts.held_through_an_error() == ([0.0, 0.0], 0)
+
+
+@pytest.mark.parametrize(("strategy", "nproc"), [("exact", 1), ("exact", 2), ("exact", 3), ("ddp", 2)])
+def test_layers_frozen_at_random_take_no_more_memory_with_time(standing_crew, strategy, nproc):
+    looks = [4, 5, 6, 48, 49, 50]
+    for found in standing_crew(nproc, sync_scripts.freeze_at_random, 50, looks, shards=3, strategy=strategy):
+        assert max(found[3:]) < 1.2 * max(found[:3])

@@ -80,6 +80,10 @@ class Bucket:
         """Return a node's memory for reuse."""
         self._free.append(flat)
 
+    def free(self) -> None:
+        """Free the memory that is not in use. What is lent is freed when nothing refers to it any more."""
+        self._free, self._lent = [], []
+
     def lend(self, flat: Flat, slots: Iterable[int]) -> list[Tensor]:
         """New views of some gradients, for the user. Their memory is reused when nothing refers to it any more."""
         if not flat.data.is_cpu:  # PyTorch's allocator reuses memory there

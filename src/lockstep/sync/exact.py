@@ -38,7 +38,8 @@ MOST_TOGETHER = 1 << 20
 """Bytes that a rank receives at most in one message with the numbers of a phase. More are better sent in buckets during
 the backward pass (0.5M parameters, 2 MB, on 2 processes: 1.04 of DDP's time in buckets, 1.11 together)."""
 _MAX_LAYOUTS = 8
-"""Number of cached bucket layouts, one per set of trainable parameters: a script may freeze others in every step."""
+"""Number of cached bucket layouts, one per set of trainable parameters: a script may freeze others in every step. (One that a
+step and the two before it have not used has no memory.)"""
 
 
 class Layout:
@@ -48,6 +49,13 @@ class Layout:
         self.buckets = buckets
         self.slots = {p: (index, slot) for index, bucket in enumerate(buckets) for slot, p in enumerate(bucket.parameters)}
         """Each parameter's bucket number, and its slot in the bucket."""
+        self.last_step = 0
+        """The newest step that has used it."""
+
+    def free(self) -> None:
+        """Free the memory that is not in use."""
+        for bucket in self.buckets:
+            bucket.free()
 
 
 class _History:
@@ -159,12 +167,14 @@ class ExactSync(Sync):
         if self._was_cut_off:
             raise _cut_off()
         self.buffers.begin_step(num_filled(plan.sizes, self._num_shards))
-        self._lay_out()
+        self._lay_out(plan.number)
         self._history = self._histories.setdefault(phase, _History())
         self._num_phases += 1
         self._blocks = blocks = plan.blocks
         self._block = blocks.by_rank[self._rank]
         self._next_shard = self._block.start
+        if phase == 0:
+            self._exchange.begin_step()
         self._exchange.begin_phase(self._num_phases, blocks.roots, holds=self._goes_together())
         for exchange in self._on_gpus.values():
             exchange.begin_phase(blocks.roots)
@@ -290,14 +300,14 @@ class ExactSync(Sync):
 
     # The layout
 
-    def _lay_out(self) -> None:
+    def _lay_out(self, step: int) -> None:
         """Choose the bucket layout for the current set of trainable parameters.
 
         Frozen parameters, which may be unfrozen within a phase, have buckets of their own: as long as they have no gradients,
         nothing is stored or sent for them.
         """
         kind = tuple((parameter.requires_grad, parameter.dtype) for parameter in self._names)
-        layout = self._layouts.get(kind)
+        layout = self._layouts.pop(kind, None)  # and put it behind the others: the first is the one not used for longest
         if layout is None:
             if len(self._layouts) == _MAX_LAYOUTS:
                 dropped = self._layouts.pop(next(iter(self._layouts)))
@@ -307,10 +317,14 @@ class ExactSync(Sync):
             can_learn = list(filter(has_gradient, self._names))
             learning = make_buckets([p for p in can_learn if p.requires_grad])
             layout = Layout(learning + make_buckets([p for p in can_learn if not p.requires_grad]))
-            self._layouts[kind] = layout
+        self._layouts[kind] = layout
+        layout.last_step = step
         if self._layout is not layout:
             self._layout = layout
             self._missing = [set() for _ in self._layout.buckets]
+            for other in self._layouts.values():
+                if other.last_step < step - 2:
+                    other.free()
 
     def _foreseen(self, call: int) -> list[int]:
         """The buckets that are sent as soon as the backward pass has filled them."""

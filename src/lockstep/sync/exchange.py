@@ -67,6 +67,17 @@ class Exchange:
         self._held: list[list[Tensor]] = []
         """The nodes that ``gather`` will send."""
         self._scratch: dict[tuple[torch.dtype, int], list[Tensor]] = {}
+        """Free memory to receive into, by dtype and length. A script that freezes other layers in every step has other lengths
+        in each."""
+        self._num_steps = 0
+        self._last_used: dict[tuple[torch.dtype, int], int] = {}
+        """The newest step that has received into it."""
+
+    def begin_step(self) -> None:
+        """A step begins: free the memory that neither of the two steps before it has received into."""
+        self._num_steps += 1
+        for key in [key for key, step in self._last_used.items() if step < self._num_steps - 2]:
+            del self._scratch[key], self._last_used[key]
 
     def begin_phase(self, number: int, roots: Roots, *, holds: bool = False) -> None:
         """Begin a phase.
@@ -139,7 +150,9 @@ class Exchange:
 
     def take_scratch(self, dtype: torch.dtype, length: int) -> Tensor:
         """Memory to receive into."""
-        free = self._scratch.setdefault((dtype, length), [])
+        key = (dtype, length)
+        self._last_used[key] = self._num_steps
+        free = self._scratch.setdefault(key, [])
         return free.pop() if free else torch.empty(length, dtype=dtype)
 
     def give_back(self, scratch: Tensor) -> None:
