@@ -145,6 +145,19 @@ def test_a_value_that_a_later_phase_adds_too_is_that_of_the_later_one(standing_c
         assert averages == {"first": 1.0, "both": 2.0, "second": 3.0, "seldom": 0.5}
 
 
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_names_of_values_that_are_used_no_more_take_no_room(standing_crew, nproc):
+    num_steps = 130
+    [(expected, _)] = standing_crew(1, team_scripts.names_by_step, num_steps, shards=4)
+    by_rank = standing_crew(nproc, team_scripts.names_by_step, num_steps, shards=4)
+    lengths = by_rank[0][1]
+    for values, its_lengths in by_rank:
+        assert values == expected
+        assert its_lengths == lengths, "ranks have rows of different lengths"
+    assert len(lengths) == num_steps
+    assert max(lengths[80:]) <= lengths[60] + 2 * 2 * 2, "more than the one name that comes seldom"
+
+
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_what_belongs_outside_of_the_shards_is_refused_inside_and_changes_nothing(standing_crew, nproc):
     for said, after in standing_crew(nproc, team_scripts.refused_in_the_shards, shards=4):

@@ -45,6 +45,9 @@ from lockstep.world.comm.waiter import has_timed_out
 KINDS = ("samples", "weight", "sum")
 """The factor of a backward call's gradients: the shard's fraction of the samples, a weight given by the script, or 1."""
 
+_REMEMBERED = 50
+"""Phases of one number after which a name that none of them has used is no longer foreseen. A script may have a name for each
+of a thousand tasks, or for each step, and each takes room in the message of every rank."""
 Gather = Callable[[list[float]], list[list[float]] | None]
 """See ``Sync.gather``."""
 Name = tuple[str, str]
@@ -90,18 +93,25 @@ class _Foreseen:
     """The form predicted for phases of one number in their steps. The same on every rank."""
 
     kinds: list[str] = field(default_factory=list)
-    names: set[Name] = field(default_factory=set)
+    names: dict[Name, int] = field(default_factory=dict)
+    """Each with the phase, of those of this number, in which it was last used."""
+    num_phases: int = 0
 
     def foresees(self, page: _Page) -> bool:
         """Whether a page has this form."""
-        has_more = page.new_keys or page.others or page.beside or not page.names <= self.names
+        has_more = page.new_keys or page.others or page.beside or not page.names <= self.names.keys()
         return not has_more and page.kinds == self.kinds[: len(page.kinds)]
 
     def learn(self, kinds: list[str], pages: Sequence[_Page]) -> None:
         """Foresee what all ranks have had. ``kinds``: of the rank that made the most backward calls."""
         if len(kinds) >= len(self.kinds) or kinds != self.kinds[: len(kinds)]:
             self.kinds = kinds
-        self.names = self.names.union(*(page.names for page in pages))
+        used: set[Name] = set().union(*(page.names for page in pages))
+        self.num_phases += 1
+        self.names.update(dict.fromkeys(used, self.num_phases))
+        if len(self.names) > len(used):
+            oldest = self.num_phases - _REMEMBERED
+            self.names = {name: last for name, last in self.names.items() if last > oldest}
 
 
 class Clock(Protocol):
