@@ -89,7 +89,8 @@ READ_ENVIRONMENT = {
     "world.comm.horovod": "Horovod learns who it is from variables alone: set while it starts, then put back",
     "world.comm.group": "Gloo learns its interface from GLOO_SOCKET_IFNAME alone: set while a group opens, then put back",
     "journal.measure.trackers": "the project that a tracker's user has named, by the tracker's own variable",
-    "world.kernels": "PyTorch's deterministic products need CUBLAS_WORKSPACE_CONFIG: set while a run is open, unless it is set",
+    "world.kernels": "PyTorch's deterministic products need CUBLAS_WORKSPACE_CONFIG, set while a run is open unless it is set; "
+    "and NVIDIA's libraries round by NVIDIA_TF32_OVERRIDE",
     "world.comm.interface": "the same variable, and NCCL's, as the user may have set them",
 }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from striking import arm, network, samples, say_last_words, strike, wait_for_checkpoints
+from switches import switch
 from torch import nn
 
 import lockstep
@@ -30,10 +31,8 @@ for argument in sys.argv[1:]:
     name, _, value = argument.partition("=")
     ASKED[name] = type(ASKED[name])(value)
 
-if ASKED["switch"] == "matmul":
-    torch.backends.cuda.matmul.fp32_precision = "tf32"  # from now on older getters raise
-if ASKED["switch"] == "deterministic":
-    torch.use_deterministic_algorithms(True)
+if ASKED["switch"]:
+    switch(ASKED["switch"])
 
 team = lockstep.join()
 arm(team)

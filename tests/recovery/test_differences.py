@@ -1,12 +1,15 @@
 """An interrupted run is resumed by a script or command that differs: refused, with the difference named, or allowed."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 from laboratory import PLAIN, content_of
+from switches import SWITCHES
 
 from lockstep.prepare.registry import adapter_of
+from lockstep.state.checkpoint.manifest import Manifest
 from lockstep.state.recovery.software import numerics
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
@@ -30,8 +33,10 @@ DIFFERENCES = {
     "shards": ([], {"shards": 3}, "shards is 3 now, and was 2 when the run in", "shards"),
     "threads": ([], {"threads": 2}, "threads is 2 now, and was 1 when the run in", "threads"),
     "strategy": ([], {"strategy": "ddp"}, "strategy is 'ddp' now, and the run in", ""),
-    "matmul": (["switch=matmul"], {}, "PyTorch's cuda.matmul.fp32_precision is 'tf32' now, and was 'ieee'", "numerics"),
-    "deterministic": (["switch=deterministic"], {}, "deterministic_algorithms is True now, and was False", "numerics"),
+    **{
+        name: ([f"switch={name}"], {}, f"PyTorch's {name} is {value!r} now, and was ", "numerics")
+        for name, (_, value) in SWITCHES.items()
+    },
 }
 
 
@@ -104,7 +109,7 @@ def test_a_run_whose_passes_grow_resumes_from_its_own_checkpoint(lab):
     assert lab.resumes() == [7]
 
 
-@pytest.mark.parametrize("name", ["learning rate", "global batch", "deterministic"])
+@pytest.mark.parametrize("name", ["learning rate", "global batch", "deterministic_algorithms"])
 def test_what_is_allowed_goes_on_from_the_same_step(lab, interrupted, undisturbed, name):
     interrupted(lab.run_dir)
     newest = int(lab.names()[0].removeprefix("step-"))
@@ -112,7 +117,7 @@ def test_what_is_allowed_goes_on_from_the_same_step(lab, interrupted, undisturbe
     ended = lab.run(PLAIN, *args, allow=[allowable], **settings)
     assert ended.status == 0, ended
     assert lab.resumes() == [newest], ended
-    if name != "deterministic":  # which leads to the same answer here
+    if name != "deterministic_algorithms":  # which leads to the same answer here
         assert ended.words["digest"] != undisturbed()["digest"], ended
 
 
@@ -185,3 +190,43 @@ def test_with_any_schedule_an_allowed_rate_runs_as_if_begun_with(name, is_made_f
         after.apply_options(names, {key: repr(value) for key, value in was.items()})
     expected = made(0.02)
     assert course(new, 10) == [pytest.approx(rates) for rates in course(expected, 17)[7:]]
+
+
+def test_a_checkpoint_that_lacks_a_setting_since_an_older_version_wrote_it_is_resumed_from(lab, interrupted, undisturbed):
+    interrupted(lab.run_dir)
+    for name in lab.names():
+        directory = lab.run_dir / "checkpoints" / name
+        manifest = Manifest.read(directory)
+        known = {key: value for key, value in manifest.birth.items() if key not in ("threads", "script_seed")}
+        dataclasses.replace(manifest, birth=known, numerics={"cudnn_benchmark": False}).write(directory)
+    ended = lab.run(PLAIN, "switch=mkldnn.enabled")
+    assert ended.status == 0, ended
+    assert ended.words["digest"] == undisturbed()["digest"], ended
+
+
+IN_A_CONTEXT = """
+    import sys, torch, lockstep
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    team = lockstep.join()
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = team.prepare(model, optimizer, [torch.ones(2, 1)] * 3)
+    for epoch in team.epochs(int(sys.argv[1])):
+        with sdpa_kernel(SDPBackend.MATH):
+            for batch in loader:
+                for x in batch.shards:
+                    team.backward(model(x).square().mean())
+                optimizer.step(); optimizer.zero_grad()
+                if sys.argv[2:] == [str(team.step)]:
+                    raise SystemExit(3)
+    print("trained to", team.step)
+"""
+
+
+def test_a_setting_that_is_in_force_within_a_pass_alone_is_no_difference(lab):
+    assert lab.run(IN_A_CONTEXT, "3", "5", checkpoint_every=1).status == 3
+    for epochs in (3, 3, 4):  # the rest, nothing, and more of a finished run
+        ended = lab.run(IN_A_CONTEXT, str(epochs))
+        assert ended.status == 0, ended
+        assert f"trained to {3 * epochs}" in ended.out

@@ -118,3 +118,11 @@ def test_another_product_or_version_of_cudnn_is_refused_among_ranks_and_on_a_res
     with pytest.raises(LaunchError, match="gpu is 'A100' now, and was 'H100'"):
         crew(1, scripts.train_on, [("A100", 91000)], 2, shards=2, run_dir="run")
     crew(1, scripts.train_on, [("A100", 91000)], 2, shards=2, run_dir="run", allow=["numerics"])
+
+
+@pytest.mark.parametrize(("name", "value"), [("CUBLAS_WORKSPACE_CONFIG", ":16:8"), ("NVIDIA_TF32_OVERRIDE", "0")])
+def test_a_variable_by_which_libraries_choose_other_algorithms_is_refused_on_a_resume(crew, name, value):
+    crew(1, scripts.train, 1, shards=2, run_dir="run")
+    with pytest.raises(LaunchError, match=f"the variable {name} is {value!r} now, and was "):
+        crew(1, scripts.train_with, {name: value}, 2, shards=2, run_dir="run")
+    crew(1, scripts.train_with, {name: value}, 2, shards=2, run_dir="run", allow=["numerics"])

@@ -246,7 +246,9 @@ def _resume(path: Path, launch: LaunchRequest, lock: RunLock, notices: list[str]
         birth = _reconcile(path, contents[0], launch)
         return OpenRun(run_dir=path, birth=birth, checkpoint=None, lock=lock, is_new=False, notices=notices)
     directory, manifest = sound
-    born = FixedSettings(**{each.name: manifest.birth[each.name] for each in fields(FixedSettings)})
+    # A setting that the version which wrote it did not know is as this launch would have it.
+    known = launch.born_with.as_json() | dict(manifest.birth)
+    born = FixedSettings(**{each.name: known[each.name] for each in fields(FixedSettings)})
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.time_s))
     state = "had finished at" if manifest.finished else "resumes after"
     notices.append(f"run {path} {state} step {manifest.step} (checkpoint of {when}). To start over: --fresh, or fresh=True.")

@@ -64,6 +64,12 @@ def product_of(device: torch.device) -> str:
     return "" if ask is None else str(ask(device))
 
 
+def num_multiprocessors(device: torch.device) -> int | None:
+    """On how many multiprocessors of a device kernels run; None if not known."""
+    ask = getattr(torch.get_device_module(device), "get_device_properties", None)
+    return None if ask is None else getattr(ask(device), "multi_processor_count", None)
+
+
 def uuid_of(device: torch.device) -> str:
     """What tells a device from all others, whatever number a process sees it under; empty if not known."""
     ask = getattr(torch.get_device_module(device), "get_device_properties", None)

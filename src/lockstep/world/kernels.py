@@ -28,16 +28,26 @@ def kernels_repeat() -> bool:
     return is_strict and not torch.backends.cudnn.benchmark
 
 
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+_CUBLAS_DEFAULT = ":4096:8"
+
+
+def numeric_variables() -> dict[str, str]:
+    """The environment variables by which NVIDIA's libraries choose algorithms that give other bits."""
+    return {
+        _CUBLAS: os.environ.get(_CUBLAS, _CUBLAS_DEFAULT),  # deterministic kernels set it, and so does the launcher
+        "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE", ""),
+    }
+
+
 class DeterministicKernels:
     """``torch.use_deterministic_algorithms(True)``, from creation until ``put_back``. Local."""
-
-    _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
     def __init__(self) -> None:
         self._mode = torch.get_deterministic_debug_mode()
         self._fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-        self._sets_cublas = self._CUBLAS not in os.environ
-        os.environ.setdefault(self._CUBLAS, ":4096:8")  # PyTorch reads it at every product
+        self._sets_cublas = _CUBLAS not in os.environ
+        os.environ.setdefault(_CUBLAS, _CUBLAS_DEFAULT)  # PyTorch reads it at every product
         if self._mode == 0:  # a script that asked for the mode may want its memory filled, too; it costs a kernel each time
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.use_deterministic_algorithms(True)
@@ -47,4 +57,4 @@ class DeterministicKernels:
         torch.set_deterministic_debug_mode(self._mode)
         torch.utils.deterministic.fill_uninitialized_memory = self._fills  # type: ignore[attr-defined]
         if self._sets_cublas:
-            os.environ.pop(self._CUBLAS, None)
+            os.environ.pop(_CUBLAS, None)

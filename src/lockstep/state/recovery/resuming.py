@@ -67,7 +67,7 @@ class Restorer:
         Raises:
             MismatchError: it differs, and with it all random streams.
         """
-        before = self.checkpoint.manifest.birth["script_seed"]
+        before = self.checkpoint.manifest.birth.get("script_seed", seed)
         if before != seed:
             now, was = (f"torch.manual_seed({each})" if each is not None else "none" for each in (seed, before))
             self._refuse(f"the seed that the script sets after join() is {now} now, and was {was}")
@@ -191,7 +191,11 @@ class Restorer:
         was = self.checkpoint.manifest.numerics
         for name, value in numerics().items():
             if name in was and was[name] != value:
-                self._refuse(f"PyTorch's {name} is {value!r} now, and was {was[name]!r}", "numerics")
+                self._refuse(f"{_owner(name)}{name} is {value!r} now, and was {was[name]!r}", "numerics")
+
+
+def _owner(name: str) -> str:
+    return "the variable " if name.isupper() else "PyTorch's "
 
 
 def _article(kind: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lockstep.world import devices
+from lockstep.world.kernels import numeric_variables
 
 
 @functools.cache  # reading it takes 3 ms
@@ -40,12 +41,52 @@ def numerics() -> dict[str, Any]:
         "cudnn_deterministic": torch.backends.cudnn.deterministic,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "default_dtype": str(torch.get_default_dtype()),
+        **_kernels(),
         **_gpu(),
     }
+
+
+def _kernels() -> dict[str, Any]:
+    """The settings by which PyTorch chooses among kernels, or lets them round, by the names by which scripts set them."""
+    backends = torch.backends
+    cuda: Any = backends.cuda
+    reductions = (
+        "allow_bf16_reduced_precision_reduction",
+        "allow_fp16_reduced_precision_reduction",
+        "allow_bf16_reduced_precision_reduction_split_k",
+        "allow_fp16_reduced_precision_reduction_split_k",
+        "allow_fp16_accumulation",
+    )
+    return {
+        **{f"cuda.matmul.{name}": getattr(cuda.matmul, name, None) for name in reductions},
+        "cuda.enable_flash_sdp": cuda.flash_sdp_enabled(),
+        "cuda.enable_mem_efficient_sdp": cuda.mem_efficient_sdp_enabled(),
+        "cuda.enable_math_sdp": cuda.math_sdp_enabled(),
+        "cuda.enable_cudnn_sdp": cuda.cudnn_sdp_enabled(),
+        "cuda.allow_fp16_bf16_reduction_math_sdp": cuda.fp16_bf16_reduction_math_sdp_allowed(),
+        "cuda.preferred_blas_library": str(cuda.preferred_blas_library()),
+        "cuda.preferred_linalg_library": str(cuda.preferred_linalg_library()),
+        "cudnn.enabled": backends.cudnn.enabled,
+        "mkldnn.enabled": backends.mkldnn.enabled,
+        "opt_einsum.enabled": backends.opt_einsum.enabled,
+        "opt_einsum.strategy": backends.opt_einsum.strategy,
+        "set_flush_denormal": _flushes_denormals(),
+    }
+
+
+def _flushes_denormals() -> bool:
+    """Whether this thread's CPU takes the smallest numbers for 0. (PyTorch sets this, and does not tell.)"""
+    smallest = torch.tensor([torch.finfo(torch.float64).smallest_normal], dtype=torch.float64, device="cpu")
+    return not (smallest / 2).item()
 
 
 def _gpu() -> dict[str, Any]:
     if devices.in_use() is None:
         return {}
     device = torch.device(devices.accelerator(), torch.accelerator.current_device_index())
-    return {"gpu": devices.product_of(device), "cudnn": torch.backends.cudnn.version()}  # type: ignore[no-untyped-call]
+    return {
+        "gpu": devices.product_of(device),
+        "multiprocessors": devices.num_multiprocessors(device),  # fewer in a part of a GPU (MIG, MPS)
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        **numeric_variables(),
+    }
