@@ -26,6 +26,7 @@ class FakeDriver:
         self.opened = []
         self.phases = self
         self.told = []
+        self.compared = []
         self._leader = None
         self._phase = -1
         self._batch = None
@@ -44,6 +45,9 @@ class FakeDriver:
 
     def compare_data(self, found):
         pass
+
+    def note_data(self, found):
+        self.compared.append(found)
 
     def begin_step(self, plan):
         self.step, self._phase = plan.number, -1

@@ -145,6 +145,15 @@ def test_ranks_that_read_unlike_data_are_told_before_their_first_step(standing_c
         assert "with a generator of a fixed seed" in message
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_ranks_that_read_unlike_data_in_a_later_pass_are_told_in_its_first_step(standing_crew, beside):
+    for step, message in standing_crew(2, guard_scripts.read_data_that_differ_later, beside, shards=4):
+        assert step == 4  # the fifth is discarded
+        assert "pass 2 over loader 2" in message
+        assert "on rank 0" in message
+        assert "on rank 1" in message
+
+
 @pytest.mark.parametrize(("name", "workers"), [("Subset", 1), ("stream", 0), ("ready", 0)])
 def test_ranks_that_read_the_same_data_are_left_in_peace(standing_crew, name, workers):
     # Where a sample is on the disk of a machine is no difference.

@@ -46,7 +46,10 @@ class PhaseDriver(Protocol):
         """Number of the current step; between steps, that of the last one."""
 
     def compare_data(self, description: str) -> None:
-        """Check that all ranks have read the same first samples. Every rank must call it."""
+        """Check that all ranks have read the same first samples. Every rank must call it; it blocks until all have."""
+
+    def note_data(self, description: str) -> None:
+        """Check that all ranks have read the same first samples when the next phase ends. Every rank must call it."""
 
     def begin_phase(self, batch: Batch) -> Batch:
         """Begin a phase on a batch's shards. Returns the batch that leads the phase: another one where a loop runs over the

@@ -78,8 +78,9 @@ class PreparedLoader:
         self._uploads = None if device.type == "cpu" else Uploads(device)
         self._epoch = 0
         """Number of the next pass."""
-        self._is_compared = assignment.world_size == 1
-        """Whether the ranks have been found to read the same data."""
+        self._is_shared = assignment.world_size > 1
+        self._is_compared = False
+        """Whether the ranks have been found to read the same data in this launch's first pass."""
         self._pass = _Pass(0, 1, 0)
         """The newest."""
         self._is_running = False
@@ -256,19 +257,23 @@ class PreparedLoader:
 
     def _steps(self, begun: _Pass) -> Iterator[StepData]:
         """The steps of a pass that are still to be taken."""
-        steps = self._source.steps(begun.first, begun.number, begun.done, compared=not self._is_compared)
-        if not self._is_compared:
-            steps = self._compare(steps)
+        steps = self._source.steps(begun.first, begun.number, begun.done, compared=self._is_shared and not self._is_compared)
+        if self._is_shared:
+            steps = self._compare(steps, begun)
         return self._uploads.one_ahead(steps) if self._uploads is not None and fetches_ahead(self.wrapped) else steps
 
-    def _compare(self, steps: Iterator[StepData]) -> Iterator[StepData]:
-        """The same steps, after checking that all ranks have read the same first samples: otherwise ranks could wait for
-        gradients of samples that others do not have."""
+    def _compare(self, steps: Iterator[StepData], begun: _Pass) -> Iterator[StepData]:
+        """The same steps, after checking that all ranks have read the same first samples: in a launch's first pass at once,
+        since ranks could wait for gradients of samples that others do not have, then together with the next phase."""
         first = next(steps, None)
         samples = "nothing" if first is None else f"{first[0].num_samples} samples with the digest {first[0].digest[:8]}"
         name = type(getattr(self.wrapped, "dataset", self.wrapped)).__name__
-        self._driver.phases.compare_data(f"{samples} in the first global batch of {name}")
-        self._is_compared = True
+        if self._is_compared:
+            place = f"pass {begun.number + 1} over loader {self._assignment.loader} ({name})"
+            self._driver.phases.note_data(f"{samples} in the first global batch of {place}")
+        else:
+            self._driver.phases.compare_data(f"{samples} in the first global batch of {name}")
+            self._is_compared = True
         if first is not None:
             yield first
             yield from steps

@@ -55,7 +55,8 @@ class Source(Protocol):
 
     def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
         """The steps of one pass, numbered from ``first_step``, without the first ``skip``, which were taken before the run
-        was interrupted. ``compared``: the first step yielded gets a digest of its data."""
+        was interrupted. The first one yielded has a digest of its global batch, if there are other ranks to compare it with:
+        of the indices, where samples have them. ``compared``: of the first shard's data, too."""
 
     def state(self, step: int | None) -> Any:
         """The state from which to resume after ``step``, which must be the last completed step of the current pass; None:
@@ -98,6 +99,7 @@ class SampleSource(Source):
         plans: deque[StepPlan] = deque()
         drawn = None if self._draws_once else DrawnAhead(self._stateful)
         newest = first_step - 1
+        is_shared = assignment.world_size > 1
 
         def requests() -> Iterator[Request]:
             for step, batches in enumerate(assignment.group(self._draw(epoch)), first_step):
@@ -107,9 +109,9 @@ class SampleSource(Source):
                     continue
                 plan = assignment.plan(step, tuple(map(len, batches)))
                 plans.append(plan)
-                if compared and step == first_step + skip:
+                if is_shared and step == first_step + skip:
                     plan.digest = digest(batches)
-                    if assignment.rank > 0:  # all ranks fetch the first shard, which belongs to rank 0
+                    if compared and assignment.rank > 0:  # all ranks fetch the first shard, which belongs to rank 0
                         samples = batches[0][shard_slice(0, len(batches[0]), assignment.num_shards)]
                         yield Request(Purpose.FETCH, (assignment.loader, step, 0, 0), samples, epoch)
                 for micro in plan.micro_steps:
@@ -200,8 +202,6 @@ class _ShardReader(StreamReader):
         key = (assignment.loader, assignment.num_shards)
         super().__init__(loader, assignment.seed, Purpose.FETCH, key, assignment.rank, assignment.accumulate)
         self._assignment = assignment
-        self.compared = False
-        """Whether the first step gets a digest of its data."""
 
     def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[StepData]:
         assignment = self._assignment
@@ -212,7 +212,7 @@ class _ShardReader(StreamReader):
             micro.samples = _positions(first_sample, sizes, micro)
             assignment.reseed(Purpose.FETCH, batch, micro.shard, micro.part)
             data.append(self.collate(parts[micro.part][micro.rows], micro.samples, batch, micro.shard))
-        if self.compared and batch == self._first + self._skip:
+        if assignment.world_size > 1 and batch == self._first + self._skip:
             plan.digest = digest(parts)
         yield plan, data
 
@@ -237,7 +237,6 @@ class StreamSource(Source):
     @override
     def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
         set_epoch(epoch, self._loader.dataset)
-        self._reader.compared = compared
         return self._reader.read(self._loader, first_step, epoch, skip)
 
     @override
@@ -309,7 +308,7 @@ class ReadySource(Source):
             sizes = tuple(num_samples for _, num_samples in parts)
             plan = assignment.plan(step, sizes)
             if step >= first_step + skip:
-                if compared and step == first_step + skip:
+                if assignment.world_size > 1 and step == first_step + skip:
                     plan.digest = digest([part for part, _ in parts])
                 for micro in plan.micro_steps:
                     micro.samples = _positions(first_sample, sizes, micro)

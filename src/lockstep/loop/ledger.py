@@ -11,10 +11,11 @@ import functools
 import itertools
 import math
 import operator
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -41,6 +42,7 @@ from lockstep.world.comm.agreement import compare_ranks
 from lockstep.world.comm.collectives import Collectives
 from lockstep.world.comm.short import all_gather_short
 from lockstep.world.comm.waiter import has_timed_out
+from lockstep.world.machine.sizes import name_ranks
 
 KINDS = ("samples", "weight", "sum")
 """The factor of a backward call's gradients: the shard's fraction of the samples, a weight given by the script, or 1."""
@@ -168,6 +170,8 @@ class Ledger:
         """Names, micro-steps, kinds, values and weights, of which one or the other is yet to be read."""
         self._given: dict[tuple[int, int], Tensor] = {}
         """Weights on a device that the script has given, like those of the page."""
+        self._first_data: list[str] = []
+        """Descriptions of first batches, which the ranks compare with the next exchange."""
 
     def blank(self) -> Ledger:
         """A ledger for micro-steps of the current phase that do not count: nothing of it is ever exchanged."""
@@ -183,6 +187,11 @@ class Ledger:
             f"{_SAME_DATA}. (A sample must depend on its index and the random stream alone: not on the time or the rank)"
         )
         compare_ranks("data", [description], self._collectives, remedy)
+
+    def note_data(self, description: str) -> None:
+        """Compare descriptions of the first samples of a pass with the next exchange, which costs no message. Every rank must
+        call it."""
+        self._first_data.append(description)
 
     def drop(self) -> None:
         """The phase was left."""
@@ -282,7 +291,7 @@ class Ledger:
             number of processes.
 
         Raises:
-            DataError: the ranks have read different data.
+            DataError: the ranks have read different data: in number, or at the beginning of a pass.
             PeerError: a rank did not arrive within the timeout.
             UsageError: the ranks' backward calls are of different kinds, or the shards' values of different kinds or shapes.
             LossError: the weights of all shards sum to zero.
@@ -318,7 +327,8 @@ class Ledger:
         slots = range(self._accumulate * plan.blocks.most)  # the most micro-steps that a rank has
         busy = self._clock.report(sum(micro.num_samples for micro in plan.micro_steps))
         told = [teller.tell() for teller in self.tellers]
-        line = [0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(plan.num_samples), *busy, *itertools.chain(*told)]
+        line = [0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(plan.num_samples), self._data_number()]
+        line += [*busy, *itertools.chain(*told)]
         line += [page.weights.get((call, slot), math.nan) for call in weighted for slot in slots]
         for name in sorted(form.names):
             line += [number for slot in slots for number in page.values.get((name, slot), (0.0, -1.0))]
@@ -331,8 +341,8 @@ class Ledger:
                 f"another rank did not reach the end of its loop over batch.shards in step {step} within the timeout "
                 f"({error}): it may be stuck (loading data, say), or have left that loop."
             ) from error
-        first = 3 + len(busy)
-        self._clock.receive([row[3:first] for row in lines])
+        first = 4 + len(busy)
+        self._clock.receive([row[4:first] for row in lines])
         for teller, numbers in zip(self.tellers, told, strict=True):
             teller.hear([row[first : first + len(numbers)] for row in lines])
             first += len(numbers)
@@ -342,9 +352,29 @@ class Ledger:
                 f"the ranks have global batches of different numbers of samples: {', '.join(map(str, samples))} on ranks 0 to "
                 f"{len(samples) - 1}. {_SAME_DATA}."
             )
+        if len({row[3] for row in lines}) > 1:
+            self._refuse_first_data()
+        self._first_data = []
         if any(row[0] for row in lines):
             return [_Page(**fields) for fields in self._collectives.all_gather_plain(asdict(page))]
         return [self._read(row, first, form, weighted, slots) for row in lines]
+
+    def _data_number(self) -> float:
+        """A number that is the same on all ranks if they have begun their passes with the same batches."""
+        return float(zlib.crc32("\n".join(self._first_data).encode())) if self._first_data else 0.0
+
+    def _refuse_first_data(self) -> NoReturn:
+        """Raise the error for passes that have begun with different batches. Every rank must call it."""
+        mine = "; ".join(self._first_data) or "no pass has begun"
+        everyone = self._collectives.all_gather_plain(mine)
+        ranks: defaultdict[str, list[int]] = defaultdict(list)
+        for rank, description in enumerate(everyone):
+            ranks[description].append(rank)
+        found = ", but ".join(f"{description} on {name_ranks(which)}" for description, which in ranks.items())
+        raise DataError(
+            f"the ranks began a pass with different batches: {found}. {_SAME_DATA}. (A sampler may remember what it has drawn "
+            "in its generators and its attributes alone.)"
+        )
 
     def _read(self, line: list[float], first: int, form: _Foreseen, weighted: list[int], slots: range) -> _Page:
         page = _Page(kinds=form.kinds[: int(line[1])])

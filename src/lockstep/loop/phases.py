@@ -258,6 +258,10 @@ class Phases:
         self.check_outside("the first batch of a loader")
         self._ledger.compare_data(description)
 
+    def note_data(self, description: str) -> None:
+        """See PhaseDriver."""
+        self._ledger.note_data(description)
+
     # Phases
 
     def begin_phase(self, batch: Batch) -> Batch:
