@@ -136,35 +136,6 @@ def test_lazy_draws_of_a_sampler_do_not_repeat(make):
     assert len(set(batches)) == 10
 
 
-class OfItsOwn(Sampler):
-    """Draws each index when it is asked for, from a generator of its own."""
-
-    def __init__(self):
-        self.generator = torch.Generator().manual_seed(3)
-
-    def __len__(self):
-        return 23
-
-    def __iter__(self):
-        return (int(torch.randint(23, (), generator=self.generator)) for _ in range(23))
-
-
-@pytest.mark.parametrize("batch_size", [4, 2])
-def test_a_pass_that_is_left_early_leaves_a_lazy_samplers_generator_alike_everywhere(batch_size):
-    def first_batches(rank, world_size, workers):
-        batches = DataLoader(Numbers(23), batch_size, sampler=OfItsOwn(), collate_fn=list, num_workers=workers)
-        source = choose_source(batches, assignment(rank, world_size, 3))
-        for epoch in range(3):
-            for plan, _ in source.steps(1, epoch):
-                if plan.number == 2:
-                    break
-        return batches.sampler.generator.get_state().tolist()
-
-    alone = first_batches(0, 1, 0)
-    assert all(first_batches(rank, 3, 0) == alone for rank in range(3))
-    assert first_batches(0, 1, 2) == alone
-
-
 class Buckets:
     """A batch sampler of batches of different sizes, some of them empty, with an order of its own."""
 

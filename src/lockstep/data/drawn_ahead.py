@@ -1,39 +1,129 @@
-"""Generators that a sampler draws from ahead of the loop, and where they belong once the loop is left."""
+"""Drawing indices ahead of the loop without the script, or the next pass, noticing.
+
+Loader workers are sent indices ahead, and a process without samples in a step goes on to the next step that has some. How
+far ahead depends on the numbers of workers and processes, and so would whatever a sampler remembers: where its generator
+stands, its position. So this is kept behind each draw. Between two draws the samplers remember what they had behind the step
+that the loop has taken, as if nothing had been drawn ahead: whenever and however the pass ends, they are where the next one
+belongs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
-from lockstep.base.digest import digest
-from lockstep.data.states import generators_of, put_state, take_state
+from lockstep.base.errors import DataError
+from lockstep.data.memory import Memory, Moment
+
+T = TypeVar("T")
 
 
 class DrawnAhead:
-    """Generators from which a sampler draws each index when it is asked for: where they were behind each step of a pass.
+    """The draws of a pass, and what a loader's samplers remembered behind each.
 
-    Indices are asked for ahead of the loop, further on some processes than on others. A pass that is left early leaves the
-    generators as if none had been.
+    Raises:
+        DataError: the pass before was left early, with more indices drawn than its steps had, and this pass would go on from
+            there.
     """
 
-    def __init__(self, sources: Sequence[Any]) -> None:
-        self._generators = [generator for source in sources for generator in generators_of(source).values()]
-        self._behind: dict[int, list[Any]] = {}
-        """Their states, by step."""
+    def __init__(self, memory: Memory, before: DrawnAhead | None = None) -> None:
+        self._memory = memory
+        self._has_surplus = before is not None and before._check_end()
+        self.count = 0
+        """Draws so far."""
+        self._shown = 0
+        """The draw behind which the samplers are now."""
+        memory.begin()
+        self._behind: dict[int, Moment] = {0: memory.take()}
+        self._draws: dict[int, int] = {}
+        """By step that has been put together, the number of draws until it was."""
 
-    def note(self, step: int, newest: int) -> None:
-        """The indices of a step have been drawn, and the loop has come to the step ``newest``."""
-        if self._generators:
-            self._behind = {at: states for at, states in self._behind.items() if at >= newest}
-            self._behind[step] = list(map(take_state, self._generators))
+    def draw(self, draw: Callable[[], T]) -> T:
+        """Draw once."""
+        memory = self._memory
+        if self._shown != self.count:
+            self._merge()
+            memory.put(self._behind[self.count])
+            self._shown = self.count
+        before = memory.take()
+        self._behind[self.count] = before
+        drawn = draw()
+        after = memory.take()
+        memory.note_draw(before, after)
+        if self.count == 0 and self._has_surplus and (lost := memory.survivors(before, after)):
+            _refuse(lost)
+        self.count = self._shown = self.count + 1
+        self._behind[self.count] = after
+        return drawn
 
-    def go_back_to(self, step: int) -> None:
-        """Put the generators back to where they were behind a step, unless something else has drawn from them since."""
-        newest = max(self._behind, default=step)
-        if (
-            step in self._behind
-            and newest > step
-            and digest(list(map(take_state, self._generators))) == digest(self._behind[newest])
-        ):
-            for generator, state in zip(self._generators, self._behind[step], strict=True):
-                put_state(generator, state)
+    def put_together(self, step: int, count: int | None = None) -> None:
+        """A step consists of the draws up to ``count``, the newest."""
+        self._draws[step] = self.count if count is None else count
+
+    def taken(self, step: int) -> None:
+        """The loop has taken a step, or has ended with the error of the step that it asked for."""
+        count = self._draws.get(step, self.count)
+        self._show(count)
+        self._behind = {number: moment for number, moment in self._behind.items() if number >= count}
+        self._draws = {number: draws for number, draws in self._draws.items() if number >= step}
+
+    def ended(self) -> None:
+        """The loop has run to its end."""
+        self._show(self.count)
+
+    def rejoin(self, now: Moment) -> None:
+        """Let the generators go on from ``now``: a pass has been drawn again up to where it was interrupted, and other loaders
+        have drawn from its generators since it began.
+
+        Raises:
+            DataError: the samplers draw as they go, so that what they drew in between cannot be known.
+        """
+        memory, moments = self._memory, [self._behind[number] for number in range(1, self.count + 1)]
+        if not any(memory.is_drawn_between(moments[0], moment) for moment in moments):  # only at the beginning
+            memory.put_generators(now, moments)
+        elif all(memory.is_drawn_between(moment, now) for moment in moments):
+            raise DataError(
+                "a loader's samplers draw indices as they go, from a generator that another loader draws from, too, so a run "
+                "cannot resume within their passes: give each loader a generator of its own"
+            )
+
+    def _show(self, count: int) -> None:
+        if count != self._shown:
+            if self._shown != self.count:
+                self._merge()
+            self._memory.put(self._behind[count])
+            self._shown = count
+
+    def _merge(self) -> None:
+        """Take over what the script, or another loader, has changed since the last draw."""
+        ahead = [moment for number, moment in self._behind.items() if number > self._shown]
+        conflicts = self._memory.merge(self._behind[self._shown], ahead)
+        if conflicts:
+            raise DataError(
+                f"{' and '.join(conflicts)} was changed, or drawn from, during a pass of a loader whose indices had been drawn "
+                "from it already, ahead of the loop: what the samplers draw would depend on the number of loader workers or "
+                "processes. Does the script or another loader use the same generator? Give each loader one of its own: "
+                "generator=torch.Generator().manual_seed(...)"
+            )
+
+    def _check_end(self) -> bool:
+        """Whether more was drawn than the loop has taken.
+
+        Raises:
+            DataError: some of that cannot be undone.
+        """
+        if self._shown == self.count:
+            return False
+        lost = self._memory.not_put_back(self._behind[self._shown], self._behind[self.count])
+        if lost:
+            _refuse(lost)
+        return True
+
+
+def _refuse(lost: list[str]) -> None:
+    raise DataError(
+        f"{' and '.join(lost)}: a sampler goes on from there in the next pass, but the last pass was left early, and indices "
+        "had been drawn ahead of it, which cannot be undone. So the next pass would depend on the number of loader workers or "
+        "processes. Let the sampler keep its place in attributes that are numbers (self.position = ...), or begin each pass "
+        "at its beginning, or end passes by the sampler's length rather than by break."
+    )

@@ -260,7 +260,23 @@ class PreparedLoader:
         steps = self._source.steps(begun.first, begun.number, begun.done, compared=self._is_shared and not self._is_compared)
         if self._is_shared:
             steps = self._compare(steps, begun)
-        return self._uploads.one_ahead(steps) if self._uploads is not None and fetches_ahead(self.wrapped) else steps
+        if self._uploads is not None and fetches_ahead(self.wrapped):
+            steps = self._uploads.one_ahead(steps)
+        return self._tell(steps, begun) if self._source.is_told else steps
+
+    def _tell(self, steps: Iterator[StepData], begun: _Pass) -> Iterator[StepData]:
+        """The same steps; the source is told of each as the script takes it. Only this tells how far the script has come: the
+        source may have been asked for more, and a pass that is left ends without a word."""
+        next_step = begun.first + begun.done
+        try:
+            for step in steps:
+                next_step = step[0].number + 1
+                self._source.taken(step[0].number)
+                yield step
+        except Exception:
+            self._source.taken(next_step)
+            raise
+        self._source.ended()
 
     def _compare(self, steps: Iterator[StepData], begun: _Pass) -> Iterator[StepData]:
         """The same steps, after checking that all ranks have read the same first samples: in a launch's first pass at once,

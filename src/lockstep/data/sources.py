@@ -14,23 +14,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DataLoader, IterableDataset
 from typing_extensions import override
 
 from lockstep.base.digest import digest
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.batches import count_samples, cut, map_tensors
 from lockstep.data.culprit import Culprit
-from lockstep.data.drawn_ahead import DrawnAhead
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher
+from lockstep.data.indices import Indices
 from lockstep.data.reader import StreamReader
 from lockstep.data.states import has_state, put_state, take_state
 from lockstep.data.streams import Purpose
@@ -58,6 +50,19 @@ class Source(Protocol):
         was interrupted. The first one yielded has a digest of its global batch, if there are other ranks to compare it with:
         of the indices, where samples have them. ``compared``: of the first shard's data, too."""
 
+    @property
+    def is_told(self) -> bool:
+        """Whether ``taken`` and ``ended`` are to be called: else they do nothing."""
+        return False
+
+    def taken(self, step: int) -> None:
+        """The loop has taken a step, or has asked for it and met an error. Steps behind it may have been asked for, too."""
+        return
+
+    def ended(self) -> None:
+        """The loop has asked for a step behind the last one of the pass."""
+        return
+
     def state(self, step: int | None) -> Any:
         """The state from which to resume after ``step``, which must be the last completed step of the current pass; None:
         between two passes. A tree of plain values and tensors, the same on every rank."""
@@ -72,9 +77,6 @@ class Source(Protocol):
         """Lines that must be the same on every rank."""
 
 
-_DRAW_ONCE = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
-
-
 class SampleSource(Source):
     """A DataLoader over a map-style data set."""
 
@@ -84,28 +86,20 @@ class SampleSource(Source):
         self._loader = loader
         self._assignment = assignment
         self._batch_sampler: Iterable[Sequence[Any]] = loader.batch_sampler  # type: ignore[assignment]
+        self._indices = Indices(loader, self._batch_sampler, assignment)
         self._pool = FetchPool(choose_fetcher(assignment.seed, loader, assignment.rank), loader)
-        # PyTorch's samplers draw from the global generators only before their first index.
-        self._draws_once = type(loader.batch_sampler) is BatchSampler and type(loader.sampler) in _DRAW_ONCE
-        self._stateful = [loader, *samplers_of(loader)]
-        self._at_begin: Any = None
-        """The state before the first index of the current pass was drawn, from which a resumed run draws the pass again."""
-        self._resumed: Any = None
-        """The state from which the next pass is drawn, in a run that resumes."""
 
     @override
     def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
         assignment = self._assignment
         plans: deque[StepPlan] = deque()
-        drawn = None if self._draws_once else DrawnAhead(self._stateful)
-        newest = first_step - 1
         is_shared = assignment.world_size > 1
 
         def requests() -> Iterator[Request]:
             for step, batches in enumerate(assignment.group(self._draw(epoch)), first_step):
-                if drawn is not None:
-                    drawn.note(step, newest)
-                if step < first_step + skip:
+                is_skipped = step < first_step + skip
+                self._indices.put_together(step, is_skipped=is_skipped)
+                if is_skipped:
                     continue
                 plan = assignment.plan(step, tuple(map(len, batches)))
                 plans.append(plan)
@@ -120,66 +114,44 @@ class SampleSource(Source):
                     yield Request(Purpose.FETCH, key, micro.samples, epoch)
 
         data: list[Any] = []
-        try:
-            for number, fetched in enumerate(self._pool.run(requests())):
-                if compared and number == 0:
-                    plans[0].digest = digest([plans[0].digest, fetched])
-                    if assignment.rank > 0:
-                        continue
-                while not plans[0].micro_steps:
-                    newest = plans[0].number
-                    yield plans.popleft(), []
-                data.append(fetched)
-                if len(data) == len(plans[0].micro_steps):
-                    newest = plans[0].number
-                    yield plans.popleft(), data
-                    data = []
-            for plan in plans:  # the last steps of the pass may have no samples for this process
-                newest = plan.number
-                yield plan, []
-        except GeneratorExit:
-            if drawn is not None:
-                drawn.go_back_to(newest)
-            raise
+        for number, fetched in enumerate(self._pool.run(requests())):
+            if compared and number == 0:
+                plans[0].digest = digest([plans[0].digest, fetched])
+                if assignment.rank > 0:
+                    continue
+            while not plans[0].micro_steps:
+                yield plans.popleft(), []
+            data.append(fetched)
+            if len(data) == len(plans[0].micro_steps):
+                yield plans.popleft(), data
+                data = []
+        for plan in plans:  # the last steps of the pass may have no samples for this process
+            yield plan, []
 
     def _draw(self, epoch: int) -> Iterator[Sequence[Any]]:
-        assignment = self._assignment
-        resumed, self._resumed = self._resumed, None
-        now = None if resumed is None else list(map(take_state, self._stateful))
-        is_shared = now is not None and digest(now) != digest(resumed)  # a generator that others were given back since
-        if is_shared:
-            self._put(resumed)
-        set_epoch(epoch, self._loader.dataset, *samplers_of(self._loader))
-        self._at_begin = list(map(take_state, self._stateful))
-        assignment.reseed(Purpose.SAMPLER, epoch, 0)
-        batches = iter(self._batch_sampler)
-        for number in itertools.count():
-            if number and not self._draws_once:
-                assignment.reseed(Purpose.SAMPLER, epoch, number)
-            indices = next(batches, None)
-            if indices is None and number == 0 and resumed is not None:
-                # A state taken after a pass may mean the end of that pass rather than the beginning of the next.
-                batches = iter(self._batch_sampler)
-                indices = next(batches, None)
-            if now is not None and is_shared and number == 0 and self._draws_once:
-                self._put(now)  # from which they go on
-            if indices is None:
-                return
-            if len(indices):
-                yield copy.copy(indices)  # a batch sampler may fill one list again and again
+        # Copies, since a batch sampler may fill one list again and again. Empty batches are no step.
+        return (copy.copy(indices) for indices in self._indices.draw(epoch) if len(indices))
+
+    @property
+    @override
+    def is_told(self) -> bool:
+        return self._indices.is_told
+
+    @override
+    def taken(self, step: int) -> None:
+        self._indices.taken(step)
+
+    @override
+    def ended(self) -> None:
+        self._indices.ended()
 
     @override
     def state(self, step: int | None) -> Any:
-        return list(map(take_state, self._stateful)) if step is None else self._at_begin
+        return self._indices.state(step)
 
     @override
     def load_state(self, state: Any) -> None:
-        self._resumed = state
-        self._put(state)
-
-    def _put(self, state: Sequence[Any]) -> None:
-        for item, item_state in zip(self._stateful, state, strict=True):
-            put_state(item, item_state)
+        self._indices.load_state(state)
 
     @override
     def num_steps(self) -> int:
@@ -277,6 +249,7 @@ class ReadySource(Source):
         self._batches = batches
         self._assignment = assignment
         self._pool: FetchPool | None = None
+        self._indices: Indices | None = None
         self._reader: StreamReader | None = None
         self._stateful = [batches, *(samplers_of(batches) if isinstance(batches, DataLoader) else [])]
         self._has_state = has_state(batches)
@@ -292,24 +265,28 @@ class ReadySource(Source):
                 )
             else:
                 self._pool = FetchPool(choose_fetcher(assignment.seed, batches, assignment.rank), batches)
+                self._indices = Indices(batches, batches.sampler, assignment)
 
     @override
     def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
         assignment = self._assignment
         is_resumed, self._is_resumed = self._is_resumed, False
         first_sample = 0
-        if self._reader is None:
+        if self._reader is None and self._indices is None:
             self._at_begin = list(map(take_state, self._stateful))
         whole = self._whole(first_step, epoch, is_resumed)
         if assignment.accumulate > 1:  # they may all be in the same tensors
             whole = (map_tensors(Tensor.clone, batch, "clone") for batch in whole)
-        counted = ((batch, count_samples(batch)) for batch in whole)
+        num_read = itertools.count(1)
+        counted = ((batch, count_samples(batch), next(num_read)) for batch in whole)
         for step, parts in enumerate(assignment.group(pair for pair in counted if pair[1] > 0), first_step):
-            sizes = tuple(num_samples for _, num_samples in parts)
+            sizes = tuple(num_samples for _, num_samples, _ in parts)
+            if self._indices is not None:
+                self._indices.put_together(step, parts[-1][2], is_skipped=step < first_step + skip)
             plan = assignment.plan(step, sizes)
             if step >= first_step + skip:
                 if assignment.world_size > 1 and step == first_step + skip:
-                    plan.digest = digest([part for part, _ in parts])
+                    plan.digest = digest([part for part, *_ in parts])
                 for micro in plan.micro_steps:
                     micro.samples = _positions(first_sample, sizes, micro)
                 yield (
@@ -318,17 +295,36 @@ class ReadySource(Source):
                 )
             first_sample += sum(sizes)
 
+    @property
+    @override
+    def is_told(self) -> bool:
+        return self._indices is not None and self._indices.is_told
+
+    @override
+    def taken(self, step: int) -> None:
+        if self._indices is not None:
+            self._indices.taken(step)
+
+    @override
+    def ended(self) -> None:
+        if self._indices is not None:
+            self._indices.ended()
+
     @override
     def state(self, step: int | None) -> Any:
         if self._reader is not None:
             # How batches make up steps is known only once they are read (empty ones are skipped).
             return {"reader": self._reader.state(step, is_read_again=True)}
+        if self._indices is not None:
+            return {"indices": self._indices.state(step)}
         return {"begin": list(map(take_state, self._stateful)) if step is None else self._at_begin}
 
     @override
     def load_state(self, state: Any) -> None:
         if "reader" in state and self._reader is not None:
             self._reader.load_state(state["reader"])
+        elif self._indices is not None:
+            self._indices.load_state(state["indices"])
         else:
             for item, item_state in zip(self._stateful, state["begin"], strict=True):
                 put_state(item, item_state)
@@ -337,12 +333,13 @@ class ReadySource(Source):
     def _whole(self, first_step: int, epoch: int, is_resumed: bool) -> Iterator[Any]:
         assignment, batches = self._assignment, self._batches
         samplers = samplers_of(batches) if isinstance(batches, DataLoader) else [getattr(batches, "sampler", None)]
+        if self._pool is not None and self._indices is not None:
+            set_epoch(epoch, batches)
+            yield from self._pool.run(self._requests(first_step, epoch, self._indices))
+            return
         set_epoch(epoch, batches, getattr(batches, "dataset", None), *samplers)
         if self._reader is not None:
             yield from self._reader.read(batches, first_step, epoch)  # type: ignore[arg-type]
-            return
-        if self._pool is not None:
-            yield from self._pool.run(self._requests(first_step, epoch))
             return
         assignment.reseed(Purpose.SAMPLER, epoch)
         iterator = iter(batches)
@@ -360,18 +357,9 @@ class ReadySource(Source):
                 return
             yield batch
 
-    def _requests(self, first_step: int, epoch: int) -> Iterator[Request]:
-        assignment = self._assignment
-        assignment.reseed(Purpose.SAMPLER, epoch, 0)
-        indices = iter(self._batches.sampler)  # type: ignore[attr-defined]
-        for number in itertools.count():
-            if number:
-                assignment.reseed(Purpose.SAMPLER, epoch, number)
-            try:
-                index = next(indices)
-            except StopIteration:
-                return
-            yield Request(Purpose.FETCH, (assignment.loader, *self._key(first_step, number)), index, epoch)
+    def _requests(self, first_step: int, epoch: int, indices: Indices) -> Iterator[Request]:
+        for number, index in enumerate(indices.draw(epoch)):
+            yield Request(Purpose.FETCH, (self._assignment.loader, *self._key(first_step, number)), index, epoch)
 
     def _key(self, first_step: int, number: int) -> tuple[int, int, int]:
         """The stream key of a batch of this pass: its step, and a number behind those of the shards."""

@@ -1,0 +1,414 @@
+"""What the samplers of a loader remember from one index to the next: taken as it is now, and put back.
+
+It is in their random generators, in their attributes, and in the containers among these: a position, a pool of indices that
+are left. Which of it a sampler itself changes shows when it is drawn from, by comparing before and after. So what the script
+changes stays as the script left it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from lockstep.base.digest import digest
+from lockstep.data.states import generators_of, has_state, is_generator, put_state, take_state
+
+_FORGETFUL = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+"""Classes of PyTorch whose code is known: they remember nothing beside their generators."""
+_MOST_INNER = 64
+"""What is in containers is kept, too, if these have up to so many items,"""
+_MOST_DEEP = 3
+"""and so many levels down."""
+_MOST_ITEMS = 1000
+_MOST_BYTES = 1 << 16
+"""Containers of up to so many items, and arrays of so many bytes, are kept. Of larger ones only the length is known."""
+_MOST_KEEPERS = 100
+_NOTHING = object()
+
+
+class _Content(NamedTuple):
+    """What is in a mutable object."""
+
+    holder: Any
+    key: Any
+    """Equal if the content is."""
+    state: Any
+    """From which it can be written again; None: it cannot."""
+
+
+class Moment(NamedTuple):
+    """What the samplers of a loader remember at some time."""
+
+    bindings: list[dict[str, Any]]
+    """The attributes of each keeper."""
+    contents: dict[int, _Content]
+    """Of generators and containers, by id."""
+    reported: list[str]
+    """Digests of what the keepers with a ``state_dict()`` give."""
+
+
+class Memory:
+    """The memory of a loader's samplers.
+
+    Args:
+        loader: a DataLoader.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+        self._keepers: dict[str, Any] = {}
+        """The loader, its samplers and what these consist of, by path."""
+        self._reporting: list[Any] = []
+        self._bindings: set[tuple[int, str]] = set()
+        """The attributes that drawing has changed in this pass: the number of the keeper, and the name."""
+        self._contents: set[int] = set()
+        """The generators and containers that it has changed, by id."""
+        self.begin()
+        self._at_first = {path: _plain_attributes(keeper) for path, keeper in self._keepers.items()}
+        """The attributes of plain values, as they were prepared."""
+
+    def begin(self) -> None:
+        """Begin a pass, in which drawing has changed nothing yet."""
+        self._keepers = dict(itertools.islice(_walk(self._loader), _MOST_KEEPERS))
+        self._reporting = [keeper for keeper in self._keepers.values() if keeper is not self._loader and has_state(keeper)]
+        self._bindings, self._contents = set(), set()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in which the samplers could remember anything."""
+        return not any(
+            own_generators(keeper) if _is_forgetful(keeper) else hasattr(keeper, "__dict__") or has_state(keeper)
+            for _, keeper in _walk(self._loader)
+        )
+
+    def take(self) -> Moment:
+        """What is remembered now."""
+        bindings: list[dict[str, Any]] = []
+        contents: dict[int, _Content] = {}
+        for keeper in self._keepers.values():
+            attributes = own_generators(keeper) if _is_forgetful(keeper) else dict(getattr(keeper, "__dict__", {}))
+            bindings.append(attributes)
+            for value in attributes.values():
+                _add_content(contents, value)
+        return Moment(bindings, contents, [digest(keeper.state_dict()) for keeper in self._reporting])
+
+    def note_draw(self, before: Moment, after: Moment) -> None:
+        """Note what drawing has changed."""
+        for number, (old, new) in enumerate(zip(before.bindings, after.bindings, strict=True)):
+            for name in old.keys() | new.keys():
+                if old.get(name, _NOTHING) is not new.get(name, _NOTHING):
+                    self._bindings.add((number, name))
+        self._contents.update(self._changed(before, after))
+
+    def put(self, moment: Moment) -> None:
+        """Put back what drawing has changed in this pass to how it was at a moment of it."""
+        attributes = [getattr(keeper, "__dict__", {}) for keeper in self._keepers.values()]
+        for number, name in self._bindings:
+            value = moment.bindings[number].get(name, _NOTHING)
+            if value is _NOTHING:
+                attributes[number].pop(name, None)
+            else:
+                attributes[number][name] = value
+        for identity in self._contents:
+            content = moment.contents.get(identity)
+            if content is not None and content.state is not None:
+                _write(content)
+
+    def merge(self, shown: Moment, ahead: Sequence[Moment]) -> list[str]:
+        """Take over into ``ahead``, moments of draws ahead, what the script or another loader has changed since the memory was
+        put back to ``shown``.
+
+        Returns:
+            What those draws have changed, too: descriptions.
+        """
+        now, conflicts = self.take(), []
+        for number, name in self._bindings:
+            old, new = (moment.bindings[number].get(name, _NOTHING) for moment in (shown, now))
+            if old is not new:
+                if ahead[-1].bindings[number].get(name, _NOTHING) is not old:
+                    conflicts.append(self._named(number, name))
+                for moment in ahead:
+                    moment.bindings[number][name] = new
+        for identity in self._changed(shown, now):
+            if identity in self._contents:
+                if identity in self._changed(shown, ahead[-1]):
+                    conflicts.append(self._named_content(now, identity))
+                for moment in ahead:
+                    if identity in moment.contents:
+                        moment.contents[identity] = now.contents[identity]
+        return conflicts
+
+    def not_put_back(self, shown: Moment, newest: Moment) -> list[str]:
+        """What of ``newest`` cannot have been put back to how it was at ``shown``: descriptions."""
+        lost = [
+            self._named_content(newest, identity)
+            for identity in self._changed(shown, newest)
+            if shown.contents[identity].state is None
+        ]
+        now = self.take() if shown.reported != newest.reported else shown
+        for keeper, then, since, ahead in zip(self._reporting, shown.reported, now.reported, newest.reported, strict=True):
+            if then != since == ahead:
+                lost.append(f"what {type(keeper).__name__}.state_dict() gives")
+        return lost
+
+    def survivors(self, before: Moment, after: Moment) -> list[str]:
+        """The iterators that are attributes before and after the first draw of a pass: descriptions. Where they stand cannot be
+        put back."""
+        return [
+            self._named(number, name)
+            for number, attributes in enumerate(before.bindings)
+            for name, value in attributes.items()
+            if after.bindings[number].get(name) is value and _is_opaque_iterator(value)
+        ]
+
+    def is_drawn_between(self, one: Moment, other: Moment) -> bool:
+        """Whether the generators stand elsewhere at the two moments."""
+        return any(is_generator(other.contents[identity].holder) for identity in self._changed(one, other))
+
+    def put_generators(self, now: Moment, moments: Sequence[Moment]) -> None:
+        """Put all generators to how they were at ``now``, and have had them there at other moments, too."""
+        for identity, content in now.contents.items():
+            if is_generator(content.holder):
+                _write(content)
+                for moment in moments:
+                    moment.contents[identity] = content
+
+    def _changed(self, one: Moment, other: Moment) -> list[int]:
+        return [
+            identity
+            for identity, content in other.contents.items()
+            if identity in one.contents and content.key != one.contents[identity].key
+        ]
+
+    def _named(self, number: int, name: str) -> str:
+        return f"{type([*self._keepers.values()][number]).__name__}.{name}"
+
+    def _named_content(self, moment: Moment, identity: int) -> str:
+        holder = moment.contents[identity].holder
+        for number, attributes in enumerate(moment.bindings):
+            for name, value in attributes.items():
+                if value is holder:
+                    return self._named(number, name)
+        return f"a {type(holder).__name__} of a sampler"
+
+    # In checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """A tree of plain values and tensors from which ``load_state`` restores the memory in another launch: of each keeper
+        what it gives itself, its generators, and the attributes of plain values that are not as they were when prepared."""
+        return {path: self._state_of(path, keeper) for path, keeper in self._keepers.items()}
+
+    def _state_of(self, path: str, keeper: Any) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            "generators": {name: take_state(generator) for name, generator in own_generators(keeper).items()}
+        }
+        if has_state(keeper):
+            state["own"] = take_state(keeper)
+        at_first = self._at_first.get(path, {})
+        state["attributes"] = {
+            name: value for name, value in _plain_attributes(keeper).items() if at_first.get(name, _NOTHING) != value
+        }
+        return state
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore what ``state`` gave, here or in another launch."""
+        for path, kept in state.items():
+            keeper = self._keepers.get(path)
+            if keeper is None:
+                continue
+            if "own" in kept:
+                # Some classes only begin at a position after this call, and note that in another attribute.
+                before = _plain_attributes(keeper)
+                put_state(keeper, kept["own"])
+                at_first = self._at_first.get(path, {})
+                for name, value in _plain_attributes(keeper).items():
+                    if name in at_first and before.get(name, _NOTHING) != value:
+                        vars(keeper)[name] = at_first[name]
+            for name, value in kept["attributes"].items():
+                vars(keeper)[name] = list(value) if isinstance(value, list) else value
+            generators = own_generators(keeper)
+            for name, value in kept["generators"].items():
+                if name in generators:
+                    put_state(generators[name], value)
+
+
+def _walk(loader: DataLoader[Any]) -> Iterator[tuple[str, Any]]:
+    """The loader, its samplers, and the samplers and iterators that these consist of, each once, with their paths."""
+    seen = {id(loader)}
+    yield "loader", loader
+    found = deque([("sampler", loader.sampler), ("batch_sampler", loader.batch_sampler)])
+    while found:
+        path, item = found.popleft()
+        if item is None or id(item) in seen:
+            continue
+        seen.add(id(item))
+        yield path, item
+        for name, value in getattr(item, "__dict__", {}).items():
+            inner = _inside(f"{path}.{name}", value)
+            found.extend((place, part) for place, part in inner if name in _SAMPLERS or _is_part(part))
+
+
+_SAMPLERS = ("sampler", "batch_sampler")
+
+
+def _inside(path: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """A value; of a short container, what is in it. With their paths."""
+    if not isinstance(value, (list, tuple, dict)) or len(value) > _MOST_INNER or depth == _MOST_DEEP:
+        yield path, value
+        return
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _inside(f"{path}[{key!r}]", item, depth + 1)
+
+
+def _is_part(value: Any) -> bool:
+    """Whether an attribute of a sampler is one, too, or another object that is iterated, but not data."""
+    kind = type(value)
+    if isinstance(value, Sampler):
+        return True
+    is_data = isinstance(value, (Dataset, DataLoader, Tensor, type)) or hasattr(kind, "__getitem__")
+    return not is_data and hasattr(value, "__dict__") and (hasattr(kind, "__iter__") or hasattr(kind, "__next__"))
+
+
+def _plain_attributes(keeper: Any) -> dict[str, Any]:
+    """The attributes that are numbers, texts, or short lists of them. (The list is a copy.)"""
+    if _is_forgetful(keeper):
+        return {}
+    plain: dict[str, Any] = {}
+    for name, value in getattr(keeper, "__dict__", {}).items():
+        if type(value) in _PLAIN:
+            plain[name] = value
+        elif type(value) is list and len(value) <= _MOST_ITEMS and all(type(item) in _PLAIN for item in value):
+            plain[name] = list(value)
+    return plain
+
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def _is_forgetful(keeper: Any) -> bool:
+    """Whether a keeper can remember something in its generators only. (The loader itself is not iterated.)"""
+    return type(keeper) in _FORGETFUL or isinstance(keeper, DataLoader)
+
+
+def own_generators(keeper: Any) -> dict[str, Any]:
+    """The generators among an object's attributes, but for those of the process, which begin again at each draw."""
+    return {name: generator for name, generator in generators_of(keeper).items() if id(generator) not in _OF_PROCESS}
+
+
+_PROCESS_GENERATORS: tuple[Any, ...] = (
+    torch.default_generator,
+    numpy.random.get_state.__self__,  # type: ignore[attr-defined]
+    random.getstate.__self__,  # type: ignore[attr-defined]
+)
+_OF_PROCESS = {id(generator) for generator in _PROCESS_GENERATORS}
+
+
+# Contents
+
+
+def _add_content(contents: dict[int, _Content], value: Any, depth: int = 0) -> None:
+    kind: Any = type(value)
+    read = _reader(kind)
+    if read is None or id(value) in contents or id(value) in _OF_PROCESS:
+        return
+    key, state = read(value)
+    contents[id(value)] = _Content(value, key, state)
+    if depth < _MOST_DEEP and isinstance(value, (list, tuple, deque, dict)) and len(value) <= _MOST_INNER:
+        for item in value.values() if isinstance(value, dict) else value:
+            _add_content(contents, item, depth + 1)
+
+
+@functools.lru_cache(maxsize=1024)
+def _reader(kind: Any) -> Callable[[Any], tuple[Any, Any]] | None:
+    """What reads the key and the state of the content of such objects; None: they have none that is known."""
+    if issubclass(kind, torch.Generator):
+        return _read_torch
+    if issubclass(kind, (random.Random, numpy.random.Generator, numpy.random.RandomState)):
+        return _read_generator
+    if issubclass(kind, numpy.ndarray):
+        return _read_array
+    if issubclass(kind, Tensor):
+        return _read_tensor
+    if issubclass(kind, dict):
+        return _read_dict
+    return _read_items if issubclass(kind, (list, tuple, deque, set, bytearray)) else None
+
+
+def _read_torch(generator: torch.Generator) -> tuple[Any, Any]:
+    state = generator.get_state()
+    return state.numpy().tobytes(), state
+
+
+def _read_generator(generator: Any) -> tuple[Any, Any]:
+    state = take_state(generator)
+    return _frozen(state), state
+
+
+def _read_array(array: Any) -> tuple[Any, Any]:
+    return (array.tobytes(), array.copy()) if array.nbytes <= _MOST_BYTES else (array.nbytes, None)
+
+
+def _read_tensor(tensor: Tensor) -> tuple[Any, Any]:
+    if not tensor.is_cpu or tensor.layout != torch.strided or tensor.nbytes > _MOST_BYTES:
+        return tuple(tensor.shape), None
+    copied = tensor.detach().clone()
+    return copied.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(), copied
+
+
+def _read_items(items: Any) -> tuple[Any, Any]:
+    # Items count as the same if they are the same object: comparing them could be costly, or run code of the script.
+    return (list(map(id, items)), list(items)) if len(items) <= _MOST_ITEMS else (len(items), None)
+
+
+def _read_dict(items: dict[Any, Any]) -> tuple[Any, Any]:
+    if len(items) > _MOST_ITEMS:
+        return len(items), None
+    return list(map(id, itertools.chain.from_iterable(items.items()))), dict(items)
+
+
+def _frozen(state: Any) -> Any:
+    if isinstance(state, dict):
+        return [(name, _frozen(value)) for name, value in state.items()]
+    return state.tobytes() if isinstance(state, numpy.ndarray) else state
+
+
+def _write(content: _Content) -> None:
+    holder, _, state = content
+    if is_generator(holder):
+        put_state(holder, state)
+    elif isinstance(holder, numpy.ndarray):
+        holder[...] = state
+    elif isinstance(holder, Tensor):
+        with torch.no_grad():
+            holder.copy_(state)
+    elif isinstance(holder, (list, bytearray)):
+        holder[:] = state
+    elif isinstance(holder, (dict, set)):
+        holder.clear()
+        holder.update(state)
+    elif isinstance(holder, deque):
+        holder.clear()
+        holder.extend(state)
+
+
+def _is_opaque_iterator(value: Any) -> bool:
+    """Whether where an object stands cannot be known, as of a generator function's, or ``iter()`` of a list."""
+    return hasattr(type(value), "__next__") and not hasattr(value, "__dict__")
