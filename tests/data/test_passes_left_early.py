@@ -6,12 +6,13 @@ imitated here, in this process; some combinations run with real workers.
 
 import itertools
 import random
+import re
 from collections import deque
 
 import numpy
 import pytest
 import torch
-from data_helpers import CPU, FakeDriver, Numbers
+from data_helpers import CPU, FakeDriver, Numbers, assignment
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -22,6 +23,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from lockstep.base.errors import DataError
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.fetch import FetchPool
 from lockstep.data.loader import PreparedLoader
@@ -367,3 +369,239 @@ def test_the_next_pass_begins_there_with_real_workers_too(number, name):
     options = {"num_workers": 2, "persistent_workers": number % 3 != 1}
     ends = [1 + number % 4, 3, None]
     assert passes(name, ends, way, blocks, uploads=number > 2, **options) == plain_passes(name, ends)
+
+
+class Unreadable(Numbers):
+    def __getitem__(self, index):
+        if index == 13:
+            raise ValueError(index)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("name", ["shuffled", "lazy", "goes on"])
+def test_an_error_of_the_data_ends_a_pass_behind_the_step_that_was_asked_for(name, monkeypatch):
+    def found(ahead):
+        monkeypatch.setattr(FetchPool, "run", run_ahead if ahead else in_process)
+        monkeypatch.setattr("lockstep.data.loader.fetches_ahead", lambda _: ahead == 2)
+        loader = prepare(DataLoader(Unreadable(LENGTH), collate_fn=list, **SAMPLERS[name]()), 0, (6,), uploads=ahead == 2)
+        seen = []
+        for _ in range(5):
+            try:
+                for batch in loader:
+                    seen.append(list(batch.shards))
+            except DataError:
+                seen.append("failed")
+        return seen
+
+    in_process = FetchPool.run
+    assert found(0).count("failed") > 1
+    assert found(1) == found(2) == found(0)
+
+
+# Several loaders
+
+
+def drawn_by(loop, ahead, monkeypatch):
+    """What ``loop(loaders)`` sees of two loaders over one generator, if indices are drawn ahead or not, or the error."""
+    with monkeypatch.context() as patched:
+        if ahead:
+            patched.setattr(FetchPool, "run", run_ahead)
+        generator, driver = seeded(), FakeDriver()
+        loaders = [
+            PreparedLoader(
+                DataLoader(Numbers(LENGTH), 4, shuffle=True, generator=generator, collate_fn=list),
+                assignment(loader=number),
+                driver,
+                CPU,
+            )
+            for number in (1, 2)
+        ]
+        try:
+            return [[list(batch.shards) for batch in batches] for batches in loop(*loaders)]
+        except DataError as error:
+            return error
+
+
+def one_after_another(a, b):
+    for _ in range(3):
+        yield itertools.islice(a, 2)
+        yield b
+        yield itertools.islice(b, 3)
+
+
+def nested(a, b):
+    for _ in range(3):
+        for outer in itertools.islice(a, 1):
+            yield [outer]
+            yield itertools.islice(b, 2)
+
+
+def side_by_side(a, b):
+    for _ in range(2):
+        yield from itertools.islice(zip(a, b, strict=True), 2)
+
+
+def side_by_side_to_the_end(a, b):
+    for _ in range(2):
+        yield from zip(a, b, strict=False)
+
+
+@pytest.mark.parametrize("loop", [one_after_another, nested, side_by_side])
+def test_loaders_that_share_a_generator_draw_from_it_in_the_order_of_the_script(loop, monkeypatch):
+    assert drawn_by(loop, True, monkeypatch) == drawn_by(loop, False, monkeypatch)
+
+
+def test_a_generator_that_was_drawn_from_ahead_and_by_another_loader_is_refused(monkeypatch):
+    assert isinstance(drawn_by(side_by_side_to_the_end, False, monkeypatch), list)
+    error = drawn_by(side_by_side_to_the_end, True, monkeypatch)
+    assert isinstance(error, DataError)
+    assert ".generator" in str(error)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_of_two_loaders_side_by_side_the_second_is_not_run_out(ahead, monkeypatch):
+    if ahead:
+        monkeypatch.setattr(FetchPool, "run", run_ahead)
+    driver = FakeDriver()
+    loaders = [
+        PreparedLoader(user_loader("shuffled, the last dropped"), assignment(loader=number), driver, CPU)
+        for number in (1, 2)
+    ]
+    for _ in range(2):
+        pairs = [[next(iter(batch.shards)) for batch in pair] for pair in zip(*loaders, strict=False)]
+        assert len(pairs) == 5
+    first, second = (loader.wrapped.generator.get_state() for loader in loaders)
+    plain = seeded()
+    for _ in range(2):
+        torch.randperm(LENGTH, generator=plain)
+    assert torch.equal(second, plain.get_state())
+    for _ in range(2):
+        torch.randperm(LENGTH, generator=plain)
+    assert torch.equal(first, plain.get_state())
+
+
+# What the script changes
+
+
+def test_what_the_script_changes_in_a_sampler_stays(monkeypatch):
+    monkeypatch.setattr(FetchPool, "run", run_ahead)
+    sampler = GoesOn()
+    sampler.temperature, sampler.seen = 1.0, []
+    loader = PreparedLoader(
+        DataLoader(Numbers(LENGTH), 4, sampler=sampler, collate_fn=list), assignment(), FakeDriver(), CPU
+    )
+    for number, _ in enumerate(loader, 1):
+        assert sampler.position == 4 * number
+        sampler.temperature /= 2
+        sampler.seen.append(number)
+        if number == 3:
+            break
+    assert (sampler.position, sampler.temperature, sampler.seen) == (12, 0.125, [1, 2, 3])
+
+
+# What cannot be put back
+
+
+class LargePool(Own):
+    def __init__(self):
+        self.left = list(range(LENGTH)) * 100
+
+    def draw(self):
+        return self.left.pop()
+
+
+class OneIterator(Own):
+    def __init__(self):
+        self.numbers = iter(list(range(LENGTH)) * 9)
+
+    def draw(self):
+        return next(self.numbers)
+
+
+class Hidden:
+    """Keeps its place where nobody sees it."""
+
+    __slots__ = ("position",)
+
+
+class Elsewhere(Own):
+    def __init__(self):
+        self.place = Hidden()
+        self.place.position = 0
+
+    def draw(self):
+        self.place.position += 1
+        return self.place.position % LENGTH
+
+    def state_dict(self):
+        return {"position": self.place.position}
+
+    def load_state_dict(self, state):
+        self.place.position = state["position"]
+
+
+@pytest.mark.parametrize(("make", "named"), [(LargePool, "left"), (OneIterator, "numbers"), (Elsewhere, "state_dict()")])
+def test_a_sampler_whose_place_cannot_be_put_back_is_refused_when_its_next_pass_begins(make, named, monkeypatch):
+    sampler = make()
+    loader = PreparedLoader(
+        DataLoader(Numbers(LENGTH), 4, sampler=sampler, collate_fn=list), assignment(), FakeDriver(), CPU
+    )
+    for _ in range(2):  # nothing is drawn ahead: it is as in the plain loop
+        for _ in itertools.islice(loader, 2):
+            pass
+    monkeypatch.setattr(FetchPool, "run", run_ahead)
+    for _ in range(2):  # nothing is left early
+        for _ in loader:
+            pass
+    for _ in itertools.islice(loader, 2):
+        pass
+    with pytest.raises(DataError, match=rf"{make.__name__}.*{re.escape(named)}"):
+        next(iter(loader))
+
+
+class MadeAgain(Own):
+    """Has an iterator in an attribute, and a large list in another, but makes them in each pass."""
+
+    def __iter__(self):
+        self.left = list(range(LENGTH)) * 100
+        self.numbers = (self.left.pop() for _ in range(LENGTH))
+        return self.numbers
+
+
+def test_a_sampler_that_makes_its_objects_in_each_pass_is_not_refused(monkeypatch):
+    monkeypatch.setattr(FetchPool, "run", run_ahead)
+    batches = DataLoader(Numbers(LENGTH), 4, sampler=MadeAgain(), collate_fn=list)
+    loader = PreparedLoader(batches, assignment(), FakeDriver(), CPU)
+    seen = [[list(batch.shards) for batch in itertools.islice(loader, 2)] for _ in range(3)]
+    assert seen[0] == seen[1] == seen[2]
+
+
+# Resumed
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_run_that_resumes_draws_what_the_whole_one_does(name, monkeypatch):
+    for ahead, left, taken in itertools.product((False, True), (2, None), (0, 3)):
+        if name == "endless" and left is None:
+            continue
+        monkeypatch.setattr(FetchPool, "run", run_ahead if ahead else FetchPool.run)
+        whole, again = (prepare(user_loader(name), 0, (1, 1, 4) if ahead else (6,)) for _ in range(2))
+        take_pass(whole, left, "break", [])
+        batches = iter(whole)
+        for _ in range(taken):
+            next(batches)
+        if taken:
+            next(batches)  # fetched before the checkpoint of the step before is saved
+            state = whole.state() | {"skip": taken}
+            again.load_state(state)
+        else:
+            del batches
+            again.load_state(whole.state())
+            batches = iter(whole)
+        resumed = iter(again)
+        if taken:
+            next(resumed)
+        seen = [[list(batch.shards) for batch in itertools.islice(steps, 2)] for steps in (batches, resumed)]
+        assert seen[0] == seen[1], (ahead, left, taken)
+        seen = [[list(batch.shards) for batch in itertools.islice(loader, 2)] for loader in (whole, again)]
+        assert seen[0] == seen[1], (ahead, left, taken)

@@ -10,25 +10,35 @@ belongs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from lockstep.base.errors import DataError
-from lockstep.data.memory import Memory, Moment
+from lockstep.data.memory import Content, Memory, Moment
 
 T = TypeVar("T")
+
+
+class _Left(NamedTuple):
+    """What a pass that was left early has drawn ahead for good."""
+
+    contents: list[Content]
+    """Of objects that could not be put back."""
+    first: Moment | None
+    """Behind the first draw of the pass, if a sampler with a ``state_dict()`` remembers something that is not seen."""
 
 
 class DrawnAhead:
     """The draws of a pass, and what a loader's samplers remembered behind each.
 
-    Raises:
-        DataError: the pass before was left early, with more indices drawn than its steps had, and this pass would go on from
-            there.
+    Args:
+        before: those of the pass before.
     """
 
     def __init__(self, memory: Memory, before: DrawnAhead | None = None) -> None:
         self._memory = memory
-        self._has_surplus = before is not None and before._check_end()
+        self._left = None if before is None else before._end()
+        self._first: Moment | None = None
+        """Behind the first draw."""
         self.count = 0
         """Draws so far."""
         self._shown = 0
@@ -39,7 +49,12 @@ class DrawnAhead:
         """By step that has been put together, the number of draws until it was."""
 
     def draw(self, draw: Callable[[], T]) -> T:
-        """Draw once."""
+        """Draw once.
+
+        Raises:
+            DataError: the pass before was left early, with more indices drawn than its steps had, and this pass goes on from
+                there.
+        """
         memory = self._memory
         if self._shown != self.count:
             self._merge()
@@ -50,8 +65,10 @@ class DrawnAhead:
         drawn = draw()
         after = memory.take()
         memory.note_draw(before, after)
-        if self.count == 0 and self._has_surplus and (lost := memory.survivors(before, after)):
-            _refuse(lost)
+        if self.count == 0:
+            self._first = after
+            if self._left is not None:
+                self._check(self._left, before, after)
         self.count = self._shown = self.count + 1
         self._behind[self.count] = after
         return drawn
@@ -106,24 +123,23 @@ class DrawnAhead:
                 "generator=torch.Generator().manual_seed(...)"
             )
 
-    def _check_end(self) -> bool:
-        """Whether more was drawn than the loop has taken.
-
-        Raises:
-            DataError: some of that cannot be undone.
-        """
+    def _end(self) -> _Left | None:
+        """How the pass was left; None: with no more drawn than the loop has taken."""
         if self._shown == self.count:
-            return False
-        lost = self._memory.not_put_back(self._behind[self._shown], self._behind[self.count])
+            return None
+        shown, newest = self._behind[self._shown], self._behind[self.count]
+        first = self._first if self._memory.has_reported(shown, newest) else None
+        return _Left(self._memory.not_put_back(shown, newest), first)
+
+    def _check(self, left: _Left, before: Moment, after: Moment) -> None:
+        memory = self._memory
+        lost = memory.gone_on(left.contents, before, after)
+        if left.first is not None and left.first.reported != after.reported:
+            lost += memory.reporting
         if lost:
-            _refuse(lost)
-        return True
-
-
-def _refuse(lost: list[str]) -> None:
-    raise DataError(
-        f"{' and '.join(lost)}: a sampler goes on from there in the next pass, but the last pass was left early, and indices "
-        "had been drawn ahead of it, which cannot be undone. So the next pass would depend on the number of loader workers or "
-        "processes. Let the sampler keep its place in attributes that are numbers (self.position = ...), or begin each pass "
-        "at its beginning, or end passes by the sampler's length rather than by break."
-    )
+            raise DataError(
+                f"{' and '.join(lost)}: a sampler goes on from there in this pass, but the pass before was left early, and "
+                "indices had been drawn ahead of it, which cannot be undone. So this pass would depend on the number of "
+                "loader workers or processes. Let the sampler keep its place in attributes that are numbers (self.position = "
+                "...), or begin each pass at its beginning, or let passes end by its length rather than by break."
+            )

@@ -7,6 +7,7 @@ changes stays as the script left it.
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import random
@@ -44,7 +45,7 @@ _MOST_KEEPERS = 100
 _NOTHING = object()
 
 
-class _Content(NamedTuple):
+class Content(NamedTuple):
     """What is in a mutable object."""
 
     holder: Any
@@ -59,7 +60,7 @@ class Moment(NamedTuple):
 
     bindings: list[dict[str, Any]]
     """The attributes of each keeper."""
-    contents: dict[int, _Content]
+    contents: dict[int, Content]
     """Of generators and containers, by id."""
     reported: list[str]
     """Digests of what the keepers with a ``state_dict()`` give."""
@@ -82,7 +83,7 @@ class Memory:
         self._contents: set[int] = set()
         """The generators and containers that it has changed, by id."""
         self.begin()
-        self._at_first = {path: _plain_attributes(keeper) for path, keeper in self._keepers.items()}
+        self._at_first = {path: copy.deepcopy(_plain_attributes(keeper)) for path, keeper in self._keepers.items()}
         """The attributes of plain values, as they were prepared."""
 
     def begin(self) -> None:
@@ -102,9 +103,9 @@ class Memory:
     def take(self) -> Moment:
         """What is remembered now."""
         bindings: list[dict[str, Any]] = []
-        contents: dict[int, _Content] = {}
+        contents: dict[int, Content] = {}
         for keeper in self._keepers.values():
-            attributes = own_generators(keeper) if _is_forgetful(keeper) else dict(getattr(keeper, "__dict__", {}))
+            attributes = own_generators(keeper) if _is_forgetful(keeper) else _attributes(keeper)
             bindings.append(attributes)
             for value in attributes.values():
                 _add_content(contents, value)
@@ -148,7 +149,7 @@ class Memory:
                 for moment in ahead:
                     moment.bindings[number][name] = new
         for identity in self._changed(shown, now):
-            if identity in self._contents:
+            if identity in self._contents and shown.contents[identity].state is not None:
                 if identity in self._changed(shown, ahead[-1]):
                     conflicts.append(self._named_content(now, identity))
                 for moment in ahead:
@@ -156,28 +157,46 @@ class Memory:
                         moment.contents[identity] = now.contents[identity]
         return conflicts
 
-    def not_put_back(self, shown: Moment, newest: Moment) -> list[str]:
-        """What of ``newest`` cannot have been put back to how it was at ``shown``: descriptions."""
-        lost = [
-            self._named_content(newest, identity)
-            for identity in self._changed(shown, newest)
-            if shown.contents[identity].state is None
-        ]
-        now = self.take() if shown.reported != newest.reported else shown
-        for keeper, then, since, ahead in zip(self._reporting, shown.reported, now.reported, newest.reported, strict=True):
-            if then != since == ahead:
-                lost.append(f"what {type(keeper).__name__}.state_dict() gives")
-        return lost
-
-    def survivors(self, before: Moment, after: Moment) -> list[str]:
-        """The iterators that are attributes before and after the first draw of a pass: descriptions. Where they stand cannot be
-        put back."""
+    def not_put_back(self, shown: Moment, newest: Moment) -> list[Content]:
+        """What of ``newest`` cannot have been put back to how it was at ``shown``."""
         return [
+            newest.contents[identity] for identity in self._changed(shown, newest) if shown.contents[identity].state is None
+        ]
+
+    def has_reported(self, shown: Moment, newest: Moment) -> bool:
+        """Whether a sampler still reports what it did at ``newest``, after it was put back to ``shown``: it remembers something
+        that is not seen."""
+        if shown.reported == newest.reported:
+            return False
+        pairs = zip(self._reporting, shown.reported, newest.reported, strict=True)
+        return any(then != ahead == digest(keeper.state_dict()) for keeper, then, ahead in pairs)
+
+    def gone_on(self, lost: Sequence[Content], before: Moment, after: Moment) -> list[str]:
+        """What the samplers go on with from the pass before, as the first draw of a pass shows, although it was not put back:
+        descriptions. (Many make their objects again in each pass.)
+
+        Args:
+            lost: what was not.
+            before: behind the pass before.
+            after: the first draw.
+        """
+        kept = [
+            self._named_content(after, id(content.holder))
+            for content in lost
+            if id(content.holder) in after.contents and after.contents[id(content.holder)].holder is content.holder
+        ]
+        iterators = [
             self._named(number, name)
             for number, attributes in enumerate(before.bindings)
             for name, value in attributes.items()
             if after.bindings[number].get(name) is value and _is_opaque_iterator(value)
         ]
+        return kept + iterators
+
+    @property
+    def reporting(self) -> list[str]:
+        """The samplers with a ``state_dict()``: descriptions of that."""
+        return [f"{type(keeper).__name__}.state_dict()" for keeper in self._reporting]
 
     def is_drawn_between(self, one: Moment, other: Moment) -> bool:
         """Whether the generators stand elsewhere at the two moments."""
@@ -218,15 +237,20 @@ class Memory:
 
     def _state_of(self, path: str, keeper: Any) -> dict[str, Any]:
         state: dict[str, Any] = {
-            "generators": {name: take_state(generator) for name, generator in own_generators(keeper).items()}
+            "generators": {name: take_state(generator) for name, generator in own_generators(keeper).items()},
+            "attributes": self._changed_attributes(path, keeper),
         }
-        if has_state(keeper):
+        if has_state(keeper) or is_generator(keeper):
             state["own"] = take_state(keeper)
-        at_first = self._at_first.get(path, {})
-        state["attributes"] = {
-            name: value for name, value in _plain_attributes(keeper).items() if at_first.get(name, _NOTHING) != value
-        }
         return state
+
+    def _changed_attributes(self, path: str, keeper: Any) -> dict[str, Any]:
+        at_first = self._at_first.get(path, {})
+        return {
+            name: copy.deepcopy(value)
+            for name, value in _plain_attributes(keeper).items()
+            if name not in at_first or digest(value) != digest(at_first[name])
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what ``state`` gave, here or in another launch."""
@@ -234,20 +258,32 @@ class Memory:
             keeper = self._keepers.get(path)
             if keeper is None:
                 continue
+            attributes = kept["attributes"]
             if "own" in kept:
-                # Some classes only begin at a position after this call, and note that in another attribute.
-                before = _plain_attributes(keeper)
+                # Some classes note in another attribute that the next pass begins where they are put. But it would not have.
+                before = self._changed_attributes(path, keeper)
                 put_state(keeper, kept["own"])
                 at_first = self._at_first.get(path, {})
-                for name, value in _plain_attributes(keeper).items():
-                    if name in at_first and before.get(name, _NOTHING) != value:
-                        vars(keeper)[name] = at_first[name]
-            for name, value in kept["attributes"].items():
-                vars(keeper)[name] = list(value) if isinstance(value, list) else value
+                by_this = [
+                    name for name in self._changed_attributes(path, keeper) if name not in before and name in at_first
+                ]
+                attributes = {**{name: at_first[name] for name in by_this}, **attributes}
+            for name, value in attributes.items():
+                _put_attribute(keeper, name, copy.deepcopy(value))
             generators = own_generators(keeper)
             for name, value in kept["generators"].items():
                 if name in generators:
                     put_state(generators[name], value)
+
+
+def _put_attribute(keeper: Any, name: str, value: Any) -> None:
+    """Set an attribute; in place where it can be, since the script may use the object, too."""
+    now = vars(keeper).get(name)
+    fits = type(now) is type(value) and getattr(now, "shape", None) == getattr(value, "shape", None)
+    if fits and isinstance(value, (list, dict, numpy.ndarray, Tensor)):
+        _write(Content(now, None, value))
+    else:
+        vars(keeper)[name] = value
 
 
 def _walk(loader: DataLoader[Any]) -> Iterator[tuple[str, Any]]:
@@ -263,7 +299,11 @@ def _walk(loader: DataLoader[Any]) -> Iterator[tuple[str, Any]]:
         yield path, item
         for name, value in getattr(item, "__dict__", {}).items():
             inner = _inside(f"{path}.{name}", value)
-            found.extend((place, part) for place, part in inner if name in _SAMPLERS or _is_part(part))
+            found.extend(
+                (place, part)
+                for place, part in inner
+                if name in _SAMPLERS or _is_part(part) or (is_generator(part) and part is not value)
+            )
 
 
 _SAMPLERS = ("sampler", "batch_sampler")
@@ -288,19 +328,27 @@ def _is_part(value: Any) -> bool:
 
 
 def _plain_attributes(keeper: Any) -> dict[str, Any]:
-    """The attributes that are numbers, texts, or short lists of them. (The list is a copy.)"""
+    """The attributes that are plain values or small arrays, or short containers of these."""
     if _is_forgetful(keeper):
         return {}
-    plain: dict[str, Any] = {}
-    for name, value in getattr(keeper, "__dict__", {}).items():
-        if type(value) in _PLAIN:
-            plain[name] = value
-        elif type(value) is list and len(value) <= _MOST_ITEMS and all(type(item) in _PLAIN for item in value):
-            plain[name] = list(value)
-    return plain
+    return {name: value for name, value in _attributes(keeper).items() if _is_plain(value)}
 
 
-_PLAIN = (bool, int, float, str, type(None))
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    kind = type(value)
+    if kind in (bool, int, float, str, type(None)):
+        return True
+    if kind in (numpy.ndarray, Tensor):
+        return bool(value.nbytes <= _MOST_BYTES and (kind is numpy.ndarray or value.layout == torch.strided))
+    if kind not in (list, tuple, dict) or len(value) > (_MOST_INNER if depth else _MOST_ITEMS) or depth == _MOST_DEEP:
+        return False
+    if kind is dict:
+        return all(type(key) in (int, str) and _is_plain(item, depth + 1) for key, item in value.items())
+    return all(_is_plain(item, depth + 1) for item in value)
+
+
+def _attributes(keeper: Any) -> dict[str, Any]:
+    return {} if is_generator(keeper) else dict(getattr(keeper, "__dict__", {}))
 
 
 def _is_forgetful(keeper: Any) -> bool:
@@ -324,13 +372,13 @@ _OF_PROCESS = {id(generator) for generator in _PROCESS_GENERATORS}
 # Contents
 
 
-def _add_content(contents: dict[int, _Content], value: Any, depth: int = 0) -> None:
+def _add_content(contents: dict[int, Content], value: Any, depth: int = 0) -> None:
     kind: Any = type(value)
     read = _reader(kind)
     if read is None or id(value) in contents or id(value) in _OF_PROCESS:
         return
     key, state = read(value)
-    contents[id(value)] = _Content(value, key, state)
+    contents[id(value)] = Content(value, key, state)
     if depth < _MOST_DEEP and isinstance(value, (list, tuple, deque, dict)) and len(value) <= _MOST_INNER:
         for item in value.values() if isinstance(value, dict) else value:
             _add_content(contents, item, depth + 1)
@@ -390,7 +438,7 @@ def _frozen(state: Any) -> Any:
     return state.tobytes() if isinstance(state, numpy.ndarray) else state
 
 
-def _write(content: _Content) -> None:
+def _write(content: Content) -> None:
     holder, _, state = content
     if is_generator(holder):
         put_state(holder, state)
