@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from topics.promises import differs, equal, refused
-from topics.shared import dataset, mlp, prepared, step, train, update
+from topics.shared import dataset, mlp, prepared, sgd, step, train, update
 
 
 @equal()
@@ -331,4 +331,63 @@ def own_generator_inside(team):
             noise = torch.tensor(generator.normal(size=tuple(inputs.shape)), dtype=torch.float32)
             team.backward(functional.cross_entropy(model(inputs + 0.1 * noise), targets))
         update(optimizer)
+    return model
+
+
+@equal()
+def own_generator_left_early(team):
+    """Passes left by `break`, of a loader with workers and its own `torch.Generator`."""
+    model = mlp()
+    generator = torch.Generator().manual_seed(3)
+    loader = DataLoader(dataset(), 5, shuffle=True, generator=generator, num_workers=2, persistent_workers=True)
+    model, optimizer, loader = prepared(team, model, loader=loader)
+    for epoch in team.epochs(3):
+        for number, batch in enumerate(loader):
+            if number == 1 + epoch:
+                break
+            step(team, model, optimizer, batch)
+    return model, generator.get_state()
+
+
+class GoesOn(Sampler):
+    def __init__(self):
+        self.position = 0
+
+    def __len__(self):
+        return 22
+
+    def __iter__(self):
+        for _ in range(22):
+            self.position += 5
+            yield self.position % 22
+
+
+@equal()
+def sampler_that_goes_on(team):
+    """A sampler that goes on where it was, in passes left by `break`."""
+    sampler = GoesOn()
+    model, optimizer, loader = prepared(team, loader=DataLoader(dataset(), 3, sampler=sampler, num_workers=1))
+    for _ in team.epochs(3):
+        for number, batch in enumerate(loader, 1):
+            step(team, model, optimizer, batch)
+            if number == 2:
+                break
+    return model, sampler.position
+
+
+@equal()
+def generators_side_by_side(team):
+    """Two loaders side by side, each with a `torch.Generator`."""
+    loaders = [
+        DataLoader(dataset(), 5, shuffle=True, generator=torch.Generator().manual_seed(seed), num_workers=1, drop_last=True)
+        for seed in (3, 4)
+    ]
+    model = mlp()
+    model, optimizer, first, second = team.prepare(model, sgd(model.parameters()), *loaders)
+    for _ in team.epochs(2):
+        for batch, other in zip(first, second, strict=False):
+            for (inputs, targets), (more, labels) in zip(batch.shards, other.shards, strict=True):
+                loss = functional.cross_entropy(model(inputs), targets) + functional.cross_entropy(model(more), labels)
+                team.backward(loss)
+            update(optimizer)
     return model
