@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import get_worker_info
 
 from lockstep.base.errors import MismatchError, PeerError, UsageError
+from lockstep.base.exit_status import ExitStatus, ScriptEnd, is_success
 from lockstep.base.stopping import UNSAVED_END_STATUS, end_unsaved, say
 from lockstep.data.batches import map_tensors
 from lockstep.data.evaluation import Evaluation
@@ -54,6 +55,7 @@ class Team(Collectives):
         self._engine = engine
         self._loop = engine.loop
         self._phases = engine.phases
+        self._exit_status = ExitStatus()
         self._closed = False
 
     # Properties and not attributes: see Collectives.rank.
@@ -267,7 +269,8 @@ class Team(Collectives):
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Iterate over the epoch numbers, 0 to ``num_epochs - 1``. Every rank must leave the loop at the same point.
 
-        A resumed run begins with the epoch in which it was interrupted.
+        A resumed run begins with the epoch in which it was interrupted. To end training early, leave the loop by ``break``:
+        after an error or ``sys.exit`` in it the run is not finished, and the same command resumes it.
         """
         return self._loop.epochs(num_epochs)
 
@@ -414,12 +417,13 @@ class Team(Collectives):
         self._closed = True
         self._engine.at_exit.cancel()
         error = sys.exc_info()[1]
-        went_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        went_well = error is None or (isinstance(error, SystemExit) and is_success(error.code))
+        went_well = went_well and (not at_exit or self._ended_well())
         # After a failure the other ranks may be gone, or never arrive.
         failed = self._loop.script_failed() or not went_well or self._engine.saver.has_stopped
         try:
             is_saved = self._loop.close(failed=failed)
-            if not failed:
+            if not failed and self._loop.left_by_error is None:
                 self._engine.journal.write("end", step=self.step)
                 if self._engine.stop_watch.received is not None and self.is_main and is_saved:
                     say("the run is finished and need not be started again.")
@@ -439,8 +443,17 @@ class Team(Collectives):
         finally:
             if failed or not at_exit:  # at exit a signal comes too late, and must not change the exit status
                 self._engine.stop_watch.end()
+            self._exit_status.end()
             self.release()
-            self._engine.close(self.step, failed=failed)
+            self._engine.close(self.step, failed=failed or self._loop.left_by_error is not None)
+
+    def _ended_well(self) -> bool:
+        """Whether the script that is now over ended with status 0. What is not known counts only where all epochs were trained:
+        to resume a run in vain costs little, and one that is taken for finished loses what was to be trained."""
+        if hasattr(sys, "ps1"):  # a notebook or interactive session, which ends as its user likes
+            return True
+        end = self._exit_status.now()
+        return end is ScriptEnd.WELL or (end is ScriptEnd.UNKNOWN and self._loop.has_run_out)
 
     def close_at_exit(self) -> None:
         """``close`` as the process exits. Python would exit with status 0 after an error here; this exits with 1."""

@@ -113,11 +113,6 @@ def from_exception(rank: int, error: BaseException, explain: Callable[[BaseExcep
     )
 
 
-def is_success(code: object) -> bool:
-    """Whether ``sys.exit(code)`` means success."""
-    return code is None or (isinstance(code, int) and code == 0)
-
-
 def status_of(code: object) -> int:
     """The exit status of Python after ``sys.exit(code)``, of which the system keeps 8 bits."""
     if code is None:

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from typing_extensions import override
 
-from lockstep.base import process_observer
+from lockstep.base import exit_status, process_observer
 from lockstep.base.errors import LaunchError
 from lockstep.base.stopping import SIGNALS, AuditFailed, Launcher, Stopped, under
 from lockstep.launch import ending, failures
@@ -89,7 +89,8 @@ def run_worker(request: Request) -> int:
     except SystemExit as error:
         if spec is None:
             raise
-        if failures.is_success(error.code):
+        if exit_status.is_success(error.code):
+            exit_status.tell(error.code)
             _tell_end(failures.end_of(error), sender)
             raise
         if isinstance(error, Stopped):
@@ -100,6 +101,7 @@ def run_worker(request: Request) -> int:
         _exit(error, spec, request)
     except BaseException as error:
         return _fail(error, spec, request)
+    exit_status.tell(None)
     _tell_end(failures.end_of(), sender)
     return 0
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 from lockstep.base.errors import ConfigError, DataError, MismatchError
@@ -12,6 +14,7 @@ from lockstep.data.loader import PreparedLoader
 from lockstep.data.streams import Purpose, reseed
 from lockstep.data.torch_loader import length_of
 from lockstep.listener import Listeners
+from lockstep.loop.epochs import EpochLoop, Epochs
 from lockstep.loop.phases import Phases
 from lockstep.plan.shards import StepPlan
 from lockstep.state.recovery.divergence import DivergenceCheck
@@ -58,6 +61,12 @@ class Loop:
         """The step after which this launch has resumed."""
         self._end: tuple[int, int] | None = None
         """The step at the end of the last loop over epochs, and the digest of the state saved there."""
+        self.has_run_out = False
+        """Whether the last loop over epochs came to its end, and nothing was trained since."""
+        self.left_by_error: str | None = None
+        """The line of the loop over epochs that an error has left, if nothing was trained since; None: there is none."""
+        self._open_epochs: weakref.ref[EpochLoop] | None = None
+        """The newest loop over epochs, which the script may have left although it still holds it."""
         self._listeners = listeners
         self._is_main = is_main
         self._has_warned = False
@@ -84,20 +93,40 @@ class Loop:
 
     # Epochs
 
-    def epochs(self, num_epochs: int) -> Iterator[int]:
+    def epochs(self, num_epochs: int) -> Epochs:
         """The epochs that are left; all of this process's code between two of them belongs to the earlier one."""
         if num_epochs < 0:
             raise ConfigError(f"epochs({num_epochs}): it must be 0 or more")
-        first = self.resumption.enter_epochs(num_epochs)
+        return Epochs(num_epochs, lambda epochs: EpochLoop(self._turns(epochs), self._begin_loop, self._leave_by_error))
+
+    def _turns(self, epochs: Epochs) -> Iterator[int]:
+        num_epochs = epochs.num_epochs
+        first = max(self.resumption.enter_epochs(num_epochs), epochs.next)
+        self.has_run_out, self.left_by_error = False, None
         completed = False
         try:
             for epoch in range(first, num_epochs):
+                epochs.next = epoch + 1
                 self._begin_epoch(epoch, num_epochs)
                 yield epoch
                 self._end_epoch(epoch)
+            if self.resumption.target is None:  # else what is left of it may be that of a later loop
+                epochs.next = num_epochs
             completed = True
         finally:
             self._leave_epochs(max(first, num_epochs) if completed else None)
+
+    def _begin_loop(self, loop: EpochLoop) -> None:
+        self._end_open_epochs()
+        self._open_epochs = weakref.ref(loop)
+
+    def _end_open_epochs(self) -> None:
+        """End the loop over epochs that the script has left and still holds (by ``iterator = iter(team.epochs(n))``)."""
+        if self._open_epochs is not None and (loop := self._open_epochs()) is not None:
+            loop.end()
+
+    def _leave_by_error(self, frame: FrameType) -> None:
+        self.left_by_error = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
 
     def _begin_epoch(self, epoch: int, num_epochs: int) -> None:
         """Begin an epoch with a random stream of its own, so that one that runs again draws the same numbers."""
@@ -116,6 +145,7 @@ class Loop:
     def _leave_epochs(self, num_epochs: int | None) -> None:
         """Leave the loop over epochs, after ``num_epochs``; None: left early."""
         self.resumption.leave_epochs(num_epochs)
+        self.has_run_out = num_epochs is not None
         if num_epochs is None:
             self._divergence.leave_epochs()
         elif not self.resumption.is_catching_up and self.step > self._resumed_after:
@@ -158,6 +188,7 @@ class Loop:
         if self._leader is not None:
             return False
         self.flush()
+        self.has_run_out, self.left_by_error = False, None
         self.resumption.begin_pass()
         self._leader = loader
         self._num_passes += 1
@@ -262,6 +293,7 @@ class Loop:
         call it."""
         if self._leader is not None:  # the script still holds an iterator
             self.leave(self._leader, exhausted=False, failed=failed)
+        self._end_open_epochs()
         if self.phases.was_left and not failed:
             left_step, self.phases.was_left = self.phases.was_left, 0
             say(
@@ -270,12 +302,27 @@ class Loop:
             )
         if not failed:
             self.flush()
+        if self.left_by_error is not None and not failed:
+            # Not saved, either: the script's state is one that an undisturbed run never has between two steps.
+            self._saver.wait_until_written()
+            self._say_unfinished()
+            failed = True
         if (target := self.resumption.target) is not None and not failed and self._is_main:
             say(
                 f"WARNING: the run was interrupted at {target}, and the script did not reach that point: it has not resumed, "
                 "and no checkpoint is written."
             )
         return self.resumption.is_catching_up or self._save_last(failed=failed or self._divergence.have_diverged)
+
+    def _say_unfinished(self) -> None:
+        if not self._is_main or self.resumption.is_catching_up:
+            return
+        newest = self._saver.newest_written()
+        resumes = "starts over, since no checkpoint was saved" if newest is None else f"resumes after step {newest}"
+        say(
+            f"WARNING: an error, or an exit, has left the loop over team.epochs() ({self.left_by_error}), so the run is not "
+            f"finished: the same command {resumes}. To end a run early, leave the loop by `break`."
+        )
 
     def _save_last(self, *, failed: bool) -> bool:
         step, end = self.step, self.resumption.end()

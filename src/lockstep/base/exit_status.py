@@ -1,0 +1,109 @@
+"""How a script has ended, as far as an exit handler can know it.
+
+Python tells exit handlers nothing. An uncaught error can be found in ``sys.last_value``, but ``SystemExit`` leaves no trace: it
+no longer exists when they are called. So the status is noted when the script asks for it (``sys.exit``, ``exit``, ``quit``),
+and the frame of the main module says whether that came to its own end, whatever ``SystemExit`` was caught before. What remains
+unknown (``raise SystemExit(1)``) is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import enum
+import functools
+import multiprocessing
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+_WAYS_OUT = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
+
+
+class ScriptEnd(enum.Enum):
+    """How a script has ended."""
+
+    WELL = "with status 0"
+    FAILED = "with another status"
+    UNKNOWN = "with a status that is not known"
+
+
+def is_success(code: object) -> bool:
+    """Whether a process that raises ``SystemExit`` with this code ends with status 0."""
+    return code is None or (isinstance(code, int) and code == 0)
+
+
+def tell(code: object) -> None:
+    """The program of this process has ended, with this code of ``SystemExit``: from the launcher, which has seen it."""
+    global _told
+    _told = is_success(code)
+
+
+_told: bool | None = None
+
+
+class ExitStatus:
+    """Notes how the script ends, from its creation to ``end``."""
+
+    def __init__(self) -> None:
+        self._asked: bool | None = None
+        """Whether the status that the script has asked for last is that of a success; None: it has asked for none."""
+        self._main = _main_frame()
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        for module, name in _WAYS_OUT:
+            if (original := getattr(module, name, None)) is not None:  # ``python -S`` has no exit and quit
+                noting = self._noting(original)
+                setattr(module, name, noting)
+                self._replaced.append((module, name, original, noting))
+
+    def _noting(self, leave: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(leave, updated=())
+        def noting(code: Any = None, /) -> Any:
+            if threading.current_thread() is threading.main_thread():  # of another thread it ends that alone
+                self._asked = is_success(code)
+            return leave(code)
+
+        return noting
+
+    def end(self) -> None:
+        """Put Python's own functions back. May be called again."""
+        for module, name, original, noting in self._replaced:
+            if getattr(module, name, None) is noting:  # else the script has put another there
+                setattr(module, name, original)
+        self._replaced.clear()
+
+    def now(self) -> ScriptEnd:
+        """How the script has ended; to be asked in an exit handler, for an error that has left no ``sys.last_value``."""
+        if _told is not None:
+            return ScriptEnd.WELL if _told else ScriptEnd.FAILED
+        if multiprocessing.parent_process() is not None:  # its exit handlers run while the error is being handled
+            error = sys.exc_info()[1]
+            return ScriptEnd.WELL if error is None or _is_success(error) else ScriptEnd.FAILED
+        if self._main is not None and _has_returned(self._main):
+            return ScriptEnd.WELL
+        if self._asked is not None:
+            return ScriptEnd.WELL if self._asked else ScriptEnd.FAILED
+        return ScriptEnd.UNKNOWN
+
+
+def _is_success(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and is_success(error.code)
+
+
+def _main_frame() -> FrameType | None:
+    """The frame of the main module, which holds no more than that module does; None: it does not run."""
+    main = vars(sys.modules["__main__"]) if "__main__" in sys.modules else None
+    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
+    found = None
+    while frame is not None:
+        if frame.f_globals is main and frame.f_code.co_name == "<module>":
+            found = frame
+        frame = frame.f_back
+    return found
+
+
+def _has_returned(frame: FrameType) -> bool:
+    """Whether a frame's last instruction is the one that returns: it came to its end, and no error has left it."""
+    return frame.f_lasti >= 0 and dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
