@@ -32,6 +32,8 @@ from lockstep.world.comm.dtensors import full_tensor
 from lockstep.world.comm.group import default_group
 from lockstep.world.environment import World, failure_file
 
+_OF_ALL_RANKS = (MismatchError, UsageError)
+"""Errors of ``close`` that are the same on all ranks."""
 _LOG_MEANS = (
     "Add the value to the batch, batch.add(loss=loss), and log its mean after the loop, team.log(loss=batch['loss'])."
 )
@@ -437,7 +439,7 @@ class Team(Collectives):
         except BaseException as error:
             failed = True
             # At once: a launcher ends the other ranks as soon as the first one has ended.
-            if at_exit and self.is_main and isinstance(error, MismatchError):
+            if at_exit and self.is_main and isinstance(error, _OF_ALL_RANKS):
                 say(f"error: {error}")
             raise
         finally:
@@ -460,7 +462,7 @@ class Team(Collectives):
         try:
             self._close(at_exit=True)
         except BaseException as error:
-            if isinstance(error, MismatchError):  # it is the same on all ranks, and rank 0 has said it
+            if isinstance(error, _OF_ALL_RANKS):  # rank 0 has said it
                 FailureRecord(summary=str(error).partition("\n")[0], report=f"error: {error}").write(failure_file())
             else:
                 sys.excepthook(type(error), error, error.__traceback__)  # silent while the launcher ends all ranks

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from lockstep.base.errors import ConfigError, DataError, MismatchError
+from lockstep.base.errors import ConfigError, DataError, MismatchError, UsageError
 from lockstep.base.stopping import say
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.streams import Purpose, reseed
@@ -18,9 +18,14 @@ from lockstep.loop.epochs import EpochLoop, Epochs
 from lockstep.loop.phases import Phases
 from lockstep.plan.shards import StepPlan
 from lockstep.state.recovery.divergence import DivergenceCheck
-from lockstep.state.recovery.position import Resumption
+from lockstep.state.recovery.position import Resumption, ScriptPosition
 from lockstep.state.recovery.resuming import Restorer
 from lockstep.state.recovery.saving import Saver
+
+_BOTH_WAYS = (
+    "lockstep counts passes from the script's first. Resume in one way only: by lockstep, with team.epochs(n) and without "
+    "start_epoch; or by the script, and start a new run each time, with --fresh (fresh=True)."
+)
 
 
 class Loop:
@@ -55,7 +60,12 @@ class Loop:
         self.resumption = (
             Resumption(self._restore)
             if checkpoint is None
-            else Resumption(self._restore, checkpoint.position, is_end=checkpoint.manifest.finished)
+            else Resumption(
+                self._restore,
+                checkpoint.position,
+                is_end=checkpoint.manifest.finished,
+                may_shorten=restorer is not None and "epochs" in restorer.allow,
+            )
         )
         self._resumed_after = 0
         """The step after which this launch has resumed."""
@@ -88,6 +98,8 @@ class Loop:
 
     def _restore(self, is_final: bool) -> None:
         assert self._restorer is not None
+        if not self.resumption.is_in_epochs and self._restorer.script_has_restored():
+            self._warn_of_passes("WARNING: the script has restored an optimizer by itself, before this run resumes")
         self._restorer.apply(is_final=is_final)
         self.phases.step = self._resumed_after = self._restorer.checkpoint.manifest.step
 
@@ -171,15 +183,19 @@ class Loop:
         """Whether the next pass was completed before the run was interrupted: it is counted, and not made."""
         if self._leader is not None or not self.resumption.skips():
             return False
-        if not self._has_warned and self._is_main and not self.resumption.is_in_epochs:
-            self._has_warned = True
-            say(
-                "passes over the training loader that were made before the interruption are skipped, but the code around "
-                "them runs again: use `for epoch in team.epochs(n)`, which begins with the right epoch. If the script resumes "
-                "by itself, too, as in `range(start_epoch, n)`, it would end too early: leave that to lockstep."
-            )
+        if not self.resumption.is_in_epochs:
+            self._warn_of_passes("passes over the training loader that were made before the interruption are skipped")
         self._reseed_after_pass()
         return True
+
+    def _warn_of_passes(self, what: str) -> None:
+        if not self._has_warned and self._is_main:
+            self._has_warned = True
+            say(
+                f"{what}. Outside of team.epochs() the code around earlier passes runs again: use `for epoch in "
+                "team.epochs(n)`, which begins with the right epoch. If the script restores an epoch, too, as in "
+                f"`range(start_epoch, n)`, it ends too early, because {_BOTH_WAYS}"
+            )
 
     def enter(self, loader: Any) -> bool:
         """Begin a pass over a prepared loader. False: it runs beside one that leads, and counts no steps."""
@@ -307,12 +323,21 @@ class Loop:
             self._saver.wait_until_written()
             self._say_unfinished()
             failed = True
-        if (target := self.resumption.target) is not None and not failed and self._is_main:
-            say(
-                f"WARNING: the run was interrupted at {target}, and the script did not reach that point: it has not resumed, "
-                "and no checkpoint is written."
-            )
+        if (target := self.resumption.target) is not None and not failed:
+            self._refuse_early_end(target)
         return self.resumption.is_catching_up or self._save_last(failed=failed or self._divergence.have_diverged)
+
+    def _refuse_early_end(self, target: ScriptPosition) -> None:
+        missed = f"the run was interrupted at {target}, and the script did not reach that point"
+        assert self._restorer is not None
+        if (num := self.resumption.num_skipped) > 0 and not self._restorer.checkpoint.manifest.finished:
+            raise UsageError(
+                f"{missed}: it ended after {num} {'pass' if num == 1 else 'passes'}, which the run had made before and which "
+                f"{'was' if num == 1 else 'were'} skipped. If the script restores an epoch, too, as in "
+                f"`range(start_epoch, n)`, that is because {_BOTH_WAYS}"
+            )
+        if self._is_main:
+            say(f"WARNING: {missed}: it has not resumed, and no checkpoint is written.")
 
     def _say_unfinished(self) -> None:
         if not self._is_main or self.resumption.is_catching_up:

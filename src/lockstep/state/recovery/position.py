@@ -25,6 +25,8 @@ class ScriptPosition:
     """Number of earlier passes over training loaders in this epoch (or section)."""
     in_pass: bool = False
     """Whether the position is within a pass, rather than between passes."""
+    num_epochs: int | None = None
+    """In a loop over ``team.epochs()``, the number given to it."""
 
     def key(self) -> tuple[int, int, int]:
         """A sort key: positions in the order in which a script reaches them."""
@@ -56,18 +58,28 @@ class Resumption:
             before that, in the epoch of a pass to resume: then not all of the script's objects may have been prepared.
         target: the position from which to resume; None: the run is new.
         is_end: whether the target is the end of the script.
+        may_shorten: whether the loop over epochs that was interrupted may now have fewer.
     """
 
     def __init__(
-        self, restore: Callable[[bool], None], target: ScriptPosition | None = None, *, is_end: bool = False
+        self,
+        restore: Callable[[bool], None],
+        target: ScriptPosition | None = None,
+        *,
+        is_end: bool = False,
+        may_shorten: bool = False,
     ) -> None:
         self.target = target
         """None once it has been reached."""
         self._restore = restore
+        self.num_skipped = 0
+        """Passes that an earlier launch had completed, and this one has not made."""
         self._target_is_end = is_end
+        self._may_shorten = may_shorten
         self._is_at_end = False
         """Whether this launch is at the end that the run had reached before, and has done nothing new."""
         self._section = 0
+        self._num_epochs: int | None = None
         self._epoch = 0
         self._passes = 0
         self._in_pass = False
@@ -89,7 +101,11 @@ class Resumption:
         """The current position."""
         began_here = self._in_pass and not self._pass_is_of_before
         return ScriptPosition(
-            section=self._section, epoch=self._epoch, passes=self._passes - began_here, in_pass=self._in_pass
+            section=self._section,
+            epoch=self._epoch,
+            passes=self._passes - began_here,
+            in_pass=self._in_pass,
+            num_epochs=self._num_epochs,
         )
 
     def newest_pass(self) -> tuple[int, int, int]:
@@ -102,9 +118,14 @@ class Resumption:
         return self._end or self.here()
 
     def enter_epochs(self, num_epochs: int) -> int:
-        """Enter a loop over ``team.epochs()``; returns its first epoch."""
+        """Enter a loop over ``team.epochs()``; returns its first epoch.
+
+        Raises:
+            UsageError: it was interrupted with epochs left, and has fewer now.
+        """
         self._arrive()  # at the end of an earlier launch that had not reached this loop
-        self._go_to(self._section + 1)
+        self._go_to(self._section + 1, num_epochs)
+        self._check_num_epochs(num_epochs)
         self._end = None
         target = self.target
         if target is None or target.section < self._section:
@@ -125,13 +146,13 @@ class Resumption:
 
     def after_epoch(self, epoch: int) -> ScriptPosition:
         """The position between this epoch of the current loop and the next."""
-        return ScriptPosition(section=self._section, epoch=epoch + 1)
+        return ScriptPosition(section=self._section, epoch=epoch + 1, num_epochs=self._num_epochs)
 
     def leave_epochs(self, num_epochs: int | None) -> None:
         """Leave a loop over epochs, after ``num_epochs``; None: left early."""
         section = self._section
         self._go_to(section + 1)
-        self._end = None if num_epochs is None else ScriptPosition(section=section, epoch=num_epochs)
+        self._end = None if num_epochs is None else ScriptPosition(section=section, epoch=num_epochs, num_epochs=num_epochs)
         if num_epochs is not None:
             self._arrive()
 
@@ -143,6 +164,7 @@ class Resumption:
         if self.here().key() == self.target.key():
             return False
         self._passes += 1
+        self.num_skipped += 1
         self._end = None
         self._arrive()
         return True
@@ -161,8 +183,9 @@ class Resumption:
         """End a pass."""
         self._in_pass = False
 
-    def _go_to(self, section: int) -> None:
+    def _go_to(self, section: int, num_epochs: int | None = None) -> None:
         self._section, self._epoch, self._passes, self._pass_is_of_before = section, 0, 0, True
+        self._num_epochs = num_epochs
 
     def _arrive(self, *, is_over: bool = False) -> bool:
         """Restore the run if this is the position to resume from, and not within a pass; returns whether it is.
@@ -184,6 +207,20 @@ class Resumption:
         if self._is_at_end:
             self._is_at_end = False
             self._restore(True)
+
+    def _check_num_epochs(self, num_epochs: int) -> None:
+        target = self.target
+        if target is None or self._target_is_end or self._may_shorten or target.section != self._section:
+            return
+        before = target.num_epochs
+        if before is not None and target.epoch < before and num_epochs < before:
+            raise UsageError(
+                f"team.epochs({num_epochs}): the run was interrupted in epoch {target.epoch + 1} of {before}, so it would end "
+                "before its time. If the script resumes by itself, too, as in team.epochs(n - start), one of the two is too "
+                "many: leave it to lockstep, by team.epochs(n), which begins with the right epoch; or leave it to the script, "
+                f"and start a new run each time: --fresh (fresh=True). To have this run end after {num_epochs} epochs: "
+                "--allow epochs."
+            )
 
     def _check(self) -> None:
         if self.target is not None and self.here().key() > self.target.key():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lockstep.base.errors import MismatchError
 from lockstep.state.checkpoint.manifest import Manifest, Object
@@ -127,6 +128,11 @@ class Restorer:
             f"cannot resume as if it had not been interrupted. Change it back, or start a new run with --fresh (fresh=True)."
             + allowed
         )
+
+    def script_has_restored(self) -> bool:
+        """Whether an optimizer has state already, before any is restored here: the script has loaded it."""
+        optimizers = [adapter.target for adapter in self.state.objects if isinstance(adapter.target, Optimizer)]
+        return not self.is_done and any(optimizer.state for optimizer in optimizers)
 
     def apply(self, *, is_final: bool) -> None:
         """Restore all state.
