@@ -30,9 +30,9 @@ class Launch:
     A cut is taken wherever one may be.
     """
 
-    def __init__(self, script, cut=None):
+    def __init__(self, script, cut=None, **options):
         target = None if cut is None else ScriptPosition.from_json(json.loads(json.dumps(cut.position.as_json())))
-        self.script, self.saved = Resumption(self._restore, target), cut
+        self.script, self.saved = Resumption(self._restore, target, **options), cut
         self.steps, self.cuts, self.num_resumed = [], [], 0
         self._skip, self._running = 0, False
         for number, part in enumerate(script):
@@ -167,6 +167,30 @@ def test_a_script_that_has_no_such_place_any_more_is_told_what_was_looked_for(sc
         UsageError, match=r"interrupted at the part outside .* in pass 2 .* has now reached epoch 1.*--fresh"
     ):
         Launch(script, cut)
+
+
+def test_an_interrupted_loop_over_epochs_may_have_more_of_them_and_fewer_only_if_that_is_allowed():
+    def script(num_epochs):
+        return [bare([(1, None)]), in_epochs(num_epochs, [(2, None)], None)]
+
+    cuts = [cut for cut in Launch(script(5)).cuts if cut.position.section == 1 and cut.position.epoch < 5]
+    assert cuts
+    for cut in cuts:
+        assert Launch(script(7), cut).steps == Launch(script(7)).steps
+        for fewer in range(5):
+            with pytest.raises(UsageError, match="--allow epochs"):
+                Launch(script(fewer), cut)
+            if fewer >= cut.position.epoch + cut.position.in_pass:
+                assert Launch(script(fewer), cut, may_shorten=True).steps == Launch(script(fewer)).steps
+            else:
+                with pytest.raises(UsageError, match="--allow epochs"):
+                    Launch(script(fewer), cut, may_shorten=True)
+
+
+def test_a_loop_over_epochs_that_was_left_may_have_fewer():
+    cut = Launch([in_epochs(5, [(2, None)], 1)]).cuts[-1]
+    again = Launch([in_epochs(3, [(2, None)], 1)], cut)
+    assert (again.num_resumed, len(again.steps)) == (1, 4)
 
 
 def test_fewer_epochs_than_were_run_end_at_once_with_the_state_of_then():

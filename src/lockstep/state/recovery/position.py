@@ -210,17 +210,18 @@ class Resumption:
 
     def _check_num_epochs(self, num_epochs: int) -> None:
         target = self.target
-        if target is None or self._target_is_end or self._may_shorten or target.section != self._section:
+        if target is None or self._target_is_end or target.section != self._section:
             return
-        before = target.num_epochs
-        if before is not None and target.epoch < before and num_epochs < before:
-            raise UsageError(
-                f"team.epochs({num_epochs}): the run was interrupted in epoch {target.epoch + 1} of {before}, so it would end "
-                "before its time. If the script resumes by itself, too, as in team.epochs(n - start), one of the two is too "
-                "many: leave it to lockstep, by team.epochs(n), which begins with the right epoch; or leave it to the script, "
-                f"and start a new run each time: --fresh (fresh=True). To have this run end after {num_epochs} epochs: "
-                "--allow epochs."
-            )
+        before, least = target.num_epochs, target.epoch + target.in_pass
+        if before is None or target.epoch >= before or num_epochs >= (least if self._may_shorten else before):
+            return
+        raise UsageError(
+            f"team.epochs({num_epochs}): the run was interrupted in epoch {target.epoch + 1} of {before}, so it would end "
+            "before its time. If the script resumes by itself, too, as in team.epochs(n - start), one of the two is too "
+            "many: leave it to lockstep, by team.epochs(n), which begins with the right epoch; or leave it to the script, "
+            f"and start a new run each time: --fresh (fresh=True). To have this run end earlier, give it {least} epochs or "
+            "more, and --allow epochs."
+        )
 
     def _check(self) -> None:
         if self.target is not None and self.here().key() > self.target.key():

@@ -1,0 +1,65 @@
+"""What an exit handler knows of how its script has ended."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.quick, pytest.mark.timeout(30)]
+HEAD = """
+import atexit, builtins, os, sys, threading
+from sys import exit as early
+originals = sys.exit, builtins.exit, builtins.quit
+from lockstep.base.exit_status import ExitStatus
+status = ExitStatus()
+atexit.register(lambda: os.write(1, status.now().name.encode()))
+def main(code=None):
+    return code
+"""
+ENDS = {
+    "pass": "WELL",
+    "sys.exit()": "WELL",
+    "sys.exit(0)": "WELL",
+    "sys.exit(main())": "WELL",
+    "sys.exit(main(3))": "FAILED",
+    "sys.exit('text')": "FAILED",
+    "exit(1)": "FAILED",
+    "quit()": "WELL",
+    "raise SystemExit(0)": "UNKNOWN",
+    "raise SystemExit(1)": "UNKNOWN",
+    "early(1)": "UNKNOWN",
+    "try:\n    sys.exit(1)\nexcept SystemExit:\n    pass": "WELL",
+    "for _ in range(3):\n    try:\n        sys.exit(1)\n    except SystemExit:\n        break": "WELL",
+    "thread = threading.Thread(target=sys.exit, args=(1,)); thread.start(); thread.join()": "WELL",
+    "thread = threading.Thread(target=sys.exit, args=(1,)); thread.start(); thread.join(); sys.exit(0)": "WELL",
+    "status.end()\nassert (sys.exit, builtins.exit, builtins.quit) == originals": "WELL",
+    "import pickle\nassert pickle.loads(pickle.dumps(sys.exit)) is sys.exit": "WELL",
+}
+
+
+@pytest.mark.parametrize("as_module", [False, True], ids=["script", "module"])
+@pytest.mark.parametrize("end", ENDS, ids=repr)
+def test_the_end_of_a_script_is_known_where_it_can_be(tmp_path, end, as_module):
+    (tmp_path / "script.py").write_text(HEAD + end)
+    words = ["-m", "script"] if as_module else ["script.py"]
+    run = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert run.stdout == ENDS[end], run
+
+
+def test_a_child_of_multiprocessing_knows_its_error(tmp_path):
+    (tmp_path / "child.py").write_text(
+        "import multiprocessing, os, sys\n"
+        "from multiprocessing.util import Finalize\n"
+        "def train(code):\n"
+        "    from lockstep.base.exit_status import ExitStatus\n"
+        "    status = ExitStatus()\n"
+        "    Finalize(None, lambda: os.write(1, status.now().name.encode() + b' '), exitpriority=100)\n"
+        "    if code is not None: raise SystemExit(code)\n"
+        "if __name__ == '__main__':\n"
+        "    for method in 'fork', 'spawn':\n"
+        "        for code in None, 0, 1:\n"
+        "            child = multiprocessing.get_context(method).Process(target=train, args=(code,))\n"
+        "            child.start(); child.join()\n"
+    )
+    run = subprocess.run([sys.executable, "child.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert run.stdout.split() == ["WELL", "WELL", "FAILED"] * 2, run
