@@ -14,12 +14,13 @@ import torch
 
 from lockstep.base import errors
 from lockstep.base.config import STRATEGIES, RunConfig, settle
-from lockstep.base.errors import LockstepError, UsageError
+from lockstep.base.errors import ConfigError, LockstepError, UsageError
 from lockstep.data.streams import script_seed
 from lockstep.joining.engine import Engine, RunContext
 from lockstep.joining.instrument import make_instruments
 from lockstep.joining.opening import LaunchRequest, OpenRun, open_run
 from lockstep.joining.startup.consistency import check_not_imported, check_run_dir_shared, check_software
+from lockstep.joining.startup.host import host_of_this_process
 from lockstep.joining.team import Team
 from lockstep.joining.unlaunched import show_uncaught
 from lockstep.plan.blocks import block
@@ -231,7 +232,17 @@ def _open(
         device=device,
     )
     part = "" if world.job is None else world.job.part
-    command = Command.of_this_process(_num_joined, is_program=world.is_program, explicit=explicit, part=part)
+    is_program = world.is_program
+    if is_program and config.run_dir is None and (host := host_of_this_process()) is not None:
+        if config.interval != "off" and not config.fresh:
+            raise ConfigError(
+                f"this process runs {host} ({sys.argv[0]}), which calls the function that trains, and not a training script: "
+                "by its command, one training cannot be told from another, so none can be resumed. Name the run's directory, "
+                "a different one for each training: join(run_dir=...). (Without checkpoints, checkpoint_every='off', none is "
+                "needed.)"
+            )
+        is_program = False
+    command = Command.of_this_process(_num_joined, is_program=is_program, explicit=explicit, part=part)
     return open_run(LaunchRequest(config=config, explicit=explicit, born_with=born_with, command=command, world=world))
 
 
