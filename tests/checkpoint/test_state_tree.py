@@ -299,3 +299,31 @@ def test_anything_else_is_refused_by_its_place_its_type_and_with_what_to_do(what
 def test_the_same_container_in_two_places_is_no_cycle():
     inner = [1]
     assert there_and_back([inner, (inner, inner)]) == [[1], ([1], [1])]
+
+
+def test_what_was_on_an_accelerator_goes_to_the_device_of_the_same_number_if_the_reader_has_any():
+    # (``meta`` stands for an accelerator: it is a device that every build of PyTorch has.)
+    value = [{"$tensor": name, "device": kind, **place} for name, kind, place in PLACED] + [
+        {"$device": "cuda:3", "place": 1}
+    ]
+    tensors = {name: torch.ones(2) for name, _, _ in PLACED}
+
+    def kinds(devices):
+        *found, device = put_together(value, tensors, devices)
+        return [tensor.device.type for tensor in found] + [device.type]
+
+    cpu, other = torch.device("cpu"), torch.device("meta")
+    assert kinds([]) == ["cpu", "cpu", "cpu", "cuda"]  # a reader of the file
+    assert kinds([cpu]) == ["cpu"] * 4
+    assert kinds([other]) == ["cpu", "meta", "meta", "meta"]
+    assert kinds([cpu, other]) == ["cpu", "cpu", "meta", "meta"]
+
+
+PLACED = [("of the host", "cpu", {}), ("of the first", "cuda", {}), ("of the second", "cuda", {"place": 1})]
+
+
+def test_the_number_of_a_device_in_its_process_is_kept():
+    cpu, other = torch.device("cpu"), torch.device("meta")
+    value, _ = take_apart([cpu, other], "x", [other, cpu])
+    assert value == [{"$device": "cpu"}, {"$device": "meta"}]
+    assert take_apart(other, "x", [cpu, other])[0] == {"$device": "meta", "place": 1}

@@ -261,3 +261,51 @@ def train_with(variables, epochs=1):
     """``train`` with these environment variables."""
     os.environ.update(variables)
     return train(epochs)
+
+
+def keep_on_the_device(fails_after=None, epochs=2):
+    """The state of an RNN for each shard, and tensors of the script's own on both kinds of devices, which each step changes."""
+    with lockstep.join() as team:
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"cell": nn.Linear(7, 4), "head": nn.Linear(4, 3)})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        series = torch.sin(torch.arange(6 * 40) / 7.0).view(-1, 4)
+        loader = DataLoader(TensorDataset(series[:, :3], series[:, 1:]), 6)
+        model, optimizer, loader = team.prepare(model, optimizer, loader)
+        hidden = team.per_shard("hidden", None)
+        kept = {"sums": [torch.zeros(4, device=team.device)], "count": torch.zeros(()), "where": team.device}
+        team.register("kept", kept)
+        state = team.state(last=None, tree={"norms": []})
+        for _ in team.epochs(epochs):
+            hidden.reset()
+            for batch in loader:
+                for x, y in batch.shards:
+                    before = x.new_zeros(len(x), 4) if hidden.value is None else hidden.value["state"]
+                    after = torch.tanh(model["cell"](torch.cat([x, before], 1)))
+                    number = 1 if hidden.value is None else hidden.value["number"] + 1  # on the CPU, for whatever device
+                    hidden.value = {"state": after.detach(), "number": torch.as_tensor(number)}
+                    team.backward((model["head"](after) - y).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+                bias = model["head"].weight.detach()[0]
+                kept["sums"][0] = kept["sums"][0] + bias.to(kept["where"])
+                kept["count"] = kept["count"] + 1
+                state.last = bias + (state.last if state.last is not None else 0)
+                state.tree = {"norms": [*state.tree["norms"][-2:], bias.norm() * sum(state.tree["norms"], bias.norm())]}
+                if team.step == fails_after:
+                    raise ValueError("planted")
+        own = team._engine.blocks().by_rank[team.rank]
+        parts = team.all_gather_object([_plain(hidden.of(shard)) for shard in own])
+        tensors = {**model.state_dict(), "sums": kept["sums"][0], "last": state.last}
+        tensors |= {f"norm {number}": norm for number, norm in enumerate(state.tree["norms"])}
+        on_device = {str(tensor.device) for tensor in (kept["sums"][0], state.last, *state.tree["norms"])}
+        return {
+            "digest": digest(tensors),
+            "values": [value for part in parts for value in part],
+            "count": kept["count"].item(),
+            "where": [on_device == {str(team.device)}, str(kept["count"].device), kept["where"] == team.device],
+        }
+
+
+def _plain(value):
+    return value["state"].cpu().flatten().tolist(), str(value["number"])

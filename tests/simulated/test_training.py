@@ -126,3 +126,12 @@ def test_a_variable_by_which_libraries_choose_other_algorithms_is_refused_on_a_r
     with pytest.raises(LaunchError, match=f"the variable {name} is {value!r} now, and was "):
         crew(1, scripts.train_with, {name: value}, 2, shards=2, run_dir="run")
     crew(1, scripts.train_with, {name: value}, 2, shards=2, run_dir="run", allow=["numerics"])
+
+
+def test_what_a_script_keeps_comes_back_to_the_device_where_it_was(crew):
+    settings = {"shards": 3, "run_dir": "run", "checkpoint_every": 4}  # of 10 steps an epoch
+    (whole,) = crew(1, scripts.keep_on_the_device, shards=3)
+    assert whole["where"] == [True, "cpu", True]
+    with pytest.raises(LaunchError, match="planted"):
+        crew(2, scripts.keep_on_the_device, 14, **settings)
+    assert [*crew(3, scripts.keep_on_the_device, **settings)] == [whole] * 3

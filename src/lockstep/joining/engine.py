@@ -137,7 +137,7 @@ class Engine:
         self.stop_watch = StopWatch(speaks=self.is_main)
         self.trackers = self._open_trackers() if self.is_main else Trackers()
         self.journal = EventWriter(context.run_dir if self.is_main else None)
-        self.state = RunState()
+        self.state = RunState(self.devices)
         self.saver = Saver(
             Store(context.run_dir),
             config,

@@ -201,7 +201,9 @@ class Team(Collectives):
             UsageError: the name is taken.
             ConfigError: a checkpoint cannot hold the value. (Also raised when such a value is assigned.)
         """
-        per_shard = PerShard(name, start, self._phases, self._engine.collectives, self._engine.blocks, take_apart)
+        per_shard = PerShard(
+            name, start, self._phases, self._engine.collectives, self._engine.blocks, take_apart, self._engine.devices
+        )
         idle_when(per_shard, "reset", lambda: self._loop.resumption.is_catching_up)
         self.register(name, per_shard)
         return per_shard

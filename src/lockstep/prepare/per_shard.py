@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from lockstep.base.errors import UsageError
-from lockstep.data.batches import map_tensors, to_device
+from lockstep.data.batches import map_tensors
 from lockstep.plan.blocks import Blocks
 from lockstep.plan.shards import MicroStep
 from lockstep.world.comm.collectives import Collectives
@@ -38,6 +38,7 @@ class PerShard:
         collectives: over all ranks.
         blocks: tells the blocks in force.
         check: raises ConfigError, with this name, for a value that neither a checkpoint nor another process can take.
+        devices: those of this process.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class PerShard:
         collectives: Collectives,
         blocks: Callable[[], Blocks],
         check: Callable[[Any, str], object],
+        devices: Sequence[torch.device],
     ) -> None:
         self._name = name
         self._check = check
@@ -56,6 +58,7 @@ class PerShard:
         self._phases = phases
         self._collectives = collectives
         self._blocks = blocks
+        self._devices = devices
         self._begin()
 
     def _begin(self) -> None:
@@ -101,21 +104,46 @@ class PerShard:
 
     def state_dict(self) -> dict[str, Any]:
         """The values of all shards. Every rank must call it."""
-        shards = self._blocks().by_rank[self._collectives.rank]
-        parts = self._collectives.all_gather_object(self._values[shards.start : shards.stop])
-        return {"values": [value for part in parts for value in part]}
+        return {"values": self._of_all()}
 
     def share(self) -> None:
         """Give all ranks the values of all shards, which are about to move. Every rank must call it."""
         own = self._blocks().by_rank[self._collectives.rank]
-        places: set[torch.device] = set()
-        map_tensors(lambda tensor: places.add(tensor.device), self._values[own.start])
-        # A device of one rank is none of another's: what comes goes to where this rank has its own.
-        parts = self._collectives.all_gather_object([map_tensors(Tensor.cpu, self._values[shard]) for shard in own])
-        for shard, value in enumerate(value for part in parts for value in part):
+        for shard, value in enumerate(self._of_all()):
             if shard not in own:
-                self._values[shard] = to_device(value, *places) if len(places) == 1 else value
+                self._values[shard] = value
+
+    def _of_all(self) -> list[Any]:
+        """The values of all shards, on the devices of this process that have the numbers of those where they are: a device of
+        one rank is none of another's. Every rank must call it."""
+        own = self._blocks().by_rank[self._collectives.rank]
+        if self._collectives.size == 1:
+            return self._values[own.start : own.stop]
+        parts = self._collectives.all_gather_object([_sent(self._values[shard], self._devices) for shard in own])
+        return [_received(value, numbers, self._devices) for part in parts for value, numbers in part]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the values of all shards."""
         self._values = list(state["values"])
+
+
+def _sent(value: Any, devices: Sequence[torch.device]) -> tuple[Any, list[int | None]]:
+    """A value on the CPU, and the numbers of the devices where its tensors were; None: on the CPU."""
+    numbers: list[int | None] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        numbers.append(devices.index(tensor.device) if tensor.device in devices and not tensor.is_cpu else None)
+        return tensor.detach().cpu()
+
+    return map_tensors(note, value), numbers
+
+
+def _received(value: Any, numbers: list[int | None], devices: Sequence[torch.device]) -> Any:
+    """What ``_sent`` was given, on devices of this process."""
+    places = iter(numbers)
+
+    def put(tensor: Tensor) -> Tensor:
+        number = next(places)
+        return tensor if number is None else tensor.to(devices[number])
+
+    return map_tensors(put, value)

@@ -61,10 +61,7 @@ class SavedValue:
         return self._values[self._name]
 
     def load_state_dict(self, value: Any) -> None:
-        """Restore the value. A tensor goes to the device of the one in its place."""
-        current = self._values[self._name]
-        if isinstance(value, Tensor) and isinstance(current, Tensor):
-            value = value.to(current.device)
+        """Restore the value."""
         self._values[self._name] = value
 
 

@@ -8,6 +8,9 @@ is an object with one tag, and further fields beside the tag::
     {"$deque": [1, 2], "maxlen": 3}
     {"$tensor": "optimizer-1.state.0.exp_avg", "device": "cuda", "strides": [1, 4]}
 
+A tensor's ``device`` is the kind of device that it was on. Of a process with several, ``place`` is the device's number in the
+process, unless that is 0: the numbers that PyTorch gives devices are others on every process.
+
 Only the types in ``kinds.py`` can be written and read, by exact type, since a subclass may have more state than its base.
 """
 
@@ -37,7 +40,7 @@ _IN_FILES = {  # dtypes that safetensors supports; complex numbers are stored as
 }
 
 
-def take_apart(tree: Any, name: str) -> tuple[Json, dict[str, Tensor]]:
+def take_apart(tree: Any, name: str, devices: Sequence[torch.device] = ()) -> tuple[Json, dict[str, Tensor]]:
     """Split a tree into a JSON value and named tensors.
 
     The tensors are detached but not copied (arrays are), so they change with the tree. They may be on a GPU, with any strides;
@@ -46,26 +49,32 @@ def take_apart(tree: Any, name: str) -> tuple[Json, dict[str, Tensor]]:
     Args:
         tree: tensors, arrays, plain values, and containers of them.
         name: the name in messages, and the prefix of the tensors' names.
+        devices: those of this process.
 
     Raises:
         ConfigError: the tree contains something else.
     """
-    taker = _Taker()
+    taker = _Taker(devices)
     return taker.take(tree, name), taker.tensors
 
 
-def put_together(value: Json, tensors: Mapping[str, Tensor]) -> Any:
-    """Rebuild a tree from the results of ``take_apart``. Its tensors are on the CPU, in newly allocated memory: in that of a
-    file they would not be aligned, which can change the bits of results computed from them.
+def put_together(value: Json, tensors: Mapping[str, Tensor], devices: Sequence[torch.device] = ()) -> Any:
+    """Rebuild a tree from the results of ``take_apart``. Its tensors are in newly allocated memory: in that of a file they
+    would not be aligned, which can change the bits of results computed from them.
+
+    Args:
+        tensors: by name, on the CPU.
+        devices: those of this process. What was on an accelerator goes to that of the same number. None: all stays on the CPU.
     """
-    return _Putter(tensors).put(value)
+    return _Putter(tensors, devices).put(value)
 
 
 class _Taker:
     """Splits a tree. ``name`` is a location in the tree, for messages and the names of tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: Sequence[torch.device]) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self._devices = devices
         self._shared: dict[int, dict[str, Any]] = {}
 
     def take(self, value: Any, name: str) -> Any:
@@ -89,7 +98,8 @@ class _Taker:
         content = self._content(parts, name)
         if tag in ("$set", "$frozenset"):
             content.sort(key=json.dumps)  # texts in a set are in another order in every process
-        return {tag: content, **{key: self.take(item, f"{name}.{key}") for key, item in options.items()}}
+        place = self._place(value) if tag == "$device" else {}
+        return {tag: content, **place, **{key: self.take(item, f"{name}.{key}") for key, item in options.items()}}
 
     def _content(self, value: Any, name: str) -> Any:
         if type(value) is list:
@@ -118,7 +128,7 @@ class _Taker:
         if value.layout is not torch.strided or value.is_nested or value.is_meta or dtype not in _IN_FILES:
             layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
             _refuse(name, f"a {layout} tensor of {dtype} on the device {value.device}")
-        node = {tag: name, "device": value.device.type}
+        node = {tag: name, "device": value.device.type, **self._place(value.device)}
         if is_dtensor(value):  # gathered before it is written
             self.tensors[name] = value.detach()
             return node
@@ -133,6 +143,10 @@ class _Taker:
         self.tensors[name] = torch.view_as_real(tensor) if value.is_complex() else tensor
         return node
 
+    def _place(self, device: torch.device) -> dict[str, int]:
+        number = self._devices.index(device) if device in self._devices else 0
+        return {"place": number} if number and device.type != "cpu" else {}
+
 
 def _refuse(name: str, description: str) -> NoReturn:
     raise ConfigError(
@@ -144,8 +158,9 @@ def _refuse(name: str, description: str) -> NoReturn:
 
 
 class _Putter:
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], devices: Sequence[torch.device]) -> None:
         self._tensors = tensors
+        self._devices = devices
         self._shared: dict[tuple[str, str], Any] = {}
 
     def put(self, value: Any) -> Any:
@@ -158,6 +173,8 @@ class _Putter:
         if tag is None:
             return parts
         content = parts.pop(tag)
+        if tag == "$device":
+            return self._here(torch.device(content), **parts)
         if tag in KINDS:
             return KINDS[tag].together(content, **parts)
         if (tag, content) not in self._shared:
@@ -169,7 +186,8 @@ class _Putter:
         tag: str,
         name: str,
         *,
-        device: str,  # for readers of the file only: the result is on the CPU
+        device: str,
+        place: int = 0,
         strides: Sequence[int] | None = None,
         requires_grad: bool = False,
         complex: bool = False,
@@ -181,4 +199,12 @@ class _Putter:
             tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu").copy_(tensor)
         if tag == "$array":
             return tensor.numpy()
+        if self._devices and not is_dtensor(tensor):  # (those are where the rest of their rows are)
+            tensor = tensor.to(self._here(torch.device(device), place))
         return Parameter(tensor, requires_grad) if tag == "$parameter" else tensor.requires_grad_(requires_grad)
+
+    def _here(self, device: torch.device, place: int = 0) -> torch.device:
+        """The device of this process that takes the place of one of the process that saved the checkpoint."""
+        if device.type == "cpu" or not self._devices:
+            return device
+        return self._devices[min(place, len(self._devices) - 1)]

@@ -148,18 +148,18 @@ class Restorer:
             self.is_done = True
             self._check_all_there()
             self._check_numerics()
-        tensors = Tensors([directory / name for name in state_files(manifest.files)])
+        tensors, devices = Tensors([directory / name for name in state_files(manifest.files)]), self.state.devices
         state = json.loads((directory / STATE).read_bytes())  # verified, with the whole checkpoint
         records = zip(manifest.objects, state["objects"], strict=True)
         for number, (adapter, (record, object_state)) in enumerate(zip(self.state.objects, records, strict=False)):
             form = adapter.forms()
             weights = self._weights(record, form)
-            object_state = put_together(object_state, tensors.formed(form, f"{record['name']}."))
+            object_state = put_together(object_state, tensors.formed(form, f"{record['name']}."), devices)
             adapter.load_state_dict(object_state, weights)
             adapter.apply_options(self._changed_options.get(number, []), record["options"])
         for loader, value in zip(self.state.loaders, state["loaders"], strict=False):
-            loader.load_state(put_together(value, tensors))
-        registered = put_together(state["registered"], tensors.formed(self._registered_forms()))
+            loader.load_state(put_together(value, tensors, devices))
+        registered = put_together(state["registered"], tensors.formed(self._registered_forms()), devices)
         for name, adapter in self.state.registered.items():
             if name in registered:
                 adapter.load_state_dict(registered[name])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lockstep.data.loader import PreparedLoader
@@ -17,9 +18,14 @@ from lockstep.world.comm.dtensors import full_tensor, is_cut, to_local
 
 
 class RunState:
-    """All objects whose state belongs to the run. It grows as the script prepares and registers objects."""
+    """All objects whose state belongs to the run. It grows as the script prepares and registers objects.
 
-    def __init__(self) -> None:
+    Args:
+        devices: those of this process, to which restored tensors go.
+    """
+
+    def __init__(self, devices: Sequence[torch.device] = ()) -> None:
+        self.devices = devices
         self.objects: list[StateAdapter] = []
         """The objects given to ``team.prepare``, except loaders, and the run's own loss scaler."""
         self.loaders: list[PreparedLoader] = []
@@ -84,7 +90,7 @@ class RunState:
         tensors: dict[str, Tensor] = {}
 
         def apart(tree: Any, name: str) -> Any:
-            value, parts = take_apart(tree, name)
+            value, parts = take_apart(tree, name, self.devices)
             tensors.update(_cut_or_whole(parts))
             return value
 
