@@ -276,3 +276,24 @@ def try_to(what):
                 team.backward(loss, **({"create_graph": True} if what == "a graph of gradients" else {}))
             optimizer.step()
             optimizer.zero_grad()
+
+
+def change_after_the_last_epoch(whose):
+    """Train, and change the weights behind the loop over epochs: on all ranks, or the rows of one rank."""
+    with lockstep.join() as team:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = team.prepare(model, optimizer, DataLoader(TensorDataset(torch.randn(8, 3)), 4))
+        for _ in team.epochs(1):
+            for batch in loader:
+                for (x,) in batch.shards:
+                    team.backward(model(x).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if whose == "all" or team.rank == whose:
+                    to_local(parameter).mul_(0.5)
+        weights = {name: full_tensor(parameter).detach() for name, parameter in model.named_parameters()}
+        return weights, str(team.run_dir)

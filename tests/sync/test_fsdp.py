@@ -1,5 +1,6 @@
 """``fsdp``: each rank keeps a part of the model, and the answer is that of ``exact``, bit for bit."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -17,6 +18,7 @@ from lockstep.cli.main import main
 from lockstep.state.checkpoint.manifest import Manifest
 from lockstep.state.checkpoint.parts import state_files, weights_files
 from lockstep.state.checkpoint.store import Store
+from lockstep.state.checkpoint.weights import load_weights
 from lockstep.sync.buckets import ABSENT
 from lockstep.sync.slices import Slices
 from lockstep.sync.timed_comms import Waited
@@ -93,6 +95,19 @@ def test_each_rank_saves_its_part_and_all_together_are_what_exact_saves_with_the
     assert not ended.value.code
     assert (tmp_path / "whole.safetensors").read_bytes() == (Path(exact_dir) / "best" / "model.safetensors").read_bytes()
     assert digests_in(run_dir) == digests_in(Path(exact_dir))
+
+
+@pytest.mark.parametrize(("strategy", "whose"), [("fsdp", "all"), ("fsdp", 1), ("fsdp", None), ("exact", "all")])
+def test_weights_that_were_changed_after_the_last_epoch_are_in_the_last_checkpoint(crew, strategy, whose):
+    (weights, run_dir), _ = crew(2, scripts.change_after_the_last_epoch, whose, strategy=strategy, shards=4)
+    saved = load_weights(run_dir)
+    assert {name: tensor.tolist() for name, tensor in saved.items()} == {name: w.tolist() for name, w in weights.items()}
+    saves = [event for event in events_in(Path(run_dir)) if event["event"] == "checkpoint"]
+    assert len(saves) == (1 if whose is None else 2)
+
+
+def events_in(run_dir):
+    return [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
 
 
 def digests_in(run_dir):

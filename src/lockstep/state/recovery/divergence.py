@@ -92,8 +92,9 @@ class DivergenceCheck(Listener):
         return self._compare(step, "at the end of the script", self._sums, is_end=True)
 
     def digest(self) -> int:
-        """The digest of all compared state on this rank."""
-        return _digest(self._sums())
+        """The digest of all compared state, whole: also of weights of which each rank has a part, so that a change in one part
+        is seen by all. Every rank must call it."""
+        return _digest(_named(self._fingerprint.whole()))
 
     def _sums(self) -> dict[str, Any]:
         return _named(self._fingerprint.now())

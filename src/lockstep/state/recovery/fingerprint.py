@@ -65,6 +65,11 @@ class Fingerprint:
             self._known = (step, self._sums(list(self._state.compared()), beside))
         return self._known[1]
 
+    def whole(self) -> Sums:
+        """The digests as the state is at the moment: of whole tensors, also where each rank has a part. Every rank must call
+        it."""
+        return self._sums(list(self._state.compared()))
+
     def now(self) -> Sums:
         """The digests as the state is at the moment, without the tensors of which each rank has a part. Local."""
         items = [item for item in self._state.compared() if not is_dtensor(item[2])]
