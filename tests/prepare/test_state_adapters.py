@@ -1,6 +1,7 @@
 """Promises of what a checkpoint holds of an object: a new one that takes it goes on as the old one would have, to the bit."""
 
 import json
+from collections import OrderedDict, deque
 
 import pytest
 import torch
@@ -423,6 +424,56 @@ class WithMasters(torch.optim.Optimizer):
 def test_float32_masters_of_16_bit_parameters_stay_what_they_are():
     new = assert_goes_on_alike(lambda: Training(WithMasters, dtype=torch.bfloat16))
     assert {state["master"].dtype for state in new.optimizer.state.values()} == {torch.float32}
+
+
+class OfMany(torch.optim.Optimizer):
+    """SGD whose state for a parameter has values of many kinds, of which each counts in its steps."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.01, "rates": [0.01, None], "seen": {}})
+        self.around = Around(self)
+
+    def step(self, closure):
+        loss = closure()
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state.update(last=deque(maxlen=2), word="", pair=(0, [torch.zeros(1)]), nested=OrderedDict(sum=None))
+            state["last"].append(parameter.grad.clone().double())
+            state["word"] += "a"
+            state["pair"] = (state["pair"][0] + 1, [state["pair"][1][0] + 0.1])
+            state["nested"]["sum"] = sum(state["last"])
+            rate = self.param_groups[0]["rates"][0] * len(state["word"]) / (state["pair"][0] + state["pair"][1][0])
+            parameter.data.sub_(rate * state["nested"]["sum"].to(parameter.dtype))
+        self.param_groups[0]["seen"][len(state["word"])] = loss.item()
+        self.param_groups[0]["rates"][1] = loss.item()
+        return loss
+
+
+class Around(torch.optim.Optimizer):
+    """Knows the optimizer that knows it."""
+
+    def __init__(self, inner):
+        super().__init__(inner.param_groups[0]["params"], {"lr": 0.01})
+        self.inner = inner
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_containers_in_an_optimizers_state_stay_what_they_are_also_where_optimizers_know_each_other(dtype):
+    new = assert_goes_on_alike(lambda: Training(OfMany, dtype=dtype))
+    for state in new.optimizer.state.values():
+        assert state["last"].maxlen == len(state["last"]) == 2
+        assert state["last"][0].dtype == torch.float64
+        assert (state["word"], type(state["nested"])) == ("a" * 7, OrderedDict)
+
+
+def test_options_are_those_that_the_script_gave_whatever_steps_have_put_into_them():
+    training = Training(OfMany)
+    adapter = adapter_of(training.optimizer)
+    before = repr(adapter.options_at_birth)
+    training.step()
+    assert repr(adapter.options()) != before
+    assert repr(adapter.options_at_birth) == before
 
 
 # What must be the same, and what may be changed

@@ -14,8 +14,11 @@ from lockstep.sync.gradients import is_narrow
 from lockstep.world.comm.dtensors import is_dtensor
 
 
-def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None:
+def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter], outer: tuple[Optimizer, ...] = ()) -> None:
     """Replace parameters in the groups of an optimizer, and of optimizers in it. Its options stay.
+
+    Args:
+        outer: the optimizers that it is in.
 
     Raises:
         UsageError: the optimizer has taken steps, so it has state for the parameters that were replaced; or it would not
@@ -32,8 +35,8 @@ def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None
     _check_elementwise(optimizer, replaced)
     for group in optimizer.param_groups:
         group["params"][:] = [replaced.get(parameter, parameter) for parameter in group["params"]]
-    for inner in inner_optimizers(optimizer).values():
-        remap(inner, replaced)
+    for inner in inner_optimizers(optimizer, outer).values():
+        remap(inner, replaced, (*outer, optimizer))
 
 
 _OF_WHOLE_TENSORS = (optim.LBFGS, optim.Adafactor, optim.Muon)

@@ -6,9 +6,10 @@ anywhere. The rest is what a run needs to resume as if it had not been interrupt
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 from typing_extensions import override
 
+from lockstep.base.trees import mapped
 from lockstep.world.comm.dtensors import distribute_like, to_local
 
 Weights = dict[str, Tensor]
@@ -33,8 +35,8 @@ class StateAdapter:
         self.target = target
         self.name = self.kind
         """The name in files and messages."""
-        self.options_at_birth = self.options()
-        """The initial options of an optimizer or a schedule."""
+        self.options_at_birth = {name: mapped(value, _copied) for name, value in self.options().items()}
+        """The initial options of an optimizer or a schedule: copies, since a step may fill a list among them."""
 
     def weights(self) -> Weights | None:
         """A model's weights, not copied; None: not a model."""
@@ -149,9 +151,14 @@ class OptimizerAdapter(StateAdapter):
 
     kind = "optimizer"
 
+    def __init__(self, target: Optimizer, outer: tuple[Optimizer, ...] = ()) -> None:
+        self._outer = (*outer, target)
+        super().__init__(target)
+
     @property
     def _inner(self) -> dict[str, OptimizerAdapter]:
-        return {name: OptimizerAdapter(optimizer) for name, optimizer in inner_optimizers(self.target).items()}
+        inner = inner_optimizers(self.target, self._outer)
+        return {name: OptimizerAdapter(optimizer, self._outer) for name, optimizer in inner.items()}
 
     @override
     def state_dict(self) -> Any:
@@ -174,7 +181,7 @@ class OptimizerAdapter(StateAdapter):
         state = _distribute(self.target, state)
         groups = list(self.target.param_groups)
         self.target.load_state_dict(state)
-        _restore_dtypes(self.target, state)
+        _restore_kinds(self.target, state)
         # PyTorch has made new groups, and the script may hold the old ones (``group = optimizer.param_groups[0]``).
         for number, (group, loaded) in enumerate(zip(groups, self.target.param_groups, strict=True)):
             if group is not loaded:
@@ -240,6 +247,7 @@ class OptimizerAdapter(StateAdapter):
         yield "an option", [{name: value for name, value in group.items() if name != "params"} for group in groups]
         for number, parameter in enumerate(parameters_of(self.target)):
             slots = self.target.state.get(parameter, {})
+            slots = slots if isinstance(slots, dict) else {"state": slots}
             yield from ((f"{name!r} ({number})", value) for name, value in slots.items() if isinstance(value, Tensor))
         for name, adapter in self._inner.items():
             yield from ((f"{what} of {name}", value) for what, value in adapter.compared())
@@ -271,15 +279,24 @@ def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
-def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
-    """The optimizers that are attributes of an optimizer, or in a list or dict there, by attribute and place in it."""
+def inner_optimizers(optimizer: Optimizer, outer: Iterable[Optimizer] = ()) -> dict[str, Optimizer]:
+    """The optimizers that are attributes of an optimizer, or in a list or dict there, by attribute and place in it. Without
+    those around it, ``outer``, which it may know, too."""
+    around = {id(optimizer), *map(id, outer)}
     found: dict[str, Optimizer] = {}
-    for name, value in vars(optimizer).items():
-        if isinstance(value, Optimizer):
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, Optimizer) and id(value) not in around:
             found[name] = value
+
+    for name, value in vars(optimizer).items():
+        add(name, value)
         items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
-        # (Keys that are parameters are not made into text: that would wait for a device.)
-        found.update({f"{name}/{key}": item for key, item in items if isinstance(item, Optimizer)})
+        for key, item in items:
+            if isinstance(
+                item, Optimizer
+            ):  # (keys that are parameters are not made into text: that would wait for a device)
+                add(f"{name}/{key}", item)
     return found
 
 
@@ -290,7 +307,11 @@ def _ids_of(state: dict[str, Any]) -> set[int]:
 
 def _slots_in(state: dict[str, Any]) -> dict[int, dict[str, Any]]:
     """What an optimizer's state holds for each of its parameters, by number. (Anything else may be there under a name.)"""
-    return {index: slots for index, slots in state["state"].items() if isinstance(index, int)}
+    return {index: slots for index, slots in state["state"].items() if isinstance(index, int) and isinstance(slots, dict)}
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def innermost(model: nn.Module) -> nn.Module:
@@ -379,16 +400,16 @@ def _distribute(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         "state": {
             **state["state"],
             **{
-                index: {
-                    name: distribute_like(value, parameters[index])
-                    if isinstance(value, Tensor) and value.shape == parameters[index].shape
-                    else value
-                    for name, value in slots.items()
-                }
+                index: {name: mapped(value, functools.partial(_like, parameters[index])) for name, value in slots.items()}
                 for index, slots in _slots_in(state).items()
             },
         },
     }
+
+
+def _like(parameter: Tensor, value: Any) -> Any:
+    is_alike = isinstance(value, Tensor) and value.shape == parameter.shape
+    return distribute_like(value, parameter) if is_alike else value
 
 
 def _renew(group: dict[str, Any], loaded: dict[str, Any]) -> None:
@@ -403,11 +424,17 @@ def _renew(group: dict[str, Any], loaded: dict[str, Any]) -> None:
             group[name] = value
 
 
-def _restore_dtypes(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Undo the cast of state to its parameter's dtype by ``load_state_dict``: float32 masters must stay float32."""
+def _restore_kinds(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Undo what ``load_state_dict`` does to values: it casts them to their parameter's dtype, where float32 masters must stay
+    float32, and makes containers anew, of which deques lose their length and texts become another text."""
     parameters = list(parameters_of(optimizer))
     for index, slots in _slots_in(state).items():
         parameter = parameters[index]
+        now = optimizer.state[parameter]
         for name, value in slots.items():
-            if isinstance(value, Tensor) and optimizer.state[parameter][name].dtype != value.dtype:
-                optimizer.state[parameter][name] = value.to(parameter.device)
+            if isinstance(value, Tensor):
+                is_other = isinstance(now.get(name), Tensor) and now[name].dtype != value.dtype
+            else:
+                is_other = isinstance(value, Iterable) and name in now
+            if is_other:
+                now[name] = mapped(value, lambda leaf: leaf.to(parameter.device) if isinstance(leaf, Tensor) else leaf)  # noqa: B023

@@ -131,8 +131,14 @@ def _record(adapter: StateAdapter) -> Object:
         "name": adapter.name,
         "type": type(adapter.target).__name__,
         "lines": adapter.describe(),
-        "options": {key: repr(value) for key, value in adapter.options_at_birth.items()},
+        "options": {key: _in_words(value) for key, value in adapter.options_at_birth.items()},
     }
     if adapter.kind in ("model", "average"):
         record["file"] = weights_name(adapter.name)
     return record
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, (set, frozenset)):  # whose texts are in another order in every process
+        return f"{type(value).__name__}({sorted(map(repr, value))})"
+    return repr(value)
