@@ -62,6 +62,8 @@ CORPUS = {
     "channels last": trained(model="ChannelsLast", optimizer="SGD"),
     "batch statistics by hand": trained(model="HandNorm", optimizer="SGD"),
     "a code book": trained(model="CodeBook", optimizer="SGD"),
+    "an optimizer's attributes": trained(model="Plain", optimizer="in attributes"),
+    "options that steps fill": trained(model="Plain", optimizer="in options"),
     "gradients never cleared": trained(model="Plain", optimizer="SGD", set_to_none=None, resumes=False),
     "checkpointed blocks": trained(model="not reentrant"),
     "reentrant blocks": trained(model="reentrant"),

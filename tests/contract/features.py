@@ -133,7 +133,47 @@ MODELS = {
     "compiled, inductor": lambda: torch.compile(Net(), dynamic=False),
 }
 
+
+class InAttributes(torch.optim.Optimizer):
+    """Adam without its division, whose state is in attributes: a count, momenta in a list, and norms by parameter."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.02})
+        self.count, self.momenta = 0, [torch.zeros_like(p) for p in self.param_groups[0]["params"]]
+        self.norms = {}
+
+    @torch.no_grad()
+    def step(self):
+        self.count += 1
+        for p, momentum in zip(self.param_groups[0]["params"], self.momenta, strict=True):
+            if p.grad is not None:
+                self.norms[p] = 0.9 * self.norms.get(p, 0.1) + 0.1 * p.grad.norm()
+                momentum.mul_(0.9).add_(p.grad / self.norms[p])
+                p.sub_(momentum / (1 - 0.9**self.count), alpha=self.param_groups[0]["lr"])
+
+
+class InOptions(torch.optim.Optimizer):
+    """Keeps what it has computed for a step in a list among the options, as the first RAdam does, and AdaBelief and Ranger."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.02, "buffer": [[None, None] for _ in range(4)]})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                state = self.state[p]
+                state["step"] = state.get("step", 0) + 1
+                state["momentum"] = 0.9 * state.get("momentum", torch.zeros_like(p)) + p.grad
+                cached = group["buffer"][state["step"] % 4]
+                if cached[0] != state["step"]:
+                    cached[:] = [state["step"], 1 / (1 - 0.9 ** state["step"])]
+                p.sub_(state["momentum"], alpha=group["lr"] * cached[1])
+
+
 OPTIMIZERS = {
+    "in attributes": InAttributes,
+    "in options": InOptions,
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     **{
         f"{kind.__name__}, {variant}": lambda parameters, kind=kind, options=options, variant=variant: kind(

@@ -49,12 +49,30 @@ class Model(nn.Module):
         return self.last(self.frozen(self.tail(x)))
 
 
+class Drifting(torch.optim.AdamW):
+    """AdamW, which keeps its parameters, averages of their gradients, and a count in attributes."""
+
+    def __init__(self, groups, lr):
+        super().__init__(groups, lr)
+        self.mine = [parameter for group in self.param_groups for parameter in group["params"]]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        if not hasattr(self, "drifts"):
+            self.drifts, self.count = [torch.zeros_like(parameter) for parameter in self.mine], 0
+        self.count += 1
+        for parameter, drift in zip(self.mine, self.drifts, strict=True):
+            if parameter.grad is not None:
+                parameter.sub_(drift.mul_(0.9).add_(parameter.grad), alpha=0.001 * self.count)
+
+
 def made():
     torch.manual_seed(0)
     model = Model().double()
     wide = [p for p in model.parameters() if p.dim() > 1]
     narrow = [p for p in model.parameters() if p.dim() == 1]
-    optimizer = torch.optim.AdamW([{"params": wide, "weight_decay": 0.1}, {"params": narrow, "lr": 0.02}], lr=0.01)
+    optimizer = Drifting([{"params": wide, "weight_decay": 0.1}, {"params": narrow, "lr": 0.02}], lr=0.01)
     return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
 
 

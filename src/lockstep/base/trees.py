@@ -22,18 +22,29 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
-def mapped(tree: Any, leaf: Callable[[Any], Any]) -> Any:
-    """A new tree with ``leaf(value)`` in the place of each value, also of keys, that is no container of the types above.
+def mapped(tree: Any, leaf: Callable[[Any], Any], key: Callable[[Any], Any] | None = None) -> Any:
+    """A new tree with ``leaf(value)`` in the place of each value that is no container of the types above, and ``key(value)`` in
+    the keys of dicts (``leaf``, if there is none).
 
     The containers are of the same types, exactly: a deque keeps its length, a defaultdict its factory.
     """
-    kind = type(tree)
+    kind, of_key = type(tree), leaf if key is None else key
     if kind in MAPPINGS:
         made = copy.copy(tree)
         made.clear()
-        for key, value in tree.items():
-            made[mapped(key, leaf)] = mapped(value, leaf)
+        for name, value in tree.items():
+            made[mapped(name, of_key)] = mapped(value, leaf, key)
         return made
     if kind is deque:
-        return deque((mapped(item, leaf) for item in tree), tree.maxlen)
-    return kind(mapped(item, leaf) for item in tree) if kind in SEQUENCES else leaf(tree)
+        return deque((mapped(item, leaf, key) for item in tree), tree.maxlen)
+    return kind(mapped(item, leaf, key) for item in tree) if kind in SEQUENCES else leaf(tree)
+
+
+def is_circular(tree: Any, within: tuple[int, ...] = ()) -> bool:
+    """Whether a container is, somewhere, in itself."""
+    kind = type(tree)
+    if kind not in MAPPINGS and kind not in SEQUENCES:
+        return False
+    within = (*within, id(tree))
+    items = tree.values() if kind in MAPPINGS else tree
+    return any(id(item) in within or is_circular(item, within) for item in items)

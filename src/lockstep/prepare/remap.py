@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import optim
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lockstep.base.errors import UsageError
+from lockstep.base.trees import is_circular, mapped
 from lockstep.prepare.state_adapters import inner_optimizers, parameters_of
 from lockstep.sync.gradients import is_narrow
 from lockstep.world.comm.dtensors import is_dtensor
@@ -35,8 +37,30 @@ def remap(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter], outer: 
     _check_elementwise(optimizer, replaced)
     for group in optimizer.param_groups:
         group["params"][:] = [replaced.get(parameter, parameter) for parameter in group["params"]]
+    if affected:
+        _remap_attributes(optimizer, replaced)
     for inner in inner_optimizers(optimizer, outer).values():
         remap(inner, replaced, (*outer, optimizer))
+
+
+def _remap_attributes(optimizer: Optimizer, replaced: Mapping[Parameter, Parameter]) -> None:
+    """Replace parameters that an optimizer keeps a second time: in a list, or as the keys of a dict."""
+
+    found: list[Parameter] = []
+
+    def current(leaf: Any) -> Any:
+        if not isinstance(leaf, Parameter) or leaf not in replaced:
+            return leaf
+        found.append(leaf)
+        return replaced[leaf]
+
+    for name, value in vars(optimizer).items():
+        if name in ("param_groups", "state") or is_circular(value):
+            continue
+        found.clear()
+        made = mapped(value, current)
+        if found:
+            vars(optimizer)[name] = made
 
 
 _OF_WHOLE_TENSORS = (optim.LBFGS, optim.Adafactor, optim.Muon)

@@ -19,9 +19,12 @@ from torch.optim.swa_utils import AveragedModel
 from typing_extensions import override
 
 from lockstep.base.trees import mapped
+from lockstep.prepare.attributes import Attributes
 from lockstep.world.comm.dtensors import distribute_like, to_local
 
 Weights = dict[str, Tensor]
+ATTRIBUTES = "lockstep.attributes"
+"""The key of what optimizers keep in attributes, by name."""
 _INNER = "inner"
 """The key of the states of optimizers in an optimizer, by attribute."""
 
@@ -45,6 +48,15 @@ class StateAdapter:
     def state_dict(self) -> Any:
         """The rest of the state: a tree of plain values and tensors, not copied."""
         return self.target.state_dict()
+
+    def attributes(self) -> dict[str, Any]:
+        """What of the state is in attributes of the object, by name, with whatever is in them: what a checkpoint can hold of it
+        comes back in the state, under ``ATTRIBUTES``. Ranks may differ in it, by a clock, say: it is rank 0's."""
+        return {}
+
+    def untold(self) -> dict[str, Any]:
+        """Attributes that have changed, by name, and that the object's own ``state_dict`` leaves out."""
+        return {}
 
     def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
         """Restore a state of an object of the same kind."""
@@ -152,30 +164,63 @@ class OptimizerAdapter(StateAdapter):
     kind = "optimizer"
 
     def __init__(self, target: Optimizer, outer: tuple[Optimizer, ...] = ()) -> None:
-        self._outer = (*outer, target)
         super().__init__(target)
+        self._outer = (*outer, target)
+        self._attributes = Attributes(target)
+        self._known: dict[int, OptimizerAdapter] = {}
+        self._inner()  # whose attributes are seen as they are now
 
-    @property
     def _inner(self) -> dict[str, OptimizerAdapter]:
         inner = inner_optimizers(self.target, self._outer)
-        return {name: OptimizerAdapter(optimizer, self._outer) for name, optimizer in inner.items()}
+        for optimizer in inner.values():
+            if id(optimizer) not in self._known:
+                self._known[id(optimizer)] = OptimizerAdapter(optimizer, self._outer)
+        return {name: self._known[id(optimizer)] for name, optimizer in inner.items()}
 
     @override
     def state_dict(self) -> Any:
         state = self.target.state_dict()
         held = _ids_of(state)
-        inner = {name: adapter.state_dict() for name, adapter in self._inner.items()}
+        inner = {name: adapter.state_dict() for name, adapter in self._inner().items()}
         missed = {name: of_inner for name, of_inner in inner.items() if not (ids := _ids_of(of_inner)) or ids - held}
         return {**state, **({_INNER: missed} if missed else {})}
 
     @torch.no_grad()
     @override
     def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
-        own = {key: value for key, value in state.items() if key != _INNER}
-        self._load_own(own)
-        inner = self._inner
+        shared = self._load(state)
+        self._load_attributes(state.get(ATTRIBUTES, {}), shared)
+
+    def _load(self, state: dict[str, Any]) -> dict[int, Any]:
+        """Restore the states of this optimizer and of those in it; returns the tensors in them, by the id of what each was
+        restored from."""
+        self._load_own({key: value for key, value in state.items() if key not in (_INNER, ATTRIBUTES)})
+        parameters = list(parameters_of(self.target))
+        shared = {}
+        for index, slots in _slots_in(state).items():
+            now = self.target.state.get(parameters[index], {})
+            shared.update({id(value): now[name] for name, value in slots.items() if name in now})
+        inner = self._inner()
         for name, of_inner in state.get(_INNER, {}).items():
-            inner[name].load_state_dict(of_inner)
+            shared.update(inner[name]._load(of_inner))
+        return shared
+
+    def _load_attributes(self, saved: Mapping[str, Any], shared: Mapping[int, Any]) -> None:
+        own = dict(saved)
+        for prefix, adapter in self._inner().items():
+            of_inner = {name: own.pop(name) for name in saved if name.startswith(f"{prefix}.")}
+            adapter._load_attributes({name.removeprefix(f"{prefix}."): value for name, value in of_inner.items()}, shared)
+        self._attributes.restore(own, shared)
+
+    @override
+    def attributes(self) -> dict[str, Any]:
+        inner = {f"{prefix}.{name}": v for prefix, each in self._inner().items() for name, v in each.attributes().items()}
+        return {**self._attributes.changed(), **inner}
+
+    @override
+    def untold(self) -> dict[str, Any]:
+        inner = {f"{prefix}.{name}": v for prefix, each in self._inner().items() for name, v in each.untold().items()}
+        return {**self._attributes.untold(), **inner}
 
     def _load_own(self, state: dict[str, Any]) -> None:
         state = _distribute(self.target, state)
@@ -191,7 +236,7 @@ class OptimizerAdapter(StateAdapter):
     @override
     def forms(self) -> Callable[[str], Tensor | None]:
         parameters = dict(enumerate(parameters_of(self.target)))
-        inner = {f"{_INNER}.{name}.": adapter.forms() for name, adapter in self._inner.items()}
+        inner = {f"{_INNER}.{name}.": adapter.forms() for name, adapter in self._inner().items()}
 
         def form(name: str) -> Tensor | None:
             for prefix, of_inner in inner.items():
@@ -249,7 +294,7 @@ class OptimizerAdapter(StateAdapter):
             slots = self.target.state.get(parameter, {})
             slots = slots if isinstance(slots, dict) else {"state": slots}
             yield from ((f"{name!r} ({number})", value) for name, value in slots.items() if isinstance(value, Tensor))
-        for name, adapter in self._inner.items():
+        for name, adapter in self._inner().items():
             yield from ((f"{what} of {name}", value) for what, value in adapter.compared())
 
 

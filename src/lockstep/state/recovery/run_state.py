@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.base.errors import ConfigError
 from lockstep.data.loader import PreparedLoader
 from lockstep.prepare.registry import adapter_of, registered_adapter
-from lockstep.prepare.state_adapters import StateAdapter, Weights
+from lockstep.prepare.state_adapters import ATTRIBUTES, StateAdapter, Weights
 from lockstep.state.checkpoint.manifest import Object
 from lockstep.state.checkpoint.parts import deal_out, part_name, state_part_name, weights_name
 from lockstep.state.checkpoint.tree import take_apart
@@ -34,6 +35,9 @@ class RunState:
         """That of a ``torch.manual_seed`` called after ``join``; None: it was not called."""
         self.best: float | None = None
         """The best metric given to ``Team.best``."""
+        self.left_out: dict[str, dict[str, Any]] = {}
+        """Attributes that belong to the state, and that a checkpoint cannot hold, by the prepared object's name and their own:
+        as of the newest ``part``."""
         self.best_epoch = -1
         """The epoch in which it was given; -1: there is none."""
 
@@ -95,21 +99,36 @@ class RunState:
             return value
 
         state = {
-            "objects": [apart(adapter.state_dict(), adapter.name) for adapter in self.objects],
+            "objects": [apart(self._tree(adapter), adapter.name) for adapter in self.objects],
             "loaders": [apart(loader.state(), f"loader-{number}") for number, loader in enumerate(self.loaders, 1)],
             "registered": apart({name: adapter.state_dict() for name, adapter in self.registered.items()}, "registered"),
             "best": apart(self.best, "best"),
             "best_epoch": self.best_epoch,
         }
         files = self.weights(rank)
+        of_rank_0 = {name for name in tensors if any(name.startswith(f"{a.name}.{ATTRIBUTES}.") for a in self.objects)}
         held = [0] * world_size
         held[0] = sum(tensor.nbytes for each in self._weights().values() for tensor in each.values() if not is_cut(tensor))
-        sizes = {name: tensor.nbytes for name, tensor in tensors.items() if not is_cut(tensor)}
-        mine = {*deal_out(sizes, held)[rank]}
+        sizes = {name: t.nbytes for name, t in tensors.items() if not is_cut(t) and name not in of_rank_0}
+        mine = {*deal_out(sizes, held)[rank], *(of_rank_0 if rank == 0 else ())}
         files[state_part_name(rank)] = {
             name: to_local(tensor) for name, tensor in tensors.items() if is_cut(tensor) or name in mine
         }
         return {name: part for name, part in files.items() if part}, state
+
+    def _tree(self, adapter: StateAdapter) -> Any:
+        """All of an object's state that a checkpoint can hold."""
+        state = adapter.state_dict()
+        held, refused = dict[str, Any](), dict[str, Any]()
+        for name, value in adapter.attributes().items():
+            try:
+                take_apart(value, name)
+            except ConfigError:
+                refused[name] = value
+            else:
+                held[name] = value
+        self.left_out[adapter.name] = refused
+        return {**state, ATTRIBUTES: held} if held else state
 
     def compared(self) -> Iterator[tuple[str, str, Tensor | Any]]:
         """The object, the part of its state, and the value, for all that must be the same on all ranks: a tensor, or a tree of
