@@ -13,11 +13,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lockstep.base.digest import bit_sums
 from lockstep.base.errors import ModelError, UsageError
+from lockstep.base.versions import version
 from lockstep.plan.powers_of_two import PowersOfTwo
 from lockstep.plan.shards import MicroStep
 from lockstep.prepare.trained import TrainedObjects
 from lockstep.prepare.unprepared import UnpreparedParameters
-from lockstep.sync.buffers import version
 from lockstep.world.comm.dtensors import is_dtensor
 
 

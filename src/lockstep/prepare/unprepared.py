@@ -16,9 +16,9 @@ from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
 from lockstep.base.errors import UsageError
+from lockstep.base.versions import version
 from lockstep.plan.powers_of_two import PowersOfTwo
 from lockstep.prepare.state_adapters import parameters_of
-from lockstep.sync.buffers import version
 
 
 class UnpreparedParameters:

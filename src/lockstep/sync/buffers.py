@@ -19,14 +19,13 @@ from torch import Tensor, nn
 
 from lockstep.base.errors import ModelError
 from lockstep.base.stopping import say
+from lockstep.base.versions import version
 from lockstep.plan.shards import MicroStep
 from lockstep.plan.tree import Node
 from lockstep.sync.buffer_looks import Look, judge, look_at
 from lockstep.sync.changes import as_bits, changed, from_bits, pack, pack_absent, packed_size
 from lockstep.sync.copies import copy_all
 
-version: Callable[[Tensor], int] = operator.attrgetter("_version")
-"""The number of in-place changes of a tensor. (PyTorch has no public name for it. Read twice a step from each parameter.)"""
 _start_of: Callable[[_Slot], Tensor] = operator.attrgetter("start")
 _MOST_COMPARED = 65536
 """Elements up to which a buffer is compared with its start value."""

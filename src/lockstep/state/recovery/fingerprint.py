@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from lockstep.base.trees import tensors_in
+from lockstep.base.versions import version
 from lockstep.data.batches import map_tensors
 from lockstep.data.values import all_on_cpu
 from lockstep.state.recovery.run_state import RunState
-from lockstep.sync.buffers import version
 from lockstep.world.comm.bit_sums import unread_bit_sums
 from lockstep.world.comm.dtensors import is_dtensor
 

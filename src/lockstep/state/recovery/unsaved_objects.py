@@ -19,10 +19,10 @@ from typing_extensions import override
 
 from lockstep.base.errors import UsageError
 from lockstep.base.stopping import say
+from lockstep.base.versions import version
 from lockstep.listener import Listener
 from lockstep.prepare.guards import progress_of
 from lockstep.state.recovery.run_state import RunState
-from lockstep.sync.buffers import version
 
 _KINDS: dict[type, tuple[str, Callable[[Any], Any]]] = {
     LRScheduler: ("acts on the optimizer of prepared parameters", progress_of),
