@@ -1,7 +1,8 @@
 """Warning of objects that act on the run's parameters but were not prepared: their state is in no checkpoint.
 
 The warning is given once for each, when it first acts in a step. Optimizers are noticed by a hook on their steps; schedules,
-averages and loss scalers are searched for among the objects of the process when the first pass begins.
+averages and loss scalers are searched for among the objects of the process when the first pass begins. Averages of classes that
+lockstep does not know are found by what they do (see ``moving_tensors``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from lockstep.base.stopping import say
 from lockstep.base.versions import version
 from lockstep.listener import Listener
 from lockstep.prepare.guards import progress_of
+from lockstep.state.recovery.moving_tensors import MovingTensors
 from lockstep.state.recovery.run_state import RunState
 
 _KINDS: dict[type, tuple[str, Callable[[Any], Any]]] = {
@@ -46,6 +48,7 @@ class UnsavedObjects(Listener):
         self._trains = trains
         self._scales_loss = scales_loss
         self._speaks = speaks
+        self._moving = MovingTensors(state)
         self._has_searched = False
         self._resting: list[tuple[ref[Any], Any]] = []
         """Schedules, averages and scalers that have not acted since they were found, with their progress."""
@@ -54,7 +57,10 @@ class UnsavedObjects(Listener):
 
     @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
+        if self._moving.is_watching:
+            self._moving.check()
         if self._speaks and not self._has_searched:
+            self._moving.begin()
             self._has_searched = True  # only once: it takes some 80 ms
             # isinstance() would take ten times as long, and call proxies.
             kinds = _with_subclasses(*_KINDS)
@@ -66,6 +72,8 @@ class UnsavedObjects(Listener):
         """Raises:
         UsageError: its gradients may be scaled, or have overflowed.
         """
+        if self._moving.is_watching:
+            self._moving.check()
         known = self._judged.get(id(optimizer))
         if known is not None and known() is optimizer:
             return
@@ -81,6 +89,8 @@ class UnsavedObjects(Listener):
 
     @override
     def end_step(self, step: int, num_samples: int) -> None:
+        if self._speaks and step >= self._moving.next:
+            self._moving.end_step(step)
         if not self._resting:
             return
         alive = [(item, before) for reference, before in self._resting if (item := reference()) is not None]

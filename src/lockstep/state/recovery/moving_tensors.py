@@ -1,0 +1,372 @@
+"""Tensors of the script that move with the steps and are in no checkpoint: averages of the weights, of whatever class, and
+buffers of modules that were not prepared.
+
+They are searched for in the script's variables, and what these hold, in steps 1, 2, 4, 8, ... What has changed since the look
+before is watched in the steps that follow:
+
+- An *average* moves towards the weights. Its change, from one write to the next, points from what it was to where the weights
+  are, and ends before these. That is so of averages alone: not of copies (which get there), gradients, caches, buffers that
+  are refilled, or weights that a step tries out.
+- A *persistent buffer* is state by the word of the module's author. It must change in two steps, to something that is no copy
+  of what the run's state holds.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, Dataset
+
+from lockstep.base.held import Held, Key, find, root, walk
+from lockstep.base.stopping import say
+from lockstep.base.tracebacks.frames import owner
+from lockstep.base.versions import version
+from lockstep.data.states import has_state
+from lockstep.plan.powers_of_two import PowersOfTwo
+from lockstep.prepare.model import PreparedModel
+from lockstep.state.recovery.run_state import RunState
+from lockstep.sync.buffers import NORMALIZATIONS
+from lockstep.world.comm.dtensors import to_local
+
+_MOST_OBJECTS = 20_000
+"""Objects of the script after which a look ends: it takes some 20 ms then."""
+_MOST_ITEMS, _MOST_ROWS = 4096, 64
+"""Items up to which a container is searched, and up to which one of containers is: longer ones hold data."""
+_SAMPLED = 256
+"""Elements that are compared of a tensor."""
+_LEAST = 8
+"""Elements that an average must have: of fewer, many a change points towards the weights by chance."""
+_STRAIGHT = 0.99
+"""The least cosine between an average's change and the way to the weights. Less than 1 by rounding, where it moves little."""
+_ARRIVES = 0.98
+"""The part of that way from which on a write counts as a copy."""
+_WRITES = 2
+"""Writes after which an average or a buffer is one."""
+_MOST_TRIES = 8
+"""Writes of other kinds after which a group is left alone until the next look."""
+_MOST_SAID = 3
+_SKIPPED = (Optimizer, LRScheduler, AveragedModel, DataLoader, Dataset)
+_Place = tuple[CodeType | str, tuple[Key, ...]]
+"""The function or module among whose variables something is, and its place there."""
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A place in a group's top that holds a tensor."""
+
+    place: tuple[Key, ...]
+    is_buffer: bool
+    """Whether it is a persistent buffer."""
+    sample: Tensor
+    """Some elements, as they were when it was last looked at."""
+    tensor: ref[Tensor]
+    """What was there then."""
+    num_writes: int = 0
+    """Those that count."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """What changes together: the tensors of a module, of another object, or of a variable. It holds nothing of the script,
+    whose objects may come to their end or be replaced."""
+
+    home: CodeType | str
+    """The function or module among whose variables it is."""
+    place: tuple[Key, ...]
+    """That of its top there."""
+    slots: dict[tuple[Key, ...], _Slot]
+    """Those that have changed, by their places."""
+    mark: tuple[int, int] = (0, 0)
+    """The identity and version of the first one's tensor."""
+    num_checks: int = 0
+    num_tries: int = 0
+
+    def top(self) -> Held | None:
+        """What it is now; None: nothing."""
+        home = next((variables for variables in _variables() if _home(variables) == self.home), None)
+        return None if home is None else find(home, self.place)
+
+    def marks(self, top: Held) -> bool:
+        """Whether the first tensor is another one, or was written, since this was last asked."""
+        held = find(top, next(iter(self.slots.values())).place)
+        tensor = None if held is None else held.value
+        before, self.mark = self.mark, (id(tensor), version(tensor)) if isinstance(tensor, Tensor) else (0, 0)
+        return self.mark != before
+
+
+class MovingTensors:
+    """Finds them, and warns. On one rank, since all have the same.
+
+    Args:
+        state: the run's.
+    """
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._looks = PowersOfTwo()
+        self._known: dict[_Place, Tensor] | None = None
+        """Samples of all that could be found, of the last look."""
+        self._watched: list[_Group] = []
+        self.next = 0
+        """The first step for which ``end_step`` may have something to do."""
+        self.is_watching = False
+        """Whether something is to be checked whenever it may have been written."""
+        self._said = set[_Place]()
+
+    def begin(self) -> None:
+        """Look for the first time, before the first step."""
+        if self._known is None:
+            self._known = {_place(held): _sample(held.value) for held in self._candidates(_variables())}
+
+    def end_step(self, step: int) -> None:
+        """Look, if that is due, or check what is watched. Called when the step's body has run."""
+        if step >= self._looks.next and self._looks.take(step):
+            if len(self._said) < _MOST_SAID:
+                self._look()
+        elif self._watched:
+            self.check()
+        self.next = step + 1 if self._watched else self._looks.next
+
+    def _look(self) -> None:
+        before, known, groups = self._known or {}, dict[_Place, Tensor](), dict[int, _Group]()
+        for held in self._candidates(_variables()):
+            place = _place(held)
+            now = known[place] = _sample(held.value)
+            earlier = before.get(place)
+            if earlier is None or _differ(earlier, now):
+                top = _top(held)
+                group = groups.setdefault(id(top), _Group(*_place(top), {}))
+                group.slots[held.below(top)] = _Slot(held.below(top), _is_persistent(held), now, ref(held.value))
+        self._known = known
+        self._watched = [group for group in groups.values() if (group.home, group.place) not in self._said]
+        self.check()  # which takes down their marks
+
+    def check(self) -> None:
+        """See which of the watched have been written since they were last checked."""
+        for group in self._watched[:]:
+            group.num_checks += 1
+            top = group.top()
+            # Written through .data, a tensor has the same mark: so at first all are compared.
+            if top is None or not (group.marks(top) or group.num_checks <= 2 * _MOST_TRIES):
+                continue
+            if self._compare(group, top) or group.num_tries > _MOST_TRIES:
+                self._watched.remove(group)
+        self.is_watching = bool(self._watched)
+
+    def _compare(self, group: _Group, top: Held) -> bool:
+        """Whether a group is found to be one whose state is missing, which is said."""
+        weights: dict[torch.Size, Tensor] | None = None
+        others: dict[torch.Size, Tensor] | None = None
+        found: list[tuple[Held, _Slot]] = []
+        num_tries = 0
+        homes = {id(tensor): slot for slot in group.slots.values() if (tensor := slot.tensor()) is not None}
+        for held in self._candidates([top]):
+            slot = group.slots.get(held.below(top))
+            if slot is None:
+                continue
+            before, now, has_come = slot.sample, _sample(held.value), homes.get(id(held.value), slot) is not slot
+            slot.tensor = ref(held.value)
+            if _differ(before, now):
+                slot.sample = now
+                if slot.is_buffer:
+                    others = others or _by_shape(self._tensors(with_others=True))
+                    counts = all(_differ(now, other) for other in others.get(held.value.shape, ()))
+                else:
+                    weights = weights or _by_shape(self._tensors())
+                    counts = _approaches(before, now, weights[held.value.shape])
+                counts = counts and not has_come  # from another place: in a history, each moves on
+                slot.num_writes += counts
+                num_tries = 1
+            if slot.num_writes:
+                found.append((held, slot))
+        group.num_tries += num_tries
+        if all(slot.num_writes < _WRITES for _, slot in found):
+            return False
+        self._said.add((group.home, group.place))
+        self._say([held for held, _ in found], only_buffers=all(slot.is_buffer for _, slot in found))
+        return True
+
+    def _candidates(self, roots: Iterable[Held]) -> Iterator[Held]:
+        """What could be an average or a missing buffer."""
+        kept = self._kept()
+        shapes = {tensor.shape for tensor in self._tensors()}
+
+        def enters(value: Any) -> bool:
+            if isinstance(value, (dict, list, tuple)):
+                return len(value) <= _MOST_ROWS or (len(value) <= _MOST_ITEMS and not _is_table(value))
+            if isinstance(value, PreparedModel):
+                return True
+            kind = value if isinstance(value, FunctionType) else type(value)
+            return not (id(value) in kept or isinstance(value, _SKIPPED) or str(kind.__module__).startswith("lockstep."))
+
+        for held in walk(roots, enters, most=_MOST_OBJECTS, last=(Tensor,)):
+            tensor = held.value
+            if isinstance(tensor, Tensor) and id(tensor) not in kept and _is_plain(tensor):
+                is_average = tensor.shape in shapes and tensor.numel() >= _LEAST and tensor.is_floating_point()
+                if is_average or _is_persistent(held):
+                    yield held
+
+    def _tensors(self, *, with_others: bool = False) -> Iterator[Tensor]:
+        """The weights of all prepared models. ``with_others``: and their gradients and buffers, and the optimizers' state."""
+        for adapter in self._state.objects:
+            target = adapter.target
+            if isinstance(target, nn.Module):
+                yield from target.parameters()
+                if with_others:
+                    yield from target.buffers()
+                    yield from (p.grad for p in target.parameters() if p.grad is not None)
+            elif with_others and isinstance(target, Optimizer):
+                yield from (item for state in target.state.values() for item in state.values() if isinstance(item, Tensor))
+
+    def _kept(self) -> set[int]:
+        """The ids of all that checkpoints hold."""
+        kept = set[int]()
+        for adapter in self._state.objects:
+            target = adapter.target
+            if isinstance(target, nn.Module):
+                kept.update(map(id, (*target.parameters(), *target.buffers())))
+            else:
+                kept.add(id(target))
+        registered = [root(adapter.target) for adapter in self._state.registered.values()]
+        kept.update(id(held.value) for held in walk(registered, lambda _: True, most=_MOST_OBJECTS))
+        return kept
+
+    def _say(self, found: list[Held], *, only_buffers: bool) -> None:
+        target = _owner_of(found)
+        path, kind = target.path, type(target.value).__name__
+        name = re.sub(r"\W+", "_", path.removeprefix("self.")).strip("_") or "average"
+        what = "has buffers that change" if only_buffers else "moves towards the weights, as an average of them does,"
+        say(
+            f"WARNING: {path} ({kind}) {what} with the steps, and was given neither to team.prepare() nor to team.register(): "
+            "its state is in no checkpoint, so a run that is interrupted and resumed would begin with what the script makes it "
+            f"of, and give a different answer. Register it before the loop: team.register({name!r}, {path}){_how(target)}"
+        )
+
+
+def _variables() -> list[Held]:
+    """The variables of the script: of its functions that are running, and its modules'."""
+    found, names, frame = list[Held](), {"__main__": True}, inspect.currentframe()
+    while frame is not None:
+        if owner(frame.f_code.co_filename) == "user":
+            names[str(frame.f_globals.get("__name__"))] = True
+            if frame.f_code.co_name != "<module>":
+                found.append(root(frame))
+        frame = frame.f_back
+    return found + [root(sys.modules[name]) for name in names if name in sys.modules]
+
+
+def _place(held: Held) -> _Place:
+    first = [held, *held.above][-1]
+    return _home(first), held.below(first)
+
+
+def _home(variables: Held) -> CodeType | str:
+    value = variables.value
+    return value.f_code if isinstance(value, FrameType) else str(getattr(value, "__name__", ""))
+
+
+def _is_table(items: Any) -> bool:
+    first = next(iter(items.values() if isinstance(items, dict) else items))
+    return isinstance(first, _CONTAINERS)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return (
+        tensor.grad_fn is None and tensor.layout == torch.strided and not tensor.is_nested and tensor.device.type != "meta"
+    )
+
+
+def _is_persistent(held: Held) -> bool:
+    holder = held.holder
+    if holder is None or holder.key != "_buffers" or holder.holder is None:
+        return False
+    module, name = holder.holder.value, held.key[0]
+    return (
+        isinstance(module, nn.Module)
+        and name not in module._non_persistent_buffers_set
+        and not isinstance(module, NORMALIZATIONS)
+    )
+
+
+@torch.no_grad()
+def _sample(tensor: Tensor) -> Tensor:
+    """Some elements of a tensor, spread over it, on the CPU."""
+    flat = to_local(tensor.detach()).reshape(-1)
+    return flat[:: max(1, len(flat) // _SAMPLED)][:_SAMPLED].cpu().to(torch.float64, copy=True)
+
+
+def _by_shape(tensors: Iterable[Tensor]) -> dict[torch.Size, Tensor]:
+    """Samples, a row for each tensor of a shape."""
+    samples: dict[torch.Size, list[Tensor]] = {}
+    for tensor in tensors:
+        samples.setdefault(tensor.shape, []).append(_sample(tensor))
+    return {shape: torch.stack(rows) for shape, rows in samples.items()}
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    return one.shape != other.shape or not bool((one == other).logical_or(one.isnan() & other.isnan()).all())
+
+
+def _approaches(before: Tensor, now: Tensor, weights: Tensor) -> bool:
+    """Whether something has moved towards one of several weights (the rows), and not all the way."""
+    if before.shape != now.shape or before.shape != weights.shape[1:]:
+        return False
+    moved, ways = now - before, weights - before
+    products, lengths = ways @ moved, ways.square().sum(1)
+    sizes = (lengths * moved.square().sum()).sqrt()
+    return bool(((products > 0) & (products < _ARRIVES * lengths) & (products >= _STRAIGHT * sizes)).any())
+
+
+def _top(held: Held) -> Held:
+    """What the tensor's group has in common: the outermost module that it is part of, or else the nearest object, or the
+    variable of the script."""
+    nearest: Held | None = None
+    outermost: Held | None = None
+    below = held
+    for above in held.above:
+        if isinstance(above.value, (FrameType, ModuleType)):
+            break
+        if isinstance(above.value, nn.Module):
+            outermost = above
+        elif nearest is None and not isinstance(above.value, _CONTAINERS):
+            nearest = above
+        below = above
+    return outermost or nearest or below
+
+
+def _owner_of(all_held: list[Held]) -> Held:
+    """What is to be registered: the innermost object that holds all of them, or the object around it that saves its state."""
+    first, *others = [[held, *held.above] for held in all_held]
+    shared = next((item for item in first if all(item in other for other in others)), first[0])
+    above = [item for item in (shared, *shared.above) if item.key not in _REGISTRIES]
+    target = above[0]
+    around = next((item for item in above[1:] if not isinstance(item.value, _CONTAINERS)), None)
+    if around is not None and not isinstance(around.value, (nn.Module, FrameType, ModuleType)) and has_state(around.value):
+        return around
+    if isinstance(target.value, Tensor) and around is not None and isinstance(around.value, nn.Module):
+        return around
+    return target
+
+
+def _how(target: Held) -> str:
+    """What else must be so for that to work."""
+    value = target.value
+    if isinstance(value, (Tensor, list, dict)):
+        return ", and change it in place rather than replacing it (`average.lerp_(weight, 0.01)`)."
+    if not has_state(value):
+        return f", where {type(value).__name__} has state_dict() and load_state_dict()."
+    return "."
