@@ -160,7 +160,8 @@ def _attributes(value: Any) -> Iterator[tuple[Key, Any]]:
     except (AttributeError, TypeError):
         attributes = {}
     yield from list(attributes.items())
-    for name in _slots(type(value)):
+    kind: Any = type(value)
+    for name in _slots(kind):
         try:
             yield name, object.__getattribute__(value, name)
         except AttributeError:

@@ -14,11 +14,20 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    default_convert,
+    get_worker_info,
+)
 
 from lockstep.base.errors import DataError
 from lockstep.base.stopping import leave_signals_to_parent
 from lockstep.data.batches import pin
+from lockstep.data.changed_samples import ChangedSamples, definition_of
 from lockstep.data.culprit import Culprit
 from lockstep.data.streams import Purpose, reseed
 from lockstep.data.torch_loader import USUAL_PREFETCH
@@ -59,6 +68,9 @@ class SampleFetcher(Dataset[Any]):
         self._collate_fn = _collate if collate_fn is default_collate else collate_fn
         self._get_items = getattr(dataset, "__getitems__", None)
         self._is_subset = type(dataset) is Subset and not callable(getattr(dataset.dataset, "__getitems__", None))
+        # (PyTorch's own, of which there are two, change nothing.)
+        self._changed = ChangedSamples(dataset, speaks=rank == 0 and collate_fn not in (default_collate, default_convert))
+        self._num_collated = 0
         self._set_epoch = getattr(dataset, "set_epoch", None)
         self._epoch: int | None = None
 
@@ -69,10 +81,15 @@ class SampleFetcher(Dataset[Any]):
             self._set_epoch(request.epoch)
         reseed(self._seed, request.purpose, *request.key)
         samples = self._get(request)
+        self._num_collated += 1
+        before = self._changed.look(self._num_collated, [samples]) if self._num_collated >= self._changed.next else None
         try:
-            return self._collate_fn(samples)
+            batch = self._collate_fn(samples)
         except Exception as error:
             raise self._culprit.collating(error, self._indices(request), request.purpose, *request.key[1:3]) from error
+        if before is not None:
+            self._changed.compare(before, lambda: definition_of(self._collate_fn))
+        return batch
 
     def _indices(self, request: Request) -> Any:
         return request.indices

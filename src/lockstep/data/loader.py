@@ -11,6 +11,7 @@ import torch
 from lockstep.base.errors import ConfigError, UsageError
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.batch import Batch, PhaseDriver
+from lockstep.data.changed_samples import ChangedSamples, calling_line
 from lockstep.data.sources import StepData, choose_source
 from lockstep.data.uploads import Uploads, fetches_ahead
 from lockstep.plan.shards import StepPlan
@@ -76,6 +77,10 @@ class PreparedLoader:
         self._lines = self._source.describe()  # now: lengths may change with the epoch
         self._driver = driver
         self._uploads = None if device.type == "cpu" else Uploads(device)
+        dataset, speaks = getattr(batches, "dataset", None), assignment.rank == 0
+        self._changed = ChangedSamples(
+            batches if dataset is None else dataset, speaks=speaks, name="batches" if dataset is None else "dataset"
+        )
         self._epoch = 0
         """Number of the next pass."""
         self._is_shared = assignment.world_size > 1
@@ -170,9 +175,12 @@ class PreparedLoader:
             for plan, data in self._steps(this_pass):
                 driver.begin_step(plan)
                 batch = Batch(plan, data, driver.phases, self._uploads)
+                before = self._changed.look(plan.number, data) if plan.number >= self._changed.next else None
                 yield batch
                 if this_pass is not self._pass:
                     self._refuse_older()
+                if before is not None:
+                    self._changed.compare(before, calling_line)
                 this_pass.done += 1
                 driver.end_step()
                 if batch.totals:
@@ -229,9 +237,12 @@ class PreparedLoader:
                 self._num_beside += 1
                 driver.begin_step_beside(self)
                 self._newest = batch = Batch(plan, data, driver.phases, self._uploads)
+                before = self._changed.look(self._num_beside, data) if self._num_beside >= self._changed.next else None
                 yield batch
                 if this_pass is not self._pass:
                     self._refuse_older()
+                if before is not None:
+                    self._changed.compare(before, calling_line)
                 self._add(batch)
             driver.begin_step_beside(self)
         finally:

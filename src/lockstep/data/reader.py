@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
+from lockstep.data.changed_samples import ChangedSamples, definition_of
 from lockstep.data.culprit import Culprit
 from lockstep.data.fetch import from_workers, single_threaded, worker_loader
 from lockstep.data.states import has_state, put_state, take_state
@@ -49,6 +50,10 @@ class StreamReader(IterableDataset[Any]):
         self.dataset = loader.dataset
         self._collate_fn: Callable[[Any], Any] = loader.collate_fn
         self._culprit = Culprit(loader.dataset, rank, is_ready=loader.batch_size is None)
+        self._changed = ChangedSamples(
+            loader.dataset, speaks=rank == 0 and loader.collate_fn not in (default_collate, default_convert)
+        )
+        self._num_collated = 0
         self._batch_size = loader.batch_size
         self._drop_last = loader.drop_last
         self._seed = seed
@@ -157,10 +162,15 @@ class StreamReader(IterableDataset[Any]):
 
     def collate(self, samples: Any, positions: Sequence[int], batch: int, shard: int | None = None) -> Any:
         """Apply the user's ``collate_fn`` to samples or a ready batch; ``positions`` in the pass are for error messages."""
+        self._num_collated += 1
+        before = self._changed.look(self._num_collated, [samples]) if self._num_collated >= self._changed.next else None
         try:
-            return self._collate_fn(samples)
+            collated = self._collate_fn(samples)
         except Exception as error:
             raise self._culprit.collating(error, positions, self._purpose, batch, shard) from error
+        if before is not None:
+            self._changed.compare(before, lambda: definition_of(self._collate_fn))
+        return collated
 
     @abstractmethod
     def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[Any]:
