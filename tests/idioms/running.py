@@ -15,6 +15,8 @@ from stand_in import Plain
 from table import ROWS
 
 import lockstep
+from lockstep.data import changed_samples
+from lockstep.state.recovery import moving_tensors
 
 PATIENCE_S = 120.0
 
@@ -55,12 +57,24 @@ def run(names, nproc, folder, is_plain=False):
     return outcomes
 
 
-def run_one(idiom, run_dir, is_plain=False):
+def watch(names, folder):
+    """What is said in this process of tensors that move with the steps, and of samples that are written to, by idiom."""
+    idioms, said = {idiom.name: idiom for idiom in ROWS}, {}
+    for name in names:
+        lines = said[name] = []
+        for module in (changed_samples, moving_tensors):
+            module.say = lines.append
+        outcome = run_one(idioms[name], f"{folder}/{name}", checkpoint_every=10**6)
+        assert not outcome.error, outcome
+    return said
+
+
+def run_one(idiom, run_dir, is_plain=False, checkpoint_every="off"):
     outcome, begin = Outcome(), time.process_time()
     argv, sys.argv = sys.argv, [f"{idiom.name}.py"]
     torch.seed()  # 64 random bits, as in a process that has just begun
     try:
-        with joining(run_dir, idiom.settings) as join:
+        with joining(run_dir, {"checkpoint_every": checkpoint_every, **idiom.settings}) as join:
             given = Plain() if is_plain else join if idiom.joins else join()
             take_down(outcome, "", idiom.function(given))
     except Exception as error:
@@ -89,7 +103,7 @@ def joining(run_dir, settings):
     teams = []
 
     def join():
-        teams.append(lockstep.join(run_dir=run_dir, checkpoint_every="off", **settings))
+        teams.append(lockstep.join(run_dir=run_dir, **settings))
         return teams[-1]
 
     try:

@@ -148,6 +148,14 @@ def test_what_is_documented_to_differ_runs_and_differs(results):
     assert [row.name for row in rows] == [], "they do not differ any more"
 
 
+@pytest.mark.parametrize("one_in", [8, pytest.param(1, marks=[pytest.mark.longest, pytest.mark.timeout(300)])])
+def test_what_an_idiom_does_that_is_equal_is_taken_for_no_fault(crew, one_in):
+    """But what starts over in a run that resumes, which reading the script finds, too."""
+    rows = [row for row in rows_of(Equal) if not (row.found or "").startswith("LS2")]
+    [said] = crew(1, running.watch, [row.name for row in rows[::one_in]], "watched", shards=SHARDS[0])
+    assert {name: lines for name, lines in said.items() if lines} == {}
+
+
 def test_the_pages_of_idioms_are_what_the_table_says():
     for page, text in pitfalls.PAGES.items():
         assert page.read_text() == text(), f"{os.path.relpath(page)} is not up to date: run python tests/idioms/pitfalls.py"
