@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.base.digest import bit_sum_of_part, bit_sums, digest, squared_norm
+from lockstep.base.digest import bit_sum_of_part, bit_sums, digest, sketch, squared_norm
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -79,3 +79,48 @@ def test_the_norm_does_not_depend_on_threads():
     torch.set_num_threads(before)
     assert len(found) == 1
     assert squared_norm(torch.eye(3).to_sparse()) == 3.0
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_values_that_are_equal_have_equal_sketches(name):
+    one, other = SAME[name]
+    assert sketch(one) == sketch(other)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_short_values_that_differ_have_different_sketches(name):
+    one, other = OTHERS[name]
+    assert sketch(one) != sketch(other)
+
+
+class Record:
+    def __init__(self, number):
+        self.values, self.itself = torch.full((500,), number), self
+
+
+LONG = {
+    "images": lambda at: [torch.full((3, 224, 224), at).permute(0, 2, 1) for _ in range(64)],
+    "arrays": lambda at: {"image": np.full((224, 224, 3), at)},
+    "numbers": lambda at: [{"tokens": list(range(at, at + 2000))}],
+    "texts": lambda at: ["a rather long text " * 99 + str(at)] * 9,
+    "bytes": lambda at: bytes([at]) * 9999,
+    "objects": lambda at: [Record(at)],
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_sketches_of_long_values_tell_them_apart(name):
+    assert sketch(LONG[name](1)) == sketch(LONG[name](1)) != sketch(LONG[name](2))
+
+
+def test_a_sketch_looks_at_few_of_many_samples():
+    looked_at = []
+
+    class Watched(list):
+        def __getitem__(self, at):
+            looked_at.append(at)
+            return super().__getitem__(at)
+
+    sketch(Watched(range(10_000)))
+    assert (looked_at[0], looked_at[-1]) == (0, 9999)
+    assert len(looked_at) < 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import types
 from collections.abc import Mapping, Sequence, Set
 from pathlib import PurePath
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 _SIZE = 16  # bytes, enough to rule out collisions by chance
 _MAX_DEPTH = 24
+_MOST_ELEMENTS, _MOST_ITEMS = 256, 16  # of a value's parts, in a sketch
 _PLAIN = (bool, int, bytes, complex, types.NoneType, numpy.generic)
 _CODE = (nn.Module, types.FunctionType, types.MethodType, types.ModuleType, type)  # not changed by steps
 
@@ -28,6 +30,12 @@ def digest(value: Any) -> str:
     hasher = hashlib.blake2b(digest_size=_SIZE)
     _add(hasher, value, ())
     return hasher.hexdigest()
+
+
+def sketch(value: Any) -> str:
+    """A digest of bounded cost: of long tensors, texts and lists only items at equal distances are looked at, the first and the
+    last among them. Values that are bit-identical have equal sketches; samples of one data set hardly ever do otherwise."""
+    return digest(_thinned(value, ()))
 
 
 def squared_norm(tensor: Tensor) -> float:
@@ -90,6 +98,47 @@ def read_sums(sums: Sequence[Tensor]) -> list[int]:
         for number, value in zip(here, torch.stack([sums[number] for number in here]).tolist(), strict=True):
             totals[number] = value
     return totals
+
+
+def _thinned(value: Any, within: tuple[int, ...]) -> Any:
+    """A value with parts left out of what is long. ``within``: as for ``_add``."""
+    if isinstance(value, (bool, int, float, types.NoneType)):
+        return value
+    if isinstance(value, Tensor):
+        is_cut = value.layout == torch.strided and not value.is_nested and value.numel() > _MOST_ELEMENTS
+        return (tuple(value.shape), value[_lattice(value.shape)]) if is_cut else value
+    if isinstance(value, numpy.ndarray):
+        return (value.shape, value[_lattice(value.shape)]) if value.size > _MOST_ELEMENTS else value
+    if isinstance(value, (str, bytes)) and len(value) > _MOST_ELEMENTS:
+        pieces = (value[at : at + 16] for at in _spread(len(value) - 15))
+        return len(value), b"".join(piece if isinstance(piece, bytes) else repr(piece).encode() for piece in pieces)
+    if isinstance(value, (str, *_PLAIN, *_CODE, PurePath, Set)):
+        return value
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if id(value) in within or len(within) > _MAX_DEPTH // 4:
+        return kind
+    within = (*within, id(value))
+    if isinstance(value, Mapping):
+        items = itertools.islice(value.items(), _MOST_ITEMS)
+        return len(value), {key: _thinned(item, within) for key, item in items}
+    if isinstance(value, Sequence):
+        # Deep inside, little is left of each list, so that the whole stays small.
+        most = _MOST_ITEMS if len(within) <= 2 else _MOST_ITEMS // 4
+        return len(value), [_thinned(value[at], within) for at in _spread(len(value), most)]
+    slots = [name for name in getattr(type(value), "__slots__", ()) if isinstance(name, str)]
+    attributes = {**{name: getattr(value, name, None) for name in slots}, **getattr(value, "__dict__", {})}
+    return kind, _thinned(attributes, within)
+
+
+def _spread(length: int, most: int = 16) -> list[int]:
+    """At most so many positions at equal distances, the first and the last among them."""
+    return list(range(length)) if length <= most else [number * (length - 1) // (most - 1) for number in range(most)]
+
+
+def _lattice(shape: Sequence[int]) -> tuple[slice, ...]:
+    """Slices of an array that leave some ``_MOST_ELEMENTS`` of its elements, without a copy of the others."""
+    each = max(2, int(_MOST_ELEMENTS ** (1 / len(shape))))
+    return tuple(slice(None, None, -(-length // each)) for length in shape)
 
 
 def _add(hasher: Any, value: Any, within: tuple[int, ...]) -> None:
