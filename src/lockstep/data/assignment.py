@@ -27,6 +27,8 @@ class ShardAssignment:
     """Number of the loader among those prepared; each draws from streams of its own."""
     accumulate: int = 1
     """Global batches per step."""
+    allows_other_data: bool = False
+    """Whether a pass may go on behind other samples than before the run was interrupted (``--allow data``)."""
     moves: Moves | None = None
     """Where the blocks of shards may change; None: they are even."""
     is_beside: bool = False

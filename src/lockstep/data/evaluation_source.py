@@ -54,6 +54,7 @@ class _DealingReader(StreamReader):
         super().__init__(loader, assignment.seed, Purpose.EVALUATE, (FIRST_LOADER, 0), assignment.rank)
         self._assignment = assignment
         self._ready = loader.batch_size is None
+        self.leaves_marks = False
         self.items_ahead = assignment.world_size  # of which one holds samples
 
     def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[tuple[int, int | None, Any]]:

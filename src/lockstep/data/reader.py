@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -9,31 +11,68 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
+from torch.utils.data._utils import worker as torch_worker
 
+from lockstep.base.digest import digest
 from lockstep.data.changed_samples import ChangedSamples, definition_of
 from lockstep.data.culprit import Culprit
 from lockstep.data.fetch import from_workers, single_threaded, worker_loader
-from lockstep.data.states import has_state, put_state, take_state
+from lockstep.data.states import generators_of, has_state, put_state, take_state
 from lockstep.data.streams import Purpose, reseed
 from lockstep.data.torch_loader import USUAL_PREFETCH
+from lockstep.data.trail import MAX_STEPS_AHEAD, extend, tell_other_samples
 
 _END = object()
-_MAX_STEPS_AHEAD = 64
-"""The number of steps for which states are kept, by which workers may be ahead of the loop."""
+_AS_IT_IS = object()
 
 
 @dataclass(frozen=True, slots=True)
-class _After:
-    """Precedes the batches of a step: the state of the stream after them."""
+class _Mark:
+    """How far a pass was read, behind a step."""
 
     step: int
-    state: Any
+    num_read: int
+    """Samples (or ready batches) of the pass."""
+    trail: str
+    """See ``trail.extend``."""
+    own: Any
+    """The state of the data set; None: it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Over:
+    """The pass is over, with the data set in this state."""
+
+    own: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _OtherSamples:
+    """What was read again is not what an earlier launch had read. ``is_state``: it was behind a state of the data set, and the
+    whole pass is read again."""
+
+    is_state: bool
+
+
+@contextlib.contextmanager
+def _as_without_workers() -> Iterator[None]:
+    """Inside, ``get_worker_info()`` is None, as in the training process: whoever reads a whole stream reads it alone, and the
+    order must not depend on where. (Hugging Face's streams shuffle otherwise in a worker, also in an only one.)"""
+    info, torch_worker._worker_info = torch_worker._worker_info, None
+    try:
+        yield
+    finally:
+        torch_worker._worker_info = info
 
 
 class StreamReader(IterableDataset[Any]):
     """Reads the stream of a DataLoader over an ``IterableDataset``; a subclass makes batches of the samples.
 
     A single loader worker reads, whatever ``num_workers`` says: several would each read the whole stream.
+
+    A resumed pass goes on behind the steps of an earlier launch only if it is the same stream. A data set with a state is put
+    back to where it was *before* the last of these steps, whose samples are read again: if they are others, the state leaves
+    something out, such as a shuffle buffer. Then, as without a state, all steps are read again from the beginning of the pass.
 
     Args:
         loader: the user's.
@@ -42,10 +81,18 @@ class StreamReader(IterableDataset[Any]):
         key: the loader and the part in the keys of those streams, around the number of the batch.
         rank: this process's, for error messages.
         group: how many batches are yielded together, under one number.
+        is_compared: whether what is read again must be what was read before.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], seed: int, purpose: Purpose, key: tuple[int, int], rank: int, group: int = 1
+        self,
+        loader: DataLoader[Any],
+        seed: int,
+        purpose: Purpose,
+        key: tuple[int, int],
+        rank: int,
+        group: int = 1,
+        is_compared: bool = True,
     ) -> None:
         self.dataset = loader.dataset
         self._collate_fn: Callable[[Any], Any] = loader.collate_fn
@@ -60,25 +107,35 @@ class StreamReader(IterableDataset[Any]):
         self._purpose = purpose
         self.key = key
         self.items_ahead = 1
-        """How many items of ``make`` count as one batch that the worker prepares ahead."""
+        """How many groups count as one batch that the worker prepares ahead."""
+        self.leaves_marks = True
+        """Whether ``state`` may ask how far it has read."""
+        self._rank = rank
         self._group = group
+        self._is_compared = is_compared
         self._first = 0
         self._skip = 0
         self._pass = 0
         self._has_state = has_state(loader.dataset)
-        self._after: dict[int, Any] = {}
+        self._draws = not self._has_state and bool(generators_of(loader.dataset))
+        """Whether it has generators of its own, which go on from pass to pass."""
+        self._marks: dict[int, _Mark] = {}
+        """By step."""
         self._at_begin: Any = None
         self._resumed: Any = None
 
-    def state(self, step: int | None, *, is_read_again: bool = False) -> Any:
-        """The state from which to resume after ``step`` of the current pass; None: between two passes.
-
-        A stream without a state of its own is read again from its beginning, as is any stream with ``is_read_again``.
-        """
+    def state(self, step: int | None) -> Any:
+        """The state from which to resume after ``step`` of the current pass; None: between two passes. Without marks, from the
+        beginning of the pass, whatever the data set has, and without a comparison."""
         if step is None:
-            return {"own": take_state(self.dataset)}
-        is_read_on = self._has_state and not is_read_again and step >= self._first
-        return {"after": self._after[step]} if is_read_on else self._at_begin
+            return {"begin": take_state(self.dataset)}
+        if not self.leaves_marks or step < self._first:
+            return {"begin": self._at_begin}
+        read: dict[str, Any] = {"trail": self._marks[step].trail}
+        if self._has_state:
+            before = self._marks.get(step - 1, _Mark(step - 1, 0, "", self._at_begin))
+            read["before"] = {"num_read": before.num_read, "trail": before.trail, "own": before.own}
+        return {"begin": self._at_begin, "read": read}
 
     def load_state(self, state: Any) -> None:
         """Resume from a state with the next ``read``."""
@@ -86,23 +143,39 @@ class StreamReader(IterableDataset[Any]):
 
     def read(self, like: DataLoader[Any], first: int, number: int, skip: int = 0) -> Iterator[Any]:
         """Read pass ``number``, with groups numbered from ``first``, without the first ``skip`` groups. In one worker process
-        if ``like`` has any workers, else in this process."""
-        self._first, self._pass, self._skip = first, number, skip
-        if self._resumed is not None and "own" in self._resumed:
-            put_state(self.dataset, self._resumed["own"])  # workers start with a copy of this process's data set
-        self._at_begin = {"own": take_state(self.dataset)}
+        if ``like`` has any workers, else in this process.
+
+        Raises:
+            MismatchError: the first ``skip`` groups are not those of the launch whose state was loaded.
+        """
+        self._first, self._pass, self._skip, self._marks = first, number, skip, {}
+        if self._resumed is None:
+            self._at_begin = take_state(self.dataset)
+        else:
+            self._at_begin = self._resumed["begin"]
+            put_state(self.dataset, self._at_begin)  # workers start with a copy of this process's data set
+        if (before := self._before()) is not None:
+            self._marks[before.step] = before
+        own = None
         try:
             for item in self._read(like):
                 self._resumed = None  # it has reached the worker
-                if isinstance(item, _After):
-                    self._after = {
-                        step: state for step, state in self._after.items() if step >= item.step - _MAX_STEPS_AHEAD
-                    }
-                    self._after[item.step] = item.state
-                else:
-                    yield item
+                if isinstance(item, _OtherSamples):
+                    tell_other_samples(self.dataset, skip, is_state=item.is_state, is_heard=self._rank == 0)
+                    continue
+                if isinstance(item, _Over):
+                    own = item.own
+                    continue
+                mark, made = item
+                own = mark.own
+                if self.leaves_marks:
+                    self._marks[mark.step] = mark
+                    self._marks.pop(mark.step - MAX_STEPS_AHEAD, None)
+                yield from made
         finally:
             self._resumed = None
+            if self._draws and own is not None and digest(take_state(self.dataset)) == digest(self._at_begin):
+                put_state(self.dataset, own)  # the worker's data set was a copy, and nothing else has drawn from this one
 
     def _read(self, like: DataLoader[Any]) -> Iterator[Any]:
         if like.num_workers > 0:
@@ -120,42 +193,80 @@ class StreamReader(IterableDataset[Any]):
                 return
             yield item
 
-    def __iter__(self) -> Iterator[Any]:
+    def _before(self) -> _Mark | None:
+        """Where the data set was before the last of the steps to skip; None: there are none, or it has no state."""
+        before = None if self._resumed is None else self._resumed.get("read", {}).get("before")
+        return None if before is None else _Mark(step=self._first + self._skip - 2, **before)
+
+    def __iter__(self) -> Iterator[tuple[_Mark, list[Any]] | _OtherSamples | _Over]:
+        resumed = self._resumed  # which is None in this process as soon as it has got an item
+        was = None if resumed is None or not self._is_compared else resumed.get("read", {}).get("trail")
+        begin, before = _Mark(self._first - 1, 0, "", _AS_IT_IS), self._before()
+        starts = [begin] if before is None else [before, dataclasses.replace(begin, own=self._at_begin)]
+        for start in starts:
+            groups = self._groups(start, is_resumed=resumed is not None)
+            mark = self._skipped(start, groups, was)
+            if mark is not None or not self._is_compared:
+                break
+            yield _OtherSamples(is_state=start is before)
+        if mark is None:
+            return
+        if mark.step >= self._first:
+            yield mark, []
+        for mark, parts, first_sample in groups:
+            yield mark, list(self.make(mark.step, parts, first_sample))
+        if self._draws:
+            yield _Over(take_state(self.dataset))
+
+    def _skipped(self, mark: _Mark, groups: Iterator[tuple[_Mark, list[Any], int]], was: str | None) -> _Mark | None:
+        """Read the steps to skip that are behind ``mark``. Returns where that ends; None: it has not the trail ``was``."""
+        while mark.step < self._first + self._skip - 1:
+            found = next(groups, None)
+            if found is None:
+                return None
+            mark = found[0]
+        return mark if was is None or mark.trail == was else None
+
+    def _groups(self, mark: _Mark, *, is_resumed: bool) -> Iterator[tuple[_Mark, list[Any], int]]:
+        """The groups behind ``mark``: how far each has read, its batches, and the number of samples before it."""
+        if mark.own is not _AS_IT_IS:
+            put_state(self.dataset, mark.own)
         loader, part = self.key
-        reseed(self._seed, Purpose.SAMPLER, loader, self._pass)
-        num_read, begin = 0, self._first
-        if self._resumed is not None and "after" in self._resumed:
-            put_state(self.dataset, self._resumed["after"]["own"])
-            num_read, begin = self._resumed["after"]["num_read"], self._first + self._skip
-        samples = iter(self.dataset)
-        for batch in itertools.count(begin):
+        samples, num_read, trail = self._begin(), mark.num_read, mark.trail
+        for batch in itertools.count(mark.step + 1):
             parts: list[Any] = []
             first_sample = num_read
             for number in range(self._group):
                 # Every rank reads every sample, from the same random stream per batch.
                 reseed(self._seed, self._purpose, loader, batch, part, number)
                 read = self._take(samples, num_read, batch)
-                if not read and self._resumed is not None and self._has_state and num_read == 0 == number:
+                if not read and is_resumed and self._has_state and num_read == 0 == number:
                     # A state taken after a pass may mean the end of that pass rather than the beginning of the next.
-                    samples = iter(self.dataset)
+                    samples = self._begin()
+                    reseed(self._seed, self._purpose, loader, batch, part, number)
                     read = self._take(samples, num_read, batch)
                 if not read or (self._drop_last and len(read) < (self._batch_size or 1)):
                     break
                 num_read += len(read)
                 parts.append(read if self._batch_size is not None else read[0])
-            if parts and batch >= self._first + self._skip:
-                if self._has_state:
-                    yield _After(batch, {"num_read": num_read, "own": take_state(self.dataset)})
-                yield from self.make(batch, parts, first_sample)
+            if parts:
+                is_kept = self._draws or (self._has_state and self.leaves_marks)
+                trail = extend(trail, parts) if self.leaves_marks else ""
+                mark = _Mark(batch, num_read, trail, take_state(self.dataset) if is_kept else None)
+                yield mark, parts, first_sample
             if len(parts) < self._group:
                 return
+
+    def _begin(self) -> Iterator[Any]:
+        reseed(self._seed, Purpose.SAMPLER, self.key[0], self._pass)
+        with _as_without_workers():
+            return iter(self.dataset)
 
     def _take(self, samples: Iterator[Any], num_read: int, batch: int) -> list[Any]:
         read: list[Any] = []
         try:
-            read.extend(
-                itertools.islice(samples, self._batch_size or 1)
-            )  # after an error, ``read`` has the samples before it
+            with _as_without_workers():  # after an error, ``read`` has the samples before it
+                read.extend(itertools.islice(samples, self._batch_size or 1))
         except Exception as error:
             raise self._culprit.read(error, num_read + len(read), self._purpose, batch) from error
         return read

@@ -27,6 +27,7 @@ from lockstep.data.reader import StreamReader
 from lockstep.data.states import has_state, put_state, take_state
 from lockstep.data.streams import Purpose
 from lockstep.data.torch_loader import check_batches, is_torch_loader, length_of, samplers_of, set_epoch
+from lockstep.data.trail import Trail
 from lockstep.plan.shards import MicroStep, StepPlan, shard_slice
 
 T = TypeVar("T")
@@ -172,7 +173,8 @@ class _ShardReader(StreamReader):
 
     def __init__(self, loader: DataLoader[Any], assignment: ShardAssignment) -> None:
         key = (assignment.loader, assignment.num_shards)
-        super().__init__(loader, assignment.seed, Purpose.FETCH, key, assignment.rank, assignment.accumulate)
+        is_compared = not assignment.allows_other_data
+        super().__init__(loader, assignment.seed, Purpose.FETCH, key, assignment.rank, assignment.accumulate, is_compared)
         self._assignment = assignment
 
     def make(self, batch: int, parts: list[Any], first_sample: int) -> Iterator[StepData]:
@@ -256,6 +258,8 @@ class ReadySource(Source):
         self._at_begin: Any = None
         self._is_resumed = False
         """Whether the next pass begins from a state of the iterable's own."""
+        dataset = getattr(batches, "dataset", batches)
+        self._trail = Trail(dataset, is_compared=not assignment.allows_other_data)
         if is_torch_loader(batches):
             # Not iterated directly, so that random numbers drawn in its workers do not depend on how many there are.
             if isinstance(batches.dataset, IterableDataset):
@@ -263,6 +267,7 @@ class ReadySource(Source):
                 self._reader = _ReadyReader(
                     batches, assignment.seed, Purpose.FETCH, key, assignment.rank, assignment.accumulate
                 )
+                self._reader.leaves_marks = False  # this class has the trail, which passes over empty batches
             else:
                 self._pool = FetchPool(choose_fetcher(assignment.seed, batches, assignment.rank), batches)
                 self._indices = Indices(batches, batches.sampler, assignment)
@@ -272,6 +277,7 @@ class ReadySource(Source):
         assignment = self._assignment
         is_resumed, self._is_resumed = self._is_resumed, False
         first_sample = 0
+        self._trail.begin(first_step, skip)
         if self._reader is None and self._indices is None:
             self._at_begin = list(map(take_state, self._stateful))
         whole = self._whole(first_step, epoch, is_resumed)
@@ -284,6 +290,7 @@ class ReadySource(Source):
             if self._indices is not None:
                 self._indices.put_together(step, parts[-1][2], is_skipped=step < first_step + skip)
             plan = assignment.plan(step, sizes)
+            self._trail.add(step, [part for part, *_ in parts])
             if step >= first_step + skip:
                 if assignment.world_size > 1 and step == first_step + skip:
                     plan.digest = digest([part for part, *_ in parts])
@@ -294,6 +301,7 @@ class ReadySource(Source):
                     [cut(parts[m.part][0], m.rows, m.batch_samples) for m in plan.micro_steps],
                 )
             first_sample += sum(sizes)
+        self._trail.end()
 
     @property
     @override
@@ -312,15 +320,17 @@ class ReadySource(Source):
 
     @override
     def state(self, step: int | None) -> Any:
+        trail = None if step is None else self._trail.behind(step)
         if self._reader is not None:
             # How batches make up steps is known only once they are read (empty ones are skipped).
-            return {"reader": self._reader.state(step, is_read_again=True)}
+            return {"reader": self._reader.state(step), "trail": trail}
         if self._indices is not None:
-            return {"indices": self._indices.state(step)}
-        return {"begin": list(map(take_state, self._stateful)) if step is None else self._at_begin}
+            return {"indices": self._indices.state(step), "trail": trail}
+        return {"begin": list(map(take_state, self._stateful)) if step is None else self._at_begin, "trail": trail}
 
     @override
     def load_state(self, state: Any) -> None:
+        self._trail.load(state["trail"])
         if "reader" in state and self._reader is not None:
             self._reader.load_state(state["reader"])
         elif self._indices is not None:

@@ -333,6 +333,7 @@ class Engine:
             seed=self.phases.seed,
             loader=loader,
             accumulate=self.config.accumulate,
+            allows_other_data="data" in self.config.allow,
             moves=None if self.balance is None else self.balance.moves,
         )
 

@@ -1,0 +1,105 @@
+"""The trail of a pass: whether what is read again after a resume is what was read before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lockstep.base.digest import digest, sketch
+from lockstep.base.errors import MismatchError
+from lockstep.base.stopping import say
+
+MAX_STEPS_AHEAD = 64
+"""The number of newest steps behind which the trail is known: by so many may workers be ahead of the loop."""
+
+
+def extend(trail: str, batches: Any) -> str:
+    """The trail of a pass behind one more step with these global batches; at its beginning it is empty. Equal trails: the same
+    steps in the same order."""
+    return digest([trail, sketch(batches)])
+
+
+def tell_other_samples(source: object, num_steps: int, *, is_state: bool, is_heard: bool) -> None:
+    """Say that a data set or iterable, read again, has given other samples than the run had in ``num_steps`` steps.
+
+    Args:
+        source: the data set or iterable.
+        num_steps: the steps of the pass that were taken before the run was interrupted.
+        is_state: whether these came after its own state was restored. They are read again from the beginning of the pass.
+        is_heard: whether this process speaks.
+
+    Raises:
+        MismatchError: the pass was read from its beginning.
+    """
+    kind = type(source)
+    name = kind.__name__ if kind.__module__ == "__main__" else f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+    if not is_state:
+        raise MismatchError(
+            f"{name} does not repeat itself: read again, the first {num_steps} steps of this pass have other samples than "
+            "before the run was interrupted. If it went on, some samples would be used twice and others never. Let its order "
+            "depend on fixed seeds alone: `.shuffle(seed=0, buffer_size=1000)` of a Hugging Face stream, `.shuffle(1000, "
+            "rng=random)` of a WebDataset (see docs/how-to/hugging-face-streams.md and webdataset.md). Then start a new run "
+            "with --fresh. Or resume this one, with a different answer: --allow data."
+        )
+    if is_heard:
+        say(
+            f"{name} has not come back to where it was: behind the state that it gave (state_dict) it has other samples than "
+            "before the run was interrupted. (Shuffle buffers are often left out of such states.) So this pass is read again "
+            f"from its beginning, without using the first {num_steps} steps."
+        )
+
+
+class Trail:
+    """The trail of a source that reads each pass from its beginning.
+
+    Args:
+        source: the data set or iterable.
+        is_compared: whether what is read again must be what was read before.
+    """
+
+    def __init__(self, source: object, *, is_compared: bool) -> None:
+        self._source = source
+        self._is_compared = is_compared
+        self._behind: dict[int, str] = {}
+        """By step."""
+        self._num_skipped = 0
+        self._last_skipped = 0
+        self._was: str | None = None
+
+    def load(self, was: str | None) -> None:
+        """The next pass goes on behind steps with this trail; None: behind none."""
+        self._was = was
+
+    def begin(self, first_step: int, skip: int) -> None:
+        """Begin a pass whose first ``skip`` steps an earlier launch has taken."""
+        self._behind = {first_step - 1: ""}
+        self._num_skipped, self._last_skipped = skip, first_step + skip - 1
+
+    def add(self, step: int, batches: Any) -> None:
+        """These are the global batches of the next step.
+
+        Raises:
+            MismatchError: it is the last of the steps to skip, and they are others than before.
+        """
+        trail = self._behind[step] = extend(self._behind[step - 1], batches)
+        self._behind.pop(step - MAX_STEPS_AHEAD, None)
+        if step == self._last_skipped:
+            was, self._was = self._was, None
+            if was not in (None, trail):
+                self._refuse()
+
+    def end(self) -> None:
+        """The pass has no more steps.
+
+        Raises:
+            MismatchError: it had more before.
+        """
+        if self._was is not None:
+            self._refuse()
+
+    def behind(self, step: int) -> str | None:
+        """The trail behind a step of the current pass; None: no step was taken."""
+        return self._behind.get(step) or None
+
+    def _refuse(self) -> None:
+        if self._is_compared:
+            tell_other_samples(self._source, self._num_skipped, is_state=False, is_heard=False)

@@ -1,0 +1,123 @@
+"""A run that resumes within a pass over a stream goes on with the samples that are left, or says that it cannot."""
+
+import copy
+import gc
+
+import pytest
+from data_helpers import deal_all, same
+from stream_kinds import NUM_SAMPLES, OTHERWISE, REPEATING, missing
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from lockstep.base.errors import MismatchError
+from lockstep.data.assignment import ShardAssignment
+from lockstep.data.sources import choose_source
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")]  # WebDataset's
+SHARDS = 3
+
+
+class Launch:
+    """One launch of a run on some ranks, all in this process."""
+
+    def __init__(self, make, world_size, num_workers, state=None, **place):
+        self.sources = []
+        self.left = []
+        """Passes under way, which must not end before their state was asked for."""
+        for rank in range(world_size):
+            loader = make()
+            if num_workers and hasattr(loader, "num_workers"):
+                loader.num_workers = num_workers
+                loader.prefetch_factor = 2
+            place_of_rank = ShardAssignment(rank=rank, world_size=world_size, num_shards=SHARDS, seed=0, loader=1, **place)
+            self.sources.append(choose_source(loader, place_of_rank))
+            if state is not None:
+                self.sources[-1].load_state(copy.deepcopy(state))
+
+    def take(self, first, epoch, skip=0, most=None):
+        """``{step: batches of its shards}`` of a pass, or of its first steps that were not skipped."""
+        taken = {}
+        for source in self.sources:
+            steps = source.steps(first, epoch, skip)
+            for number, (plan, data) in enumerate(steps, 1):
+                found = taken.setdefault(plan.number, {})
+                found.update({micro.shard: batch for micro, batch in zip(plan.micro_steps, data, strict=True)})
+                if number == most:
+                    break
+            self.left.append(steps)
+        return taken
+
+    def state(self, step):
+        states = [source.state(step) for source in self.sources]
+        assert all(same(state, states[0]) for state in states)
+        for steps in self.left:
+            steps.close()
+        self.left.clear()
+        return states[0]
+
+
+@pytest.fixture
+def make(request, kind, require, tmp_path):
+    package = missing(kind)
+    require(package, package and f"{package} is not installed (pip install {package})")
+    yield lambda: (REPEATING | OTHERWISE)[kind](tmp_path)
+    gc.collect()  # now, while those warnings are ignored
+
+
+def samples(taken):
+    return sorted(int(sample) for shards in taken.values() for batch in shards.values() for sample in batch)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", REPEATING)
+def test_what_follows_a_resume_is_what_would_have_followed(kind, make, num_workers):
+    undisturbed = Launch(make, 1, 0)
+    first = undisturbed.take(1, 0)
+    second = undisturbed.take(len(first) + 1, 1)
+    assert samples(first) == samples(second) == list(range(NUM_SAMPLES))
+    for num_taken in (1, 4) if num_workers else (1, 4, len(first)):
+        begun = Launch(make, 2, num_workers)
+        before = begun.take(1, 0, most=num_taken)
+        resumed = Launch(make, 3, num_workers, begun.state(num_taken))
+        after = resumed.take(1, 0, num_taken)
+        assert same(before | after, first)
+        before = resumed.take(len(first) + 1, 1, most=num_taken)
+        again = Launch(make, 1, 0, resumed.state(len(first) + num_taken))
+        assert same(before | again.take(len(first) + 1, 1, num_taken), second)
+
+
+@pytest.mark.parametrize("kind", REPEATING)
+def test_a_pass_begins_alike_after_a_resume(kind, make):
+    undisturbed = Launch(make, 1, 0)
+    num_steps = len(undisturbed.take(1, 0))
+    state = undisturbed.state(None)
+    for num_workers in (0, 2):
+        resumed = Launch(make, 2, num_workers, state)
+        assert same(resumed.take(num_steps + 1, 1), undisturbed.take(num_steps + 1, 1))
+        undisturbed = Launch(make, 1, 0, state)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", OTHERWISE)
+def test_what_does_not_repeat_itself_is_refused_unless_it_is_allowed(kind, make, num_workers):
+    for num_taken in (1, 4, 9):
+        begun = Launch(make, 1, num_workers)
+        begun.take(1, 0, most=num_taken)
+        state = begun.state(num_taken)
+        with pytest.raises(MismatchError, match="--allow data"):
+            Launch(make, 1, num_workers, state).take(1, 0, num_taken)
+        Launch(make, 1, num_workers, state, allows_other_data=True).take(1, 0, num_taken)
+
+
+class InAWorker(IterableDataset):
+    def __iter__(self):
+        yield get_worker_info() is not None
+        yield get_worker_info() is not None
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stream_that_is_read_whole_sees_no_worker_and_what_makes_batches_does(num_workers):
+    def collate(samples):
+        return [*samples, get_worker_info() is not None]
+
+    seen, _ = deal_all(lambda: DataLoader(InAWorker(), 1, collate_fn=collate, num_workers=num_workers), 1, 1)
+    assert list(seen.values()) == [[False, num_workers > 0]] * 2
