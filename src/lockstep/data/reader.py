@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,10 @@ from lockstep.data.culprit import Culprit
 from lockstep.data.fetch import from_workers, single_threaded, worker_loader
 from lockstep.data.states import generators_of, has_state, put_state, take_state
 from lockstep.data.streams import Purpose, reseed
-from lockstep.data.torch_loader import USUAL_PREFETCH
+from lockstep.data.torch_loader import USUAL_PREFETCH, set_epoch
 from lockstep.data.trail import MAX_STEPS_AHEAD, extend, tell_other_samples
 
 _END = object()
-_AS_IT_IS = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +38,25 @@ class _Mark:
     """The state of the data set; None: it has none."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pass:
+    """One pass over the stream."""
+
+    number: int
+    first: int
+    """Its first step."""
+    skip: int
+    """Steps of an earlier launch."""
+    trail: str | None = None
+    """Their trail; None: it need not be compared."""
+    before: _Mark | None = None
+    """Where a data set with a state was before the last of them."""
+
+    @property
+    def last_skipped(self) -> int:
+        return self.first + self.skip - 1
+
+
 @dataclass(frozen=True, slots=True)
 class _Over:
     """The pass is over, with the data set in this state."""
@@ -52,6 +70,23 @@ class _OtherSamples:
     whole pass is read again."""
 
     is_state: bool
+
+
+_Groups = Generator[tuple[_Mark, list[Any], int], None, None]
+
+
+def _skip_to(step: int, mark: _Mark, groups: _Groups) -> _Mark | None:
+    """Read behind ``mark`` as far as ``step``. Returns where that ends; None: the pass has not so many steps."""
+    while mark.step < step:
+        found = next(groups, None)
+        if found is None:
+            return None
+        mark = found[0]
+    return mark
+
+
+def _as_dict(mark: _Mark) -> dict[str, Any]:
+    return {"num_read": mark.num_read, "trail": mark.trail, "own": mark.own}
 
 
 @contextlib.contextmanager
@@ -113,28 +148,28 @@ class StreamReader(IterableDataset[Any]):
         self._rank = rank
         self._group = group
         self._is_compared = is_compared
-        self._first = 0
-        self._skip = 0
-        self._pass = 0
+        self._pass = _Pass(number=0, first=1, skip=0)
         self._has_state = has_state(loader.dataset)
         self._draws = not self._has_state and bool(generators_of(loader.dataset))
         """Whether it has generators of its own, which go on from pass to pass."""
         self._marks: dict[int, _Mark] = {}
         """By step."""
         self._at_begin: Any = None
+        """How to come to the beginning of the pass: see ``_come_to_begin``."""
+        self._ended: Any = None
+        """How the last pass ended, if that was in this process and the data set has a state."""
         self._resumed: Any = None
 
     def state(self, step: int | None) -> Any:
         """The state from which to resume after ``step`` of the current pass; None: between two passes. Without marks, from the
         beginning of the pass, whatever the data set has, and without a comparison."""
         if step is None:
-            return {"begin": take_state(self.dataset)}
-        if not self.leaves_marks or step < self._first:
+            return self._resumed or {"begin": self._begin_now()}
+        if not self.leaves_marks or step < self._pass.first:
             return {"begin": self._at_begin}
         read: dict[str, Any] = {"trail": self._marks[step].trail}
-        if self._has_state:
-            before = self._marks.get(step - 1, _Mark(step - 1, 0, "", self._at_begin))
-            read["before"] = {"num_read": before.num_read, "trail": before.trail, "own": before.own}
+        if self._has_state and step > self._pass.first:
+            read["before"] = _as_dict(self._marks[step - 1])
         return {"begin": self._at_begin, "read": read}
 
     def load_state(self, state: Any) -> None:
@@ -148,15 +183,20 @@ class StreamReader(IterableDataset[Any]):
         Raises:
             MismatchError: the first ``skip`` groups are not those of the launch whose state was loaded.
         """
-        self._first, self._pass, self._skip, self._marks = first, number, skip, {}
+        this, self._marks = _Pass(number=number, first=first, skip=skip), {}
         if self._resumed is None:
-            self._at_begin = take_state(self.dataset)
+            self._at_begin = self._begin_now()
         else:
             self._at_begin = self._resumed["begin"]
-            put_state(self.dataset, self._at_begin)  # workers start with a copy of this process's data set
-        if (before := self._before()) is not None:
-            self._marks[before.step] = before
-        own = None
+            put_state(self.dataset, self._at_begin["own"])  # workers start with a copy of this process's data set
+            if "read" in self._resumed:
+                read = self._resumed["read"]
+                before = _Mark(step=this.last_skipped - 1, **read["before"]) if "before" in read else None
+                this = dataclasses.replace(this, trail=read["trail"] if self._is_compared else None, before=before)
+                if before is not None:
+                    self._marks[before.step] = before
+        self._pass, self._ended = this, None
+        mark, own, is_over = None, None, False
         try:
             for item in self._read(like):
                 self._resumed = None  # it has reached the worker
@@ -172,10 +212,26 @@ class StreamReader(IterableDataset[Any]):
                     self._marks[mark.step] = mark
                     self._marks.pop(mark.step - MAX_STEPS_AHEAD, None)
                 yield from made
+            is_over = True
         finally:
             self._resumed = None
-            if self._draws and own is not None and digest(take_state(self.dataset)) == digest(self._at_begin):
+            if self._has_state and self.leaves_marks and like.num_workers == 0 and mark is not None:
+                begin = _Mark(first - 1, 0, "", self._at_begin["own"])
+                starts = (
+                    [self._marks.get(mark.step - 1, begin)] if is_over else [self._marks.get(mark.step - 1, begin), begin]
+                )
+                self._ended = {
+                    "number": number,
+                    "step": mark.step,
+                    "trail": mark.trail,
+                    "is_over": is_over,
+                    "starts": [dataclasses.asdict(start) for start in starts],
+                }
+            if self._draws and own is not None and digest(take_state(self.dataset)) == digest(self._at_begin["own"]):
                 put_state(self.dataset, own)  # the worker's data set was a copy, and nothing else has drawn from this one
+
+    def _begin_now(self) -> Any:
+        return {"own": take_state(self.dataset), "ended": self._ended}
 
     def _read(self, like: DataLoader[Any]) -> Iterator[Any]:
         if like.num_workers > 0:
@@ -193,46 +249,57 @@ class StreamReader(IterableDataset[Any]):
                 return
             yield item
 
-    def _before(self) -> _Mark | None:
-        """Where the data set was before the last of the steps to skip; None: there are none, or it has no state."""
-        before = None if self._resumed is None else self._resumed.get("read", {}).get("before")
-        return None if before is None else _Mark(step=self._first + self._skip - 2, **before)
-
     def __iter__(self) -> Iterator[tuple[_Mark, list[Any]] | _OtherSamples | _Over]:
-        resumed = self._resumed  # which is None in this process as soon as it has got an item
-        was = None if resumed is None or not self._is_compared else resumed.get("read", {}).get("trail")
-        begin, before = _Mark(self._first - 1, 0, "", _AS_IT_IS), self._before()
-        starts = [begin] if before is None else [before, dataclasses.replace(begin, own=self._at_begin)]
-        for start in starts:
-            groups = self._groups(start, is_resumed=resumed is not None)
-            mark = self._skipped(start, groups, was)
-            if mark is not None or not self._is_compared:
+        this, is_resumed = self._pass, self._resumed is not None
+        begin = _Mark(this.first - 1, 0, "", None)
+        for start in (begin,) if this.before is None else (this.before, begin):
+            is_exact = False
+            if start is not begin:
+                put_state(self.dataset, start.own)
+            elif is_resumed:
+                is_exact = self._come_to_begin()
+            groups = self._groups(this.number, start, may_have_ended=is_resumed and not is_exact)
+            mark = _skip_to(this.last_skipped, start, groups)
+            if this.trail is None or (mark is not None and mark.trail == this.trail):
                 break
-            yield _OtherSamples(is_state=start is before)
+            yield _OtherSamples(is_state=start is not begin)
         if mark is None:
             return
-        if mark.step >= self._first:
+        if mark.step >= this.first:
             yield mark, []
         for mark, parts, first_sample in groups:
             yield mark, list(self.make(mark.step, parts, first_sample))
         if self._draws:
             yield _Over(take_state(self.dataset))
 
-    def _skipped(self, mark: _Mark, groups: Iterator[tuple[_Mark, list[Any], int]], was: str | None) -> _Mark | None:
-        """Read the steps to skip that are behind ``mark``. Returns where that ends; None: it has not the trail ``was``."""
-        while mark.step < self._first + self._skip - 1:
-            found = next(groups, None)
-            if found is None:
-                return None
-            mark = found[0]
-        return mark if was is None or mark.trail == was else None
+    def _come_to_begin(self) -> bool:
+        """Leave the data set as it was at the beginning of the pass. Returns whether it surely is.
 
-    def _groups(self, mark: _Mark, *, is_resumed: bool) -> Iterator[tuple[_Mark, list[Any], int]]:
-        """The groups behind ``mark``: how far each has read, its batches, and the number of samples before it."""
-        if mark.own is not _AS_IT_IS:
-            put_state(self.dataset, mark.own)
+        Behind a pass, its own state says too little: some data sets go on from there with the next pass, others start over. So
+        the last step of that pass is read again, and the pass is left as it was then. If that step has other samples now, the
+        pass is read again from its beginning, unless it had come to its end. At worst, the data set's own state must do.
+        """
+        own, ended = self._at_begin["own"], self._at_begin["ended"]
+        is_exact = False
+        for start in () if ended is None else (_Mark(**start) for start in ended["starts"]):
+            put_state(self.dataset, start.own)
+            set_epoch(ended["number"], self.dataset)
+            groups = self._groups(ended["number"], start, may_have_ended=True)
+            mark = _skip_to(ended["step"], start, groups)
+            is_exact = mark is not None and mark.trail == ended["trail"] and not (ended["is_over"] and any(groups))
+            groups.close()
+            set_epoch(self._pass.number, self.dataset)
+            if is_exact:
+                break
+        else:
+            put_state(self.dataset, own)
+        return is_exact
+
+    def _groups(self, number_of_pass: int, mark: _Mark, *, may_have_ended: bool) -> _Groups:
+        """The groups behind ``mark``, where the data set is now: how far each has read, its batches, and the number of samples
+        before it. ``may_have_ended``: a state of the data set may mean the end of the pass before."""
         loader, part = self.key
-        samples, num_read, trail = self._begin(), mark.num_read, mark.trail
+        samples, num_read, trail = self._begin(number_of_pass), mark.num_read, mark.trail
         for batch in itertools.count(mark.step + 1):
             parts: list[Any] = []
             first_sample = num_read
@@ -240,9 +307,8 @@ class StreamReader(IterableDataset[Any]):
                 # Every rank reads every sample, from the same random stream per batch.
                 reseed(self._seed, self._purpose, loader, batch, part, number)
                 read = self._take(samples, num_read, batch)
-                if not read and is_resumed and self._has_state and num_read == 0 == number:
-                    # A state taken after a pass may mean the end of that pass rather than the beginning of the next.
-                    samples = self._begin()
+                if not read and may_have_ended and self._has_state and num_read == 0 == number:
+                    samples = self._begin(number_of_pass)
                     reseed(self._seed, self._purpose, loader, batch, part, number)
                     read = self._take(samples, num_read, batch)
                 if not read or (self._drop_last and len(read) < (self._batch_size or 1)):
@@ -257,8 +323,8 @@ class StreamReader(IterableDataset[Any]):
             if len(parts) < self._group:
                 return
 
-    def _begin(self) -> Iterator[Any]:
-        reseed(self._seed, Purpose.SAMPLER, self.key[0], self._pass)
+    def _begin(self, number_of_pass: int) -> Iterator[Any]:
+        reseed(self._seed, Purpose.SAMPLER, self.key[0], number_of_pass)
         with _as_without_workers():
             return iter(self.dataset)
 

@@ -186,7 +186,7 @@ class _ShardReader(StreamReader):
             micro.samples = _positions(first_sample, sizes, micro)
             assignment.reseed(Purpose.FETCH, batch, micro.shard, micro.part)
             data.append(self.collate(parts[micro.part][micro.rows], micro.samples, batch, micro.shard))
-        if assignment.world_size > 1 and batch == self._first + self._skip:
+        if assignment.world_size > 1 and batch == self._pass.last_skipped + 1:
             plan.digest = digest(parts)
         yield plan, data
 
@@ -320,7 +320,7 @@ class ReadySource(Source):
 
     @override
     def state(self, step: int | None) -> Any:
-        trail = None if step is None else self._trail.behind(step)
+        trail = self._trail.behind(step)
         if self._reader is not None:
             # How batches make up steps is known only once they are read (empty ones are skipped).
             return {"reader": self._reader.state(step), "trail": trail}

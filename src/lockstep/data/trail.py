@@ -96,9 +96,9 @@ class Trail:
         if self._was is not None:
             self._refuse()
 
-    def behind(self, step: int) -> str | None:
-        """The trail behind a step of the current pass; None: no step was taken."""
-        return self._behind.get(step) or None
+    def behind(self, step: int | None) -> str | None:
+        """The trail behind a step of the current pass; None: it has none. Between two passes: the one that was loaded."""
+        return self._was if step is None else self._behind.get(step) or None
 
     def _refuse(self) -> None:
         if self._is_compared:
