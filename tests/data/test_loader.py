@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from data_helpers import CPU, FakeDriver, Noisy, Numbers, assignment, draw, noisy_collate, prepared, same
+from data_helpers import CPU, FakeDriver, Noisy, Numbers, Stream, assignment, draw, noisy_collate, prepared, same
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -419,3 +419,18 @@ def test_a_loop_by_next_is_reported_whole_although_its_iterator_lives_on(standin
     assert events.count("step") == 3
     assert "epoch" in events
     assert events[-1] == "end"
+
+
+@pytest.mark.parametrize("make", [numbers, lambda: DataLoader(Stream(8), 4), lambda: [torch.zeros(4), torch.ones(4)]])
+def test_a_position_that_was_loaded_stays_until_the_pass_begins(make):
+    loader = prepared(make())
+    next(iter(loader))
+    begun = iter(loader)
+    next(begun)
+    state = copy.deepcopy(loader.state())
+    next(begun)
+    state_after_a_step = copy.deepcopy(loader.state())
+    for position in (state, state_after_a_step):
+        again = prepared(make())
+        again.load_state(copy.deepcopy(position))
+        assert same(again.state(), position)

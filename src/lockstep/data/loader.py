@@ -315,7 +315,7 @@ class PreparedLoader:
         running = self._is_running
         return {
             "pass": self._epoch - running,
-            "skip": self._pass.done if running else 0,
+            "skip": self._pass.done if running else self._skip,
             "followed": self._num_beside,
             "totals": self._sums(),
             "source": self._source.state(self._pass.first + self._pass.done - 1 if running else None),
