@@ -84,3 +84,26 @@ def test_what_has_no_state_gives_none_and_takes_it(thing):
     assert not has_state(thing)
     assert take_state(thing) == {}
     put_state(thing, {})
+
+
+class TakesItApart(WithState):
+    def load_state_dict(self, state):
+        self.state = {"order": state.pop("order")}
+
+
+def test_a_state_can_be_put_again():
+    source, state = TakesItApart(), {"order": [2, 1]}
+    for _ in range(2):
+        put_state(source, state)
+        assert source.state == {"order": [2, 1]}
+
+
+class AnotherInterface(WithState):
+    def state_dict(self, num_samples, from_beginning):
+        raise AssertionError
+
+
+def test_a_state_dict_with_arguments_is_none():
+    assert has_state(TakesItApart())
+    assert not has_state(AnotherInterface())
+    assert take_state(AnotherInterface()) == {}

@@ -7,6 +7,7 @@ attributes are saved (that of a ``RandomSampler(generator=...)``, say, which con
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 import sys
 from typing import Any
@@ -15,8 +16,18 @@ import torch
 
 
 def has_state(source: Any) -> bool:
-    """Whether an object has ``state_dict()`` and ``load_state_dict()``."""
-    return callable(getattr(source, "state_dict", None)) and callable(getattr(source, "load_state_dict", None))
+    """Whether an object has ``state_dict()`` and ``load_state_dict(state)``. (MosaicML's StreamingDataset has a ``state_dict``
+    that must be told how many samples were used: that is another thing.)"""
+    take, put = getattr(source, "state_dict", None), getattr(source, "load_state_dict", None)
+    if not callable(take) or not callable(put):
+        return False
+    try:
+        inspect.signature(take).bind()
+    except TypeError:
+        return False
+    except ValueError:  # one written in C may have no signature
+        pass
+    return True
 
 
 def is_generator(source: Any) -> bool:
@@ -56,7 +67,7 @@ def put_state(source: Any, state: Any) -> None:
         else:
             source.set_state(state)
     elif has_state(source):
-        source.load_state_dict(state)
+        source.load_state_dict(copy.deepcopy(state))  # some take theirs apart, and it may be put again
     else:
         for name, value in state.items():
             put_state(getattr(source, name), value)
