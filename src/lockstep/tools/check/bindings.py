@@ -13,6 +13,10 @@ from lockstep.tools.check.values import DATA, NOTHING, OF_A_SHARD, Value, Write,
 
 _OF_OPTIMIZERS = ("lr", "momentum", "weight_decay", "betas", "initial_lr")
 
+_GATHERING: dict[type[ast.AST], str] = {ast.BitOr: "or", ast.Or: "or", ast.BitAnd: "and", ast.And: "and"}
+_EXTREMES = {"max": "max", "maximum": "max", "min": "min", "minimum": "min"}
+"""Operators and functions that make of all shards' values one that does not depend on which process has which."""
+
 
 class Bindings(Methods):
     """Assigns to targets."""
@@ -27,11 +31,7 @@ class Bindings(Methods):
         if isinstance(target, ast.Name):
             own = source_ is not None and target.id in source.loaded_names(source_)
             value = self.governed(value)
-            how = "set"
-            if any(o.is_copy for o in value.objects):
-                how = "average"
-            elif own and isinstance(source_, ast.BinOp):
-                how = "add"
+            how = "average" if any(o.is_copy for o in value.objects) else gathers(source_, own=own)
             write = self.write(target, target.id, how, self.use_flags(value), own=own)
             is_flag = isinstance(source_, ast.Constant) and isinstance(source_.value, bool) and not self.inside
             # What ends a loop has its first value where the loop goes on.
@@ -105,6 +105,7 @@ class Bindings(Methods):
             if name in place.buffers and (place.is_prepared or not self.inside):
                 continue
             how = "statistics" if name in place.buffers else "attribute"
+            self.hold(place, value)
             if place.kind in ("instance", "class", "file", "kept state") or self.inside:
                 place.children |= value.objects
                 kept = place.is_kept and not place.is_prepared and not self.inside
@@ -158,7 +159,9 @@ class Bindings(Methods):
         if isinstance(at, ast.Attribute):
             for place in self.eval(at.value).objects:
                 if place.kind in ("instance", "class", "file") and at.attr not in place.buffers:
-                    self.state.add((place, at.attr), value, self.write(node, shown, "change", value, own=own))
+                    is_kept = place.is_kept and not self.inside
+                    write = None if is_kept else self.write(node, shown, "change", value, own=own)
+                    self.state.add((place, at.attr), value, write)
             return
         if not isinstance(at, ast.Name) or at.id == "self":
             return
@@ -180,7 +183,8 @@ class Bindings(Methods):
                     self.change(place, node, target.id, how, added)
                 return
             value = self.governed(mix((old, added)))
-            self.put_variable(target.id, value, self.write(node, target.id, "add", value, own=True))
+            how = _GATHERING.get(type(node.op), "add")
+            self.put_variable(target.id, value, self.write(node, target.id, how, value, own=True))
         elif isinstance(target, ast.Attribute):
             load = ast.copy_location(ast.Attribute(target.value, target.attr, ast.Load()), target)
             old = self.eval(load)
@@ -193,6 +197,22 @@ class Bindings(Methods):
         elif isinstance(target, ast.Subscript):
             self.eval(ast.copy_location(ast.Subscript(target.value, target.slice, ast.Load()), target))
             self.set_item(target, added, own=True)
+
+
+def gathers(source_: ast.AST | None, *, own: bool) -> str:
+    """How a variable's new value comes from its old one, by which shards are gathered: see ``Site.how``. A flag that is raised
+    is the ``or`` of what raises it."""
+    if isinstance(source_, ast.Constant) and isinstance(source_.value, bool):
+        return "or" if source_.value else "and"
+    if not own:
+        return "set"
+    if isinstance(source_, ast.BinOp):
+        return _GATHERING.get(type(source_.op), "add")
+    if isinstance(source_, ast.BoolOp):
+        return _GATHERING[type(source_.op)]
+    if isinstance(source_, ast.Call):
+        return _EXTREMES.get(source.dotted(source_.func).rpartition(".")[2], "set")
+    return "set"
 
 
 def is_whole(index: ast.AST) -> bool:

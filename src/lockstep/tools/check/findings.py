@@ -101,6 +101,16 @@ RULES = {
 }
 
 
+_GATHERED = "`{name}` is that of the shards of this process only{read}"
+_BY_WAY = {
+    ("LS102", "max"): Rule(_GATHERED, 'outside: team.all_reduce(torch.tensor({name}), op="max"), or team.any({name} > ...)'),
+    ("LS102", "min"): Rule(_GATHERED, 'outside: team.all_reduce(torch.tensor({name}), op="min"), or team.any({name} < ...)'),
+    ("LS102", "or"): Rule(_GATHERED, "outside: {name} = team.any({name})"),
+    ("LS102", "and"): Rule(_GATHERED, "outside: {name} = not team.any(not {name})"),
+}
+"""What a rule says where the name was changed in one of these ways: see ``Site.how``."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One finding. Lines count from 1, columns from 1."""
@@ -133,9 +143,11 @@ class Finding:
         return asdict(self)
 
 
-def make(code: str, path: str, line: int, column: int, name: str, *, method: str = "", read: str = "") -> Finding:
-    """A finding in its rule's words. ``method``: see ``Site``. ``read``: the place that reads it, as ``line 7``."""
-    rule = RULES[code]
+def make(
+    code: str, path: str, line: int, column: int, name: str, *, how: str = "", method: str = "", read: str = ""
+) -> Finding:
+    """A finding in its rule's words. ``how``, ``method``: see ``Site``. ``read``: the place that reads it, as ``line 7``."""
+    rule = _BY_WAY.get((code, how)) or RULES[code]
     short = name.rpartition(".")[2] or name
     cls, _, called = method.partition(".")
     call = name if called == "__call__" else f"{name}.{called}"

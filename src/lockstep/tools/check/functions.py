@@ -148,14 +148,14 @@ class Functions(Loops):
         self.frame, self.jumps = known, []
         self.active.append(definition)
         self.returned.append([])
-        control = self.control
+        control = self.control, self.control_flags
         try:
             self._bind_arguments(definition, args, keywords)
             alive = self.block(source.body_of(definition))
         finally:
             ways = self.returned.pop()
             self.active.pop()
-            self.frame, self.jumps, self.control = outer, outer_jumps, control
+            self.frame, self.jumps, (self.control, self.control_flags) = outer, outer_jumps, control
         ends = [state for _, state in ways]
         if alive:
             ends.append(self.state)

@@ -30,6 +30,10 @@ MOST_WORK = 400_000
 _CODES_INSIDE = {
     "set": "LS101",
     "add": "LS102",
+    "max": "LS102",
+    "min": "LS102",
+    "or": "LS102",
+    "and": "LS102",
     "append": "LS103",
     "change": "LS103",
     "attribute": "LS104",
@@ -59,6 +63,9 @@ _UNCHANGED = {"per shard", "team", "batch", "evaluation", "optimizer", "external
 """Kinds of objects whose changes in part are no state of the script, or another's to keep."""
 
 
+_HELD = {"instance", "module", "tensor", "opaque", "list", "dict", "set", "deque", "draws"}
+"""Kinds of objects that are in a checkpoint where what holds them is."""
+
 _Rank = tuple[int, bool, bool, int, int, str, int, str]
 """Of several findings about one name, that with the least is kept."""
 
@@ -80,6 +87,7 @@ class Machine(Reading):
         self.in_data_set = False
         self.control: frozenset[Site] = frozenset()
         """On what it depends that this statement runs."""
+        self.control_flags = 0
         self.findings: dict[tuple[str, str, int, str], tuple[_Rank, Finding]] = {}
         self.made: dict[int, Object] = {}
         self.calls: list[tuple[ast.Call, Frame, frozenset[Object]]] = []
@@ -102,6 +110,21 @@ class Machine(Reading):
         elif fresh:
             self.state.forget(made)
         return made
+
+    def keep(self, held: Iterable[Object]) -> None:
+        """Checkpoints hold these objects, and what they hold: what they are given later is kept then (see ``hold``)."""
+        waiting = [target for target in held if not target.is_kept]
+        while waiting:
+            target = waiting.pop()
+            target.is_kept = True
+            cells = [cell for (owner, _), cell in self.state.cells.items() if owner is target]
+            inner = {o for cell in cells for part in (cell.value, *(cell.value.items or ())) for o in part.objects}
+            waiting += [o for o in inner | target.children if o.kind in _HELD and not o.is_kept]
+
+    def hold(self, place: Object, value: Value) -> None:
+        """An object is given another to hold."""
+        if place.is_kept and not place.is_prepared:
+            self.keep(o for part in (value, *(value.items or ())) for o in part.objects if o.kind in _HELD)
 
     # -- reading ------------------------------------------------------------------------------------------------------------
 
@@ -173,11 +196,12 @@ class Machine(Reading):
             return None
         if self.inside:
             depends = any(site.inside for site in value.sites | self.control)
-            if not (own or depends or value.flags & OF_A_SHARD):
+            flags = (value.flags | self.control_flags) & OF_A_SHARD
+            if not (own or depends or flags):
                 return None  # every shard would write the same
             if own and value.flags & RANKED and not depends:
                 return None  # this process's place among all, moved on
-            slight = not own and not depends and value.flags & OF_A_SHARD == SIZE
+            slight = not own and not depends and flags == SIZE
             how = "data set" if self.in_data_set else how
             return Write(self.from_loop(self.site(node, name, how)), self.loops, slight=slight)
         if not self.loops or (value.objects and all(o.kind in _UNWRITTEN or o.is_kept_iterator() for o in value.objects)):
@@ -192,6 +216,7 @@ class Machine(Reading):
         """An object changes in part."""
         if target.kind in _UNCHANGED:
             return
+        self.hold(target, value)
         if target.is_prepared and target.kind not in ("list", "dict", "draws"):
             return  # weights that are written inside are refused when it runs; outside they are in checkpoints
         if target.is_kept and not self.inside:
@@ -302,20 +327,20 @@ class Machine(Reading):
         is_elsewhere = self.frame.path != site.path
         rank = site.line, not read, is_elsewhere, line, column, self.frame.path, site.column, site.method
         if key not in self.findings or rank < self.findings[key][0]:
-            made = make(code, site.path, site.line, site.column, site.name, method=site.method, read=read)
-            self.findings[key] = rank, made
+            self.findings[key] = rank, make(code, *site[:4], how=site.how, method=site.method, read=read)
 
     # -- where it is --------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def under(self, sites: frozenset[Site]) -> Iterator[None]:
+    def under(self, test: Value) -> Iterator[None]:
         """What runs here depends on this."""
-        before = self.control
-        self.control = before | frozenset(site for site in sites if site.how != "world")
+        before = self.control, self.control_flags
+        self.control |= frozenset(site for site in test.sites if site.how != "world")
+        self.control_flags |= test.flags
         try:
             yield
         finally:
-            self.control = before
+            self.control, self.control_flags = before
 
     def over_shards(self, node: ast.AST, body: Callable[[], None]) -> None:
         """Run what runs once a shard: twice, so that the second sees what the first has left."""

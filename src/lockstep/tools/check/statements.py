@@ -93,7 +93,7 @@ class Statements(Bindings):
         ends = []
         for body in (node.body, node.orelse):
             self.state = before.copy()
-            with self.under(test.sites):
+            with self.under(test):
                 if self.block(body):
                     ends.append(self.state)
         joined = join(ends)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 
+from lockstep.tools.check import source
 from lockstep.tools.check.functions import Functions
 from lockstep.tools.check.state import CONTENT
-from lockstep.tools.check.values import DATA, NOTHING, RANKED, Object, Value
+from lockstep.tools.check.values import DATA, NOTHING, RANKED, Object, Site, Value
 
 
 class Teams(Functions):
@@ -44,7 +45,9 @@ class Teams(Functions):
                 self.call_of(hook, hook.definition or ast.Pass(), NOTHING, [Value.made(DATA)], {})
             self.sink(used, node, "weights")
             return NOTHING
-        if name in ("any", "all", "best"):
+        if name in ("any", "best"):
+            if name == "any" and node.args:
+                used = used._replace(sites=frozenset(s for s in used.sites if not _is_of_any(s, node.args[0])))
             if not self.inside:
                 self.sink(used, node, "decision")
             return NOTHING
@@ -104,6 +107,27 @@ class Teams(Functions):
             value = value._replace(objects=frozenset((made,)))
             if isinstance(node.args[1], ast.Name):
                 self.state.put(self.key_of(node.args[1].id), value, None)
-        for target in value.objects:
-            target.is_kept = True
+        self.keep(value.objects)
         return value
+
+
+def _is_of_any(site: Site, test: ast.AST, *, negated: bool = False) -> bool:
+    """Whether that a test holds on any rank follows from all shards, however they are dealt out: the greatest of each rank's
+    values is above a bound on any rank just if that of all is. Not so: the greatest below a bound, or the last."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _is_of_any(site, test.operand, negated=not negated)
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And if negated else ast.Or):
+        return all(_is_of_any(site, part, negated=negated) for part in test.values if _reads(part, site))
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        above = isinstance(test.ops[0], (ast.Gt, ast.GtE))
+        if not above and not isinstance(test.ops[0], (ast.Lt, ast.LtE)):
+            return False
+        left, right = _reads(test.left, site), _reads(test.comparators[0], site)
+        return left != right and site.how == ("max" if (above == left) != negated else "min")
+    if isinstance(test, ast.Call) and len(test.args) == 1:
+        return source.dotted(test.func) in ("bool", "int") and _is_of_any(site, test.args[0], negated=negated)
+    return site.how == ("and" if negated else "or")
+
+
+def _reads(node: ast.AST, site: Site) -> bool:
+    return site.name in source.loaded_names(node)

@@ -22,9 +22,9 @@ class Site(NamedTuple):
     column: int
     name: str
     how: str
-    """``set``, ``add`` (to its own old value), ``append``, ``change`` (in place), ``attribute``, ``average`` (a copy of a
-    model), ``draw`` (a generator), ``next`` (an iterator), ``number`` (of enumerate), ``shard number``, ``statistics``,
-    ``worker``, ``world``, ``data set``."""
+    """``set``, ``add`` (to its own old value), ``max``, ``min``, ``or``, ``and`` (of that and another), ``append``, ``change``
+    (in place), ``attribute``, ``average`` (a copy of a model), ``draw`` (a generator), ``next`` (an iterator), ``number`` (of
+    enumerate), ``shard number``, ``statistics``, ``worker``, ``world``, ``data set``."""
     inside: bool
     """Whether it runs once a shard."""
     scope: int = 0

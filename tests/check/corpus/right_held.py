@@ -1,0 +1,340 @@
+"""Right, though objects of the script change: registered, prepared, or the same on all ranks. Nothing is found."""
+
+import collections
+import copy
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import lockstep
+
+
+def start(loader=None):
+    team = lockstep.join(seed=1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(64, 6), torch.arange(64) % 3)
+    return (team, *team.prepare(model, optimizer, loader or DataLoader(data, 16, shuffle=True)))
+
+
+def train_step(team, model, optimizer, batch):
+    for x, y in batch.shards:
+        loss = F.cross_entropy(model(x), y)
+        team.backward(loss)
+        batch.add(loss=loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    return batch["loss"]
+
+
+class Average:
+    """Holds a copy of the model, and counts."""
+
+    def __init__(self, model):
+        self.model = copy.deepcopy(model).requires_grad_(False)
+        self.num_updates = 0
+
+    @torch.no_grad()
+    def update(self, model):
+        self.num_updates += 1
+        decay = min(0.99, self.num_updates / 10)
+        for a, p in zip(self.model.parameters(), model.parameters(), strict=True):
+            a.lerp_(p, 1 - decay)
+
+    def state_dict(self):
+        return {"model": self.model.state_dict(), "num_updates": self.num_updates}
+
+    def load_state_dict(self, state):
+        self.model.load_state_dict(state["model"])
+        self.num_updates = state["num_updates"]
+
+
+def average_of_a_class_that_is_registered():
+    team, model, optimizer, loader = start()
+    average = Average(model)
+    team.register("average", average)
+    for batch in loader:
+        train_step(team, model, optimizer, batch)
+        average.update(model)
+    team.save(average.model.state_dict(), "average.pt")
+
+
+class Shadow:
+    """Makes its copies when it is updated first, under the names of the parameters."""
+
+    def __init__(self):
+        self.shadow = {}
+        self.history = None
+
+    @torch.no_grad()
+    def update(self, model):
+        if self.history is None:
+            self.history = []
+        for name, p in model.named_parameters():
+            if name not in self.shadow:
+                self.shadow[name] = p.clone()
+            self.shadow[name].mul_(0.9).add_(p, alpha=0.1)
+        self.history.append(self.shadow["0.weight"].norm().item())
+
+    def state_dict(self):
+        return {"shadow": self.shadow, "history": self.history}
+
+    def load_state_dict(self, state):
+        self.shadow, self.history = state["shadow"], state["history"]
+
+
+def shadow_that_is_registered_and_filled_later():
+    team, model, optimizer, loader = start()
+    shadow = team.register("shadow", Shadow())
+    for batch in loader:
+        train_step(team, model, optimizer, batch)
+        shadow.update(model)
+    model.load_state_dict(shadow.shadow)
+    team.save([model.state_dict(), shadow.history], "average.pt")
+
+
+class Tracker:
+    """Of several parts, each with a state."""
+
+    def __init__(self, model):
+        self.average = Average(model)
+        self.best = {"loss": math.inf}
+        self.recent = collections.deque(maxlen=3)
+
+    def step(self, model, loss):
+        self.average.update(model)
+        self.recent.append(loss)
+        self.best["loss"] = min(self.best["loss"], sum(self.recent))
+
+    def state_dict(self):
+        return {"average": self.average.state_dict(), "best": self.best, "recent": list(self.recent)}
+
+    def load_state_dict(self, state):
+        self.average.load_state_dict(state["average"])
+        self.best.update(state["best"])
+        self.recent.extend(state["recent"])
+
+
+def parts_of_what_is_registered():
+    team, model, optimizer, loader = start()
+    tracker = Tracker(model)
+    team.register("tracker", tracker)
+    for batch in loader:
+        tracker.step(model, train_step(team, model, optimizer, batch))
+        if tracker.best["loss"] < 0.1:
+            break
+    team.save(tracker.average.model.state_dict(), "average.pt")
+
+
+class SAM(torch.optim.Optimizer):
+    """Keeps the weights in ``self.state``, as PyTorch's optimizers do."""
+
+    def __init__(self, params, base, rho=0.05, **options):
+        super().__init__(params, dict(rho=rho, **options))
+        self.base = base(self.param_groups, **options)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def ascend(self):
+        for group in self.param_groups:
+            norm = torch.stack([p.grad.norm() for p in group["params"] if p.grad is not None]).norm()
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                self.state[p]["old"] = p.data.clone()
+                self.state[p]["e_w"] = p.grad * (group["rho"] / (norm + 1e-12))
+                p.add_(self.state[p]["e_w"])
+        self.zero_grad()
+
+    @torch.no_grad()
+    def descend(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                p.data = self.state[p]["old"]
+                p.sub_(self.state[p]["e_w"] * 0.0)
+        self.base.step()
+        self.zero_grad()
+
+
+def sharpness_aware_minimization():
+    team = lockstep.join(seed=1)
+    model = nn.Linear(6, 3)
+    optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
+    data = DataLoader(TensorDataset(torch.randn(64, 6), torch.arange(64) % 3), 16)
+    model, optimizer, loader = team.prepare(model, optimizer, data)
+    for batch in loader:
+        for x, y in batch.shards:
+            team.backward(F.cross_entropy(model(x), y))
+        optimizer.ascend()
+        for x, y in batch.shards:
+            team.backward(F.cross_entropy(model(x), y))
+        optimizer.descend()
+
+
+class Momentum(torch.optim.Optimizer):
+    """Keeps plain values in attributes: checkpoints hold them."""
+
+    def __init__(self, params, lr=0.05):
+        super().__init__(params, {"lr": lr})
+        self.num_steps = 0
+        self.velocity = [torch.zeros_like(p) for p in self.param_groups[0]["params"]]
+        self.norms = {"last": 0.0}
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.num_steps += 1
+        for p, v in zip(self.param_groups[0]["params"], self.velocity, strict=True):
+            v.mul_(0.9).add_(p.grad)
+            self.norms["last"] = v.norm().item()
+            p.sub_(v / (1 - 0.9**self.num_steps), alpha=self.param_groups[0]["lr"] / (1 + self.norms["last"]))
+
+
+def optimizer_with_attributes():
+    team = lockstep.join(seed=1)
+    model = nn.Linear(6, 3)
+    optimizer = Momentum(model.parameters())
+    data = DataLoader(TensorDataset(torch.randn(64, 6), torch.arange(64) % 3), 16)
+    model, optimizer, loader = team.prepare(model, optimizer, data)
+    for batch in loader:
+        train_step(team, model, optimizer, batch)
+
+
+def gradients_scaled_in_place():
+    team, model, optimizer, loader = start()
+    for batch in loader:
+        for x, y in batch.shards:
+            team.backward(F.cross_entropy(model(x), y))
+        for p in model.parameters():
+            p.grad.mul_(0.5)
+            p.grad.data.clamp_(-1.0, 1.0)
+            p.grad += 1e-4 * p.detach()
+        model[0].weight.grad.add_(torch.ones(8, 6), alpha=1e-3)
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        torch._foreach_mul_(grads, 0.5)
+        for g in grads:
+            g.div_(2.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def decided_by_all_ranks():
+    team, model, optimizer, loader = start()
+    for batch in loader:
+        worst, least, failed, clean, odd = 0.0, math.inf, False, True, False
+        for x, y in batch.shards:
+            loss = F.cross_entropy(model(x), y)
+            worst = max(worst, loss.item())
+            least = min(loss.item(), least)
+            failed = failed or not torch.isfinite(loss)
+            failed |= bool(loss.isnan())
+            clean = clean and bool(torch.isfinite(loss))
+            clean &= bool(loss > 0)
+            if loss > 1e3:
+                odd = True
+            team.backward(loss)
+        if team.any(worst > 100) or team.any(least < 1e-9) or team.any(failed) or team.any(not clean):
+            break
+        if not team.any(not worst <= 1e-3) or team.any(bool(odd)) or team.any(worst >= 50 or least < 1e-6):
+            break
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def rate_set_for_each_step():
+    team, model, optimizer, loader = start()
+    for epoch in team.epochs(3):
+        model[1].p = 0.5 / (1 + epoch)
+        for batch in loader:
+            for module in model.modules():
+                if isinstance(module, nn.Dropout):
+                    module.p = 0.5 * team.step / 100
+            train_step(team, model, optimizer, batch)
+
+
+def weights_of_a_sampler_set_for_each_epoch():
+    sampler = torch.utils.data.WeightedRandomSampler(torch.ones(64), 64)
+    data = TensorDataset(torch.randn(64, 6), torch.arange(64) % 3)
+    team, model, optimizer, loader = start(DataLoader(data, 16, sampler=sampler))
+    for epoch in team.epochs(3):
+        sampler.weights = torch.ones(64) / (1 + epoch)
+        for batch in loader:
+            train_step(team, model, optimizer, batch)
+
+
+def batches_changed_that_the_loader_has_made():
+    team, model, optimizer, loader = start()
+    for batch in loader:
+        for x, y in batch.shards:
+            x.mul_(2.0)
+            x += 0.1 * torch.randn_like(x)
+            x[:, 0] *= 0.0
+            team.backward(F.cross_entropy(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Boxes(Dataset):
+    """Makes each sample when it is fetched; caches what it has decoded."""
+
+    def __init__(self, rows):
+        self.rows, self.decoded = rows, {}
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        row = dict(self.rows[index])
+        row["box"] = row["box"] * 2
+        row["box"] += 1
+        self.rows[index]["label"] = int(self.rows[index]["label"])
+        self.rows[index]["size"] = len(self.rows[index]["box"])
+        if index not in self.decoded:
+            self.decoded[index] = self.rows[index]["box"].clone()
+        x = self.decoded[index].clone()
+        x.mul_(2)
+        box = torch.tensor(row["box"])
+        box *= 3
+        return x, {"box": box}
+
+
+def side_by_side(samples):
+    images, targets = zip(*samples, strict=True)
+    targets = [{key: value.clone() for key, value in target.items()} for target in targets]
+    for target in targets:
+        target["box"] *= 2
+    return torch.stack(images), targets
+
+
+def boxes_of_their_own():
+    rows = [{"box": torch.rand(4), "label": i % 3} for i in range(64)]
+    loader = DataLoader(Boxes(rows), 16, collate_fn=side_by_side)
+    team, model, optimizer, loader = start(loader)
+    for batch in loader:
+        for images, targets in batch.shards:
+            for target in targets:
+                target["box"] *= 2
+                target["box"].div_(4)
+            boxes = torch.stack([target["box"] for target in targets])
+            team.backward((model(images).sum(1) - boxes.sum(1)).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def ready_made_batches_copied():
+    batches = [(torch.randn(8, 6), torch.arange(8) % 3) for _ in range(3)]
+    team, model, optimizer, loader = start(batches)
+    for batch in loader:
+        for x, y in batch.shards:
+            x = x * 1.1
+            x += 0.1
+            x.mul_(2.0)
+            z = x.clone()
+            z.add_(1.0)
+            team.backward(F.cross_entropy(model(x) + model(z), y))
+        optimizer.step()
+        optimizer.zero_grad()
