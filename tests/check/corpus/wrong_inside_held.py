@@ -1,5 +1,6 @@
 """Wrong inside, by way of an object: a name that Python finds at run time, a cache, a sample of the data set's own."""
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -14,6 +15,22 @@ def start(loader=None):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = TensorDataset(torch.randn(64, 6), torch.arange(64) % 3)
     return (team, *team.prepare(model, optimizer, loader or DataLoader(data, 16, shuffle=True)))
+
+
+class Noisy(Dataset):
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.full((6,), float(self.rng.normal())), index % 3  # LS109
+
+
+def names_imported_by_a_star():
+    team, *_ = start(DataLoader(Noisy(), 16))
+    team.epochs(1)
 
 
 def decided_by_the_last_shard():

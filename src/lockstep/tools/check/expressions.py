@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from lockstep.tools.check import source
+from lockstep.tools.check import names, source
 from lockstep.tools.check.machine import MOST_WORK, Machine, TooMuch
 from lockstep.tools.check.state import CONTENT
 from lockstep.tools.check.values import (
@@ -22,6 +22,7 @@ from lockstep.tools.check.values import (
     compute,
     merge,
     mix,
+    text,
 )
 
 _OF_FORM = ("dtype", "device", "ndim", "requires_grad", "is_cuda")
@@ -56,8 +57,9 @@ class Expressions(Machine):
             ast.GeneratorExp: self._comprehension,
             ast.DictComp: self._comprehension,
             ast.Lambda: self._lambda,
-            ast.JoinedStr: lambda node: mix([self.use(self.eval(part)) for part in node.values]),
-            ast.FormattedValue: lambda node: self.written(self.eval(node.value)),
+            ast.Constant: _constant,
+            ast.JoinedStr: self._joined,
+            ast.FormattedValue: self._formatted,
             ast.NamedExpr: self._named,
             ast.Starred: lambda node: self.eval(node.value),
             ast.Await: lambda node: self.eval(node.value),
@@ -93,7 +95,10 @@ class Expressions(Machine):
                 value = self.look(cell)
                 return value if value.objects or node.id != "team" else value._replace(objects=frozenset((self.team,)))
             frame = frame.parent
-        return Value.of(self.team) if node.id == "team" else NOTHING
+        if node.id == "team":
+            return Value.of(self.team)
+        found = [f"{library}.{node.id}" for library in self.frame.module().stars if names.is_exported(library, node.id)]
+        return self.external(found[-1]) if found else NOTHING
 
     def _attribute(self, node: ast.Attribute) -> Value:
         return self.attribute(self.eval(node.value), node)
@@ -176,13 +181,13 @@ class Expressions(Machine):
 
     def bound(self, target: Object, function: Object) -> Value:
         """A method of an object; the value of a property."""
-        names = {
+        decorators = {
             source.dotted(d.func if isinstance(d, ast.Call) else d)
             for d in getattr(function.definition, "decorator_list", [])
         }
-        if "property" in names:
+        if "property" in decorators:
             return self.invoke(function, [Value.of(target)], {}, function.definition or ast.Pass())
-        if "staticmethod" in names or (target.kind == "class" and "classmethod" not in names):
+        if "staticmethod" in decorators or (target.kind == "class" and "classmethod" not in decorators):
             return Value.of(function)
         key = hash((id(target), id(function)))
         method = self.made.get(key)
@@ -193,7 +198,8 @@ class Expressions(Machine):
 
     def _operation(self, node: ast.BinOp) -> Value:
         left, right = self.eval(node.left), self.eval(node.right)
-        return compute(self.use(left), self.use(right))
+        value = compute(self.use(left), self.use(right))
+        return value._replace(texts=text((left, right))) if isinstance(node.op, ast.Add) else value
 
     # -- parts --------------------------------------------------------------------------------------------------------------
 
@@ -317,6 +323,14 @@ class Expressions(Machine):
         made.definition, made.frame = node, self.frame
         return Value.of(made)
 
+    def _formatted(self, node: ast.FormattedValue) -> Value:
+        value = self.eval(node.value)
+        return self.written(value)._replace(texts=value.texts if node.format_spec is None else frozenset())
+
+    def _joined(self, node: ast.JoinedStr) -> Value:
+        parts = [self.eval(part) for part in node.values]
+        return mix([self.use(part) for part in parts])._replace(texts=text(parts))
+
     def _named(self, node: ast.NamedExpr) -> Value:
         value = self.eval(node.value)
         self.bind(node.target, value, node.value)
@@ -329,6 +343,10 @@ class Expressions(Machine):
         else:
             self.yielded(element)
         return NOTHING
+
+
+def _constant(node: ast.Constant) -> Value:
+    return NOTHING._replace(texts=frozenset((node.value,))) if isinstance(node.value, str) else NOTHING
 
 
 def void(_: Value) -> None:

@@ -44,7 +44,7 @@ class Functions(Loops):
             known = self.of_method(node, receiver, function, args, keywords)
             if known is not None:
                 return known
-        self.calls.append((node, self.frame, receiver.objects or function.objects))
+        self.calls.append((node, self.frame, receiver.objects or function.objects | _owners(function)))
         try:
             found = [self.call_of(target, node, receiver, args, keywords) for target in function.objects]
         finally:
@@ -210,9 +210,13 @@ class Functions(Loops):
             return site
         for call, frame, called in self.calls[self.num_calls_around :]:
             changed = [o for o in called if o in own.value.objects and o.kind == "instance"]
+            bound = [o for o in called if o.kind == "method" and o.owner in changed]
             name, method = source.shown(call.func), "__call__"
             if isinstance(call.func, ast.Attribute) and any(self.method(o, call.func.attr) for o in changed):
                 name, method = source.shown(call.func.value), call.func.attr
+            elif bound:
+                holding = (self.name_of(changed[0], around) for _, around, _ in self.calls)
+                name, method = next(filter(None, holding), name), bound[0].name
             if changed and (name == "self" or self.is_module(changed[0])):
                 return site
             if changed:
@@ -281,6 +285,10 @@ class Functions(Loops):
         if isinstance(node, ast.Call) and not self.inside and target.kind == "opaque":
             self.unknown = node
         return Value.made(given.flags | (content.flags & DATA), given.sites | content.sites)
+
+
+def _owners(function: Value) -> frozenset[Object]:
+    return frozenset(target.owner for target in function.objects if target.owner is not None)
 
 
 def _new_frame(definition: ast.AST, parent: Frame | None) -> Frame:

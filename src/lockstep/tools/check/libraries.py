@@ -231,6 +231,10 @@ class Libraries(Teams):
             return merge(found)._replace(sites=merge(found).sites | args[0].sites) if found else self.use(args[0])
         if name == "iter" and args:
             return self.iterator(node, args[0])
+        if name in ("getattr", "setattr") and len(args) > 1 and isinstance(node, ast.Call):
+            by_name = self._by_name(name, node, args)
+            if by_name is not None:
+                return by_name
         used = self.used((*args, *keywords.values()))
         for value in (*args, *keywords.values()):
             self.call_back(value)
@@ -252,6 +256,16 @@ class Libraries(Teams):
         if name in ("isinstance", "type", "id", "hasattr", "callable", "range"):
             return Value.made(used.flags & ~DATA, used.sites if name == "range" else frozenset())
         return used
+
+    def _by_name(self, name: str, node: ast.Call, args: list[Value]) -> Value | None:
+        """``getattr`` and ``setattr`` of names that stand in the script. None: it is not known which."""
+        found = []
+        for attribute in sorted(filter(str.isidentifier, args[1].texts)):
+            target = ast.copy_location(ast.Attribute(node.args[0], attribute, ast.Load()), node)
+            if name == "setattr":
+                self.set_attribute(target, args[2] if len(args) > 2 else NOTHING, own=False)
+            found.append(self.attribute(args[0], target))
+        return merge((*found, *args[2:])) if found else None
 
     def iterator(self, node: ast.AST, value: Value) -> Value:
         """``iter(value)``."""

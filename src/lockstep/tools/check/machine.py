@@ -257,9 +257,9 @@ class Machine(Reading):
             if owner is target and name != CONTENT:
                 self.state.add((target, name), value, write)
 
-    def name_of(self, target: Object) -> str:
-        """The variable that has held an object, or what it is in, for longest."""
-        frame: Frame | None = self.frame
+    def name_of(self, target: Object, frame: Frame | None = None) -> str:
+        """The variable that has held an object, or what it is in, for longest: of this frame or one around it."""
+        frame = frame or self.frame
         while frame is not None:
             for (owner, name), cell in self.state.cells.items():
                 if owner is not frame:

@@ -122,3 +122,11 @@ def kind_of(name: str) -> str | None:
 def is_in_place(method: str) -> bool:
     """Whether a tensor's method changes it."""
     return method.endswith("_") and not method.endswith("__") and not method.startswith("_") and method not in NOT_IN_PLACE
+
+
+def is_exported(library: str, name: str) -> bool:
+    """Whether ``from library import *`` may bind a name, as far as it matters here: one that is known by its full name, or may
+    be a class."""
+    full = f"{library}.{name}"
+    known = (TENSORS, RANDOM_CALL, CLOCKS, MODULES, OPTIMIZERS, AVERAGES)
+    return name[:1].isupper() or full in LOADERS | COPIES | COUNTERS | GENERATORS or any(p.match(full) for p in known)

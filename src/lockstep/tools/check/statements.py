@@ -182,6 +182,18 @@ class Statements(Bindings):
                 self.state.put((made, name), cell.value, None)
         self.state.put(self.key_of(node.name), Value(frozenset((made,))), None)
 
+    def _import_all(self, module: str, known: Value | None) -> None:
+        stars = self.frame.module().stars
+        if known is None:
+            stars.append(module)
+            return
+        frame = next(iter(known.objects)).frame
+        for (owner, name), cell in list(self.state.cells.items()):
+            if owner is frame:
+                self.state.put(self.key_of(name), cell.value, None)
+        if frame is not None:
+            stars += frame.stars
+
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -194,11 +206,7 @@ class Statements(Bindings):
         known = self.file(module)
         for alias in node.names:
             if alias.name == "*":
-                if known is not None:
-                    frame = next(iter(known.objects)).frame
-                    for (owner, name), cell in list(self.state.cells.items()):
-                        if owner is frame:
-                            self.state.put(self.key_of(name), cell.value, None)
+                self._import_all(module, known)
                 continue
             inner = f"{module}.{alias.name}" if node.module else module + alias.name
             value = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -54,6 +55,8 @@ class Value(NamedTuple):
     """Where that on which it depends was written: by another shard of this process, or in an earlier step."""
     items: tuple[Value, ...] | None = None
     """Of a tuple that is spelled out."""
+    texts: frozenset[str] = frozenset()
+    """What it may be, if it is a text that stands in the script: names of attributes are found by it."""
 
     @staticmethod
     def of(*objects: Object) -> Value:
@@ -121,6 +124,8 @@ class Frame:
     outer_names: frozenset[str] = frozenset()
     """Declared ``nonlocal``, or ``global``."""
     global_names: frozenset[str] = frozenset()
+    stars: list[str] = field(default_factory=list)
+    """Libraries whose names are imported by a star."""
 
     def module(self) -> Frame:
         """The frame of the file's own variables."""
@@ -131,6 +136,7 @@ class Frame:
 
 
 NOTHING = Value()
+_MOST_TEXTS = 20
 
 
 def merge(values: Iterable[Value]) -> Value:
@@ -139,7 +145,7 @@ def merge(values: Iterable[Value]) -> Value:
     if len(known) <= 1:
         return known[0] if known else NOTHING
     objects: frozenset[Object] = frozenset()
-    flags, sites = 0, frozenset[Site]()
+    flags, sites, texts = 0, frozenset[Site](), frozenset[str]()
     parts = known[0].items
     same = parts is not None and all(value.items is not None and len(value.items) == len(parts) for value in known)
     for value in known:
@@ -147,8 +153,9 @@ def merge(values: Iterable[Value]) -> Value:
         objects |= one.objects
         flags |= one.flags
         sites |= one.sites
+        texts |= one.texts
     items = tuple(merge(part) for part in zip(*(value.items or () for value in known), strict=True)) if same else None
-    return Value(objects, flags, sites, items)
+    return Value(objects, flags, sites, items, texts)
 
 
 def mix(values: Iterable[Value]) -> Value:
@@ -161,6 +168,14 @@ def mix(values: Iterable[Value]) -> Value:
     if flags & CLOCK and sites:
         flags &= ~CLOCK  # a line of output with the time, say: what else is in it counts
     return Value.made(flags, sites)
+
+
+def text(parts: Sequence[Value]) -> frozenset[str]:
+    """What texts side by side make, if all of them stand in the script."""
+    found = frozenset(
+        "".join(chosen) for chosen in itertools.islice(itertools.product(*(p.texts for p in parts)), _MOST_TEXTS)
+    )
+    return found if all(part.texts for part in parts) else frozenset()
 
 
 def compute(left: Value, right: Value) -> Value:

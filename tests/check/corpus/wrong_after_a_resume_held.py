@@ -1,0 +1,68 @@
+"""In no checkpoint: what an object that a callback, a library or an optimizer has is given or made to hold."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lockstep
+
+
+def start(loader=None):
+    team = lockstep.join(seed=1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(64, 6), torch.arange(64) % 3)
+    return (team, *team.prepare(model, optimizer, loader or DataLoader(data, 16, shuffle=True)))
+
+
+def train_step(team, model, optimizer, batch):
+    for x, y in batch.shards:
+        loss = F.cross_entropy(model(x), y)
+        team.backward(loss)
+        batch.add(loss=loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    return batch["loss"]
+
+
+class Rate:
+    def on_step_end(self, trainer):
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = 0.1 / (1 + 0.2 * trainer.global_step)
+
+
+class Average:
+    def __init__(self):
+        self.shadow = None
+
+    @torch.no_grad()
+    def on_step_end(self, trainer):
+        if self.shadow is None:
+            self.shadow = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        for name, value in trainer.model.state_dict().items():
+            self.shadow[name].lerp_(value, 0.1)
+
+
+class Trainer:
+    def __init__(self, callbacks):
+        self.team, self.model, self.optimizer, self.loader = start()
+        self.callbacks, self.global_step = callbacks, 0
+
+    def call(self, event, *args):
+        for callback in self.callbacks:
+            getattr(callback, f"on_{event}")(self, *args)  # LS203
+
+    def fit(self):
+        for _ in self.team.epochs(3):
+            for batch in self.loader:
+                train_step(self.team, self.model, self.optimizer, batch)
+                self.global_step += 1  # LS201
+                self.call("step_end")
+
+
+def callbacks_called_by_name():
+    average = Average()
+    trainer = Trainer([Rate(), average])
+    trainer.fit()
+    trainer.model.load_state_dict(average.shadow)
