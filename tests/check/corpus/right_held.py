@@ -2,9 +2,12 @@
 
 import collections
 import copy
+import functools
 import math
+import os
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -338,3 +341,40 @@ def ready_made_batches_copied():
             team.backward(F.cross_entropy(model(x) + model(z), y))
         optimizer.step()
         optimizer.zero_grad()
+
+
+class Masked(nn.Module):
+    """Its mask is drawn once, on all ranks alike."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    @functools.lru_cache  # noqa: B019
+    def mask(self, n):
+        return torch.rand(n) > 0.5
+
+    @functools.cached_property
+    def steps(self):
+        return torch.arange(6)
+
+    def forward(self, x):
+        return self.head(x * self.mask(x.shape[1]) + self.steps)
+
+
+def cache_filled_before_the_loop():
+    team, _, _, loader = start()
+    model = Masked()
+    model.mask(6)
+    model, optimizer = team.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for batch in loader:
+        train_step(team, model, optimizer, batch)
+
+
+def processes_counted_for_a_file_name():
+    team, model, optimizer, loader = start()
+    world, rank = dist.get_world_size(), int(os.environ["RANK"])
+    for batch in loader:
+        loss = train_step(team, model, optimizer, batch)
+        if rank == 0:
+            print(f"{world} processes: {loss}", os.environ.get("WORLD_SIZE"))

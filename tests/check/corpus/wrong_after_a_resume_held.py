@@ -66,3 +66,21 @@ def callbacks_called_by_name():
     trainer = Trainer([Rate(), average])
     trainer.fit()
     trainer.model.load_state_dict(average.shadow)
+
+
+def rate_of_a_module_moved_on():
+    team, model, optimizer, loader = start()
+    for epoch in team.epochs(3):
+        for batch in loader:
+            train_step(team, model, optimizer, batch)
+        model[1].p = 0.5 / (1 + epoch)  # LS201
+
+
+def weights_of_a_sampler():
+    sampler = torch.utils.data.WeightedRandomSampler(torch.ones(64), 64)
+    data = TensorDataset(torch.randn(64, 6), torch.arange(64) % 3)
+    team, model, optimizer, loader = start(DataLoader(data, 16, sampler=sampler))
+    for epoch in team.epochs(3):
+        for batch in loader:
+            train_step(team, model, optimizer, batch)
+        sampler.weights = torch.ones(64) / (2 + epoch)  # LS201

@@ -300,7 +300,7 @@ def average_that_nothing_reads_yet():
     for batch in loader:
         for x, y, _ in batch.shards:
             team.backward(F.cross_entropy(model(x), y))
-            average.update(model)  # LS103
+            average.update(model)  # LS106
         optimizer.step()
         optimizer.zero_grad()
     if team.is_main:

@@ -1,7 +1,12 @@
 """Wrong inside, by way of an object: a name that Python finds at run time, a cache, a sample of the data set's own."""
 
+import functools
+import itertools
+import os
+
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import *
@@ -30,6 +35,69 @@ class Noisy(Dataset):
 
 def names_imported_by_a_star():
     team, *_ = start(DataLoader(Noisy(), 16))
+    team.epochs(1)
+
+
+def rate_by_the_number_of_processes():
+    team = lockstep.join(seed=1)
+    model = nn.Linear(6, 3)
+    world = dist.get_world_size() if dist.is_initialized() else 1  # LS112
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * world)
+    for group in optimizer.param_groups:
+        group["lr"] *= float(os.environ["WORLD_SIZE"]) ** 0.5  # LS112
+    per_rank = 64 // int(os.environ.get("WORLD_SIZE", "1"))  # LS112
+    team.prepare(model, optimizer, DataLoader(torch.randn(64, 6), per_rank))
+    size = int(os.getenv("WORLD_SIZE", 1))  # LS112
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1 * size, total_steps=10)
+
+
+def shards_numbered_by_a_count():
+    team, model, optimizer, loader = start()
+    for batch in loader:
+        for (x, y), number in zip(batch.shards, itertools.count()):  # LS107
+            team.backward(F.cross_entropy(model(x), y) * (1 + number))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    @functools.lru_cache  # noqa: B019
+    def mask(self, n):  # LS103
+        return torch.rand(n) > 0.5
+
+    def forward(self, x):
+        return self.head(x * self.mask(x.shape[1]))
+
+
+def cache_of_what_was_drawn():
+    team, _, _, loader = start()
+    model = Masked()
+    model, optimizer = team.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for batch in loader:
+        for x, y in batch.shards:
+            team.backward(F.cross_entropy(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Drawn(Dataset):
+    def __len__(self):
+        return 64
+
+    @functools.cache  # noqa: B019
+    def noise(self, index):  # LS109
+        return torch.randn(6)
+
+    def __getitem__(self, index):
+        return index + self.noise(index), index % 3
+
+
+def cache_of_a_data_set():
+    team, *_ = start(DataLoader(Drawn(), 16))
     team.epochs(1)
 
 

@@ -13,6 +13,8 @@ from lockstep.tools.check.values import DATA, NOTHING, OF_A_SHARD, Value, Write,
 
 _OF_OPTIMIZERS = ("lr", "momentum", "weight_decay", "betas", "initial_lr")
 
+_OF_PARAMETERS = ("requires_grad", "training")
+"""Attributes of parameters and modules that are no numbers to compute with."""
 _GATHERING: dict[type[ast.AST], str] = {ast.BitOr: "or", ast.Or: "or", ast.BitAnd: "and", ast.And: "and"}
 _EXTREMES = {"max": "max", "maximum": "max", "min": "min", "minimum": "min"}
 """Operators and functions that make of all shards' values one that does not depend on which process has which."""
@@ -117,8 +119,11 @@ class Bindings(Methods):
                 (self.state.put if single and not grows else self.state.add)((place, name), value, write)
             else:
                 place.children |= value.objects
-                self.state.put((place, name), value, None)
+                of_library = place.kind in ("module", "opaque") and name not in _OF_PARAMETERS
+                write = self.write(target, shown, "given", value, own=own) if of_library and not value.objects else None
+                self.state.put((place, name), value, write)
                 self.sink(self.use(value), target, "answer")
+            place.given.add(name)
 
     def set_item(self, target: ast.Subscript, value: Value, *, own: bool) -> None:
         """``base[index] = value``."""

@@ -28,6 +28,8 @@ from lockstep.tools.check.values import (
 _OF_FORM = ("dtype", "device", "ndim", "requires_grad", "is_cuda")
 """Attributes that are the same for every shard."""
 
+_PROPERTIES = {"property", "cached_property", "functools.cached_property"}
+
 
 class Expressions(Machine):
     """Evaluates everything but calls."""
@@ -185,7 +187,7 @@ class Expressions(Machine):
             source.dotted(d.func if isinstance(d, ast.Call) else d)
             for d in getattr(function.definition, "decorator_list", [])
         }
-        if "property" in decorators:
+        if not decorators.isdisjoint(_PROPERTIES):
             return self.invoke(function, [Value.of(target)], {}, function.definition or ast.Pass())
         if "staticmethod" in decorators or (target.kind == "class" and "classmethod" not in decorators):
             return Value.of(function)
@@ -218,6 +220,8 @@ class Expressions(Machine):
         for target in base.objects:
             if target.kind in ("batch", "evaluation", "shards"):
                 return NOTHING
+            if target.kind == "external" and target.name == "os.environ":
+                return self.of_process(self.eval(node.slice).texts, node)
             if isinstance(node.slice, ast.Constant):
                 known = self.field(target, f"[{node.slice.value!r}]")
                 if known is not None:

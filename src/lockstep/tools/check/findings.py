@@ -107,6 +107,19 @@ _BY_WAY = {
     ("LS102", "min"): Rule(_GATHERED, 'outside: team.all_reduce(torch.tensor({name}), op="min"), or team.any({name} < ...)'),
     ("LS102", "or"): Rule(_GATHERED, "outside: {name} = team.any({name})"),
     ("LS102", "and"): Rule(_GATHERED, "outside: {name} = not team.any(not {name})"),
+    ("LS103", "cache"): Rule(
+        "the cache of `{name}` keeps what the first shard of this process has drawn{read}",
+        "fill it before the loop, on all ranks; or draw without the cache",
+    ),
+    ("LS201", "given"): Rule(
+        RULES["LS201"].message,
+        "set it before it is used, at the start of the epoch or step: from epoch or team.step, or {name} = state.{short}, with "
+        "state = team.state({short}=...) before the loop",
+    ),
+    ("LS203", "cache"): Rule(
+        "the cache of `{name}` starts over on a resume, with other random numbers{read}",
+        "fill it before the loop; or draw without the cache",
+    ),
 }
 """What a rule says where the name was changed in one of these ways: see ``Site.how``."""
 

@@ -9,7 +9,7 @@ from typing_extensions import override
 from lockstep.tools.check import names, source
 from lockstep.tools.check.loops import Loops
 from lockstep.tools.check.state import State, join
-from lockstep.tools.check.values import DATA, NOTHING, Frame, Object, Site, Value, merge, mix
+from lockstep.tools.check.values import DATA, NOTHING, RANDOM, Frame, Object, Site, Value, merge, mix
 
 DEEPEST = 12
 """Calls within calls that are followed."""
@@ -124,7 +124,17 @@ class Functions(Loops):
             stream.definition, stream.frame, stream.arguments = definition, function.frame, (args, keywords)
             self.seen.add(id(definition))
             return Value.of(stream)
-        return self.run(function, args, keywords)
+        value = self.run(function, args, keywords)
+        is_drawn = value.flags & RANDOM and not any(given.flags & RANDOM for given in (*args, *keywords.values()))
+        return self._cached(function, definition, value) if is_drawn and source.is_cached(definition) else value
+
+    def _cached(self, function: Object, definition: ast.AST, value: Value) -> Value:
+        """What a function with a cache has drawn: by whichever call was the first of this process."""
+        known = self.state.get((function, "cache"))
+        if known is not None and not known.writes:
+            return known.value  # filled before the loop
+        self.state.add((function, "cache"), value, self.write(definition, function.name, "cache", value))
+        return value if known is None else merge((value, self.look(known)))
 
     @staticmethod
     def _is_context_manager(definition: ast.AST) -> bool:
@@ -284,7 +294,13 @@ class Functions(Loops):
         content = self.content(target)
         if isinstance(node, ast.Call) and not self.inside and target.kind == "opaque":
             self.unknown = node
-        return Value.made(given.flags | (content.flags & DATA), given.sites | content.sites)
+        return Value.made(given.flags | (content.flags & DATA), given.sites | content.sites | self._sites_of_given(target))
+
+    def _sites_of_given(self, target: Object, depth: int = 5) -> frozenset[Site]:
+        """Where attributes were set of an object of a library's class, or of one in it, by which it computes."""
+        sites = frozenset(site for name in target.given for site in (self.field(target, name) or NOTHING).sites)
+        children = [child for child in target.children if depth and child.kind in ("module", "opaque")]
+        return sites.union(*(self._sites_of_given(child, depth - 1) for child in children))
 
 
 def _owners(function: Value) -> frozenset[Object]:

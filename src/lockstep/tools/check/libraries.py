@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 
 from typing_extensions import override
 
@@ -10,7 +11,7 @@ from lockstep.tools.check import names, source
 from lockstep.tools.check.loops import BATCHES, EVALUATION, SHARDS
 from lockstep.tools.check.state import CONTENT
 from lockstep.tools.check.teams import Teams
-from lockstep.tools.check.values import CLOCK, DATA, NOTHING, NUMBER, RANDOM, RANKED, SIZE, Object, Value, merge, mix
+from lockstep.tools.check.values import CLOCK, DATA, NOTHING, NUMBER, RANDOM, RANKED, SIZE, WORLD, Object, Value, merge, mix
 
 
 class Libraries(Teams):
@@ -55,6 +56,10 @@ class Libraries(Teams):
             if self.in_data_set:
                 return Value.made(NUMBER, self.place(node, "get_worker_info()", "worker"))
             return NOTHING
+        if name in names.OF_PROCESS or (name in names.VARIABLES and args):
+            return self.of_process(names.OF_PROCESS.get(name) or args[0].texts, node, self.used(args[1:]))
+        if name.startswith("torch.optim.lr_scheduler."):
+            self.sink(self.used(given), node, "weights")
         used = self.used(given)
         if names.RANDOM_CALL.search(name):
             flags = used.flags | RANDOM
@@ -85,6 +90,16 @@ class Libraries(Teams):
                     }
                 return Value(frozenset((made,)), used.flags, used.sites)
         return Value.made(used.flags, used.sites)
+
+    @override
+    def of_process(self, about: Iterable[str], node: ast.AST, otherwise: Value = NOTHING) -> Value:
+        """What says how many processes there are, or which this is: names of environment variables say what."""
+        value = otherwise
+        if "WORLD_SIZE" in about:
+            value = mix((value, Value.made(WORLD, self.place(node, ast.unparse(node)[:40], "world"))))
+        if "RANK" in about:
+            value = mix((value, Value.made(RANKED)))
+        return value
 
     def _loader(self, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
         made = self.make(node, "loader", "DataLoader", fresh=False)

@@ -103,7 +103,7 @@ class Loops(Expressions):
         kinds = [kind for _, kind in found]
         kind = next((k for k in (SHARDS, BATCHES, EVALUATION) if k in kinds), "")
         items = tuple(element for element, _ in found)
-        if kind == BATCHES and len(found) == len(node.args):
+        if kind in (BATCHES, SHARDS) and len(found) == len(node.args):
             counts = [
                 isinstance(a, ast.Call) and source.dotted(a.func).rpartition(".")[2] in ("count", "range") for a in node.args
             ]
@@ -114,7 +114,10 @@ class Loops(Expressions):
             )
         if kind == SHARDS:  # side by side: what an earlier pass has put in a list for each shard
             items = tuple(
-                Value(item.objects, item.flags | DATA, frozenset(s for s in item.sites if not s.inside)) for item in items
+                item
+                if item.flags & NUMBER
+                else Value(item.objects, item.flags | DATA, frozenset(s for s in item.sites if not s.inside))
+                for item in items
             )
         if len(found) < len(node.args):
             return merge(items), kind

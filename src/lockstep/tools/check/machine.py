@@ -35,6 +35,7 @@ _CODES_INSIDE = {
     "or": "LS102",
     "and": "LS102",
     "append": "LS103",
+    "cache": "LS103",
     "change": "LS103",
     "attribute": "LS104",
     "draw": "LS105",
@@ -50,6 +51,7 @@ _CODES_OUTSIDE = {
     "set": "LS201",
     "add": "LS201",
     "append": "LS203",
+    "cache": "LS203",
     "change": "LS203",
     "attribute": "LS201",
     "draw": "LS205",
@@ -296,7 +298,7 @@ class Machine(Reading):
             if kind == "save" and not site.inside and site not in self.control and site.how != "average":
                 continue  # the script keeps it by itself
             if site.inside:
-                code = "LS103" if site.method else _CODES_INSIDE.get(site.how, "LS101")
+                code = "LS103" if site.method and site.how != "average" else _CODES_INSIDE.get(site.how, "LS101")
             elif kind not in ("print", "return") or site.how == "average":
                 code = "LS203" if site.method else _CODES_OUTSIDE.get(site.how, "LS201")
             else:

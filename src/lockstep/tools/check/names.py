@@ -71,6 +71,12 @@ LOADERS = {"torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoade
 COPIES = {"copy.deepcopy", "copy.copy"}
 AVERAGES = re.compile(r".*\b(AveragedModel|ModelEma\w*|EMAModel|ExponentialMovingAverage|EMA)$")
 COUNTERS = {"itertools.count", "itertools.cycle"}
+OF_PROCESS = {
+    "torch.distributed.get_world_size": ("WORLD_SIZE",),
+    "torch.distributed.get_rank": ("RANK",),
+}
+VARIABLES = {"os.getenv", "os.environ.get", "os.environ.pop", "os.environ.setdefault"}
+"""What gives an environment variable."""
 SYNCHRONISED = re.compile(r"(torchmetrics|torcheval|ignite)\b")
 """Libraries whose objects reduce over ranks by themselves."""
 WRAPPERS = {"tqdm", "trange", "track", "progress_bar", "list", "tuple", "iter", "reversed", "Progress"}

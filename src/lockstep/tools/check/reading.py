@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import abc
 import ast
+from collections.abc import Iterable
 
-from lockstep.tools.check.values import Object, Site, Value
+from lockstep.tools.check.values import NOTHING, Object, Site, Value
 
 
 class Reading(abc.ABC):
@@ -68,6 +69,10 @@ class Reading(abc.ABC):
     @abc.abstractmethod
     def of_library(self, name: str, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
         """A call of something that is imported from a library."""
+
+    @abc.abstractmethod
+    def of_process(self, about: Iterable[str], node: ast.AST, otherwise: Value = NOTHING) -> Value:
+        """What says how many processes there are, or which this is."""
 
     @abc.abstractmethod
     def builtin(self, name: str, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:

@@ -51,6 +51,13 @@ def is_generator(function: ast.AST) -> bool:
     return any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in own_nodes(body_of(function)))
 
 
+def is_cached(function: ast.AST) -> bool:
+    """Whether a decorator keeps what a function has returned."""
+    decorators = getattr(function, "decorator_list", [])
+    names = {dotted(d.func if isinstance(d, ast.Call) else d).rpartition(".")[2] for d in decorators}
+    return not names.isdisjoint(("lru_cache", "cache", "cached_property"))
+
+
 @cache
 def loaded_names(node: ast.AST) -> frozenset[str]:
     """The names and dotted names that an expression reads."""

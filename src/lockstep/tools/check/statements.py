@@ -11,7 +11,7 @@ from lockstep.tools.check import names, source
 from lockstep.tools.check.bindings import Bindings, is_whole
 from lockstep.tools.check.expressions import void
 from lockstep.tools.check.state import CONTENT, join
-from lockstep.tools.check.values import NOTHING, Frame, Value
+from lockstep.tools.check.values import NOTHING, Frame, Object, Value
 
 
 class Statements(Bindings):
@@ -99,6 +99,9 @@ class Statements(Bindings):
         joined = join(ends)
         if joined is None:
             return False
+        if isinstance(node.test, ast.Call) and source.dotted(node.test.func) in ("isinstance", "hasattr"):
+            given = ((k, cell) for k, cell in ends[0].cells.items() if isinstance(k[0], Object) and k[1] in k[0].given)
+            joined.cells.update(given)  # it asks which of a model's modules this is, not when
         self.state = joined
         return True
 

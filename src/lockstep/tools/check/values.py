@@ -23,9 +23,10 @@ class Site(NamedTuple):
     column: int
     name: str
     how: str
-    """``set``, ``add`` (to its own old value), ``max``, ``min``, ``or``, ``and`` (of that and another), ``append``, ``change``
-    (in place), ``attribute``, ``average`` (a copy of a model), ``draw`` (a generator), ``next`` (an iterator), ``number`` (of
-    enumerate), ``shard number``, ``statistics``, ``worker``, ``world``, ``data set``."""
+    """``set``, ``add`` (to its own old value), ``max``, ``min``, ``or``, ``and`` (of that and another), ``append``, ``cache``
+    (of a function), ``change`` (in place), ``attribute``, ``given`` (an attribute to an object of a library), ``average`` (a
+    copy of a model), ``draw`` (a generator), ``next`` (an iterator), ``number`` (of enumerate), ``shard number``,
+    ``statistics``, ``worker``, ``world``, ``data set``."""
     inside: bool
     """Whether it runs once a shard."""
     scope: int = 0
@@ -104,6 +105,8 @@ class Object:
     has_statistics: bool = False
     is_evaluating: bool = False
     buffers: set[str] = field(default_factory=set)
+    given: set[str] = field(default_factory=set)
+    """Attributes that were set from outside of its class."""
     is_early: bool = False
     """Whether it was made before ``join()``, with random numbers that nobody has seeded."""
     arguments: tuple[list[Value], dict[str, Value]] | None = None
