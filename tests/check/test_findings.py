@@ -128,3 +128,54 @@ def test_a_comment_accepts_one_code_or_all():
     assert read_source(text.format("  # lockstep: ok")) == []
     assert read_source(text.format("  # lockstep: ok LS101, LS102")) == []
     assert len(read_source(text.format("  # lockstep: ok LS102"))) == 1
+
+
+REMEDIES = {
+    "self.criterion = team.prepare(self.criterion)": """
+class Centred(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(3))
+
+    def forward(self, x):
+        self.centre.lerp_(x.detach().mean(0), 0.3)
+        return (x - self.centre).square().mean()
+
+class Trainer:
+    def __init__(self):
+        self.criterion = Centred()
+
+    def fit(self, batch):
+        for x in batch.shards:
+            team.backward(self.criterion(x))
+
+Trainer().fit(batch)
+""",
+    'team.all_reduce(torch.tensor(worst), op="max")': """
+worst = 0.0
+for x in batch.shards:
+    worst = max(worst, x.max().item())
+print(worst)
+""",
+    "move it outside of batch.shards": """
+class Average:
+    def __init__(self, model):
+        self.model = copy.deepcopy(model)
+
+    def update(self, model):
+        for a, p in zip(self.model.parameters(), model.parameters()):
+            a.lerp_(p, 0.1)
+
+model = torch.nn.Linear(2, 1)
+average = Average(model)
+for x in batch.shards:
+    team.backward(model(x).mean())
+    average.update(model)
+""",
+}
+
+
+@pytest.mark.parametrize("remedy", REMEDIES)
+def test_the_line_to_write_names_what_the_loop_has(remedy):
+    [finding] = read_source(PREAMBLE + REMEDIES[remedy])
+    assert remedy in finding.remedy

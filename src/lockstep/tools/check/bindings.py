@@ -106,7 +106,7 @@ class Bindings(Methods):
                 continue
             if name in place.buffers and (place.is_prepared or not self.inside):
                 continue
-            how = "statistics" if name in place.buffers else "attribute"
+            how = "buffer" if name in place.buffers else "attribute"
             self.hold(place, value)
             if place.kind in ("instance", "class", "file", "kept state") or self.inside:
                 place.children |= value.objects

@@ -111,6 +111,10 @@ _BY_WAY = {
         "the cache of `{name}` keeps what the first shard of this process has drawn{read}",
         "fill it before the loop, on all ranks; or draw without the cache",
     ),
+    ("LS110", "buffer"): Rule(
+        "a buffer of `{name}` follows the shards of this process{read}",
+        "{name} = team.prepare({name})",
+    ),
     ("LS201", "given"): Rule(
         RULES["LS201"].message,
         "set it before it is used, at the start of the epoch or step: from epoch or team.step, or {name} = state.{short}, with "

@@ -44,7 +44,7 @@ class Functions(Loops):
             known = self.of_method(node, receiver, function, args, keywords)
             if known is not None:
                 return known
-        self.calls.append((node, self.frame, receiver.objects or function.objects | _owners(function)))
+        self.calls.append((node, self.frame, receiver.objects | function.objects | _owners(function)))
         try:
             found = [self.call_of(target, node, receiver, args, keywords) for target in function.objects]
         finally:
@@ -216,6 +216,8 @@ class Functions(Loops):
     @override
     def from_loop(self, site: Site) -> Site:
         own = self.state.get((self.frame, "self"))
+        if site.how == "buffer" and not self.in_data_set:
+            return self._module_of(site)
         if own is None or self.in_data_set or not site.name.startswith("self.") or site.how not in _OF_OBJECTS:
             return site
         for call, frame, called in self.calls[self.num_calls_around :]:
@@ -233,6 +235,15 @@ class Functions(Loops):
                 method = f"{changed[0].name}.{method}"
                 place = frame.path, call.lineno, call.col_offset + 1, name
                 return Site(*place, site.how, site.inside, id(frame.definition), method)
+        return site
+
+    def _module_of(self, site: Site) -> Site:
+        """A module changes its buffer: as the loop shows it, by the module that is called there, which is to be prepared."""
+        for call, frame, called in self.calls[self.num_calls_around :]:
+            name = source.shown(call.func)
+            if any(self.is_module(o) and not o.is_prepared for o in called) and not name.startswith("self.forward"):
+                place = frame.path, call.lineno, call.col_offset + 1, name
+                return Site(*place, site.how, site.inside, id(frame.definition))
         return site
 
     @override

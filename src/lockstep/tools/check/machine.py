@@ -44,6 +44,7 @@ _CODES_INSIDE = {
     "worker": "LS107",
     "data set": "LS109",
     "statistics": "LS110",
+    "buffer": "LS110",
     "next": "LS111",
     "world": "LS112",
 }
@@ -226,7 +227,7 @@ class Machine(Reading):
         if target.is_copy or target.kind == "module":
             how = "average"
         elif target.is_buffer:
-            how = "statistics"
+            how = "buffer"
         elif how == "add":
             how = "change"
         if target.kind != "opaque" or "." not in name:  # sampler.weights, rather than sampler
@@ -240,7 +241,7 @@ class Machine(Reading):
         """All of an object changes."""
         if target.is_prepared or (target.is_kept and not self.inside):
             return
-        how = "average" if target.is_copy or target.kind == "module" else "statistics" if target.is_buffer else "change"
+        how = "average" if target.is_copy or target.kind == "module" else "buffer" if target.is_buffer else "change"
         value = self.governed(value)
         self.state.put((target, CONTENT), value, self.write(node, self.name_of(target) or name, how, value))
 

@@ -31,7 +31,7 @@ class Teams(Functions):
             made = self.make(node, "evaluation", "evaluation", fresh=False)
             if not self.inside:
                 self.sink(
-                    used._replace(sites=frozenset(s for s in used.sites if s.how in ("average", "statistics"))),
+                    used._replace(sites=frozenset(s for s in used.sites if s.how in ("average", "statistics", "buffer"))),
                     node,
                     "answer",
                 )

@@ -26,7 +26,7 @@ class Site(NamedTuple):
     """``set``, ``add`` (to its own old value), ``max``, ``min``, ``or``, ``and`` (of that and another), ``append``, ``cache``
     (of a function), ``change`` (in place), ``attribute``, ``given`` (an attribute to an object of a library), ``average`` (a
     copy of a model), ``draw`` (a generator), ``next`` (an iterator), ``number`` (of enumerate), ``shard number``,
-    ``statistics``, ``worker``, ``world``, ``data set``."""
+    ``statistics``, ``buffer`` (of a module), ``worker``, ``world``, ``data set``."""
     inside: bool
     """Whether it runs once a shard."""
     scope: int = 0
