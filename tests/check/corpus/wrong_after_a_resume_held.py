@@ -1,5 +1,8 @@
 """In no checkpoint: what an object that a callback, a library or an optimizer has is given or made to hold."""
 
+import collections
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -84,3 +87,36 @@ def weights_of_a_sampler():
         for batch in loader:
             train_step(team, model, optimizer, batch)
         sampler.weights = torch.ones(64) / (2 + epoch)  # LS201
+
+
+class Clock:
+    def __init__(self):
+        self.num_ticks = 0
+
+    def tick(self):
+        self.num_ticks += 1
+        return self.num_ticks
+
+
+class Restless(torch.optim.SGD):
+    """What it has beside plain values is in no checkpoint."""
+
+    def __init__(self, params, **options):
+        super().__init__(params, **options)
+        self.rng, self.clock, self.recent = np.random.default_rng(0), Clock(), collections.deque(maxlen=4)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.mul_(1 + 0.1 * self.rng.normal())  # LS205
+                self.recent.append(p.grad.norm())  # LS203
+                p.grad.div_(sum(self.recent) + self.clock.tick())  # LS203
+        super().step(closure)
+
+
+def optimizer_with_objects():
+    team, model, _, loader = start()
+    optimizer = team.prepare(Restless(model.parameters(), lr=0.1))
+    for batch in loader:
+        train_step(team, model, optimizer, batch)

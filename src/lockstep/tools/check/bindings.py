@@ -110,7 +110,7 @@ class Bindings(Methods):
             self.hold(place, value)
             if place.kind in ("instance", "class", "file", "kept state") or self.inside:
                 place.children |= value.objects
-                kept = place.is_kept and not place.is_prepared and not self.inside
+                kept = place.holds_state() and not self.inside
                 write = (
                     None
                     if kept or place.kind == "optimizer" or place in self.begun
@@ -137,7 +137,11 @@ class Bindings(Methods):
             self.change_root(target, stored, own=own)
             return
         for place in base.objects:
-            if place.kind == "optimizer" or (place.is_prepared and place.kind not in ("list", "dict")):
+            if (
+                place.kind == "optimizer"
+                or place.is_optimizer()
+                or (place.is_prepared and place.kind not in ("list", "dict"))
+            ):
                 if not self.inside:
                     self.sink(used, target, "weights")
                 continue

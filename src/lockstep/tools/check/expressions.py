@@ -232,7 +232,7 @@ class Expressions(Machine):
                 inner = inner._replace(sites=frozenset())
             kept = (
                 inner.objects
-                if target.kind in ("list", "dict", "deque", "set", "instance")
+                if target.kind in ("list", "dict", "deque", "set", "instance") and not target.is_optimizer()
                 else frozenset((target,)) | inner.objects
             )
             found.append(Value(kept, inner.flags, inner.sites))

@@ -120,6 +120,10 @@ _BY_WAY = {
         "set it before it is used, at the start of the epoch or step: from epoch or team.step, or {name} = state.{short}, with "
         "state = team.state({short}=...) before the loop",
     ),
+    ("LS203", "optimizer"): Rule(
+        RULES["LS203"].message,
+        "keep it in self.state, or in an attribute that is a number, a tensor, or a list or dict of them: those are saved",
+    ),
     ("LS203", "cache"): Rule(
         "the cache of `{name}` starts over on a resume, with other random numbers{read}",
         "fill it before the loop; or draw without the cache",

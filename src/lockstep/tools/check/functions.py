@@ -229,6 +229,8 @@ class Functions(Loops):
             elif bound:
                 holding = (self.name_of(changed[0], around) for _, around, _ in self.calls)
                 name, method = next(filter(None, holding), name), bound[0].name
+            if changed and changed[0].is_optimizer():
+                return site._replace(how="optimizer")
             if changed and (name == "self" or self.is_module(changed[0])):
                 return site
             if changed:
@@ -260,22 +262,9 @@ class Functions(Loops):
         """Whether a module is made before ``join()``, with unseeded random numbers."""
         return not self.has_joined and not self.is_seeded and (made.kind == "module" or self.is_module(made))
 
-    def is_a(self, target: Object, names_: tuple[str, ...]) -> bool:
-        """Whether an instance's class inherits, by name, from one of these."""
-        waiting, seen = list(target.bases), set[int]()
-        while waiting:
-            base = waiting.pop()
-            if id(base) in seen:
-                continue
-            seen.add(id(base))
-            if base.kind == "external" and base.name.rpartition(".")[2] in names_:
-                return True
-            waiting += base.bases
-        return False
-
     def is_module(self, target: Object) -> bool:
         """Whether an instance is a torch module, by its bases."""
-        return self.is_a(target, ("Module", "Sequential", "ModuleList", "PreTrainedModel", "LightningModule"))
+        return any(name.rpartition(".")[2] in names.BASES_OF_MODULES for name in target.library_classes())
 
     def _call_instance(self, target: Object, node: ast.AST, args: list[Value], keywords: dict[str, Value]) -> Value:
         method = self.method(target, "forward") if self.is_module(target) else self.method(target, "__call__")

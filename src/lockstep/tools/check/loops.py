@@ -14,6 +14,8 @@ from lockstep.tools.check.values import DATA, NOTHING, NUMBER, Frame, Object, Va
 
 SHARDS, BATCHES, EVALUATION = "shards", "batches", "evaluation"
 """What a loop may run over, besides everything else."""
+_LOADERS = {"loader", "opaque", "list", "iterator", "instance", "stream"}
+"""Kinds of objects that yield batches once they are prepared."""
 
 
 class Jumps:
@@ -68,7 +70,7 @@ class Loops(Expressions):
                 self.run_generator(target, got.append)
                 found += got
                 kind = BATCHES if any(o is self.batch for v in got for o in v.objects) else kind
-            elif target.is_prepared and target.kind in ("loader", "opaque", "list", "iterator", "instance", "stream"):
+            elif target.is_prepared and target.kind in _LOADERS and not target.is_optimizer():
                 found.append(Value.of(self.batch))
                 kind = BATCHES
                 if target.kind == "loader" and not self.inside:

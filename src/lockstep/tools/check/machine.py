@@ -54,6 +54,7 @@ _CODES_OUTSIDE = {
     "append": "LS203",
     "cache": "LS203",
     "change": "LS203",
+    "optimizer": "LS203",
     "attribute": "LS201",
     "draw": "LS205",
     "average": "LS204",
@@ -67,7 +68,9 @@ _UNCHANGED = {"per shard", "team", "batch", "evaluation", "optimizer", "external
 
 
 _HELD = {"instance", "module", "tensor", "opaque", "list", "dict", "set", "deque", "draws"}
-"""Kinds of objects that are in a checkpoint where what holds them is."""
+"""Kinds of objects that are in a checkpoint where what is registered holds them."""
+_PLAIN = {"tensor", "list", "dict"}
+"""Those that are in a checkpoint where an optimizer holds them."""
 
 _Rank = tuple[int, bool, bool, int, int, str, int, str]
 """Of several findings about one name, that with the least is kept."""
@@ -126,8 +129,9 @@ class Machine(Reading):
 
     def hold(self, place: Object, value: Value) -> None:
         """An object is given another to hold."""
-        if place.is_kept and not place.is_prepared:
-            self.keep(o for part in (value, *(value.items or ())) for o in part.objects if o.kind in _HELD)
+        if place.holds_state():
+            kinds = _PLAIN if place.is_optimizer() else _HELD
+            self.keep(o for part in (value, *(value.items or ())) for o in part.objects if o.kind in kinds)
 
     # -- reading ------------------------------------------------------------------------------------------------------------
 
@@ -217,7 +221,7 @@ class Machine(Reading):
 
     def change(self, target: Object, node: ast.AST, name: str, how: str, value: Value, *, own: bool = True) -> None:
         """An object changes in part."""
-        if target.kind in _UNCHANGED:
+        if target.kind in _UNCHANGED or target.is_optimizer():
             return
         self.hold(target, value)
         if target.is_prepared and target.kind not in ("list", "dict", "draws"):

@@ -67,6 +67,7 @@ STATISTICS = re.compile(r"(BatchNorm|SyncBatchNorm|InstanceNorm.*track)")
 OPTIMIZERS = re.compile(
     r"(torch\.optim\.(?!lr_scheduler|swa_utils)\w+(\.\w+)*|bitsandbytes\.optim\.\w+|transformers\.Adafactor)$"
 )
+BASES_OF_MODULES = {"Module", "Sequential", "ModuleList", "PreTrainedModel", "LightningModule"}
 LOADERS = {"torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader"}
 COPIES = {"copy.deepcopy", "copy.copy"}
 AVERAGES = re.compile(r".*\b(AveragedModel|ModelEma\w*|EMAModel|ExponentialMovingAverage|EMA)$")

@@ -86,6 +86,12 @@ class Teams(Functions):
 
     def _mark_prepared(self, target: Object, depth: int = 5) -> None:
         target.is_prepared = target.is_kept = True
+        if target.is_optimizer():
+            self.hold(target, Value.of(*target.children))
+            for child in target.children:
+                if depth and child.is_optimizer() and not child.is_prepared:
+                    self._mark_prepared(child, depth - 1)
+            return
         inner = self.state.get((target, CONTENT)) if target.kind in ("module", "opaque", "list", "optimizer") else None
         for child in (*target.children, *(inner.value.objects if inner is not None else ())):
             if child.kind == "tensor" and not child.is_buffer:

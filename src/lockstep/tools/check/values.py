@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from lockstep.tools.check import names
+
 DATA, SIZE, RANDOM, CLOCK, RANKED, NUMBER, WORLD = (1 << bit for bit in range(7))
 """Flags of a value: made of a shard's samples; of how many there are; of random numbers; of the time; of the rank, or of what
 was gathered from all; a number that counts this process's shards; of the number of processes."""
@@ -26,7 +28,7 @@ class Site(NamedTuple):
     """``set``, ``add`` (to its own old value), ``max``, ``min``, ``or``, ``and`` (of that and another), ``append``, ``cache``
     (of a function), ``change`` (in place), ``attribute``, ``given`` (an attribute to an object of a library), ``average`` (a
     copy of a model), ``draw`` (a generator), ``next`` (an iterator), ``number`` (of enumerate), ``shard number``,
-    ``statistics``, ``buffer`` (of a module), ``worker``, ``world``, ``data set``."""
+    ``statistics``, ``buffer`` (of a module), ``optimizer`` (what an optimizer holds), ``worker``, ``world``, ``data set``."""
     inside: bool
     """Whether it runs once a shard."""
     scope: int = 0
@@ -111,6 +113,24 @@ class Object:
     """Whether it was made before ``join()``, with random numbers that nobody has seeded."""
     arguments: tuple[list[Value], dict[str, Value]] | None = None
     """Of a call of a generator function, which runs when it is iterated."""
+
+    def library_classes(self) -> set[str]:
+        """The names of the classes of libraries from which an instance's class inherits."""
+        waiting, seen = list(self.bases), set[Object]()
+        while waiting:
+            base = waiting.pop()
+            if base not in seen:
+                seen.add(base)
+                waiting += base.bases
+        return {base.name for base in seen if base.kind == "external"}
+
+    def is_optimizer(self) -> bool:
+        """Whether it is an instance of an optimizer's class."""
+        return self.kind == "instance" and any(map(names.OPTIMIZERS.match, self.library_classes()))
+
+    def holds_state(self) -> bool:
+        """Whether what it is given is in checkpoints, too: by its ``state_dict()``, or, of an optimizer, if it is plain."""
+        return self.is_kept and (not self.is_prepared or self.is_optimizer())
 
     def is_kept_iterator(self) -> bool:
         """Whether its position is in checkpoints."""
