@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
 
@@ -267,80 +267,6 @@ def weights_of_a_sampler_set_for_each_epoch():
         sampler.weights = torch.ones(64) / (1 + epoch)
         for batch in loader:
             train_step(team, model, optimizer, batch)
-
-
-def batches_changed_that_the_loader_has_made():
-    team, model, optimizer, loader = start()
-    for batch in loader:
-        for x, y in batch.shards:
-            x.mul_(2.0)
-            x += 0.1 * torch.randn_like(x)
-            x[:, 0] *= 0.0
-            team.backward(F.cross_entropy(model(x), y))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-class Boxes(Dataset):
-    """Makes each sample when it is fetched; caches what it has decoded."""
-
-    def __init__(self, rows):
-        self.rows, self.decoded = rows, {}
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        row = dict(self.rows[index])
-        row["box"] = row["box"] * 2
-        row["box"] += 1
-        self.rows[index]["label"] = int(self.rows[index]["label"])
-        self.rows[index]["size"] = len(self.rows[index]["box"])
-        if index not in self.decoded:
-            self.decoded[index] = self.rows[index]["box"].clone()
-        x = self.decoded[index].clone()
-        x.mul_(2)
-        box = torch.tensor(row["box"])
-        box *= 3
-        return x, {"box": box}
-
-
-def side_by_side(samples):
-    images, targets = zip(*samples, strict=True)
-    targets = [{key: value.clone() for key, value in target.items()} for target in targets]
-    for target in targets:
-        target["box"] *= 2
-    return torch.stack(images), targets
-
-
-def boxes_of_their_own():
-    rows = [{"box": torch.rand(4), "label": i % 3} for i in range(64)]
-    loader = DataLoader(Boxes(rows), 16, collate_fn=side_by_side)
-    team, model, optimizer, loader = start(loader)
-    for batch in loader:
-        for images, targets in batch.shards:
-            for target in targets:
-                target["box"] *= 2
-                target["box"].div_(4)
-            boxes = torch.stack([target["box"] for target in targets])
-            team.backward((model(images).sum(1) - boxes.sum(1)).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def ready_made_batches_copied():
-    batches = [(torch.randn(8, 6), torch.arange(8) % 3) for _ in range(3)]
-    team, model, optimizer, loader = start(batches)
-    for batch in loader:
-        for x, y in batch.shards:
-            x = x * 1.1
-            x += 0.1
-            x.mul_(2.0)
-            z = x.clone()
-            z.add_(1.0)
-            team.backward(F.cross_entropy(model(x) + model(z), y))
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 class Masked(nn.Module):

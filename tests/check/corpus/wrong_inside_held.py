@@ -1,4 +1,4 @@
-"""Wrong inside, by way of an object: a name that Python finds at run time, a cache, a sample of the data set's own."""
+"""Wrong inside, by way of an object: a name that Python finds at run time, a cache, what others count."""
 
 import functools
 import itertools

@@ -6,10 +6,10 @@ import ast
 
 from typing_extensions import override
 
-from lockstep.tools.check import source
+from lockstep.tools.check import samples, source
 from lockstep.tools.check.methods import Methods
 from lockstep.tools.check.state import Key
-from lockstep.tools.check.values import DATA, NOTHING, OF_A_SHARD, Value, Write, merge, mix
+from lockstep.tools.check.values import DATA, NOTHING, OF_A_SHARD, OWNED, Value, Write, merge, mix
 
 _OF_OPTIMIZERS = ("lr", "momentum", "weight_decay", "betas", "initial_lr")
 
@@ -44,10 +44,28 @@ class Bindings(Methods):
             self.bind(target.value, value, source_)
         elif isinstance(target, ast.Attribute):
             own = source_ is not None and source.dotted(target) in source.loaded_names(source_)
-            self.set_attribute(target, value, own=own)
+            if not self._set_in_sample(target, source_):
+                self.set_attribute(target, value, own=own)
         elif isinstance(target, ast.Subscript):
             own = source_ is not None and source.shown(target) in source.loaded_names(source_)
-            self.set_item(target, value, own=own)
+            if not self._set_in_sample(target, source_):
+                self.set_item(target, value, own=own)
+
+    def _set_in_sample(self, target: ast.Attribute | ast.Subscript, source_: ast.AST | None) -> bool:
+        """A part of something is set. Returns whether that is a finding: it is of a sample that the data set keeps, and its
+        new value is made of the old one."""
+        base = self.eval(target.value) if self.inside else NOTHING
+        if not base.flags & OWNED or source_ is None:
+            return False
+        if samples.moves_on(target, source_):
+            return self._move_sample(target, base)
+        self.state.put((self.frame, ast.unparse(target)), NOTHING, None)  # its old value is gone
+        return False
+
+    def _move_sample(self, target: ast.AST, base: Value) -> bool:
+        """A new value of a part of a sample, or of one, is made of the old one. Returns whether the data set keeps it."""
+        is_new = (self.frame, ast.unparse(target)) in self.state.cells
+        return not is_new and self.change_sample(base, target)
 
     def put_variable(self, name: str, value: Value, write: Write | None) -> None:
         """Bind a variable. One that is bound in a loop first is no state that a resume could lose without a word: where it is
@@ -185,6 +203,9 @@ class Bindings(Methods):
         target = node.target
         if isinstance(target, ast.Name):
             old = self.eval(ast.copy_location(ast.Name(target.id, ast.Load()), target))
+            is_tensor = target.id in self.shard_names or any(o.kind == "tensor" for o in old.objects)
+            if is_tensor and self.change_sample(old, target):
+                return
             places = [o for o in old.objects if o.kind in ("list", "dict", "set", "deque", "tensor", "module", "opaque")]
             if places:
                 for place in places:
@@ -197,6 +218,8 @@ class Bindings(Methods):
         elif isinstance(target, ast.Attribute):
             load = ast.copy_location(ast.Attribute(target.value, target.attr, ast.Load()), target)
             old = self.eval(load)
+            if self._move_sample(target, old):
+                return
             places = [o for o in old.objects if o.kind in ("list", "dict", "set", "deque", "tensor")]
             if places:
                 for place in places:
@@ -204,8 +227,9 @@ class Bindings(Methods):
                 return
             self.set_attribute(target, mix((old, added)), own=True)
         elif isinstance(target, ast.Subscript):
-            self.eval(ast.copy_location(ast.Subscript(target.value, target.slice, ast.Load()), target))
-            self.set_item(target, added, own=True)
+            old = self.eval(ast.copy_location(ast.Subscript(target.value, target.slice, ast.Load()), target))
+            if self.is_of_data_set(target.value) or not self._move_sample(target, old):
+                self.set_item(target, added, own=True)
 
 
 def gathers(source_: ast.AST | None, *, own: bool) -> str:

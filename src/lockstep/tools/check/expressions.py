@@ -12,6 +12,7 @@ from lockstep.tools.check.values import (
     DATA,
     NOTHING,
     NUMBER,
+    OWNED,
     RANKED,
     SIZE,
     WORLD,
@@ -212,6 +213,8 @@ class Expressions(Machine):
         if base.items is not None and isinstance(at, int) and -len(base.items) <= at < len(base.items):
             item = base.items[at]._replace(sites=base.items[at].sites | base.sites)
             return item if not any(cell.writes for cell in cells) else merge((item, *(self.look(cell) for cell in cells)))
+        if self.is_of_data_set(node.value):
+            base = base._replace(flags=base.flags | OWNED)
         numbered = bool(index.flags & NUMBER)
         index = self.use(index)
         flags = (base.flags | index.flags) & ~NUMBER
@@ -241,6 +244,11 @@ class Expressions(Machine):
         return value._replace(
             flags=value.flags | flags, sites=inner_sites | sites, items=value.items if len(found) == 1 else None
         )
+
+    def is_of_data_set(self, node: ast.AST) -> bool:
+        """Whether it is an attribute of the data set whose sample is fetched: what is in it are samples."""
+        at = node.value if isinstance(node, ast.Attribute) else None
+        return self.data_set is not None and isinstance(at, ast.Name) and self.data_set in self._name(at).objects
 
     def _is_appended_now(self, target: Object) -> bool:
         cell = self.state.get((target, CONTENT))
@@ -274,7 +282,7 @@ class Expressions(Machine):
         made = self.make(node, "dict")
         content = NOTHING
         for key, value in zip(node.keys, node.values, strict=True):
-            found = self.eval(value)
+            found = self.eval(value) if key is not None else self.eval(value).own()
             if isinstance(key, ast.Constant):
                 self.state.put((made, f"[{key.value!r}]"), found, None)
             elif key is not None:
@@ -304,7 +312,8 @@ class Expressions(Machine):
             if isinstance(node, ast.DictComp):
                 key = self.use(self.eval(node.key))
                 sites |= key.sites
-                content.append(self.eval(node.value))
+                held = self.eval(node.value)
+                content.append(held if isinstance(node.value, ast.Call) else held.own())
             else:
                 content.append(self.eval(node.elt))
 

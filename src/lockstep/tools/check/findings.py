@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -68,6 +69,10 @@ RULES = {
         "`{name}` changes with the number of processes{read}",
         "leave it out: the batch size in the script is the global one, so nothing has to be scaled",
     ),
+    "LS113": Rule(
+        "`{name}` is changed in place, and the data set keeps it: other processes and loader workers, and resumed runs, do not",
+        "change a copy, {root} = copy.deepcopy({root}), or make a new value under a new name",
+    ),
     "LS201": Rule(
         "`{name}` starts over on a resume{read}",
         "state = team.state({short}=...) before the loop, then state.{short}",
@@ -114,6 +119,11 @@ _BY_WAY = {
     ("LS110", "buffer"): Rule(
         "a buffer of `{name}` follows the shards of this process{read}",
         "{name} = team.prepare({name})",
+    ),
+    ("LS113", "batch"): Rule(
+        "`{name}` is changed in place, and the data set keeps the change where batches stay on the CPU: no other process or "
+        "resumed run has it",
+        RULES["LS113"].remedy,
     ),
     ("LS201", "given"): Rule(
         RULES["LS201"].message,
@@ -172,7 +182,15 @@ def make(
     short = name.rpartition(".")[2] or name
     cls, _, called = method.partition(".")
     call = name if called == "__call__" else f"{name}.{called}"
-    words = {"name": name, "short": short, "cls": cls, "call": call, "read": f", and is read {read}" if read else ""}
+    root = re.split(r"\W", name)[0]
+    words = {
+        "name": name,
+        "root": "sample" if root == "self" else root,
+        "short": short,
+        "cls": cls,
+        "call": call,
+        "read": f", and is read {read}" if read else "",
+    }
     message = rule.message.format(**words)
     if method:
         message = message.replace(f"`{name}`", f"`{name}` ({cls}, changed by `{call}()`)", 1)

@@ -9,7 +9,7 @@ from typing_extensions import override
 from lockstep.tools.check import names, source
 from lockstep.tools.check.loops import Loops
 from lockstep.tools.check.state import State, join
-from lockstep.tools.check.values import DATA, NOTHING, RANDOM, Frame, Object, Site, Value, merge, mix
+from lockstep.tools.check.values import DATA, NOTHING, OWNED, RANDOM, Frame, Object, Site, Value, merge, mix
 
 DEEPEST = 12
 """Calls within calls that are followed."""
@@ -83,7 +83,9 @@ class Functions(Loops):
             self.call_back(value)
         self.unknown = node
         given = self.used((receiver, *args, *keywords.values()))
-        return given._replace(sites=given.sites | function.sites)
+        shares = isinstance(node.func, ast.Attribute) and node.func.attr in names.SAME_OBJECT | names.PARTS
+        owned = receiver.flags & OWNED if shares else 0
+        return given._replace(sites=given.sites | function.sites, flags=given.flags | owned)
 
     def call_back(self, value: Value) -> None:
         """A function that is handed to something unknown is called there."""

@@ -7,11 +7,28 @@ from collections.abc import Iterable
 
 from typing_extensions import override
 
-from lockstep.tools.check import names, source
+from lockstep.tools.check import names, samples, source
 from lockstep.tools.check.loops import BATCHES, EVALUATION, SHARDS
 from lockstep.tools.check.state import CONTENT
 from lockstep.tools.check.teams import Teams
-from lockstep.tools.check.values import CLOCK, DATA, NOTHING, NUMBER, RANDOM, RANKED, SIZE, WORLD, Object, Value, merge, mix
+from lockstep.tools.check.values import (
+    CLOCK,
+    DATA,
+    NOTHING,
+    NUMBER,
+    OWNED,
+    RANDOM,
+    RANKED,
+    SIZE,
+    WORLD,
+    Object,
+    Value,
+    merge,
+    mix,
+)
+
+_SHARED = {"tensor", "list", "dict", "set", "instance", "opaque"}
+"""Kinds of objects that may be changed in place."""
 
 
 class Libraries(Teams):
@@ -60,6 +77,8 @@ class Libraries(Teams):
             return self.of_process(names.OF_PROCESS.get(name) or args[0].texts, node, self.used(args[1:]))
         if name.startswith("torch.optim.lr_scheduler."):
             self.sink(self.used(given), node, "weights")
+        if args and isinstance(node, ast.Call) and node.args and samples.changes_argument(name, node):
+            self.change_sample(args[0], node.args[0])
         used = self.used(given)
         if names.RANDOM_CALL.search(name):
             flags = used.flags | RANDOM
@@ -108,7 +127,19 @@ class Libraries(Teams):
         data = args[0] if args else keywords.get("dataset", NOTHING)
         for name, value in (("dataset", data), *keywords.items()):
             self.state.put((made, name), value, None)
-        self.read_data_set(data, keywords.get("collate_fn", NOTHING))
+        rows = self.read_data_set(data)
+        collate = (
+            next((k.value for k in node.keywords if k.arg == "collate_fn"), None) if isinstance(node, ast.Call) else None
+        )
+        given = self.read_collate(keywords.get("collate_fn", NOTHING), rows)
+        if collate is None or (isinstance(collate, ast.Constant) and collate.value is None):
+            whole = (
+                next((k.value for k in node.keywords if k.arg == "batch_size"), None) if isinstance(node, ast.Call) else None
+            )
+            given = rows if isinstance(whole, ast.Constant) and whole.value is None else NOTHING  # else they are stacked
+        elif source.dotted(collate) in ("list", "tuple"):
+            given = rows
+        made.hands_out = self.owned(given) and not _has_workers(node)
         return Value.of(made)
 
     @override
@@ -126,30 +157,52 @@ class Libraries(Teams):
                     self.state = before
         return mix(found)
 
-    def read_data_set(self, data: Value, collate: Value) -> None:
-        """Run what loader workers run: each has objects of its own, as each process has."""
-        inside = self.inside
-        if inside:
-            return
+    def read_data_set(self, data: Value) -> Value:
+        """Run what loader workers run: each has objects of its own, as each process has. Returns a sample."""
+        rows = []
         for target in data.objects:
             method = self.method(target, "__getitem__") if target.kind == "instance" else None
-            if method is not None:
-                self._as_worker(method, [Value.of(target), NOTHING])
-        for target in collate.objects:
-            if target.kind == "function":
-                self._as_worker(target, [NOTHING])
-            elif target.kind == "instance" and (method := self.method(target, "__call__")) is not None:
-                self._as_worker(method, [Value.of(target), NOTHING])
+            if method is not None and not self.inside:
+                self.data_set = target
+                try:
+                    rows.append(self._as_worker(method, [Value.of(target), NOTHING]))
+                finally:
+                    self.data_set = None
+            elif self._keeps_samples(target):
+                rows.append(Value.made(OWNED))
+        return Value.made(OWNED if any(map(self.owned, rows)) else 0)
 
-    def _as_worker(self, function: Object, args: list[Value]) -> None:
+    def _keeps_samples(self, data: Object) -> bool:
+        if data.kind == "list":
+            return any(o.kind in _SHARED for o in self.all_objects(self.content(data)))
+        return data.kind == "opaque" and data.name.endswith("TensorDataset")
+
+    def read_collate(self, collate: Value, row: Value) -> Value:
+        """Run a ``collate_fn``, in which workers are alone, too, on a list of samples. Returns a batch."""
+        batches, rows = [], Value.of(Object("list", "rows"))
+        for target in () if self.inside else collate.objects:
+            if target.kind == "function":
+                batches.append(self._as_worker(target, [rows], row))
+            elif target.kind == "method" and target.owner is not None and target.bases:
+                batches.append(self._as_worker(target.bases[0], [Value.of(target.owner), rows], row))
+            elif target.kind == "instance" and (method := self.method(target, "__call__")) is not None:
+                batches.append(self._as_worker(method, [Value.of(target), rows], row))
+        return merge(batches) if batches else NOTHING
+
+    def _as_worker(self, function: Object, args: list[Value], row: Value = NOTHING) -> Value:
         definition = function.definition
         assert definition is not None
         loops, in_step, was = self.loops, self.in_step, self.in_data_set
         before = self.state.copy()
+        returned = NOTHING
 
         def body() -> None:
-            value = self.run(function, args, {})
-            self.sink(self.use(value), definition, "weights")
+            nonlocal returned
+            for rows in args[-1].objects:
+                self.state.put((rows, CONTENT), row, None)
+            returned = self.run(function, args, {})
+            returned = Value.made(OWNED if self.owned(returned) else 0, returned.sites, returned.items)
+            self.sink(self.use(returned), definition, "weights")
 
         self.in_data_set = True
         try:
@@ -157,6 +210,7 @@ class Libraries(Teams):
         finally:
             self.in_data_set, self.loops, self.in_step = was, loops, in_step
             self.state = before
+        return returned
 
     def _module(self, name: str, node: ast.AST, given: list[Value]) -> Value:
         made = self.make(node, "module", name.rpartition(".")[2])
@@ -267,7 +321,8 @@ class Libraries(Teams):
             )
             objects = frozenset(o for o in held if name != "sorted" or o.kind != "set")
             items = args[0].items if name == "tuple" and args else None
-            return Value(objects, used.flags, used.sites, items)
+            owned = OWNED if name not in ("map", "sum", "min", "max") and any(map(self.owned, args)) else 0
+            return Value(objects, used.flags | owned, used.sites, items)
         if name in ("isinstance", "type", "id", "hasattr", "callable", "range"):
             return Value.made(used.flags & ~DATA, used.sites if name == "range" else frozenset())
         return used
@@ -293,3 +348,9 @@ class Libraries(Teams):
         if not value.objects or lists:
             return Value.made(element.flags, element.sites)
         return Value(frozenset((made,)), 0, value.sites)
+
+
+def _has_workers(node: ast.AST) -> bool:
+    """Whether a loader's samples come from other processes, as copies: that is written in its call."""
+    workers = [k.value for k in node.keywords if k.arg == "num_workers"] if isinstance(node, ast.Call) else []
+    return any(isinstance(number, ast.Constant) and isinstance(number.value, int) and number.value > 0 for number in workers)

@@ -10,7 +10,7 @@ from typing_extensions import override
 from lockstep.tools.check import names, source
 from lockstep.tools.check.expressions import Expressions
 from lockstep.tools.check.state import State, join
-from lockstep.tools.check.values import DATA, NOTHING, NUMBER, Frame, Object, Value, merge
+from lockstep.tools.check.values import DATA, NOTHING, NUMBER, OWNED, Frame, Object, Value, merge
 
 SHARDS, BATCHES, EVALUATION = "shards", "batches", "evaluation"
 """What a loop may run over, besides everything else."""
@@ -61,17 +61,16 @@ class Loops(Expressions):
             return merge(value.items), ""
         found, kind = [Value.made(value.flags, value.sites)], ""
         for target in value.objects:
-            if target.kind == "shards":
-                return Value.made(DATA), SHARDS
-            if target.kind == "evaluation":
-                return Value.made(DATA), EVALUATION
+            owned = OWNED if target.hands_out or target.kind == "list" else value.flags & OWNED
+            if target.kind in ("shards", "evaluation"):
+                return Value.made(DATA | owned), SHARDS if target.kind == "shards" else EVALUATION
             if target.kind in ("stream", "instance") and self._generator_of(target) is not None:
                 got: list[Value] = []
                 self.run_generator(target, got.append)
                 found += got
                 kind = BATCHES if any(o is self.batch for v in got for o in v.objects) else kind
             elif target.is_prepared and target.kind in _LOADERS and not target.is_optimizer():
-                found.append(Value.of(self.batch))
+                found.append(Value(frozenset((self.batch,)), owned))
                 kind = BATCHES
                 if target.kind == "loader" and not self.inside:
                     self.sink(self.served(target), node, "weights")
@@ -250,6 +249,7 @@ class Loops(Expressions):
         jumps = Jumps()
 
         def body() -> None:
+            self.shard_names = source.bound_names(node.target)
             self.bind(node.target, element)
             self.one_iteration(node.body, jumps)
 
@@ -259,7 +259,7 @@ class Loops(Expressions):
     def _over_evaluation(self, node: ast.For | ast.AsyncFor, element: Value) -> None:
         batches = self._batches_of(node)
         if batches or self.inside:
-            plain = Value.of(self.batch)
+            plain = Value(frozenset((self.batch,)), element.flags & OWNED)
             if element.items is not None:  # numbered, and the same everywhere
                 element = Value.made(0, frozenset(), tuple(_unnumbered(item) for item in element.items))
             self.bind(node.target, element)
@@ -285,7 +285,9 @@ class Loops(Expressions):
         def bind() -> None:
             self.bind(node.target, element, node.iter)
             for name in batches:
-                self.state.put((self.frame, name), Value.of(self.batch), None)
+                bound = self.state.get((self.frame, name))
+                flags = 0 if bound is None else bound.value.flags & OWNED
+                self.state.put((self.frame, name), Value(frozenset((self.batch,)), flags), None)
 
         self._iterations(node, bind, is_step=is_step, is_epoch=is_epoch)
 

@@ -13,6 +13,7 @@ from lockstep.tools.check.values import (
     CLOCK,
     NOTHING,
     OF_A_SHARD,
+    OWNED,
     RANKED,
     SIZE,
     Cell,
@@ -91,6 +92,10 @@ class Machine(Reading):
         """The loop over shards whose body runs; 0: none."""
         self.in_step = False
         self.in_data_set = False
+        self.data_set: Object | None = None
+        """The data set whose ``__getitem__`` runs."""
+        self.shard_names: set[str] = set()
+        """What the loop over shards that runs binds."""
         self.control: frozenset[Site] = frozenset()
         """On what it depends that this statement runs."""
         self.control_flags = 0
@@ -168,7 +173,7 @@ class Machine(Reading):
                 inner = self.use(inner, depth - 1)
             flags |= inner.flags
             sites |= inner.sites
-        return Value.made(flags, sites)
+        return Value.made(flags & ~OWNED, sites)
 
     def used(self, values: Iterable[Value]) -> Value:
         """What is computed from all of these."""
@@ -258,6 +263,21 @@ class Machine(Reading):
             self.state.cells[target, CONTENT] = Cell(cell.value, others)
         self.change(target, node, name, "change", value, own=False)
 
+    def change_sample(self, value: Value, node: ast.AST) -> bool:
+        """A sample, or a part of one, is changed in place. Returns whether it is one that the data set keeps."""
+        if not (value.flags & OWNED and self.inside):
+            return False
+        self.find("LS113", node, ast.unparse(node)[:40], how="" if self.in_data_set else "batch")
+        return True
+
+    def owned(self, value: Value, depth: int = 3) -> bool:
+        """Whether there is something in a value that the data set keeps."""
+        if value.flags & OWNED or not depth:
+            return bool(value.flags & OWNED)
+        cells = [self.state.get((o, CONTENT)) for o in value.objects if o.kind in _HELD]
+        inner = [*(value.items or ()), *(cell.value for cell in cells if cell is not None)]
+        return any(self.owned(part, depth - 1) for part in inner)
+
     def change_items(self, target: Object, value: Value, write: Write | None) -> None:
         """Any item of a dict may change, also those that are known by a constant."""
         for owner, name in list(self.state.cells):
@@ -322,9 +342,9 @@ class Machine(Reading):
             read = f"in line {line}"
         self._found(code, site, read, reader=node)
 
-    def find(self, code: str, node: ast.AST, name: str) -> None:
+    def find(self, code: str, node: ast.AST, name: str, how: str = "") -> None:
         """A finding that needs no reader."""
-        self._found(code, self.site(node, name, code), "")
+        self._found(code, self.site(node, name, how), "")
 
     def _found(self, code: str, site: Site, read: str, reader: ast.AST | None = None) -> None:
         """One finding for each name of a function: where it is written first, and read first. In whatever order they come: what

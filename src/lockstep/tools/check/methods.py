@@ -6,7 +6,7 @@ import ast
 
 from typing_extensions import override
 
-from lockstep.tools.check import names, source
+from lockstep.tools.check import names, samples, source
 from lockstep.tools.check.libraries import Libraries
 from lockstep.tools.check.state import CONTENT
 from lockstep.tools.check.values import DATA, NOTHING, RANDOM, SIZE, Object, Site, Value, merge
@@ -49,6 +49,8 @@ class Methods(Libraries):
                     target.children.add(buffer)
                     self.state.put((target, buffer.name), Value.of(buffer), None)
             return NOTHING
+        if samples.is_moving(func) and self.change_sample(receiver, func.value):
+            return receiver
         if not receiver.objects:
             return self._of_unknown(node, func, receiver, given)
         results = [self._of_object(target, node, func, given, receiver.sites) for target in receiver.objects]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 
 
-def _words(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
+    """The words of a text."""
     return frozenset(text.split())
 
 
 APPENDING = {"append", "extend", "appendleft", "extendleft", "insert", "put", "put_nowait", "push"}
-EMPTYING = _words(
+EMPTYING = words(
     """
     clear zero_ fill_ copy_ reset load_state_dict set_ manual_seed seed normal_ uniform_
     """
@@ -18,7 +19,7 @@ EMPTYING = _words(
 """Those that leave nothing of what was there."""
 NOT_IN_PLACE = {"requires_grad_", "unscale_", "share_memory_", "clip_grad_norm_"}
 TAKING = {"popleft", "get", "get_nowait", "popitem"}
-SAME_OBJECT = _words(
+SAME_OBJECT = words(
     """
     parameters named_parameters buffers named_buffers modules named_modules children named_children state_dict items
     values keys to cpu cuda double half bfloat16 eval train requires_grad_ view view_as reshape flatten squeeze
@@ -27,6 +28,8 @@ SAME_OBJECT = _words(
     """
 )
 """Methods whose result shares what they are called on."""
+PARTS = {"get", "unbind", "split", "chunk", "select", "narrow"}
+"""Methods whose result is a part of what they are called on."""
 CONTAINERS = {
     "list": "list",
     "dict": "dict",
@@ -49,7 +52,7 @@ RANDOM_CALL = re.compile(
     r"(torch\.(rand|randn|randint|randperm|bernoulli|normal|multinomial|rand_like|randn_like|poisson)"
     r"|random\.(?!Random\b|seed\b)\w+|numpy\.random\.(?!default_rng\b|RandomState\b|Generator\b|seed\b)\w+)$"
 )
-GENERATORS = _words(
+GENERATORS = words(
     """
     torch.Generator numpy.random.default_rng numpy.random.RandomState numpy.random.Generator random.Random
     random.SystemRandom
@@ -88,7 +91,7 @@ GRADIENT_HOOKS = {
     "register_full_backward_pre_hook",
 }
 
-BUILTINS = _words(
+BUILTINS = words(
     """
     list dict set frozenset bytearray len next iter setattr getattr print input open sorted reversed map filter
     sum min max zip enumerate tuple isinstance type id hasattr callable range int float str bool abs round any all exit

@@ -29,6 +29,7 @@ class Teams(Functions):
             return Value.of(self.make(node, "per shard", "state", fresh=False))
         if name == "evaluate":
             made = self.make(node, "evaluation", "evaluation", fresh=False)
+            made.hands_out = any(o.hands_out or o.kind == "list" for value in args[1:2] for o in value.objects)
             if not self.inside:
                 self.sink(
                     used._replace(sites=frozenset(s for s in used.sites if s.how in ("average", "statistics", "buffer"))),

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from lockstep.tools.check import names
 
-DATA, SIZE, RANDOM, CLOCK, RANKED, NUMBER, WORLD = (1 << bit for bit in range(7))
+DATA, SIZE, RANDOM, CLOCK, RANKED, NUMBER, WORLD, OWNED = (1 << bit for bit in range(8))
 """Flags of a value: made of a shard's samples; of how many there are; of random numbers; of the time; of the rank, or of what
-was gathered from all; a number that counts this process's shards; of the number of processes."""
+was gathered from all; a number that counts this process's shards; of the number of processes; a sample, or a part of one, that
+the data set keeps and has handed out itself (not what is computed from it)."""
 OF_A_SHARD = DATA | SIZE | RANDOM | NUMBER
 """A value with one of these may be another in each shard."""
 
@@ -73,7 +74,13 @@ class Value(NamedTuple):
 
     def plain(self) -> Value:
         """What is computed from it: it depends on the same, and is no object that others hold, too."""
-        return self if not self.objects and self.items is None else Value.made(self.flags, self.sites)
+        if not self.objects and self.items is None and not self.flags & OWNED:
+            return self
+        return Value.made(self.flags & ~OWNED, self.sites)
+
+    def own(self) -> Value:
+        """The same, of which the data set keeps nothing."""
+        return self._replace(flags=self.flags & ~OWNED) if self.flags & OWNED else self
 
 
 class Cell(NamedTuple):
@@ -102,6 +109,8 @@ class Object:
     is_prepared: bool = False
     is_kept: bool = False
     """Whether checkpoints hold it."""
+    hands_out: bool = False
+    """Whether a loader's batches are samples that its data set keeps, and no copies."""
     is_copy: bool = False
     is_buffer: bool = False
     has_statistics: bool = False
@@ -190,7 +199,7 @@ def mix(values: Iterable[Value]) -> Value:
             sites |= value.sites
     if flags & CLOCK and sites:
         flags &= ~CLOCK  # a line of output with the time, say: what else is in it counts
-    return Value.made(flags, sites)
+    return Value.made(flags & ~OWNED, sites)
 
 
 def text(parts: Sequence[Value]) -> frozenset[str]:
@@ -203,5 +212,5 @@ def text(parts: Sequence[Value]) -> frozenset[str]:
 
 def compute(left: Value, right: Value) -> Value:
     """What an operator makes of two values. A duration, or samples by second, differ from run to run anyway."""
-    flags = left.flags | right.flags
+    flags = (left.flags | right.flags) & ~OWNED
     return Value.made(flags, frozenset() if flags & CLOCK else left.sites | right.sites)
