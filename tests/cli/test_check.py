@@ -78,6 +78,26 @@ def test_a_script_that_python_cannot_parse_is_status_2(command, script):
     assert "line 1" in err
 
 
+@pytest.mark.parametrize(
+    "text", ["print(1)\n", "import lockstep\nprint(lockstep.__version__)\n", "for x in batch.shards: pass\n"]
+)
+def test_a_script_that_does_not_train_with_lockstep_is_status_2(command, script, text):
+    path = script(text)
+    status, out, err = command("check", path)
+    assert (status, out) == (2, "")
+    assert path in err
+    assert "lockstep.join()" in err
+
+
+def test_scripts_that_train_are_read_among_others(command, script, tmp_path):
+    other = tmp_path / "other.py"
+    other.write_text("x = 1\n")
+    path = script(LOOP.format(**COUNTED))
+    status, out, _ = command("check", str(other), path, "--json")
+    assert status == 1
+    assert json.loads(out)["scripts"] == [path]
+
+
 def test_neither_the_script_nor_torch_is_imported(script):
     path = script("raise SystemExit(3)\n" + LOOP.format(**COUNTED))
     source = (

@@ -12,7 +12,7 @@ import click
 from lockstep.base.errors import UsageError
 from lockstep.cli.echo import Styled, echo, echo_json
 from lockstep.cli.options import CONTEXT
-from lockstep.tools.check.files import read_script
+from lockstep.tools.check.files import has_loop, read_script
 from lockstep.tools.check.findings import Finding
 from lockstep.world.machine.sizes import counted
 
@@ -33,7 +33,7 @@ Codes:
 A comment at the end of a line of the script accepts what is found there:
 # lockstep: ok, or # lockstep: ok LS102
 
-Exit status: 0 if nothing is found, 1 if something is, 2 if a script cannot be read.
+Exit status: 0 if nothing is found, 1 if something is, 2 if a script cannot be read, or none of them trains with lockstep.
 """
 
 
@@ -50,11 +50,18 @@ def command(scripts: tuple[Path, ...], as_json: bool) -> None:
         raise UsageError("no script was given: lockstep check train.py")
     for script in scripts:
         _check_readable(script)
-    findings = [finding for script in scripts for finding in read_script(script)]
+    read = [script for script in scripts if has_loop(script)]
+    if not read:
+        names = ", ".join(map(str, scripts))
+        raise UsageError(
+            f"there is nothing to read in {names}: neither lockstep.join() nor batch.shards is in it, or in a module beside it "
+            "that it imports. Give the script that trains with lockstep: lockstep check train.py"
+        )
+    findings = [finding for script in read for finding in read_script(script)]
     if as_json:
-        echo_json({"findings": [finding.as_dict() for finding in findings]})
+        echo_json({"findings": [finding.as_dict() for finding in findings], "scripts": [str(script) for script in read]})
     else:
-        _show(findings, scripts)
+        _show(findings, read)
     sys.exit(1 if findings else 0)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.tools.check.findings import Finding
-from lockstep.tools.check.reader import read_source
+from lockstep.tools.check.reader import Reader, read_source
 
 _MOST_FILES = 50
 _MOST_BYTES = 1_000_000
@@ -21,6 +21,14 @@ def read_script(path: Path) -> list[Finding]:
         return []
     modules = _Modules(path)
     return read_source(text, str(path), modules.load)
+
+
+def has_loop(path: Path) -> bool:
+    """Whether there is anything to read in a script: it, or a module of the user's own that it imports, joins a run of
+    lockstep's or runs over shards."""
+    text = _text(path)
+    reader = Reader(_Modules(path).load)
+    return text is not None and reader.look_ahead(str(path), text) is not None and reader.has_loop
 
 
 class _Modules:

@@ -31,15 +31,14 @@ class Reader(Statements):
         self.parsed: dict[str, ast.Module] = {}
         self.files: dict[str, Object] = {}
         self.uses_lockstep = False
+        self.has_loop = False
+        """Whether a file joins a run, or runs over shards."""
         self.texts: dict[str, str] = {}
 
     def read(self, path: str, text: str) -> None:
         """Read a script. Nothing is said of what cannot be parsed."""
-        tree = _parse(text)
-        if tree is None:
-            return
-        self._look_ahead(path, tree)
-        if not self.uses_lockstep:
+        tree = self.look_ahead(path, text)
+        if tree is None or not self.uses_lockstep:
             return
         frame = Frame(None, path)
         try:
@@ -50,8 +49,11 @@ class Reader(Statements):
         finally:
             source.forget()
 
-    def _look_ahead(self, path: str, tree: ast.Module) -> None:
-        """Learn which functions run over shards, also in modules that are imported later."""
+    def look_ahead(self, path: str, text: str) -> ast.Module | None:
+        """Parse a script, and learn which functions run over shards, also in modules that are imported later."""
+        tree = _parse(text)
+        if tree is None:
+            return None
         waiting, known = [(path, tree)], {path}
         nodes: list[ast.AST] = []
         while waiting:
@@ -67,6 +69,8 @@ class Reader(Statements):
                     self.parsed[found[0]] = inner
                     waiting.append((found[0], inner))
         self.with_shards = source.functions_with_shards(nodes)
+        self.has_loop = self.uses_lockstep and any(map(_is_of_a_loop, nodes))
+        return tree
 
     def _load(self, name: str, importer: str) -> tuple[str, str] | None:
         key = name, importer if name.startswith(".") else ""
@@ -134,6 +138,12 @@ def _is_accepted(finding: Finding, lines: Mapping[str, list[str]]) -> bool:
         return False
     found = _OK.search(of_file[finding.line - 1])
     return found is not None and (not found[1].strip() or finding.code in found[1])
+
+
+def _is_of_a_loop(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "lockstep" and any(alias.name == "join" for alias in node.names)
+    return isinstance(node, ast.Attribute) and (node.attr == "shards" or source.dotted(node) == "lockstep.join")
 
 
 def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
