@@ -8,6 +8,8 @@ import torch
 from lockstep.base.errors import ConfigError, UsageError
 from lockstep.data.values import COUNT, MEAN, SUM, add_up, check_weight, on_cpu, part_of, take
 
+COLUMN = torch.tensor([[1.0], [5.0], [2.0], [4.0]])
+
 
 def taken(value, reduction=None, lengths=(4,)):
     kind, found = take("name", value, reduction, lengths)
@@ -21,7 +23,8 @@ def combined(*values, reduction=None, weights=None, lengths=(4,)):
 
 
 @pytest.mark.parametrize(
-    "value", [3, 3.0, torch.tensor(3), torch.tensor([3.0]), torch.tensor([1.0, 5.0, 2.0, 4.0]), torch.tensor(3).numpy()]
+    "value",
+    [3, 3.0, torch.tensor(3), torch.tensor([3.0]), torch.tensor([1.0, 5.0, 2.0, 4.0]), torch.tensor(3).numpy(), COLUMN],
 )
 def test_numbers_and_one_value_per_sample_become_one_float(value):
     kind, number = taken(value)
@@ -32,7 +35,7 @@ def test_one_value_per_sample_may_be_a_truth_value():
     assert taken(torch.tensor([True, False, True, True])) == (MEAN, 0.75)
 
 
-@pytest.mark.parametrize("shape", [(3,), (5,), (4, 1), (1, 4), (4, 4), (2, 2), (0,)])
+@pytest.mark.parametrize("shape", [(3,), (5,), (3, 1), (1, 4), (4, 4), (2, 2), (0,)])
 def test_other_tensors_are_refused_unless_declared(shape):
     with pytest.raises(ConfigError, match=r"name=.*reduction='sum'") as refused:
         taken(torch.zeros(shape))

@@ -166,8 +166,8 @@ class Batch(GlobalBatch):
                 that given to ``team.backward``, or else its number of samples.
             reduction: what the values are. ``mean``: means over the shard's samples, averaged by weight. ``sum``: sums over
                 them, added up. A tensor of any shape, the same in all shards, is then combined elementwise. None: ``mean``, of
-                numbers only: each value is a number, or a tensor of shape ``(num_samples,)`` with one value per sample, which
-                is averaged first.
+                numbers only: each value is a number, or a tensor of shape ``(num_samples,)`` or ``(num_samples, 1)`` with one
+                value per sample, which is averaged first.
             values: numbers or tensors.
 
         Raises:

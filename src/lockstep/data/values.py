@@ -91,7 +91,10 @@ def take(name: str, value: Any, reduction: str | None, lengths: Sequence[Weight 
 
 
 def _has_length(value: Tensor, lengths: Sequence[Weight | None]) -> bool:
-    return value.ndim == 1 and any(length is not None and len(value) == float(length) for length in lengths)
+    is_column = value.ndim and value.numel() == len(
+        value
+    )  # (n, 1), which a layer with one output makes, is one a sample, too
+    return bool(is_column) and any(length is not None and len(value) == float(length) for length in lengths)
 
 
 def is_on_device(value: Any) -> bool:
