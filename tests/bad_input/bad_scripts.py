@@ -108,6 +108,29 @@ def strange_object(team):
     team.prepare(nn.Linear(2, 1), 3)
 
 
+class Lookahead:
+    """Steps another's optimizer, and is none of PyTorch's."""
+
+    def step(self): ...
+
+
+class Schedule(Lookahead):
+    def state_dict(self): ...
+    def load_state_dict(self, state): ...
+
+
+def own_schedule(team):
+    team.prepare(nn.Linear(2, 1), Schedule())
+
+
+def lookahead(team):
+    team.prepare(nn.Linear(2, 1), Lookahead())
+
+
+def random_generator(team):
+    team.prepare(nn.Linear(2, 1), torch.Generator())
+
+
 def wrapped_in_ddp(team):
     team.prepare(DistributedDataParallel(nn.Linear(2, 1)))
 

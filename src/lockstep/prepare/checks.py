@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from lockstep.base.errors import ModelError, UsageError
 from lockstep.data.loader import PreparedLoader
+from lockstep.data.states import has_state, is_generator
 from lockstep.prepare.state_adapters import parameters_of
 from lockstep.world.comm.dtensors import is_dtensor
 
@@ -28,9 +29,10 @@ def is_loader(candidate: Any) -> bool:
     if isinstance(candidate, (nn.Module, Optimizer, LRScheduler, amp.GradScaler)):
         return False
     if isinstance(candidate, (PreparedLoader, str, bytes, Tensor)) or not hasattr(candidate, "__iter__"):
+        kind = type(candidate).__name__
         raise UsageError(
-            f"a {type(candidate).__name__} cannot be prepared: give models, optimizers, schedules, AveragedModels, "
-            "GradScalers, DataLoaders, or iterables of ready batches"
+            f"a {kind} cannot be prepared: give models, optimizers, schedules, AveragedModels, GradScalers, DataLoaders, or "
+            f"iterables of ready batches{_how_to_keep(candidate, kind)}"
         )
     return True
 
@@ -63,6 +65,20 @@ def describe(objects: Sequence[Any], loaders: dict[int, PreparedLoader], devices
         else:
             lines.append(label)
     return lines
+
+
+def _how_to_keep(candidate: Any, kind: str) -> str:
+    line = f'team.register("{kind.lower()}", ...)'
+    if has_state(candidate):
+        return (
+            f". To save and restore its state_dict(), as of a schedule of your own, write {line}; prepare the optimizer that "
+            "it steps, if there is one"
+        )
+    if is_generator(candidate) or isinstance(candidate, Tensor):
+        return f". To save and restore it, write {line}"
+    if callable(getattr(candidate, "step", None)):
+        return f". To save and restore what its step() changes, give it state_dict() and load_state_dict(), and write {line}"
+    return ""
 
 
 def check_model(model: nn.Module, *, num_shards: int, world_size: int, on_cpu: bool, is_exact: bool) -> None:
