@@ -248,7 +248,8 @@ class ShardGradients:
             "would not be combined with those of the other shards, or would be mixed into the step's. To train, call "
             "team.backward(loss) in place of loss.backward(). For a gradient by something else (an adversarial example, a "
             "penalty) call torch.autograd.grad(loss, inputs), or loss.backward(inputs=[...]), which leave .grad of the weights "
-            "alone. (optimizer.zero_grad() is not needed inside batch.shards.)"
+            "alone. (optimizer.zero_grad() is not needed inside batch.shards. torch.utils.swap_tensors() takes a prepared "
+            "parameter out of the exchange, too: copy values into it instead, with torch.no_grad(): parameter.copy_(...).)"
         )
 
     def check_first_step(self, call: str, step: int) -> None:

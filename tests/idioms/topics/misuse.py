@@ -48,6 +48,17 @@ def loss_backward(team):
         update(optimizer)
 
 
+@refused("torch.utils.swap_tensors()")
+def parameter_swapped(team):
+    """`torch.utils.swap_tensors` on a prepared parameter."""
+    model, optimizer, loader = prepared(team)
+    for batch in loader:
+        gradients(team, model, batch)
+        update(optimizer)
+        for p in model.parameters():
+            torch.utils.swap_tensors(p, nn.Parameter(2.0 * p.detach()))
+
+
 @refused("was not computed by team.backward(loss)")
 def backward_besides(team):
     """`.backward()` beside `team.backward`."""
