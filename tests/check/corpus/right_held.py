@@ -6,6 +6,7 @@ import functools
 import math
 import os
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -187,12 +188,15 @@ class Momentum(torch.optim.Optimizer):
         self.num_steps = 0
         self.velocity = [torch.zeros_like(p) for p in self.param_groups[0]["params"]]
         self.norms = {"last": 0.0}
+        self.rng, self.recent = np.random.default_rng(0), collections.deque(maxlen=4)
 
     @torch.no_grad()
     def step(self, closure=None):
         self.num_steps += 1
         for p, v in zip(self.param_groups[0]["params"], self.velocity, strict=True):
-            v.mul_(0.9).add_(p.grad)
+            v.mul_(0.9).add_(p.grad * (1 + 0.1 * self.rng.normal()))
+            self.recent.append(v.norm())
+            v.div_(sum(self.recent))
             self.norms["last"] = v.norm().item()
             p.sub_(v / (1 - 0.9**self.num_steps), alpha=self.param_groups[0]["lr"] / (1 + self.norms["last"]))
 

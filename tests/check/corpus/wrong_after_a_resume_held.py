@@ -1,8 +1,7 @@
 """In no checkpoint: what an object that a callback, a library or an optimizer has is given or made to hold."""
 
-import collections
+import itertools
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -103,15 +102,16 @@ class Restless(torch.optim.SGD):
 
     def __init__(self, params, **options):
         super().__init__(params, **options)
-        self.rng, self.clock, self.recent = np.random.default_rng(0), Clock(), collections.deque(maxlen=4)
+        self.clock, self.other, self.ticks = Clock(), Clock(), itertools.count(1)
 
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
             for p in group["params"]:
-                p.grad.mul_(1 + 0.1 * self.rng.normal())  # LS205
-                self.recent.append(p.grad.norm())  # LS203
-                p.grad.div_(sum(self.recent) + self.clock.tick())  # LS203
+                p.grad.div_(self.clock.tick())  # LS203
+                p.grad.mul_(1 / next(self.ticks))  # LS206
+                self.other.num_ticks += 1  # LS203
+                p.grad.mul_(self.other.num_ticks)
         super().step(closure)
 
 

@@ -132,7 +132,7 @@ _BY_WAY = {
     ),
     ("LS203", "optimizer"): Rule(
         RULES["LS203"].message,
-        "keep it in self.state, or in an attribute that is a number, a tensor, or a list or dict of them: those are saved",
+        "keep it in self.state, or in an attribute that is a number, a tensor, a generator, or a list or dict of them",
     ),
     ("LS203", "cache"): Rule(
         "the cache of `{name}` starts over on a resume, with other random numbers{read}",

@@ -70,8 +70,8 @@ _UNCHANGED = {"per shard", "team", "batch", "evaluation", "optimizer", "external
 
 _HELD = {"instance", "module", "tensor", "opaque", "list", "dict", "set", "deque", "draws"}
 """Kinds of objects that are in a checkpoint where what is registered holds them."""
-_PLAIN = {"tensor", "list", "dict"}
-"""Those that are in a checkpoint where an optimizer holds them."""
+_PLAIN = {"tensor", "list", "dict", "set", "deque", "draws"}
+"""Those that are in a checkpoint where a prepared optimizer holds them."""
 
 _Rank = tuple[int, bool, bool, int, int, str, int, str]
 """Of several findings about one name, that with the least is kept."""
