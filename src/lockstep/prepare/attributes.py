@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from lockstep.base.digest import bit_sum, digest
 from lockstep.base.errors import MismatchError
 from lockstep.base.trees import MAPPINGS, SEQUENCES, is_circular, mapped
+from lockstep.base.versions import version
 from lockstep.data.states import is_generator, put_state, take_state
-from lockstep.sync.buffers import version
 from lockstep.world.comm.dtensors import distribute_like, is_dtensor
 
 _PARAMETER, _GENERATOR = "lockstep: parameter", "lockstep: generator"
