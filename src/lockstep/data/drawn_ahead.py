@@ -43,10 +43,13 @@ class DrawnAhead:
         """Draws so far."""
         self._shown = 0
         """The draw behind which the samplers are now."""
-        memory.begin()
-        self._behind: dict[int, Moment] = {0: memory.take()}
+        self._behind: dict[int, Moment] = {}
+        """Behind each draw that the loop may still be taken to, but for the newest if nothing was drawn since."""
+        self._newest: Moment | None = None
+        """Before the newest draw, until the loop takes the step: only the sampler has changed anything since."""
         self._draws: dict[int, int] = {}
         """By step that has been put together, the number of draws until it was."""
+        memory.begin()
 
     def draw(self, draw: Callable[[], T]) -> T:
         """Draw once.
@@ -55,23 +58,24 @@ class DrawnAhead:
             DataError: the pass before was left early, with more indices drawn than its steps had, and this pass goes on from
                 there.
         """
-        memory = self._memory
         if self._shown != self.count:
-            self._merge()
-            memory.put(self._behind[self.count])
-            self._shown = self.count
-        before = memory.take()
-        self._behind[self.count] = before
+            self._show(self.count)
+        before = self._note()
         drawn = draw()
-        after = memory.take()
-        memory.note_draw(before, after)
-        if self.count == 0:
-            self._first = after
-            if self._left is not None:
-                self._check(self._left, before, after)
         self.count = self._shown = self.count + 1
-        self._behind[self.count] = after
+        if self.count == 1:
+            self._first = self._memory.take()
+            if self._left is not None:
+                self._check(self._left, before, self._first)
         return drawn
+
+    def _note(self) -> Moment:
+        """Note what the samplers remember behind the newest draw."""
+        now = self._memory.take()
+        if self._newest is not None:
+            self._memory.note_draw(self._newest, now)
+        self._behind[self.count] = self._newest = now
+        return now
 
     def put_together(self, step: int, count: int | None = None) -> None:
         """A step consists of the draws up to ``count``, the newest."""
@@ -81,8 +85,13 @@ class DrawnAhead:
         """The loop has taken a step, or has ended with the error of the step that it asked for."""
         count = self._draws.get(step, self.count)
         self._show(count)
-        self._behind = {number: moment for number, moment in self._behind.items() if number >= count}
-        self._draws = {number: draws for number, draws in self._draws.items() if number >= step}
+        self._newest = None
+        if count == self.count:
+            self._behind.clear()
+            self._draws.clear()
+        else:
+            self._behind = {number: moment for number, moment in self._behind.items() if number >= count}
+            self._draws = {number: draws for number, draws in self._draws.items() if number >= step}
 
     def ended(self) -> None:
         """The loop has run to its end."""
@@ -95,6 +104,7 @@ class DrawnAhead:
         Raises:
             DataError: the samplers draw as they go, so that what they drew in between cannot be known.
         """
+        self._note()
         memory, moments = self._memory, [self._behind[number] for number in range(1, self.count + 1)]
         if not any(memory.is_drawn_between(moments[0], moment) for moment in moments):  # only at the beginning
             memory.put_generators(now, moments)
@@ -106,7 +116,9 @@ class DrawnAhead:
 
     def _show(self, count: int) -> None:
         if count != self._shown:
-            if self._shown != self.count:
+            if self._shown == self.count:
+                self._note()
+            else:
                 self._merge()
             self._memory.put(self._behind[count])
             self._shown = count

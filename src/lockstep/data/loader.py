@@ -12,7 +12,8 @@ from lockstep.base.errors import ConfigError, UsageError
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.batch import Batch, PhaseDriver
 from lockstep.data.changed_samples import ChangedSamples, calling_line
-from lockstep.data.sources import StepData, choose_source
+from lockstep.data.source import StepData
+from lockstep.data.sources import choose_source
 from lockstep.data.uploads import Uploads, fetches_ahead
 from lockstep.plan.shards import StepPlan
 

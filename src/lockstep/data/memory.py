@@ -78,6 +78,9 @@ class Memory:
         self._keepers: dict[str, Any] = {}
         """The loader, its samplers and what these consist of, by path."""
         self._reporting: list[Any] = []
+        """Those with a ``state_dict()``."""
+        self._watched: list[tuple[dict[str, Any], tuple[str, ...] | None]] = []
+        """The attributes of each keeper, and the names of those that are watched; None: all."""
         self._bindings: set[tuple[int, str]] = set()
         """The attributes that drawing has changed in this pass: the number of the keeper, and the name."""
         self._contents: set[int] = set()
@@ -90,6 +93,10 @@ class Memory:
         """Begin a pass, in which drawing has changed nothing yet."""
         self._keepers = dict(itertools.islice(_walk(self._loader), _MOST_KEEPERS))
         self._reporting = [keeper for keeper in self._keepers.values() if keeper is not self._loader and has_state(keeper)]
+        self._watched = [
+            (_attributes(keeper), tuple(own_generators(keeper)) if _is_forgetful(keeper) else None)
+            for keeper in self._keepers.values()
+        ]
         self._bindings, self._contents = set(), set()
 
     @property
@@ -104,8 +111,8 @@ class Memory:
         """What is remembered now."""
         bindings: list[dict[str, Any]] = []
         contents: dict[int, Content] = {}
-        for keeper in self._keepers.values():
-            attributes = own_generators(keeper) if _is_forgetful(keeper) else _attributes(keeper)
+        for now, names in self._watched:
+            attributes = dict(now) if names is None else {name: now[name] for name in names if name in now}
             bindings.append(attributes)
             for value in attributes.values():
                 _add_content(contents, value)
@@ -214,7 +221,7 @@ class Memory:
         return [
             identity
             for identity, content in other.contents.items()
-            if identity in one.contents and content.key != one.contents[identity].key
+            if identity in one.contents and not _is_same(content.key, one.contents[identity].key)
         ]
 
     def _named(self, number: int, name: str) -> str:
@@ -348,7 +355,7 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 
 
 def _attributes(keeper: Any) -> dict[str, Any]:
-    return {} if is_generator(keeper) else dict(getattr(keeper, "__dict__", {}))
+    return {} if is_generator(keeper) else getattr(keeper, "__dict__", {})
 
 
 def _is_forgetful(keeper: Any) -> bool:
@@ -402,7 +409,7 @@ def _reader(kind: Any) -> Callable[[Any], tuple[Any, Any]] | None:
 
 def _read_torch(generator: torch.Generator) -> tuple[Any, Any]:
     state = generator.get_state()
-    return state.numpy().tobytes(), state
+    return state, state
 
 
 def _read_generator(generator: Any) -> tuple[Any, Any]:
@@ -430,6 +437,10 @@ def _read_dict(items: dict[Any, Any]) -> tuple[Any, Any]:
     if len(items) > _MOST_ITEMS:
         return len(items), None
     return list(map(id, itertools.chain.from_iterable(items.items()))), dict(items)
+
+
+def _is_same(key: Any, other: Any) -> bool:
+    return torch.equal(key, other) if isinstance(key, Tensor) else bool(key == other)
 
 
 def _frozen(state: Any) -> Any:

@@ -7,11 +7,9 @@ step, and the samples of each of its micro-steps.
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
@@ -22,150 +20,17 @@ from lockstep.data.assignment import ShardAssignment
 from lockstep.data.batches import count_samples, cut, map_tensors
 from lockstep.data.culprit import Culprit
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher
-from lockstep.data.indices import Indices
 from lockstep.data.reader import StreamReader
+from lockstep.data.sample_source import Indices, SampleSource
+from lockstep.data.source import Source, StepData, lengths
 from lockstep.data.states import has_state, put_state, take_state
 from lockstep.data.streams import Purpose
-from lockstep.data.torch_loader import check_batches, is_torch_loader, length_of, samplers_of, set_epoch
+from lockstep.data.torch_loader import check_batches, is_torch_loader, samplers_of, set_epoch
 from lockstep.data.trail import Trail
-from lockstep.plan.shards import MicroStep, StepPlan, shard_slice
+from lockstep.plan.shards import MicroStep
 
 T = TypeVar("T")
 _END = object()
-
-
-StepData = tuple[StepPlan, list[Any]]
-"""A step's plan, and the samples of each of this process's micro-steps."""
-
-
-class Source(Protocol):
-    """Yields one process's part of each global batch, in order."""
-
-    reads_all: bool
-    """Whether each rank reads whole global batches, of which it keeps its part."""
-    plans_in_worker: bool = False
-    """Whether a loader worker plans the steps of a pass, and so must know the shards of all of them when it begins."""
-
-    def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
-        """The steps of one pass, numbered from ``first_step``, without the first ``skip``, which were taken before the run
-        was interrupted. The first one yielded has a digest of its global batch, if there are other ranks to compare it with:
-        of the indices, where samples have them. ``compared``: of the first shard's data, too."""
-
-    @property
-    def is_told(self) -> bool:
-        """Whether ``taken`` and ``ended`` are to be called: else they do nothing."""
-        return False
-
-    def taken(self, step: int) -> None:
-        """The loop has taken a step, or has asked for it and met an error. Steps behind it may have been asked for, too."""
-        return
-
-    def ended(self) -> None:
-        """The loop has asked for a step behind the last one of the pass."""
-        return
-
-    def state(self, step: int | None) -> Any:
-        """The state from which to resume after ``step``, which must be the last completed step of the current pass; None:
-        between two passes. A tree of plain values and tensors, the same on every rank."""
-
-    def load_state(self, state: Any) -> None:
-        """Resume from a state with the next ``steps``."""
-
-    def num_steps(self) -> int:
-        """Steps in one pass. TypeError if unknown."""
-
-    def describe(self) -> list[str]:
-        """Lines that must be the same on every rank."""
-
-
-class SampleSource(Source):
-    """A DataLoader over a map-style data set."""
-
-    reads_all = False
-
-    def __init__(self, loader: DataLoader[Any], assignment: ShardAssignment) -> None:
-        self._loader = loader
-        self._assignment = assignment
-        self._batch_sampler: Iterable[Sequence[Any]] = loader.batch_sampler  # type: ignore[assignment]
-        self._indices = Indices(loader, self._batch_sampler, assignment)
-        self._pool = FetchPool(choose_fetcher(assignment.seed, loader, assignment.rank), loader)
-
-    @override
-    def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
-        assignment = self._assignment
-        plans: deque[StepPlan] = deque()
-        is_shared = assignment.world_size > 1
-
-        def requests() -> Iterator[Request]:
-            for step, batches in enumerate(assignment.group(self._draw(epoch)), first_step):
-                is_skipped = step < first_step + skip
-                self._indices.put_together(step, is_skipped=is_skipped)
-                if is_skipped:
-                    continue
-                plan = assignment.plan(step, tuple(map(len, batches)))
-                plans.append(plan)
-                if is_shared and step == first_step + skip:
-                    plan.digest = digest(batches)
-                    if compared and assignment.rank > 0:  # all ranks fetch the first shard, which belongs to rank 0
-                        samples = batches[0][shard_slice(0, len(batches[0]), assignment.num_shards)]
-                        yield Request(Purpose.FETCH, (assignment.loader, step, 0, 0), samples, epoch)
-                for micro in plan.micro_steps:
-                    micro.samples = batches[micro.part][micro.rows]
-                    key = (assignment.loader, step, micro.shard, micro.part)
-                    yield Request(Purpose.FETCH, key, micro.samples, epoch)
-
-        data: list[Any] = []
-        for number, fetched in enumerate(self._pool.run(requests())):
-            if compared and number == 0:
-                plans[0].digest = digest([plans[0].digest, fetched])
-                if assignment.rank > 0:
-                    continue
-            while not plans[0].micro_steps:
-                yield plans.popleft(), []
-            data.append(fetched)
-            if len(data) == len(plans[0].micro_steps):
-                yield plans.popleft(), data
-                data = []
-        for plan in plans:  # the last steps of the pass may have no samples for this process
-            yield plan, []
-
-    def _draw(self, epoch: int) -> Iterator[Sequence[Any]]:
-        # Copies, since a batch sampler may fill one list again and again. Empty batches are no step.
-        return (copy.copy(indices) for indices in self._indices.draw(epoch) if len(indices))
-
-    @property
-    @override
-    def is_told(self) -> bool:
-        return self._indices.is_told
-
-    @override
-    def taken(self, step: int) -> None:
-        self._indices.taken(step)
-
-    @override
-    def ended(self) -> None:
-        self._indices.ended()
-
-    @override
-    def state(self, step: int | None) -> Any:
-        return self._indices.state(step)
-
-    @override
-    def load_state(self, state: Any) -> None:
-        self._indices.load_state(state)
-
-    @override
-    def num_steps(self) -> int:
-        return self._assignment.num_steps(len(self._batch_sampler))  # type: ignore[arg-type]
-
-    @override
-    def describe(self) -> list[str]:
-        lines = [
-            f"samples of {type(self._loader.dataset).__name__}",
-            f"sampler {type(self._loader.sampler).__name__}, batch sampler {type(self._batch_sampler).__name__}",
-            f"batch_size={self._loader.batch_size}, drop_last={self._loader.drop_last}",
-        ]
-        return lines + _lengths(("data set", self._loader.dataset), ("global batches", self._batch_sampler))
 
 
 class _ShardReader(StreamReader):
@@ -231,7 +96,7 @@ class StreamSource(Source):
             f"stream of {type(self._loader.dataset).__name__}",
             f"batch_size={self._loader.batch_size}, drop_last={self._loader.drop_last}",
         ]
-        return lines + _lengths(("data set", self._loader.dataset))
+        return lines + lengths(("data set", self._loader.dataset))
 
 
 class _ReadyReader(StreamReader):
@@ -382,12 +247,7 @@ class ReadySource(Source):
 
     @override
     def describe(self) -> list[str]:
-        return [f"ready batches of {type(self._batches).__name__}", *_lengths(("global batches", self._batches))]
-
-
-def _lengths(*named: tuple[str, object]) -> list[str]:
-    lengths = [(name, length_of(collection)) for name, collection in named]
-    return [f"{name} of {'unknown length' if length is None else f'length {length}'}" for name, length in lengths]
+        return [f"ready batches of {type(self._batches).__name__}", *lengths(("global batches", self._batches))]
 
 
 def choose_source(batches: Iterable[Any], assignment: ShardAssignment) -> Source:

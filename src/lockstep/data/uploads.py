@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.data.batches import map_tensors, to_device
-from lockstep.data.sources import StepData
+from lockstep.data.source import StepData
 from lockstep.data.torch_loader import is_torch_loader
 from lockstep.world.devices import new_stream
 

@@ -1,0 +1,223 @@
+"""The samples of a DataLoader over a map-style data set, and the indices that its sampler gives."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from typing_extensions import override
+
+from lockstep.base.digest import digest
+from lockstep.data.assignment import ShardAssignment
+from lockstep.data.drawn_ahead import DrawnAhead
+from lockstep.data.fetch import FetchPool, Request, choose_fetcher
+from lockstep.data.memory import Memory, Moment
+from lockstep.data.source import Source, StepData, lengths
+from lockstep.data.streams import Purpose
+from lockstep.data.torch_loader import samplers_of, set_epoch
+from lockstep.plan.shards import StepPlan, shard_slice
+
+_DRAW_ONCE = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+_END = object()
+
+
+class Indices:
+    """What the sampler or batch sampler of a loader gives.
+
+    Args:
+        loader: the user's.
+        sampler: one of its two.
+        assignment: says which random streams its draws have.
+    """
+
+    def __init__(self, loader: DataLoader[Any], sampler: Iterable[Any], assignment: ShardAssignment) -> None:
+        self._loader = loader
+        self._sampler = sampler
+        self._are_batches = sampler is loader.batch_sampler
+        self._assignment = assignment
+        # These draw from the process's generators before their first index only, so no later draw needs a stream of its own.
+        self._draws_once = type(sampler) is BatchSampler and type(loader.sampler) in _DRAW_ONCE
+        self._memory = Memory(loader)
+        self._drawn: DrawnAhead | None = None
+        """The draws of the newest pass; None: there was none, or the samplers remember nothing."""
+        self._at_begin: Any = None
+        """The state before the first index of the current pass was drawn, from which a resumed run draws the pass again."""
+        self._resumed: Any = None
+        """The state from which the next pass is drawn, in a run that resumes."""
+        self._now: Moment | None = None
+        """In a pass that resumes: what others have left in the generators that it shares with them."""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the source must be told which steps the loop takes, since the samplers remember something."""
+        return not self._memory.is_empty
+
+    def draw(self, epoch: int) -> Iterator[Any]:
+        """The indices of a pass: of each batch that is not empty, or of each item if the loader makes no batches."""
+        assignment, memory = self._assignment, self._memory
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None and digest(memory.state()) != digest(resumed):  # others were given back the generator since
+            self._now = memory.take()
+            memory.load_state(resumed)
+        set_epoch(epoch, self._loader.dataset, *samplers_of(self._loader))
+        self._drawn = drawn = DrawnAhead(memory, self._drawn) if self.is_told else None
+        self._at_begin = memory.state()
+        assignment.reseed(Purpose.SAMPLER, epoch, 0)
+        iterator: Iterator[Any] = iter(())
+
+        def first() -> Any:
+            nonlocal iterator
+            iterator = iter(self._sampler)
+            item = next(iterator, _END)
+            if item is _END and resumed is not None:
+                # A state taken after a pass may mean the end of that pass rather than the beginning of the next.
+                iterator = iter(self._sampler)
+                item = next(iterator, _END)
+            return item
+
+        def later() -> Any:
+            return next(iterator, _END)
+
+        for number in itertools.count():
+            if number and not self._draws_once:
+                assignment.reseed(Purpose.SAMPLER, epoch, number)
+            if drawn is not None:
+                item = drawn.draw(later if number else first)
+            elif number:  # as ``later`` does: this runs in every step of most loaders
+                item = next(iterator, _END)
+            else:
+                item = first()
+            if item is _END:
+                return
+            if not self._are_batches:
+                yield item
+            elif len(item):
+                yield copy.copy(item)  # a batch sampler may fill one list again and again
+
+    def put_together(self, step: int, count: int | None = None, *, is_skipped: bool = False) -> None:
+        """A step consists of what was drawn up to the draw ``count``, the newest. ``is_skipped``: it was taken before the run
+        was interrupted."""
+        if self._drawn is None:
+            return
+        self._drawn.put_together(step, count)
+        if self._now is not None and not is_skipped:
+            now, self._now = self._now, None
+            self._drawn.rejoin(now)
+
+    def taken(self, step: int) -> None:
+        """See ``Source.taken``."""
+        if self._drawn is not None:
+            self._drawn.taken(step)
+
+    def ended(self) -> None:
+        """See ``Source.ended``."""
+        if self._drawn is not None:
+            self._drawn.ended()
+
+    def state(self, step: int | None) -> Any:
+        """See ``Source.state``."""
+        return self._memory.state() if step is None else self._at_begin
+
+    def load_state(self, state: Any) -> None:
+        """See ``Source.load_state``."""
+        self._resumed = state
+        self._memory.load_state(state)
+
+
+class SampleSource(Source):
+    """A DataLoader over a map-style data set."""
+
+    reads_all = False
+
+    def __init__(self, loader: DataLoader[Any], assignment: ShardAssignment) -> None:
+        self._loader = loader
+        self._assignment = assignment
+        self._batch_sampler: Iterable[Sequence[Any]] = loader.batch_sampler  # type: ignore[assignment]
+        self._indices = Indices(loader, self._batch_sampler, assignment)
+        self._pool = FetchPool(choose_fetcher(assignment.seed, loader, assignment.rank), loader)
+
+    @override
+    def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
+        assignment = self._assignment
+        plans: deque[StepPlan] = deque()
+        is_shared = assignment.world_size > 1
+
+        def requests() -> Iterator[Request]:
+            is_told = self._indices.is_told
+            for step, batches in enumerate(assignment.group(self._indices.draw(epoch)), first_step):
+                is_skipped = step < first_step + skip
+                if is_told:
+                    self._indices.put_together(step, is_skipped=is_skipped)
+                if is_skipped:
+                    continue
+                plan = assignment.plan(step, tuple(map(len, batches)))
+                plans.append(plan)
+                if is_shared and step == first_step + skip:
+                    plan.digest = digest(batches)
+                    if compared and assignment.rank > 0:  # all ranks fetch the first shard, which belongs to rank 0
+                        samples = batches[0][shard_slice(0, len(batches[0]), assignment.num_shards)]
+                        yield Request(Purpose.FETCH, (assignment.loader, step, 0, 0), samples, epoch)
+                for micro in plan.micro_steps:
+                    micro.samples = batches[micro.part][micro.rows]
+                    key = (assignment.loader, step, micro.shard, micro.part)
+                    yield Request(Purpose.FETCH, key, micro.samples, epoch)
+
+        data: list[Any] = []
+        for number, fetched in enumerate(self._pool.run(requests())):
+            if compared and number == 0:
+                plans[0].digest = digest([plans[0].digest, fetched])
+                if assignment.rank > 0:
+                    continue
+            while not plans[0].micro_steps:
+                yield plans.popleft(), []
+            data.append(fetched)
+            if len(data) == len(plans[0].micro_steps):
+                yield plans.popleft(), data
+                data = []
+        for plan in plans:  # the last steps of the pass may have no samples for this process
+            yield plan, []
+
+    @property
+    @override
+    def is_told(self) -> bool:
+        return self._indices.is_told
+
+    @override
+    def taken(self, step: int) -> None:
+        self._indices.taken(step)
+
+    @override
+    def ended(self) -> None:
+        self._indices.ended()
+
+    @override
+    def state(self, step: int | None) -> Any:
+        return self._indices.state(step)
+
+    @override
+    def load_state(self, state: Any) -> None:
+        self._indices.load_state(state)
+
+    @override
+    def num_steps(self) -> int:
+        return self._assignment.num_steps(len(self._batch_sampler))  # type: ignore[arg-type]
+
+    @override
+    def describe(self) -> list[str]:
+        lines = [
+            f"samples of {type(self._loader.dataset).__name__}",
+            f"sampler {type(self._loader.sampler).__name__}, batch sampler {type(self._batch_sampler).__name__}",
+            f"batch_size={self._loader.batch_size}, drop_last={self._loader.drop_last}",
+        ]
+        return lines + lengths(("data set", self._loader.dataset), ("global batches", self._batch_sampler))
