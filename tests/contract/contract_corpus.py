@@ -100,6 +100,7 @@ CORPUS = {
     "random numbers": special(whole_steps.draw_everywhere, num_steps=10),
     "two loaders": special(features.train_two_loaders, num_steps=12, shards=3),
     "two loaders, accumulated": special(features.train_two_loaders, num_steps=6, shards=3, accumulate=2),
+    "samplers that go on": special(features.train_with_samplers, num_steps=12),
     # What runs beside the step.
     **{
         f"looked at {how}": special(features.train_and_look, how)

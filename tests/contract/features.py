@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import lr_scheduler, swa_utils
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 from toy_models import ChannelsLast, CodeBook, HandNorm, Net, Plain, Points, SometimesUnused, Tied
 
 import lockstep
@@ -466,6 +466,51 @@ def train_two_loaders(strict=True):
             seen.gradients(model)
             optimizer.step()
             optimizer.zero_grad()
+    return seen.result(model, optimizer, steps=team.step)
+
+
+class GoesOn(Sampler):
+    """Goes on where it was when a pass is left."""
+
+    def __init__(self):
+        self.position = 0
+
+    def __iter__(self):
+        for _ in range(43):
+            self.position += 1
+            yield 5 * self.position % 43
+
+
+def train_with_samplers():
+    """Passes that are left early, of loaders that go on, and evaluations whose order is drawn from a generator."""
+    team = lockstep.join()
+    model = Plain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    points, generator = Points(43), torch.Generator().manual_seed(1)
+    loaders = (
+        DataLoader(points, 8, shuffle=True, generator=generator, num_workers=1),
+        DataLoader(points, 7, sampler=GoesOn(), num_workers=1),
+    )
+    held_out = DataLoader(points, 8, shuffle=True, generator=torch.Generator().manual_seed(2))
+    model, optimizer, *loaders = team.prepare(model, optimizer, *loaders)
+    seen = Seen(team)
+    for epoch in team.epochs(3):
+        for loader, most in zip(loaders, (2, 1 + epoch), strict=True):
+            for number, batch in enumerate(loader, 1):
+                learn(team, model, batch, seen)
+                seen.step(loss=batch["loss"], position=loaders[1].sampler.position, state=bits(generator.get_state()))
+                optimizer.step()
+                optimizer.zero_grad()
+                if number == most:
+                    break
+        orders = []
+        with team.evaluate(model, held_out) as evaluation:
+            for batch in evaluation:
+                for inputs, targets, indices in batch.shards:
+                    batch.add(loss=functional.cross_entropy(model(inputs), targets))
+                    batch.add(order=indices.double() * 10.0 ** (batch.number % 3))
+        orders.append(evaluation["order"])
+        seen.step(evaluated=evaluation["loss"], orders=orders)
     return seen.result(model, optimizer, steps=team.step)
 
 

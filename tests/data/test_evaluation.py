@@ -7,7 +7,7 @@ import random
 import numpy
 import pytest
 import torch
-from data_helpers import CPU, Noisy, NoisyStream, Numbers, assignment, draw, noisy_collate
+from data_helpers import CPU, Noisy, NoisyStream, Numbers, assignment, draw, noisy_collate, same
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
@@ -475,8 +475,43 @@ def test_a_loop_may_be_left_early():
         assert evaluation["total"] == pytest.approx(sum(table().tensors[0][: 2 * length].tolist()) / (2 * length))
 
 
+class Drawn:
+    """Ready batches that are drawn as they are read."""
+
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(5)
+
+    def __iter__(self):
+        return (torch.rand(3, generator=self.generator) for _ in range(4))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_evaluation_draws_from_a_generator_of_the_loaders_as_the_first_one_did(workers):
+    generator = torch.Generator().manual_seed(5)
+    torch.rand(3, generator=generator)
+    loader = DataLoader(Numbers(9), 2, shuffle=True, generator=generator, collate_fn=list, num_workers=workers)
+    for batches in (loader, Drawn()):
+        seen = []
+        for step in range(3):
+            dealt = EvaluationSource(batches, assignment()).deal(EvaluationKey(step=step, number=0))
+            seen.append([fetch() for _, _, fetch in itertools.islice(dealt, 2)])
+            dealt.close()
+        assert same(seen[0], seen[1])
+        assert same(seen[1], seen[2])
+
+
+def test_an_evaluation_draws_on_from_a_generator_that_checkpoints_hold():
+    generator = torch.Generator().manual_seed(5)
+    loader = DataLoader(Numbers(9), 2, shuffle=True, generator=generator, collate_fn=list)
+    seen = []
+    for step in range(2):
+        source = EvaluationSource(loader, assignment(), {id(generator)})
+        seen.append([fetch() for _, _, fetch in source.deal(EvaluationKey(step=step, number=0))])
+    assert seen[0] != seen[1]
+
+
 def test_loaders_are_numbered_alike_whether_the_script_keeps_them_or_not():
-    loaders, kept = Evaluations(assignment, workers=None), []
+    loaders, kept = Evaluations(assignment, workers=None, held=set), []
     keys = [loaders.next(DataLoader(table(), 2), 0, 0, in_step=False)[1] for _ in range(3)]
     for _ in range(12):
         kept.append(DataLoader(table(), 2))

@@ -28,7 +28,9 @@ def part(how, at_step, num_steps=12):
     team = lockstep.join(checkpoint_every=1)
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    model, optimizer, loader = team.prepare(model, optimizer, DataLoader(numbers(4 * num_steps), 4))
+    generator = torch.Generator().manual_seed(0)
+    loader = DataLoader(numbers(4 * num_steps), 4, shuffle=True, generator=generator)
+    model, optimizer, loader = team.prepare(model, optimizer, loader)
     table = team.register("table", torch.zeros(3))
     try:
         for batch in loader:
@@ -37,14 +39,14 @@ def part(how, at_step, num_steps=12):
             optimizer.step()
             optimizer.zero_grad()
             if team.rank == 1 and team.step == at_step:
-                _go_astray(how, model, optimizer, table)
+                _go_astray(how, model, optimizer, table, generator)
         team.close()
     except lockstep.MismatchError as error:
         return team.step, str(error), str(team.run_dir)
     return team.step, "", str(team.run_dir)
 
 
-def _go_astray(how, model, optimizer, table):
+def _go_astray(how, model, optimizer, table, generator):
     with torch.no_grad():
         if how == "state":
             optimizer.state[next(iter(model.parameters()))]["momentum_buffer"].add_(0.5)
@@ -52,6 +54,8 @@ def _go_astray(how, model, optimizer, table):
             table[2] = 1e-9
         elif how == "stream":
             random.random()
+        elif how == "sampler":
+            generator.seed()
 
 
 def part_after_training(how):

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(60)
     [
         ("state", "'momentum_buffer' (0) of optimizer"),
         ("registered", "the registered 'table'"),
+        ("sampler", "the state of the samplers of loader 1"),
     ],
 )
 def test_ranks_that_have_diverged_are_noticed_and_no_checkpoint_is_written_of_them(crew, how, named):

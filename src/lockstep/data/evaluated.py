@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from lockstep.data.assignment import ShardAssignment
@@ -17,9 +17,13 @@ class Evaluations:
     Args:
         assignment: makes this process's shard assignment.
         workers: see ``RunConfig.workers``.
+        held: the ids of the generators, and other objects of samplers, that checkpoints hold.
     """
 
-    def __init__(self, assignment: Callable[[], ShardAssignment], workers: int | None) -> None:
+    def __init__(
+        self, assignment: Callable[[], ShardAssignment], workers: int | None, held: Callable[[], Collection[int]]
+    ) -> None:
+        self._held = held
         self._assignment = assignment
         self._workers = workers
         self._since: tuple[int, int, bool] = (0, 0, False)
@@ -41,7 +45,7 @@ class Evaluations:
             self._since = (epoch, step, in_step)
             self._loaders.clear()
         set_workers(batches, self._workers)
-        source = EvaluationSource(batches, self._assignment())
+        source = EvaluationSource(batches, self._assignment(), self._held())
         self._loaders.append(batches)
         numbers = list(dict.fromkeys(map(id, self._loaders)))
         repeat = sum(known is batches for known in self._loaders) - 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -78,6 +78,7 @@ class EvaluationPass:
         self._num_at_once = collectives.size if together else 1
         self._is_open = self._has_begun = False
         self._round = _Round(())
+        self._dealt: Generator[Dealt] | None = None
         self._is_short = False
         """Whether some ranks have no batch of their own in the current round, the last."""
         self.current: EvaluationBatch | None = None
@@ -101,6 +102,8 @@ class EvaluationPass:
         """Leave the block."""
         self._is_open = False
         self.current, self._round = None, _Round(())
+        if self._dealt is not None:
+            self._dealt.close()  # the script may have left the loop, and hold its iterator
         try:
             yield
         finally:
@@ -116,7 +119,8 @@ class EvaluationPass:
         return self._iterate()
 
     def _iterate(self) -> Iterator[EvaluationBatch]:
-        dealt, at_once = self._source.deal(self._key), self._num_at_once
+        self._dealt = dealt = self._source.deal(self._key)
+        at_once = self._num_at_once
         rounds = zip(dealt, strict=True) if at_once == 1 else iter(lambda: tuple(itertools.islice(dealt, at_once)), ())
         for batches in rounds:
             self._round, self._is_short = _Round(batches), len(batches) < at_once

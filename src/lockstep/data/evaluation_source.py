@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.culprit import Culprit
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher, single_threaded
+from lockstep.data.memory import Memory, own_generators
 from lockstep.data.reader import StreamReader
+from lockstep.data.states import put_state, take_state
 from lockstep.data.streams import Purpose, reseed
 from lockstep.data.torch_loader import check_batches, is_torch_loader
 from lockstep.plan.shards import deal
@@ -67,12 +70,20 @@ class _DealingReader(StreamReader):
 class EvaluationSource:
     """The batches of an evaluation loader, for one evaluation.
 
+    What its samplers and generators remember is as before when it ends, so that each evaluation begins where the first one
+    did: a resumed run does not make the earlier ones again.
+
+    Args:
+        held: the ids of objects that checkpoints hold, from which a resumed run goes on: these stay where they are. (A
+            generator may be that of a prepared loader, too.)
+
     Raises:
         DataError: the loader is already split over processes, or can be iterated only once.
     """
 
-    def __init__(self, batches: Iterable[Any], assignment: ShardAssignment) -> None:
+    def __init__(self, batches: Iterable[Any], assignment: ShardAssignment, held: Collection[int] = ()) -> None:
         check_batches(batches, "evaluate()", "evaluation")
+        self._held = held
         self._batches = batches
         self._assignment = assignment
         self._pool: FetchPool | None = None
@@ -83,14 +94,29 @@ class EvaluationSource:
             else:
                 self._pool = FetchPool(choose_fetcher(assignment.seed, batches, assignment.rank), batches)
 
-    def deal(self, evaluation: EvaluationKey) -> Iterator[Dealt]:
-        """All batches of one pass, in order. Those of this process may be fetched in that order only; some may be left out."""
+    def deal(self, evaluation: EvaluationKey) -> Generator[Dealt]:
+        """All batches of one pass, in order. Those of this process may be fetched in that order only; some may be left out.
+        It is to be closed when the evaluation ends."""
         if self._pool is not None:
             return self._deal_indexed(evaluation, self._pool)
         if self._reader is None:
             return self._deal_read(evaluation, self._read_ready(evaluation))
         self._reader.key = (evaluation.loader, 0)
         return self._deal_read(evaluation, self._reader.read(self._batches, 0, evaluation.step))  # type: ignore[arg-type]
+
+    @contextlib.contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """A context behind which the generators of what is read are as before."""
+        owners = [self._batches, getattr(self._batches, "dataset", None)]
+        generators = [
+            generator for owner in owners for generator in own_generators(owner).values() if id(generator) not in self._held
+        ]
+        states = list(map(take_state, generators))
+        try:
+            yield
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                put_state(generator, state)
 
     def reseed(self, evaluation: EvaluationKey, batch: int, turn: int) -> None:
         """Start the random stream of a pass over a batch, numbered from 0."""
@@ -109,12 +135,17 @@ class EvaluationSource:
     def _reseed(self, evaluation: EvaluationKey, batch: int, part: int) -> None:
         reseed(self._assignment.seed, Purpose.EVALUATE, evaluation.loader, batch, part)
 
-    def _deal_indexed(self, evaluation: EvaluationKey, pool: FetchPool) -> Iterator[Dealt]:
+    def _deal_indexed(self, evaluation: EvaluationKey, pool: FetchPool) -> Generator[Dealt]:
         assignment, loader = self._assignment, self._batches
         assert isinstance(loader, DataLoader)
         reseed(assignment.seed, Purpose.SAMPLER, evaluation.loader, evaluation.step, evaluation.repeat)
+        memory = Memory(loader)
+        before = memory.take()
         # Copies, since a batch sampler may fill one list again and again.
         batches = list(loader.sampler if loader.batch_sampler is None else map(copy.copy, loader.batch_sampler))
+        memory.note_draw(before, memory.take())
+        memory.leave_out(self._held)
+        memory.put(before)
         mine = deal(len(batches), assignment.rank, assignment.world_size)
         requests = (Request(Purpose.EVALUATE, (evaluation.loader, batch, 0), batches[batch]) for batch in mine)
         fetched = zip(mine, pool.run(requests), strict=True)
@@ -122,12 +153,13 @@ class EvaluationSource:
             num_samples = None if loader.batch_sampler is None else len(indices)
             yield batch, num_samples, functools.partial(_find, fetched, batch) if batch in mine else None
 
-    def _deal_read(self, evaluation: EvaluationKey, items: Iterator[tuple[int, int | None, Any]]) -> Iterator[Dealt]:
+    def _deal_read(self, evaluation: EvaluationKey, items: Iterator[tuple[int, int | None, Any]]) -> Generator[Dealt]:
         assignment = self._assignment
-        for batch, num_samples, data in items:
-            self.reseed_between(evaluation, batch, 0)  # not every process has run the user's collate_fn
-            is_mine = batch % assignment.world_size == assignment.rank
-            yield batch, num_samples, functools.partial(_same, data) if is_mine else None
+        with self._unchanged():
+            for batch, num_samples, data in items:
+                self.reseed_between(evaluation, batch, 0)  # not every process has run the user's collate_fn
+                is_mine = batch % assignment.world_size == assignment.rank
+                yield batch, num_samples, functools.partial(_same, data) if is_mine else None
 
     def _read_ready(self, evaluation: EvaluationKey) -> Iterator[tuple[int, int | None, Any]]:
         assignment = self._assignment

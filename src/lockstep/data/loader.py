@@ -311,6 +311,15 @@ class PreparedLoader:
         """Steps of the next pass that were taken before the run was interrupted."""
         return self._skip
 
+    @property
+    def held(self) -> set[int]:
+        """See ``Source.held``."""
+        return self._source.held
+
+    def compared(self) -> str | None:
+        """See ``Source.compared``."""
+        return self._source.compared()
+
     def state(self) -> dict[str, Any]:
         """The position after the last step: a tree of plain values and tensors, the same on every rank."""
         running = self._is_running

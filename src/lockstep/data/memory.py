@@ -12,7 +12,7 @@ import functools
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -125,6 +125,17 @@ class Memory:
                 if old.get(name, _NOTHING) is not new.get(name, _NOTHING):
                     self._bindings.add((number, name))
         self._contents.update(self._changed(before, after))
+
+    @property
+    def held(self) -> set[int]:
+        """The ids of the objects in which something is remembered: samplers, and their generators and containers."""
+        return {id(keeper) for keeper in self._keepers.values() if keeper is not self._loader} | self.take().contents.keys()
+
+    def leave_out(self, held: Collection[int]) -> None:
+        """Put back nothing in these objects in this pass, given by id."""
+        numbers = {number for number, keeper in enumerate(self._keepers.values()) if id(keeper) in held}
+        self._bindings = {(number, name) for number, name in self._bindings if number not in numbers}
+        self._contents.difference_update(held)
 
     def put(self, moment: Moment) -> None:
         """Put back what drawing has changed in this pass to how it was at a moment of it."""

@@ -125,6 +125,15 @@ class Indices:
         if self._drawn is not None:
             self._drawn.ended()
 
+    @property
+    def held(self) -> set[int]:
+        """See ``Source.held``."""
+        return self._memory.held
+
+    def compared(self) -> str | None:
+        """See ``Source.compared``."""
+        return digest(self._memory.state()) if self.is_told else None
+
     def state(self, step: int | None) -> Any:
         """See ``Source.state``."""
         return self._memory.state() if step is None else self._at_begin
@@ -200,6 +209,15 @@ class SampleSource(Source):
     @override
     def ended(self) -> None:
         self._indices.ended()
+
+    @property
+    @override
+    def held(self) -> set[int]:
+        return self._indices.held
+
+    @override
+    def compared(self) -> str | None:
+        return self._indices.compared()
 
     @override
     def state(self, step: int | None) -> Any:

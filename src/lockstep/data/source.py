@@ -38,6 +38,16 @@ class Source(Protocol):
         """The loop has asked for a step behind the last one of the pass."""
         return
 
+    @property
+    def held(self) -> set[int]:
+        """The ids of the objects whose state ``state`` gives, so that it is in checkpoints."""
+        return set()
+
+    def compared(self) -> str | None:
+        """A digest of what its samplers remember, which must be the same on every rank, for any numbers of workers and ranks;
+        None: nothing that is known."""
+        return None
+
     def state(self, step: int | None) -> Any:
         """The state from which to resume after ``step``, which must be the last completed step of the current pass; None:
         between two passes. A tree of plain values and tensors, the same on every rank."""

@@ -23,7 +23,7 @@ from lockstep.data.fetch import FetchPool, Request, choose_fetcher
 from lockstep.data.reader import StreamReader
 from lockstep.data.sample_source import Indices, SampleSource
 from lockstep.data.source import Source, StepData, lengths
-from lockstep.data.states import has_state, put_state, take_state
+from lockstep.data.states import generators_of, has_state, put_state, take_state
 from lockstep.data.streams import Purpose
 from lockstep.data.torch_loader import check_batches, is_torch_loader, samplers_of, set_epoch
 from lockstep.data.trail import Trail
@@ -182,6 +182,21 @@ class ReadySource(Source):
     def ended(self) -> None:
         if self._indices is not None:
             self._indices.ended()
+
+    @property
+    @override
+    def held(self) -> set[int]:
+        if self._indices is not None:
+            return self._indices.held
+        return {id(generator) for item in self._stateful for generator in generators_of(item).values()}
+
+    @override
+    def compared(self) -> str | None:
+        if self._indices is not None:
+            return self._indices.compared()
+        # A stream is read ahead by a worker, in a copy. Other iterables are read as the loop asks, by every rank alike.
+        has_memory = self._reader is None and (self._has_state or self.held)
+        return digest(list(map(take_state, self._stateful))) if has_memory else None
 
     @override
     def state(self, step: int | None) -> Any:

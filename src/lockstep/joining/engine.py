@@ -193,7 +193,7 @@ class Engine:
             self.state,
             self.listeners,
         )
-        self.evaluated = Evaluations(functools.partial(self.assignment, 0), config.workers)
+        self.evaluated = Evaluations(functools.partial(self.assignment, 0), config.workers, self.state.held)
         self._script_seed = ScriptSeed(collectives, self.state, self.phases, self.restorer)
         self._optimizer_hooks = (
             register_optimizer_step_pre_hook(self.phases.before_optimizer),

@@ -137,6 +137,15 @@ class RunState:
             yield from ((adapter.name, part, value) for part, value in adapter.compared())
         for name, adapter in self.registered.items():
             yield from ((f"the registered {name!r}", part, value) for part, value in adapter.compared())
+        for number, loader in enumerate(self.loaders, 1):
+            digest = loader.compared()
+            if digest is not None:
+                yield f"loader {number}", "the state of the samplers", digest
+
+    def held(self) -> set[int]:
+        """The ids of the generators, and other objects of samplers, that checkpoints hold."""
+        registered = {id(adapter.target) for adapter in self.registered.values()}
+        return registered.union(*(loader.held for loader in self.loaders))
 
 
 def _cut_or_whole(tensors: Weights) -> Weights:
