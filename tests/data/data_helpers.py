@@ -54,6 +54,9 @@ class FakeDriver:
         self.told.append(("step", plan.number, plan.num_samples))
         self.resume_stream()
 
+    def is_in_pass(self):
+        return self._leader is not None
+
     def begin_step_beside(self, loader):
         self.resume_stream()
 

@@ -31,6 +31,9 @@ class Driver(Protocol):
     def enter(self, loader: object) -> bool:
         """Begin a pass over ``loader``. True: it leads the steps; False: it runs beside another pass that does."""
 
+    def is_in_pass(self) -> bool:
+        """Whether a pass that leads is under way."""
+
     def begin_step(self, plan: StepPlan) -> None:
         """Begin a step with the next global batch."""
 
@@ -97,6 +100,12 @@ class PreparedLoader:
         """Batches yielded beside another loader's, over the whole run."""
         self._skip = 0
         """Steps of the next pass that were taken before the run was interrupted."""
+        self._source_before: Any = None
+        """The state of the source then."""
+        self.made_inside = False
+        """Whether the newest iterator beside another loader's was made within the other's pass."""
+        self.is_idle = False
+        """Whether it had yielded nothing yet in the other's pass when the run was saved, or is saved now."""
         self._totals: dict[str, list[float]] = {}
         """For each value of ``batch.add``, its weighted sum over the newest pass and the sum of its weights."""
 
@@ -111,7 +120,7 @@ class PreparedLoader:
     if not TYPE_CHECKING:  # so that type checkers report unknown attributes too
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if not name.startswith("_") and name != "wrapped":
+            if not name.startswith("_") and name not in ("wrapped", "is_idle", "made_inside"):
                 raise UsageError(
                     f"loader.{name} = ... after prepare(), which has taken over how batches are fetched: it would have no "
                     f"effect. Set it before, or prepare a second loader. (What your own class reads: loader.wrapped.{name}.)"
@@ -159,6 +168,9 @@ class PreparedLoader:
         return self._lines
 
     def __iter__(self) -> Iterator[Batch]:
+        return self._iterate(made_inside=self._driver.is_in_pass())
+
+    def _iterate(self, *, made_inside: bool) -> Iterator[Batch]:
         if not torch.is_grad_enabled():
             raise UsageError(
                 "a prepared loader was iterated with gradients disabled, so this is not a training loop: "
@@ -167,7 +179,7 @@ class PreparedLoader:
         if self._driver.skips():
             return
         if not self._driver.enter(self):
-            yield from self._iterate_beside()
+            yield from self._iterate_beside(made_inside=made_inside)
             return
         driver, exhausted, failed = self._driver, False, False
         batch: Batch | None = None
@@ -227,8 +239,11 @@ class PreparedLoader:
             if done == num_steps:
                 return
 
-    def _iterate_beside(self) -> Iterator[Batch]:
+    def _iterate_beside(self, *, made_inside: bool) -> Iterator[Batch]:
         """Iterate within a loop over another loader (``zip(a, b)``, or a nested loop), which counts the steps."""
+        if self._skip and self.is_idle and made_inside and not self.made_inside:
+            self.abandon()  # the script has the iterator from before the pass, too: this is another
+        self.made_inside, self.is_idle = made_inside, False
         driver = self._driver
         batch: Batch | None = None
         this_pass = self._begin(self._num_beside + 1, is_beside=True)
@@ -256,6 +271,8 @@ class PreparedLoader:
     def abandon(self) -> None:
         """Give up the current pass: it has yielded no batch during a whole pass of the leading loader."""
         self._pass, self._is_running = _Pass(0, 1, 0), False
+        if self._skip:  # an earlier launch has begun it
+            self._epoch, self._skip, self.is_idle = self._epoch + 1, 0, False
 
     def _begin(self, next_number: int, *, is_beside: bool) -> _Pass:
         """Begin the next pass, or continue an interrupted one."""
@@ -328,11 +345,17 @@ class PreparedLoader:
             "skip": self._pass.done if running else self._skip,
             "followed": self._num_beside,
             "totals": self._sums(),
-            "source": self._source.state(self._pass.first + self._pass.done - 1 if running else None),
+            "source": self._source_before
+            if self._skip
+            else self._source.state(self._pass.first + self._pass.done - 1 if running else None),
+            "idle": self.is_idle and (running or self._skip > 0),
+            "inside": self.made_inside,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from ``state`` with the next pass."""
         self._epoch, self._skip, self._num_beside = state["pass"], state["skip"], state["followed"]
         self._totals = {name: list(pair) for name, pair in state["totals"].items()}
+        self.is_idle, self.made_inside = state.get("idle", False), state.get("inside", False)
+        self._source_before = state["source"]
         self._source.load_state(state["source"])

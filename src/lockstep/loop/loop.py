@@ -87,6 +87,7 @@ class Loop:
         self._beside: dict[PreparedLoader, int] = {}
         """Open passes beside the leading one, with the number of the leading pass in which each last yielded a batch. Between
         two leading passes it is unknown whether the script will continue or restart them, so no checkpoint is saved there."""
+        self._has_warned_of_idle = False
         self._owes_tick = False
         """Whether the last step's ``tick`` is still due, because the loop was left within that step."""
         self._error_before = getattr(sys, "last_value", None)
@@ -101,6 +102,9 @@ class Loop:
         if not self.resumption.is_in_epochs and self._restorer.script_has_restored():
             self._warn_of_passes("WARNING: the script has restored an optimizer by itself, before this run resumes")
         self._restorer.apply(is_final=is_final)
+        if is_final:
+            idle = [loader for loader in self._restorer.state.loaders if loader.is_idle]
+            self._beside.update(dict.fromkeys(idle, self._num_passes))  # abandoned with the pass, as they would have been
         self.phases.step = self._resumed_after = self._restorer.checkpoint.manifest.step
 
     # Epochs
@@ -243,14 +247,41 @@ class Loop:
 
     # Steps
 
+    def is_in_pass(self) -> bool:
+        """Whether a pass that leads is under way."""
+        return self._leader is not None
+
     def begin_step(self, plan: StepPlan) -> None:
         """Save the checkpoint that is due, if any, and begin a step."""
-        if self._saver.is_due and all(newest == self._num_passes for newest in self._beside.values()):
+        if self._saver.is_due and self._may_save():
             if self._saver.is_stopping:
                 self._listeners.end_pass(self.step, exhausted=False)
             self._listeners.flush()
             self._save_due()
         self.phases.begin_step(plan)
+
+    def _may_save(self) -> bool:
+        """Whether a checkpoint may be saved in this pass: whether it is known which iterator of a loader beside this one the
+        script will go on with.
+
+        One that was made before the pass is made again by a script that resumes, so it is known by that. One that was made
+        within an earlier pass, and has yielded nothing yet in this, may be continued or replaced. (A run that is to stop is
+        saved all the same.)
+        """
+        idle = [loader for loader, newest in self._beside.items() if newest < self._num_passes]
+        unclear = [loader for loader in idle if loader.made_inside]
+        if unclear and not (self._saver.is_stopping and self._num_in_pass > 0):
+            return False
+        if unclear and not self._has_warned_of_idle and self._is_main:
+            self._has_warned_of_idle = True
+            say(
+                "WARNING: a loader beside the leading one has an iterator that was made within an earlier pass and has yielded "
+                "nothing in this one. The resumed run continues where that stands, also if the script makes a new one in this "
+                "pass: then results differ. Make it before the loop over batches."
+            )
+        for loader in self._beside:
+            loader.is_idle = loader in idle
+        return True
 
     def begin_step_beside(self, loader: PreparedLoader) -> None:
         """A loader beside the leading one yields a batch, too, or has none left: fetching it may have drawn from the random
