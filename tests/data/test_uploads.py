@@ -10,7 +10,7 @@ from lockstep.data.uploads import Uploads
 
 @pytest.fixture
 def uploads():
-    return Uploads(torch.device("cpu"))  # where nothing moves
+    return Uploads(torch.device("cpu"), [])  # where nothing moves
 
 
 def noted(log, *, fail_at=None):

@@ -309,3 +309,48 @@ def keep_on_the_device(fails_after=None, epochs=2):
 
 def _plain(value):
     return value["state"].cpu().flatten().tolist(), str(value["number"])
+
+
+class Refilled:
+    """Ready-made batches, all in the same memory, which is pinned on a machine with the device."""
+
+    def __init__(self, num_batches):
+        self.num_batches = num_batches
+        pins = getattr(torch, "sim", None) is not None
+        self.memory = torch.empty(8, 4, pin_memory=pins), torch.empty(8, 1, pin_memory=pins)
+
+    def __len__(self):
+        return self.num_batches
+
+    def __iter__(self):
+        for number in range(self.num_batches):
+            dice = torch.Generator().manual_seed(number)
+            for memory in self.memory:
+                memory.copy_(torch.randn(memory.shape, generator=dice))
+            yield self.memory
+
+
+def train_refilled(breaks=False):
+    """A training and evaluations on batches that share their memory."""
+    with lockstep.join(checkpoint_every="off") as team:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader, other = team.prepare(model, optimizer, Refilled(5), Refilled(5))
+        found = []
+        for _ in range(3):
+            for batch, beside in zip(loader, other, strict=True):
+                for (x, y), (z, _) in zip(batch.shards, beside.shards, strict=True):
+                    team.backward((model(x) - y + z.sum(1, keepdim=True)).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+                if breaks and team.step % 5 == 2:
+                    break
+            with team.evaluate(model, Refilled(4)) as evaluation:
+                for batch in evaluation:
+                    for x, y in batch.shards:
+                        batch.add(loss=(model(x) - y).square().mean())
+                    if breaks and batch.number == 2:
+                        break
+            found.append(evaluation["loss"])
+        return found, digest(model.state_dict()), account()["reports"]

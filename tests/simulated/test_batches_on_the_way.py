@@ -13,7 +13,7 @@ SIM = "sim:0"
 
 @pytest.fixture
 def uploads():
-    return Uploads(torch.device(SIM))
+    return Uploads(torch.device(SIM), [])
 
 
 def busy():
@@ -59,3 +59,12 @@ def test_a_run_whose_batches_are_fetched_by_workers_has_the_digest_of_one_withou
     for one in crew(nproc, scripts.train, 2, 1, pinned, shards=2):
         assert one["reports"] == []
         assert one["digest"] == on_cpu["digest"]
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("breaks", [False, True])
+def test_pinned_memory_that_the_script_fills_again_is_not_changed_while_it_is_copied(crew, nproc, breaks):
+    ((losses, expected, _),) = crew(1, scripts.train_refilled, breaks, device="cpu", shards=2)
+    for found in crew(nproc, scripts.train_refilled, breaks, shards=2):
+        assert found[1:] == (expected, [])
+        assert found[0] == losses

@@ -75,14 +75,15 @@ def map_tensors(
     return convert("", batch)
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch on ``device``, copied asynchronously if its memory is pinned. On the CPU it is the batch itself.
+def to_device(batch: Any, device: torch.device, *, non_blocking: bool = True) -> Any:
+    """The batch on ``device``, copied asynchronously if its memory is pinned and ``non_blocking`` given. On the CPU it is the
+    batch itself.
 
     Objects of other kinds are moved by their ``to(device)`` method, if they have one.
     """
     if device.type == "cpu":
         return batch
-    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch, "to", device)
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking), batch, "to", device)
 
 
 def pin(batch: Any) -> Any:

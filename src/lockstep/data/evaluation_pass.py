@@ -73,7 +73,7 @@ class EvaluationPass:
         self._key = key
         self._collectives = collectives
         self._device = device
-        self._uploads = None if device.type == "cpu" else Uploads(device)
+        self._uploads = None if device.type == "cpu" else Uploads(device, source.batches)
         self._guard = guard
         self._num_at_once = collectives.size if together else 1
         self._is_open = self._has_begun = False
@@ -104,6 +104,8 @@ class EvaluationPass:
         self.current, self._round = None, _Round(())
         if self._dealt is not None:
             self._dealt.close()  # the script may have left the loop, and hold its iterator
+        if self._uploads is not None:
+            self._uploads.settle()
         try:
             yield
         finally:
@@ -127,6 +129,8 @@ class EvaluationPass:
             for number, num_samples, _ in batches:
                 self.current = batch = EvaluationBatch(self, number, num_samples)
                 yield batch
+                if self._uploads is not None:
+                    self._uploads.settle()
                 self._check_open()
                 if self._guard.evaluated:
                     self._refuse_left()

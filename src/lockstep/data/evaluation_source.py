@@ -84,7 +84,8 @@ class EvaluationSource:
     def __init__(self, batches: Iterable[Any], assignment: ShardAssignment, held: Collection[int] = ()) -> None:
         check_batches(batches, "evaluate()", "evaluation")
         self._held = held
-        self._batches = batches
+        self.batches = batches
+        """The script's loader."""
         self._assignment = assignment
         self._pool: FetchPool | None = None
         self._reader: StreamReader | None = None
@@ -102,12 +103,12 @@ class EvaluationSource:
         if self._reader is None:
             return self._deal_read(evaluation, self._read_ready(evaluation))
         self._reader.key = (evaluation.loader, 0)
-        return self._deal_read(evaluation, self._reader.read(self._batches, 0, evaluation.step))  # type: ignore[arg-type]
+        return self._deal_read(evaluation, self._reader.read(self.batches, 0, evaluation.step))  # type: ignore[arg-type]
 
     @contextlib.contextmanager
     def _unchanged(self) -> Iterator[None]:
         """A context behind which the generators of what is read are as before."""
-        owners = [self._batches, getattr(self._batches, "dataset", None)]
+        owners = [self.batches, getattr(self.batches, "dataset", None)]
         generators = [
             generator for owner in owners for generator in own_generators(owner).values() if id(generator) not in self._held
         ]
@@ -136,7 +137,7 @@ class EvaluationSource:
         reseed(self._assignment.seed, Purpose.EVALUATE, evaluation.loader, batch, part)
 
     def _deal_indexed(self, evaluation: EvaluationKey, pool: FetchPool) -> Generator[Dealt]:
-        assignment, loader = self._assignment, self._batches
+        assignment, loader = self._assignment, self.batches
         assert isinstance(loader, DataLoader)
         reseed(assignment.seed, Purpose.SAMPLER, evaluation.loader, evaluation.step, evaluation.repeat)
         memory = Memory(loader)
@@ -164,14 +165,14 @@ class EvaluationSource:
     def _read_ready(self, evaluation: EvaluationKey) -> Iterator[tuple[int, int | None, Any]]:
         assignment = self._assignment
         reseed(assignment.seed, Purpose.SAMPLER, evaluation.loader, evaluation.step, evaluation.repeat)
-        batches, one_thread = iter(self._batches), single_threaded()
+        batches, one_thread = iter(self.batches), single_threaded()
         for batch in itertools.count():
             reseed(assignment.seed, Purpose.EVALUATE, evaluation.loader, batch, 0)
             try:
                 with one_thread:
                     data = next(batches, _END)
             except Exception as error:
-                raise Culprit(self._batches, assignment.rank, is_ready=True).read(error, batch, Purpose.EVALUATE) from error
+                raise Culprit(self.batches, assignment.rank, is_ready=True).read(error, batch, Purpose.EVALUATE) from error
             if data is _END:
                 return
             yield batch, None, data

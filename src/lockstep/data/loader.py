@@ -80,7 +80,7 @@ class PreparedLoader:
         self._assignment = assignment
         self._lines = self._source.describe()  # now: lengths may change with the epoch
         self._driver = driver
-        self._uploads = None if device.type == "cpu" else Uploads(device)
+        self._uploads = None if device.type == "cpu" else Uploads(device, batches)
         dataset, speaks = getattr(batches, "dataset", None), assignment.rank == 0
         self._changed = ChangedSamples(
             batches if dataset is None else dataset, speaks=speaks, name="batches" if dataset is None else "dataset"
@@ -194,6 +194,8 @@ class PreparedLoader:
                     self._refuse_older()
                 if before is not None:
                     self._changed.compare(before, calling_line)
+                if self._uploads is not None:
+                    self._uploads.settle()
                 this_pass.done += 1
                 driver.end_step()
                 if batch.totals:
@@ -259,6 +261,8 @@ class PreparedLoader:
                     self._refuse_older()
                 if before is not None:
                     self._changed.compare(before, calling_line)
+                if self._uploads is not None:
+                    self._uploads.settle()
                 self._add(batch)
             driver.begin_step_beside(self)
         finally:
@@ -286,6 +290,8 @@ class PreparedLoader:
 
     def _steps(self, begun: _Pass) -> Iterator[StepData]:
         """The steps of a pass that are still to be taken."""
+        if self._uploads is not None:
+            self._uploads.settle()  # of a pass that was left
         steps = self._source.steps(begun.first, begun.number, begun.done, compared=self._is_shared and not self._is_compared)
         if self._is_shared:
             steps = self._compare(steps, begun)

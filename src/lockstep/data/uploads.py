@@ -55,11 +55,15 @@ class Uploads:
 
     Args:
         device: not the CPU.
+        batches: the script's loader.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, batches: Any) -> None:
         self._device = device
         self._stream = new_stream(device)
+        self._may_refill = _may_refill(batches)
+        self._is_reading: torch.Event | None = None
+        """After it, no copy reads pinned memory any more that the script may fill again."""
         self._known: list[Upload] = []
         """That of the current step and of the next, if this is known before it begins."""
 
@@ -86,6 +90,13 @@ class Uploads:
         finally:
             self._known = []
 
+    def settle(self) -> None:
+        """Before the script's loader is asked for its next batch: wait until what was copied may be changed. Copies of pinned
+        memory do not hold up the script, which may fill one buffer again and again, as it may with ``x.to(device)``."""
+        if self._is_reading is not None:
+            self._is_reading.synchronize()
+            self._is_reading = None
+
     def move(self, samples: Any) -> Any:
         """Samples on the device, for the current stream."""
         return self.arrive(self.copy(samples))
@@ -95,33 +106,46 @@ class Uploads:
         if self._stream is None:
             return _Copy(samples, samples, None)
         with self._stream:
-            copied = map_tensors(self._copied, samples, skip="to")
-            return _Copy(samples, copied, self._stream.record_event())
+            pinned: list[bool] = []
+            copied = map_tensors(lambda tensor: self._copied(tensor, pinned), samples, skip="to")
+            arrived = self._stream.record_event()
+            if any(pinned):
+                self._is_reading = arrived
+            return _Copy(samples, copied, arrived)
 
     def arrive(self, copy: _Copy) -> Any:
         """The samples on the device, for the current stream, which waits for them."""
         if copy.arrived is None:
-            return to_device(copy.copied, self._device)
+            return to_device(copy.copied, self._device, non_blocking=not self._may_refill)
         stream = torch.accelerator.current_stream(self._device)
         stream.wait_event(copy.arrived)
 
         def arrived(tensor: Tensor) -> Tensor:
-            moved = tensor.to(self._device, non_blocking=True)
+            moved = tensor.to(self._device, non_blocking=not self._may_refill)
             if _is_plain(moved):  # else its memory could be given to the next samples while the stream still reads it
                 moved.record_stream(stream)
             return moved
 
         return map_tensors(arrived, copy.copied, "to", self._device)
 
-    def _copied(self, tensor: Tensor) -> Tensor:
-        is_here = tensor.is_cpu and _is_plain(tensor)
-        return tensor.to(self._device, non_blocking=True) if is_here else tensor
+    def _copied(self, tensor: Tensor, pinned: list[bool]) -> Tensor:
+        if not tensor.is_cpu or not _is_plain(tensor):
+            return tensor
+        if self._may_refill:
+            pinned.append(tensor.is_pinned())
+        return tensor.to(self._device, non_blocking=True)
 
 
 def fetches_ahead(batches: Any) -> bool:
     """Whether the script cannot notice when its loader is asked for a batch, since workers have fetched it by then, and no
     ``__iter__`` of the script's own runs."""
     return is_torch_loader(batches) and batches.num_workers > 0
+
+
+def _may_refill(batches: Any) -> bool:
+    """Whether the memory of batches may be the script's own: not where PyTorch's loader has pinned a copy, or got it from a
+    worker."""
+    return not (is_torch_loader(batches) and (batches.num_workers > 0 or batches.pin_memory))
 
 
 def _is_plain(tensor: Tensor) -> bool:
