@@ -8,11 +8,11 @@ what it does after its last step is part of the answer.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 import sys
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -167,11 +167,21 @@ def _named(sums: Sums, stream: int | None = None) -> dict[str, Any]:
 
 
 def _digest(sums: Mapping[str, Any]) -> int:
-    return zlib.crc32(repr(list(sums.items())).encode())
+    return _hash(repr(list(sums.items())).encode())
 
 
 def _stream() -> int:
-    crc = zlib.crc32(torch.default_generator.get_state().numpy().tobytes())
-    crc = zlib.crc32(repr(random.getstate()).encode(), crc)
     numpy = sys.modules.get("numpy")
-    return crc if numpy is None else zlib.crc32(numpy.random.get_state()[1].tobytes(), crc)
+    return _hash(
+        torch.default_generator.get_state().numpy().tobytes(),
+        repr(random.getstate()).encode(),
+        b"" if numpy is None else numpy.random.get_state()[1].tobytes(),
+    )
+
+
+def _hash(*parts: bytes) -> int:
+    """62 bits, so that both it and its negative fit in an int64."""
+    hasher = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        hasher.update(part)
+    return int.from_bytes(hasher.digest(), "little") >> 2
