@@ -229,3 +229,7 @@ def test_one_shard_on_one_process_is_the_plain_loop_to_the_bit(standing_crew):
     assert norms == plain_norms
     others, _ = standing_crew(1, team_scripts.train_to_the_end, 2)[0]
     assert others != plain  # the comparison can fail: two shards have two BatchNorm statistics
+
+
+def test_no_rank_remembers_checkpoints_that_are_written(standing_crew, tmp_path):
+    assert standing_crew(2, team_scripts.save_each_step, shards=2, run_dir=str(tmp_path / "run")) == [0, 0]

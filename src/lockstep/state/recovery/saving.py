@@ -223,6 +223,7 @@ class Saver(Listener):
         well = True
         for result in self._writer.results():
             step, is_best = result.manifest.step, result.manifest.kind == "weights"
+            held_s = None if is_best else self._held_s.pop(step, None)
             if is_best:
                 self._best_is_lost = bool(result.error)
             if not is_best or (result.error and result.num_writers > 1):  # then rank 0 is told to give up, too
@@ -237,7 +238,7 @@ class Saver(Listener):
                     step=step,
                     kind=result.manifest.kind,
                     name=result.path.name,
-                    held_s=None if is_best else self._held_s.pop(step, None),
+                    held_s=held_s,
                     wall_s=result.wall_s,
                 )
         return well
