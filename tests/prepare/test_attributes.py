@@ -14,8 +14,8 @@ from torch import nn
 from lockstep.prepare.state_adapters import ATTRIBUTES
 from lockstep.state.checkpoint.staging import Staging
 from lockstep.state.checkpoint.tree import put_together
-from lockstep.state.recovery.left_out import LeftOut
 from lockstep.state.recovery.run_state import RunState
+from lockstep.state.recovery.unresumable import Unresumable
 
 pytestmark = pytest.mark.timeout(60)
 INPUTS = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
@@ -329,11 +329,11 @@ LEFT_OUT = {
 
 def remarks(training, capfd):
     """What is said of a checkpoint, and of the next."""
-    left_out, said = LeftOut(training.state), []
-    for _ in range(2):
+    unresumable, said = Unresumable(training.state), []
+    for step in range(2):
         training.step()
         training.saved()
-        left_out.say()
+        unresumable.say(step)
         said.append([line for line in capfd.readouterr().err.splitlines() if "WARNING" in line])
     return said
 

@@ -508,6 +508,19 @@ def test_each_object_has_a_kind_and_lines_that_tell_it_from_another():
     assert [adapter_of(thing).describe() for thing in things[3:]] == [[], [], []]
 
 
+def test_what_a_model_has_lost_or_got_is_named_and_buffers_that_come_back_by_themselves_are_not():
+    model = Odd()
+    adapter = adapter_of(model)
+    run(model, TOKENS)
+    assert adapter.changes() == []
+    model.register_buffer("new", torch.zeros(1))
+    del model.empty, model.hidden
+    assert adapter.changes() == ["the buffer `empty` is gone"]
+    model.head.weight = nn.Parameter(torch.ones(5, 4))
+    model.frozen = nn.Identity()
+    assert [line.split("`")[1] for line in adapter.changes()] == ["head.weight", "frozen.weight", "frozen.bias", "empty"]
+
+
 def change(thing, was, is_now, names):
     """Give an object these options of now, where its checkpoint had others."""
     content = adapter_of(thing)

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from lockstep.base.trees import mapped
 from lockstep.prepare.attributes import Attributes
+from lockstep.prepare.structure import Structure
 from lockstep.world.comm.dtensors import distribute_like, to_local
 
 Weights = dict[str, Tensor]
@@ -33,6 +34,8 @@ class StateAdapter:
     """The adapter of one object in the run's state. This base class is for objects with ``state_dict``."""
 
     kind = "object"
+    remedy = ""
+    """What to do where ``changes`` has found some."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -57,6 +60,14 @@ class StateAdapter:
     def untold(self) -> dict[str, Any]:
         """Attributes that have changed, by name, and that the object's own ``state_dict`` leaves out."""
         return {}
+
+    def settle(self) -> None:
+        """After the first step of a launch: what has been made since then will be made again by that of another launch."""
+
+    def changes(self) -> list[str]:
+        """In what the object differs from what was prepared, in words, so that another one that is prepared like it could not
+        take its state."""
+        return []
 
     def load_state_dict(self, state: Any, weights: Mapping[str, Tensor] | None = None) -> None:
         """Restore a state of an object of the same kind."""
@@ -87,6 +98,19 @@ class ModelAdapter(StateAdapter):
     """A model: weights, tensors that its state dict omits, gradients, and what is frozen or in evaluation mode."""
 
     kind = "model"
+    remedy = "Change models before team.prepare(): what is to learn later can have requires_grad=False until then"
+
+    def __init__(self, target: nn.Module) -> None:
+        super().__init__(target)
+        self._prepared = Structure(innermost(target))
+
+    @override
+    def settle(self) -> None:
+        self._prepared.settle(Structure(innermost(self.target)))
+
+    @override
+    def changes(self) -> list[str]:
+        return self._prepared.changes_to(Structure(innermost(self.target)))
 
     @override
     def weights(self) -> Weights:
@@ -162,6 +186,9 @@ class OptimizerAdapter(StateAdapter):
     """An optimizer, with those that are its attributes: SAM's ``base_optimizer``, whose momentum its own state omits."""
 
     kind = "optimizer"
+    remedy = (
+        "Make all groups before team.prepare(): parameters with requires_grad=False are left alone until they are to learn"
+    )
 
     def __init__(self, target: Optimizer, outer: tuple[Optimizer, ...] = ()) -> None:
         super().__init__(target)
@@ -169,6 +196,14 @@ class OptimizerAdapter(StateAdapter):
         self._attributes = Attributes(target)
         self._known: dict[int, OptimizerAdapter] = {}
         self._inner()  # whose attributes are seen as they are now
+        self._group_sizes = _group_sizes(target)
+
+    @override
+    def changes(self) -> list[str]:
+        now = _group_sizes(self.target)
+        return (
+            [] if now == self._group_sizes else [f"it has groups of {now} parameters, and had groups of {self._group_sizes}"]
+        )
 
     def _inner(self) -> dict[str, OptimizerAdapter]:
         inner = inner_optimizers(self.target, self._outer)
@@ -345,6 +380,10 @@ def inner_optimizers(optimizer: Optimizer, outer: Iterable[Optimizer] = ()) -> d
     return found
 
 
+def _group_sizes(optimizer: Optimizer) -> list[int]:
+    return [len(group["params"]) for group in optimizer.param_groups]
+
+
 def _ids_of(state: dict[str, Any]) -> set[int]:
     """The ids of the values in an optimizer's state."""
     return {id(value) for slots in _slots_in(state).values() for value in slots.values()}
@@ -394,7 +433,9 @@ def _make_buffer(module: nn.Module, name: str, value: Tensor) -> None:
     except AttributeError:
         return  # load_state_dict reports it
     if buffer_name not in owner._buffers:
-        return
+        if hasattr(owner, buffer_name):
+            return
+        owner.register_buffer(buffer_name, None)
     current = owner._buffers[buffer_name]
     if current is None:  # it was created after the first step
         device = next((parameter.device for parameter in owner.parameters()), torch.device("cpu"))

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lockstep.base.errors import ConfigError
+from lockstep.base.errors import ConfigError, ModelError
 from lockstep.data.loader import PreparedLoader
 from lockstep.prepare.registry import adapter_of, registered_adapter
 from lockstep.prepare.state_adapters import ATTRIBUTES, StateAdapter, Weights
+from lockstep.prepare.unprepared import is_of_one_process
 from lockstep.state.checkpoint.manifest import Object
 from lockstep.state.checkpoint.parts import deal_out, part_name, state_part_name, weights_name
 from lockstep.state.checkpoint.tree import take_apart
@@ -118,6 +119,7 @@ class RunState:
 
     def _tree(self, adapter: StateAdapter) -> Any:
         """All of an object's state that a checkpoint can hold."""
+        _check_gradients(adapter)
         state = adapter.state_dict()
         held, refused = dict[str, Any](), dict[str, Any]()
         for name, value in adapter.attributes().items():
@@ -151,6 +153,18 @@ class RunState:
 def _cut_or_whole(tensors: Weights) -> Weights:
     """What is cut in another way than along the first dimension is gathered. Every rank must call it."""
     return {name: tensor if is_cut(tensor) else full_tensor(tensor) for name, tensor in tensors.items()}
+
+
+def _check_gradients(adapter: StateAdapter) -> None:
+    if not isinstance(adapter.target, nn.Module):
+        return
+    for name, parameter in adapter.target.named_parameters():
+        if is_of_one_process(parameter.grad):
+            raise ModelError(
+                f"{name!r} was put into {adapter.name} ({type(adapter.target).__name__}) after team.prepare(), and got a "
+                "gradient inside batch.shards: the gradient is of this process's shards only, so every process would train a "
+                "different copy. Change models before team.prepare()."
+            )
 
 
 def _record(adapter: StateAdapter) -> Object:

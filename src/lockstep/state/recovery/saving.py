@@ -32,10 +32,10 @@ from lockstep.listener import Listener, Stage
 from lockstep.state.checkpoint.schedule import CheckpointSchedule
 from lockstep.state.checkpoint.store import Store, step_of
 from lockstep.state.checkpoint.writer import Writer, Written
-from lockstep.state.recovery.left_out import LeftOut
 from lockstep.state.recovery.position import ScriptPosition
 from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.snapshots import Snapshots
+from lockstep.state.recovery.unresumable import Unresumable
 from lockstep.state.rundir.fixed_settings import FixedSettings
 from lockstep.world.comm.agreement import compare_ranks
 from lockstep.world.comm.collectives import Collectives
@@ -83,7 +83,7 @@ class Saver(Listener):
         self._store = store
         self._state = state
         self._snapshots = Snapshots(config, token, birth, state, collectives)
-        self._left_out = LeftOut(state)
+        self._unresumable = Unresumable(state)
         self._collectives = collectives
         self._journal = journal
         self._is_main = collectives.rank == 0
@@ -211,7 +211,7 @@ class Saver(Listener):
         self._schedule.begin_save()
         self._writer.submit(self._snapshots.take(position, step, epoch, finished=finished))
         if self._is_main:
-            self._left_out.say()
+            self._unresumable.say(step)
         self._copies = None
         self._held_s[step] = time.perf_counter() - began
         self.held_s += self._held_s[step]

@@ -50,6 +50,8 @@ class Snapshots:
     def rehearse(self) -> None:
         """After the first step, when all state exists: check that it can be saved, and allocate memory for its copy."""
         self.is_rehearsed = True
+        for adapter in self._state.objects:
+            adapter.settle()
         mine, _ = self._state.part(self._collectives.rank, self._collectives.size)
         tensors = {f"{file}/{name}": tensor for file, part in mine.items() for name, tensor in part.items()}
         shapes = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from lockstep.base.stopping import say
@@ -14,7 +13,7 @@ from lockstep.state.recovery.position import Resumption
 
 
 class Unrepeatable(Listener):
-    """Warns, once of each kind, when it happens rather than when the run is to resume.
+    """Warns, once, when it happens rather than when the run is to resume.
 
     Args:
         resumption: knows where the script is.
@@ -23,34 +22,15 @@ class Unrepeatable(Listener):
 
     def __init__(self, resumption: Resumption, *, speaks: bool) -> None:
         self._resumption = resumption
-        self._warns_of_prepare = self._warns_of_groups = speaks
-        self._optimizers: list[tuple[Optimizer, list[int]]] = []
-        """Those prepared, with the sizes that their parameter groups had then."""
+        self._warns_of_prepare = speaks
 
     @override
     def prepared(self, item: Any) -> None:
-        if isinstance(item, Optimizer):
-            self._optimizers.append((item, _sizes(item)))
         self._check_place(item)
 
     @override
     def prepared_loader(self, batches: Iterable[Any]) -> None:
         self._check_place(batches)
-
-    @override
-    def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        if not self._warns_of_groups:
-            return
-        for optimizer, before in self._optimizers:
-            now = _sizes(optimizer)
-            if now != before:
-                self._warns_of_groups = False
-                say(
-                    f"WARNING: {type(optimizer).__name__} has parameter groups of {now} parameters, and had groups of {before} "
-                    "when it was prepared: a launch that resumes this run prepares it as it was then, and is refused. Make all "
-                    "groups before prepare(): parameters with requires_grad=False are left alone until they are to learn."
-                )
-                return
 
     def _check_place(self, item: Any) -> None:
         if self._warns_of_prepare and self._resumption.is_in_epochs:
@@ -60,7 +40,3 @@ class Unrepeatable(Listener):
                 "this run in a later epoch begins with that epoch, without what earlier ones have prepared, and is refused. "
                 "Prepare before the loop, or write `for epoch in range(n)`, where the code around finished passes runs again."
             )
-
-
-def _sizes(optimizer: Optimizer) -> list[int]:
-    return [len(group["params"]) for group in optimizer.param_groups]
