@@ -232,7 +232,7 @@ FOUND = {
     module_ema: "ema",
     module_ema_now_and_then: "ema",
     module_ema_with_a_warm_up: "ema",
-    state_dict_ema: "ema.module",
+    state_dict_ema: "ema",
     list_ema: "ema",
     dict_ema: "ema.shadow",
     dict_ema_evaluated: "trainer.ema.shadow",

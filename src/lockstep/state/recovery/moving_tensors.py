@@ -56,6 +56,8 @@ _WRITES = 2
 """Writes after which an average or a buffer is one."""
 _MOST_TRIES = 8
 """Writes of other kinds after which a group is left alone until the next look."""
+_MOST_WAITS = 64
+"""Checks, behind a look, of values on a GPU."""
 _MOST_SAID = 3
 _SKIPPED = (Optimizer, LRScheduler, AveragedModel, DataLoader, Dataset)
 _Place = tuple[CodeType | str, tuple[Key, ...]]
@@ -68,7 +70,6 @@ _CONTAINERS = (dict, list, tuple, set, frozenset)
 class _Slot:
     """A place in a group's top that holds a tensor."""
 
-    place: tuple[Key, ...]
     is_buffer: bool
     """Whether it is a persistent buffer."""
     sample: Tensor
@@ -92,6 +93,8 @@ class _Group:
     """Those that have changed, by their places."""
     mark: tuple[int, int] = (0, 0)
     """The identity and version of the first one's tensor."""
+    sample: Tensor | None = None
+    """Some of its elements, if they were compared."""
     num_checks: int = 0
     num_tries: int = 0
 
@@ -100,11 +103,19 @@ class _Group:
         home = next((variables for variables in _variables() if _home(variables) == self.home), None)
         return None if home is None else find(home, self.place)
 
-    def marks(self, top: Held) -> bool:
+    def is_written(self, top: Held) -> bool:
         """Whether the first tensor is another one, or was written, since this was last asked."""
-        held = find(top, next(iter(self.slots.values())).place)
+        held = find(top, next(iter(self.slots)))
         tensor = None if held is None else held.value
-        before, self.mark = self.mark, (id(tensor), version(tensor)) if isinstance(tensor, Tensor) else (0, 0)
+        if not isinstance(tensor, Tensor):
+            return False
+        self.num_checks += 1
+        before, self.mark = self.mark, (id(tensor), version(tensor))
+        # Writes through .data do not count as versions. On a GPU, to read is to wait for it.
+        if self.mark == before and (tensor.is_cpu or self.num_checks <= _MOST_WAITS):
+            now = _sample(tensor)
+            before_it, self.sample = self.sample, now
+            return before_it is None or _differ(before_it, now)
         return self.mark != before
 
 
@@ -143,6 +154,11 @@ class MovingTensors:
 
     def _look(self) -> None:
         before, known, groups = self._known or {}, dict[_Place, Tensor](), dict[int, _Group]()
+        earlier_writes = {
+            (group.home, group.place + place): slot.num_writes
+            for group in self._watched
+            for place, slot in group.slots.items()
+        }
         for held in self._candidates(_variables()):
             place = _place(held)
             now = known[place] = _sample(held.value)
@@ -150,7 +166,8 @@ class MovingTensors:
             if earlier is None or _differ(earlier, now):
                 top = _top(held)
                 group = groups.setdefault(id(top), _Group(*_place(top), {}))
-                group.slots[held.below(top)] = _Slot(held.below(top), _is_persistent(held), now, ref(held.value))
+                slot = group.slots[held.below(top)] = _Slot(_is_persistent(held), now, ref(held.value))
+                slot.num_writes = earlier_writes.get(place, 0)
         self._known = known
         self._watched = [group for group in groups.values() if (group.home, group.place) not in self._said]
         self.check()  # which takes down their marks
@@ -158,10 +175,8 @@ class MovingTensors:
     def check(self) -> None:
         """See which of the watched have been written since they were last checked."""
         for group in self._watched[:]:
-            group.num_checks += 1
             top = group.top()
-            # Written through .data, a tensor has the same mark: so at first all are compared.
-            if top is None or not (group.marks(top) or group.num_checks <= 2 * _MOST_TRIES):
+            if top is None or not group.is_written(top):
                 continue
             if self._compare(group, top) or group.num_tries > _MOST_TRIES:
                 self._watched.remove(group)
@@ -299,6 +314,7 @@ def _is_persistent(held: Held) -> bool:
         isinstance(module, nn.Module)
         and name not in module._non_persistent_buffers_set
         and not isinstance(module, NORMALIZATIONS)
+        and (held.value.numel() > 1 or held.value.is_floating_point())  # a counter of steps is no state to miss by itself
     )
 
 
@@ -349,16 +365,19 @@ def _top(held: Held) -> Held:
 
 
 def _owner_of(all_held: list[Held]) -> Held:
-    """What is to be registered: the innermost object that holds all of them, or the object around it that saves its state."""
+    """What is to be registered: the innermost object that holds all of them, or one around it, which may count its updates: the
+    outermost module, or the next object that has a state."""
     first, *others = [[held, *held.above] for held in all_held]
     shared = next((item for item in first if all(item in other for other in others)), first[0])
-    above = [item for item in (shared, *shared.above) if item.key not in _REGISTRIES]
-    target = above[0]
-    around = next((item for item in above[1:] if not isinstance(item.value, _CONTAINERS)), None)
-    if around is not None and not isinstance(around.value, (nn.Module, FrameType, ModuleType)) and has_state(around.value):
-        return around
-    if isinstance(target.value, Tensor) and around is not None and isinstance(around.value, nn.Module):
-        return around
+    target, *above = [item for item in (shared, *shared.above) if item.key not in _REGISTRIES]
+    is_part = isinstance(target.value, nn.Module) or shared.key in _REGISTRIES or _is_persistent(shared)
+    for item in above if is_part else ():
+        if not isinstance(item.value, nn.Module) or isinstance(item.value, PreparedModel) or item.path == "self":
+            break
+        target = item
+    above = [item for item in target.above if not isinstance(item.value, _CONTAINERS)]
+    if above and not isinstance(above[0].value, (nn.Module, FrameType, ModuleType)) and has_state(above[0].value):
+        return above[0]
     return target
 
 
