@@ -132,10 +132,6 @@ class Iterable:
         return iter(Batches(self.samples))
 
 
-def number_of(row):
-    return row["x"]
-
-
 def hugging_face(tmp_path, **shuffling):
     import datasets
 
@@ -166,6 +162,21 @@ def web_dataset(tmp_path, *stages):
     return DataLoader(stream.decode().to_tuple("cls"), BATCH, collate_fn=lambda rows: [row[0] for row in rows])
 
 
+def pipeline(tmp_path):
+    """Also the tar files are shuffled."""
+    import webdataset
+
+    stream = webdataset.DataPipeline(
+        webdataset.SimpleShardList(shards(tmp_path)),
+        webdataset.shuffle(4, initial=4, rng=random),
+        webdataset.tarfile_to_samples(),
+        webdataset.shuffle(12, initial=12, rng=random),
+        webdataset.decode(),
+        webdataset.to_tuple("cls"),
+    )
+    return DataLoader(stream, BATCH, collate_fn=lambda rows: [row[0] for row in rows])
+
+
 def plainly(make, *args):
     return lambda tmp_path: DataLoader(make(*args), BATCH, collate_fn=list)
 
@@ -182,11 +193,15 @@ REPEATING = {
     "ready, no data set": lambda tmp_path: Iterable(Shuffled()),
     "Hugging Face": hugging_face,
     "Hugging Face, shuffled": lambda tmp_path: hugging_face(tmp_path, seed=5, buffer_size=12),
+    "Hugging Face, files shuffled": lambda tmp_path: hugging_face(tmp_path, seed=5, buffer_size=1),
     "WebDataset": web_dataset,
+    "WebDataset, a pipeline": pipeline,
     "WebDataset, a seed": lambda tmp_path: web_dataset(tmp_path, lambda it: it.shuffle(12, initial=12, seed=5)),
     "WebDataset, random": lambda tmp_path: web_dataset(tmp_path, lambda it: it.shuffle(12, initial=12, rng=random)),
 }
 """Those that give the same samples again, if they are asked to."""
+INCOMPLETE = ("a state without the buffer", "Hugging Face, shuffled")
+"""Those of them whose state is not enough for it."""
 OTHERWISE = {
     "shuffled by the system": plainly(Shuffled, of_the_system),
     "a state without the buffer, by the system": plainly(Buffered, of_the_system),

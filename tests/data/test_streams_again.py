@@ -5,7 +5,7 @@ import gc
 
 import pytest
 from data_helpers import deal_all, same
-from stream_kinds import NUM_SAMPLES, OTHERWISE, REPEATING, missing
+from stream_kinds import INCOMPLETE, NUM_SAMPLES, OTHERWISE, REPEATING, missing
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from lockstep.base.errors import MismatchError
@@ -99,6 +99,14 @@ def test_a_pass_begins_alike_after_a_resume(kind, make):
     for num_workers in (0, 2):
         resumed = Launch(make, 1, num_workers, state)
         assert same(resumed.take(num_steps + 1, 1), second)
+
+
+@pytest.mark.parametrize("kind", REPEATING)
+def test_a_line_says_so_if_a_state_was_not_enough(kind, make, capfd):
+    begun = Launch(make, 1, 0)
+    begun.take(1, 0, most=4)
+    Launch(make, 3, 0, begun.state(4)).take(1, 0, 4)
+    assert capfd.readouterr().err.count("state_dict") == (kind in INCOMPLETE)
 
 
 @pytest.mark.parametrize("num_left", [1, 4])

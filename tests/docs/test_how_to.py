@@ -18,8 +18,9 @@ SCRIPTS = [(page.stem, name, text) for page in PAGES for name, text in BLOCK.fin
 FINE_TUNE = "fine_tune.py"  # a port as well
 NO_TRAINING = ("before.py", "after.py", "in_a_notebook.py", "predict.py")  # or with a test of their own
 TRAINING = [script for script in SCRIPTS if script[1] not in NO_TRAINING]
+STREAMS = ("hugging-face-streams", "webdataset")
 MIGRATIONS = {page for page, name, _ in SCRIPTS if name == "before.py"}
-NEEDED = ("accelerate", "transformers")
+NEEDED = ("accelerate", "datasets", "transformers", "webdataset")
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -96,6 +97,27 @@ def test_a_script_of_a_page_gives_one_answer_on_one_process_and_on_two(
         done = python_here(tmp_path / "predict.py")
         assert (done.returncode, done.stdout) == (0, "[0, 1]\n"), done.stderr
         assert "lockstep" not in re.sub("#.*", "", predict)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", STREAMS)
+def test_a_stream_of_a_page_goes_on_where_it_failed(page, run_here, require_imports, tmp_path):
+    [text] = [text for stem, _, text in SCRIPTS if stem == page]
+    require_imports(text)
+    failing = text.replace(
+        "    for batch in loader:\n", "    for batch in loader:\n        team.step < 21 or exec('1 / 0')\n"
+    )
+    options = ("--threads", "1", "--device", "cpu", "--checkpoint-every", "3")
+    left = []
+    for name, runs in {"whole": [(text, "1")], "resumed": [(failing, "1"), (text, "2")]}.items():
+        for script, nproc in runs:
+            (tmp_path / "script.py").write_text(script)
+            run_dir = tmp_path / "runs" / name
+            done = run_here(tmp_path / "script.py", "--nproc-per-node", nproc, *options, "--run-dir", str(run_dir))
+            assert done.returncode == (script is failing), done.stderr
+        left.append(digests(run_dir / "checkpoints" / "step-00000032"))
+    assert left[0]
+    assert left[0] == left[1]
 
 
 @pytest.mark.long
