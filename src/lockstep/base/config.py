@@ -193,8 +193,8 @@ class RunConfig:
     allow: Sequence[str] = option((), group=CHECKPOINTS, metavar=one_of(ALLOWABLE))
     """Resume although this differs from the interrupted run; the answer may then differ too. May be repeated.
 
-    ``data`` (length of the data set, batch size, sampler), ``device``, ``epochs`` (fewer of them), ``numerics`` (PyTorch's
-    numeric switches; on a GPU, kernels that are not deterministic, also in a new run),
+    ``data`` (length of the data set, batch size, sampler; what a stream gives when it is read again), ``device``, ``epochs``
+    (fewer of them), ``numerics`` (PyTorch's numeric switches; on a GPU, kernels that are not deterministic, also in a new run),
     ``optimizer`` (its options: the current ones apply), ``shards``, ``threads``."""
 
     def __post_init__(self) -> None:
