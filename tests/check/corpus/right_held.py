@@ -308,3 +308,64 @@ def processes_counted_for_a_file_name():
         loss = train_step(team, model, optimizer, batch)
         if rank == 0:
             print(f"{world} processes: {loss}", os.environ.get("WORLD_SIZE"))
+
+
+class Ascent:
+    """Keeps for each parameter how far it was moved, until it is moved back in the same step."""
+
+    def __init__(self, optimizer, model):
+        self.optimizer, self.model, self.state = optimizer, model, {}
+
+    @torch.no_grad()
+    def up(self):
+        norm = torch.stack([p.grad.norm() for p in self.model.parameters() if p.grad is not None]).norm()
+        for name, p in self.model.named_parameters():
+            if p.grad is None:
+                continue
+            moved = self.state.get(name)
+            moved = p.grad / norm
+            self.state[name] = moved
+            p.add_(moved)
+        self.optimizer.zero_grad()
+
+    @torch.no_grad()
+    def down(self):
+        for name, p in self.model.named_parameters():
+            if p.grad is not None:
+                p.sub_(self.state[name])
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def moved_and_moved_back():
+    team, model, optimizer, loader = start()
+    ascent = Ascent(optimizer, model)
+    for batch in loader:
+        for x, y in batch.shards:
+            team.backward(F.cross_entropy(model(x), y))
+        ascent.up()
+        for x, y in batch.shards:
+            team.backward(F.cross_entropy(model(x), y))
+        ascent.down()
+
+
+def decided_by_all_ranks_from_a_list():
+    team, model, optimizer, loader = start()
+    for batch in loader:
+        losses, bad, skip = [], torch.zeros((), dtype=torch.bool), 0
+        for x, y in batch.shards:
+            loss = F.cross_entropy(model(x), y)
+            losses.append(loss.item())
+            bad = bad | ~torch.isfinite(loss)
+            if not math.isfinite(loss.item()):
+                skip = 1
+            team.backward(loss)
+        if team.any(max(losses, default=0.0) > 10) or team.any(any(value > 10 for value in losses)):
+            break
+        if team.any(bad) or team.any(skip):
+            continue
+        worst = team.all_reduce(torch.tensor(max(losses, default=0.0)), op="max")
+        if worst > 1:
+            break
+        optimizer.step()
+        optimizer.zero_grad()

@@ -120,3 +120,28 @@ def optimizer_with_objects():
     optimizer = team.prepare(Restless(model.parameters(), lr=0.1))
     for batch in loader:
         train_step(team, model, optimizer, batch)
+
+
+class Shadow:
+    def __init__(self, model):
+        self.model, self.shadow = model, {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self):
+        for name, p in self.model.named_parameters():
+            if p.requires_grad:
+                moved = 0.9 * self.shadow[name] + 0.1 * p
+                self.shadow[name] = moved.clone()
+
+    def apply(self):
+        for name, p in self.model.named_parameters():
+            p.data.copy_(self.shadow[name])
+
+
+def average_by_name():
+    team, model, optimizer, loader = start()
+    shadow = Shadow(model)
+    for batch in loader:
+        train_step(team, model, optimizer, batch)
+        shadow.update()  # LS203
+    shadow.apply()

@@ -117,3 +117,16 @@ def decided_by_the_last_shard():
             break
         optimizer.step()
         optimizer.zero_grad()
+
+
+def decided_by_a_list_of_this_process():
+    team, model, optimizer, loader = start()
+    for batch in loader:
+        losses = []
+        for x, y in batch.shards:
+            losses.append(F.cross_entropy(model(x), y).item())  # LS103
+            team.backward(F.cross_entropy(model(x), y))
+        if team.any(min(losses) > 10) or team.any(sum(losses) > 3) or team.any(losses[-1] > 9):
+            break
+        optimizer.step()
+        optimizer.zero_grad()

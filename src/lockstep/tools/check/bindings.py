@@ -8,8 +8,8 @@ from typing_extensions import override
 
 from lockstep.tools.check import samples, source
 from lockstep.tools.check.methods import Methods
-from lockstep.tools.check.state import Key
-from lockstep.tools.check.values import DATA, NOTHING, OF_A_SHARD, OWNED, Value, Write, merge, mix
+from lockstep.tools.check.state import CONTENT, Key
+from lockstep.tools.check.values import DATA, NOTHING, OF_A_SHARD, OWNED, Object, Value, Write, merge, mix
 
 _OF_OPTIMIZERS = ("lr", "momentum", "weight_decay", "betas", "initial_lr")
 
@@ -145,7 +145,8 @@ class Bindings(Methods):
 
     def set_item(self, target: ast.Subscript, value: Value, *, own: bool) -> None:
         """``base[index] = value``."""
-        base, index = self.eval(target.value), self.use(self.eval(target.slice))
+        base, key = self.eval(target.value), self.eval(target.slice)
+        index, is_each = self.use(key), any(o.kind == "module" or o.is_prepared for o in key.objects)
         shown = source.shown(target)
         used = self.use(value)
         stored = self.governed(value._replace(flags=used.flags | (index.flags & DATA), sites=value.sites | index.sites))
@@ -170,10 +171,18 @@ class Bindings(Methods):
                     self.state.put((place, f"[{target.slice.value!r}]"), stored, write)
                 else:
                     self.change_items(place, stored, write)
-            if self.inside and not own and not index.flags & OF_A_SHARD and not index.sites:
+            anew = (
+                not index.flags & OF_A_SHARD and not index.sites if self.inside else is_each and self._is_anew(place, stored)
+            )
+            if anew and not own:
                 self.renew(place, target, shown, stored)
             else:
                 self.change(place, target, shown, "change", stored, own=own)
+
+    def _is_anew(self, place: Object, value: Value) -> bool:
+        """Whether a value that is kept for each parameter of a model is not made of the one that was kept before."""
+        cell = self.state.get((place, CONTENT))
+        return cell is None or value.sites.isdisjoint(write.site for write in cell.writes)
 
     @override
     def change_root(self, node: ast.AST, value: Value, *, own: bool) -> None:
@@ -235,7 +244,7 @@ class Bindings(Methods):
 def gathers(source_: ast.AST | None, *, own: bool) -> str:
     """How a variable's new value comes from its old one, by which shards are gathered: see ``Site.how``. A flag that is raised
     is the ``or`` of what raises it."""
-    if isinstance(source_, ast.Constant) and isinstance(source_.value, bool):
+    if isinstance(source_, ast.Constant) and isinstance(source_.value, int):
         return "or" if source_.value else "and"
     if not own:
         return "set"

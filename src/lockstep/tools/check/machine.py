@@ -257,7 +257,7 @@ class Machine(Reading):
     def renew(self, target: Object, node: ast.AST, name: str, value: Value) -> None:
         """An item changes that every shard writes anew, such as what a hook notes under a layer's name."""
         cell = self.state.get((target, CONTENT))
-        place = self.site(node, name, "")[:3]
+        place = self.from_loop(self.site(node, name, "change"))[:3]
         if cell is not None:
             others = frozenset(write for write in cell.writes if write.site[:3] != place)
             self.state.cells[target, CONTENT] = Cell(cell.value, others)

@@ -89,6 +89,8 @@ class Statements(Bindings):
         if isinstance(node.test, ast.Compare) and source.dotted(node.test.left) == "__name__":
             return self.block(node.body)
         test = self.use(self.eval(node.test))
+        if _asks_which(node.test) and not node.orelse:  # of a model's parameters, which are one here
+            return True if all(isinstance(part, ast.Continue) for part in node.body) else self.block(node.body)
         before = self.state
         ends = []
         for body in (node.body, node.orelse):
@@ -219,3 +221,12 @@ class Statements(Bindings):
                 value = None if held is None else self.look(held)
             value = value or self.file(inner) or (NOTHING if known is not None else self.external(inner))
             self.state.put(self.key_of(alias.asname or alias.name), value, None)
+
+
+def _asks_which(test: ast.AST) -> bool:
+    """Whether a test is of one parameter among others: whether it has a gradient, or is to have one."""
+    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test = test.operand
+    if isinstance(test, ast.Compare) and isinstance(test.comparators[0], ast.Constant) and test.comparators[0].value is None:
+        test = test.left
+    return isinstance(test, ast.Attribute) and test.attr in ("grad", "requires_grad") and isinstance(test.value, ast.Name)

@@ -129,11 +129,24 @@ def _is_of_any(site: Site, test: ast.AST, *, negated: bool = False) -> bool:
         above = isinstance(test.ops[0], (ast.Gt, ast.GtE))
         if not above and not isinstance(test.ops[0], (ast.Lt, ast.LtE)):
             return False
-        left, right = _reads(test.left, site), _reads(test.comparators[0], site)
-        return left != right and site.how == ("max" if (above == left) != negated else "min")
-    if isinstance(test, ast.Call) and len(test.args) == 1:
-        return source.dotted(test.func) in ("bool", "int") and _is_of_any(site, test.args[0], negated=negated)
-    return site.how == ("and" if negated else "or")
+        left, right = test.left, test.comparators[0]
+        if _reads(left, site) == _reads(right, site):
+            return False
+        is_left = _reads(left, site)
+        return _gathered(left if is_left else right, site) == ("max" if (above == is_left) != negated else "min")
+    return _gathered(test, site) == ("and" if negated else "or")
+
+
+def _gathered(node: ast.AST, site: Site) -> str:
+    """How the values of this process's shards become one in an expression, or have become: see ``Site.how``."""
+    if not isinstance(node, ast.Call):
+        return site.how
+    name = source.dotted(node.func).rpartition(".")[2]
+    if name in ("max", "amax", "min", "amin", "any", "all") and site.how == "append":
+        return {"amax": "max", "amin": "min", "any": "or", "all": "and"}.get(name, name)
+    if name in ("bool", "int", "float", "item") and len(node.args) <= 1:
+        return _gathered(node.args[0] if node.args else node.func, site)
+    return ""
 
 
 def _reads(node: ast.AST, site: Site) -> bool:
