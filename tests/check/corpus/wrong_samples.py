@@ -20,7 +20,7 @@ def start(loader=None):
 
 def targets_of_the_data_set():
     data = [(torch.randn(6), {"box": torch.rand(1)}) for _ in range(64)]
-    team, model, optimizer, loader = start(DataLoader(data, 16, collate_fn=lambda b: tuple(zip(*b))))
+    team, model, optimizer, loader = start(DataLoader(data, 16, collate_fn=lambda b: list(zip(*b))))
     for batch in loader:
         for xs, targets in batch.shards:
             for t in targets:

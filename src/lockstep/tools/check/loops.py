@@ -100,11 +100,12 @@ class Loops(Expressions):
         return NOTHING
 
     def _zip(self, node: ast.Call, target: ast.AST | None) -> tuple[Value, str]:
-        found = [self.iterate(argument) for argument in node.args if not isinstance(argument, ast.Starred)]
+        is_spread = any(isinstance(argument, ast.Starred) for argument in node.args)
+        found = [self.iterate(a.value if isinstance(a, ast.Starred) else a) for a in node.args]
         kinds = [kind for _, kind in found]
         kind = next((k for k in (SHARDS, BATCHES, EVALUATION) if k in kinds), "")
         items = tuple(element for element, _ in found)
-        if kind in (BATCHES, SHARDS) and len(found) == len(node.args):
+        if kind in (BATCHES, SHARDS) and not is_spread:
             counts = [
                 isinstance(a, ast.Call) and source.dotted(a.func).rpartition(".")[2] in ("count", "range") for a in node.args
             ]
@@ -120,7 +121,7 @@ class Loops(Expressions):
                 else Value(item.objects, item.flags | DATA, frozenset(s for s in item.sites if not s.inside))
                 for item in items
             )
-        if len(found) < len(node.args):
+        if is_spread:
             return merge(items), kind
         return Value.made(0, frozenset(), items), kind
 

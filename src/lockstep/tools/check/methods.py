@@ -131,8 +131,9 @@ class Methods(Libraries):
 
     def _clone(self, node: ast.Call, flags: int, sites: frozenset[Site]) -> Value:
         made = self.make(node, "tensor")
-        self.state.put((made, CONTENT), Value.made(flags, sites), None)
-        return Value(frozenset((made,)), flags, sites)
+        copied = Value.made(flags, sites).own()
+        self.state.put((made, CONTENT), copied, None)
+        return copied._replace(objects=frozenset((made,)))
 
     def _of_container(
         self, target: Object, name: str, node: ast.Call, shown: str, raw: Value, used: Value, content: Value
