@@ -369,3 +369,71 @@ def decided_by_all_ranks_from_a_list():
             break
         optimizer.step()
         optimizer.zero_grad()
+
+
+class Warm:
+    """Counts in a number from which its state follows, and says by a method of its own what its state is."""
+
+    def __init__(self):
+        self.num_steps, self.rate, self.seen = 0, 0.0, {}
+
+    def step(self, optimizer):
+        self.num_steps += 1
+        self.seen["last"] = self.num_steps
+        self.set_rate()
+        for group in optimizer.param_groups:
+            group["lr"] = self.rate * self.seen["last"]
+
+    def set_rate(self):
+        self.rate = min(1.0, self.num_steps / 100 + 0.0 * self.rate)
+
+    def state(self):
+        return {"num_steps": self.num_steps, "seen": self.seen}
+
+    def state_dict(self):
+        return self.state()
+
+    def load_state_dict(self, state):
+        self.num_steps, self.seen = state["num_steps"], state["seen"]
+        self.set_rate()
+
+
+class Rest(Warm):
+    def state_dict(self):
+        return {name: value for name, value in self.__dict__.items() if name != "unused"}
+
+    def load_state_dict(self, state):
+        vars(self).update(state)
+
+
+class Counted:
+    """Its rate follows from what is in its state."""
+
+    def __init__(self):
+        self.count = 0
+
+    @property
+    def rate(self):
+        return 0.1 / (1 + self.count)
+
+    def step(self, optimizer):
+        self.count = self.count + 1
+        self.shown = f"{self.count}"
+        optimizer.param_groups[0]["lr"] = self.rate
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+def schedules_that_say_what_their_state_is():
+    team, model, optimizer, loader = start()
+    schedules = [Warm(), Rest(), Counted()]
+    for number, schedule in enumerate(schedules):
+        team.register(f"schedule {number}", schedule)
+    for batch in loader:
+        train_step(team, model, optimizer, batch)
+        for schedule in schedules:
+            schedule.step(optimizer)

@@ -145,3 +145,34 @@ def average_by_name():
         train_step(team, model, optimizer, batch)
         shadow.update()  # LS203
     shadow.apply()
+
+
+class Patience:
+    """Its ``state_dict()`` leaves two of three out."""
+
+    def __init__(self):
+        self.best, self.num_bad, self.recent = 1e9, 0, []
+
+    def is_over(self, loss):
+        self.recent.append(loss)  # LS203
+        if loss < self.best:
+            self.best, self.num_bad = loss, 0  # LS203
+        else:
+            self.num_bad += 1
+        return self.num_bad > 3 and sum(self.recent[-3:]) > 1.0
+
+    def state_dict(self):
+        return {"best": self.best}
+
+    def load_state_dict(self, state):
+        self.best = state["best"]
+
+
+def early_stopping_that_is_registered_in_part():
+    team, model, optimizer, loader = start()
+    patience = team.register("patience", Patience())
+    for _ in team.epochs(9):
+        for batch in loader:
+            train_step(team, model, optimizer, batch)
+        if patience.is_over(loader.averages["loss"]):
+            break

@@ -125,10 +125,10 @@ class Bindings(Methods):
             if name in place.buffers and (place.is_prepared or not self.inside):
                 continue
             how = "buffer" if name in place.buffers else "attribute"
-            self.hold(place, value)
+            self.hold(place, value, name)
             if place.kind in ("instance", "class", "file", "kept state") or self.inside:
                 place.children |= value.objects
-                kept = place.holds_state() and not self.inside
+                kept = place.holds_state(name) and not self.inside
                 write = (
                     None
                     if kept or place.kind == "optimizer" or place in self.begun
@@ -195,7 +195,7 @@ class Bindings(Methods):
         if isinstance(at, ast.Attribute):
             for place in self.eval(at.value).objects:
                 if place.kind in ("instance", "class", "file") and at.attr not in place.buffers:
-                    is_kept = place.is_kept and not self.inside
+                    is_kept = (place.is_prepared or place.holds_state(at.attr)) and not self.inside
                     write = None if is_kept else self.write(node, shown, "change", value, own=own)
                     self.state.add((place, at.attr), value, write)
             return

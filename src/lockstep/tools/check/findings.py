@@ -130,6 +130,10 @@ _BY_WAY = {
         "set it before it is used, at the start of the epoch or step: from epoch or team.step, or {name} = state.{short}, with "
         "state = team.state({short}=...) before the loop",
     ),
+    ("LS203", "left out"): Rule(
+        "`{name}` starts over on a resume{read}: its object is registered, but state_dict() leaves it out",
+        "put {short} into its state_dict() and load_state_dict()",
+    ),
     ("LS203", "optimizer"): Rule(
         RULES["LS203"].message,
         "keep it in self.state, or in an attribute that is a number, a tensor, a generator, or a list or dict of them",

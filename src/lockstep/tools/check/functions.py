@@ -216,6 +216,15 @@ class Functions(Loops):
         return Value.of(made)
 
     @override
+    def in_state(self, target: Object) -> frozenset[str] | None:
+        methods = [self.method(target, name) for name in ("state_dict", "load_state_dict")]
+        definitions = [method.definition for method in methods if method is not None and method.definition is not None]
+        if target.kind != "instance" or len(definitions) < len(methods):
+            return None
+        found = [source.own_attributes(definition) for definition in definitions]
+        return frozenset[str]().union(*(part for part in found if part)) if None not in found else None
+
+    @override
     def from_loop(self, site: Site) -> Site:
         own = self.state.get((self.frame, "self"))
         if site.how == "buffer" and not self.in_data_set:
@@ -231,6 +240,8 @@ class Functions(Loops):
             elif bound:
                 holding = (self.name_of(changed[0], around) for _, around, _ in self.calls)
                 name, method = next(filter(None, holding), name), bound[0].name
+            if changed and changed[0].in_state is not None and not site.inside:
+                return site._replace(how="left out")
             if changed and changed[0].is_optimizer():
                 return site._replace(how="optimizer")
             if changed and (name == "self" or self.is_module(changed[0])):

@@ -56,6 +56,7 @@ _CODES_OUTSIDE = {
     "cache": "LS203",
     "change": "LS203",
     "optimizer": "LS203",
+    "left out": "LS203",
     "attribute": "LS201",
     "draw": "LS205",
     "average": "LS204",
@@ -128,13 +129,18 @@ class Machine(Reading):
         while waiting:
             target = waiting.pop()
             target.is_kept = True
-            cells = [cell for (owner, _), cell in self.state.cells.items() if owner is target]
+            target.in_state = self.in_state(target)
+            cells = [
+                cell
+                for (owner, name), cell in self.state.cells.items()
+                if owner is target and target.holds_state(name.strip("*"))
+            ]
             inner = {o for cell in cells for part in (cell.value, *(cell.value.items or ())) for o in part.objects}
-            waiting += [o for o in inner | target.children if o.kind in _HELD and not o.is_kept]
+            waiting += [o for o in inner if o.kind in _HELD and not o.is_kept]
 
-    def hold(self, place: Object, value: Value) -> None:
+    def hold(self, place: Object, value: Value, name: str = "") -> None:
         """An object is given another to hold."""
-        if place.holds_state():
+        if place.holds_state(name):
             kinds = _PLAIN if place.is_optimizer() else _HELD
             self.keep(o for part in (value, *(value.items or ())) for o in part.objects if o.kind in kinds)
 

@@ -33,6 +33,10 @@ class Reading(abc.ABC):
         """A change in a method of an object of the script's: as the loop shows it, by its variable and the call."""
 
     @abc.abstractmethod
+    def in_state(self, target: Object) -> frozenset[str] | None:
+        """The attributes that the ``state_dict()`` of an object of the script's holds; None: all, or it is not known."""
+
+    @abc.abstractmethod
     def iterate(self, node: ast.AST, target: ast.AST | None = None) -> tuple[Value, str]:
         """What a loop over an expression binds in each iteration, and what it runs over."""
 

@@ -58,6 +58,23 @@ def is_cached(function: ast.AST) -> bool:
     return not names.isdisjoint(("lru_cache", "cache", "cached_property"))
 
 
+def own_attributes(method: ast.AST) -> set[str] | None:
+    """The attributes of its object that a method speaks of; None: it may be any, by ``vars(self)`` or a method of its own."""
+    arguments: list[ast.arg] = method.args.args  # type: ignore[attr-defined]
+    name = arguments[0].arg if arguments else ""
+    parts = list(walk(method))
+    found = {id(part.value): part.attr for part in parts if isinstance(part, ast.Attribute)}
+    called = {id(part.func.value) for part in parts if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute)}
+    own = [part for part in parts if isinstance(part, ast.Name) and part.id == name]
+    if any(id(part) not in found or id(part) in called or found[id(part)] == "__dict__" for part in own):
+        return None
+    return (
+        None
+        if any(isinstance(part, ast.Name) and part.id == "super" for part in parts)
+        else {found[id(part)] for part in own}
+    )
+
+
 @cache
 def loaded_names(node: ast.AST) -> frozenset[str]:
     """The names and dotted names that an expression reads."""

@@ -29,7 +29,8 @@ class Site(NamedTuple):
     """``set``, ``add`` (to its own old value), ``max``, ``min``, ``or``, ``and`` (of that and another), ``append``, ``cache``
     (of a function), ``change`` (in place), ``attribute``, ``given`` (an attribute to an object of a library), ``average`` (a
     copy of a model), ``draw`` (a generator), ``next`` (an iterator), ``number`` (of enumerate), ``shard number``,
-    ``statistics``, ``buffer`` (of a module), ``optimizer`` (what an optimizer holds), ``worker``, ``world``, ``data set``."""
+    ``statistics``, ``buffer`` (of a module), ``optimizer`` (what an optimizer holds), ``left out``
+    (of a ``state_dict()``), ``worker``, ``world``, ``data set``."""
     inside: bool
     """Whether it runs once a shard."""
     scope: int = 0
@@ -109,6 +110,8 @@ class Object:
     is_prepared: bool = False
     is_kept: bool = False
     """Whether checkpoints hold it."""
+    in_state: frozenset[str] | None = None
+    """The attributes of which its ``state_dict()`` speaks. None: all, or it is not known."""
     hands_out: bool = False
     """Whether a loader's batches are samples that its data set keeps, and no copies."""
     is_copy: bool = False
@@ -137,9 +140,12 @@ class Object:
         """Whether it is an instance of an optimizer's class."""
         return self.kind == "instance" and any(map(names.OPTIMIZERS.match, self.library_classes()))
 
-    def holds_state(self) -> bool:
-        """Whether what it is given is in checkpoints, too: by its ``state_dict()``, or, of an optimizer, if it is plain."""
-        return self.is_kept and (not self.is_prepared or self.is_optimizer())
+    def holds_state(self, name: str = "") -> bool:
+        """Whether what it is given, as this attribute, is in checkpoints, too: by its ``state_dict()``, or, of an optimizer, if
+        it is plain."""
+        if not name or self.in_state is None or name in self.in_state:
+            return self.is_kept and (not self.is_prepared or self.is_optimizer())
+        return False
 
     def is_kept_iterator(self) -> bool:
         """Whether its position is in checkpoints."""
