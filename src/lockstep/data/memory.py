@@ -253,12 +253,17 @@ class Memory:
         what it gives itself, its generators, and the attributes of plain values that are not as they were when prepared."""
         return {path: self._state_of(path, keeper) for path, keeper in self._keepers.items()}
 
+    def compared(self) -> list[Any]:
+        """What must be the same on every rank: not the attributes, which may note the time, say."""
+        generators = [take_state(each) for keeper in self._keepers.values() for each in own_generators(keeper).values()]
+        return generators + [take_state(keeper) for keeper in self._keepers.values() if _gives_state(keeper)]
+
     def _state_of(self, path: str, keeper: Any) -> dict[str, Any]:
         state: dict[str, Any] = {
             "generators": {name: take_state(generator) for name, generator in own_generators(keeper).items()},
             "attributes": self._changed_attributes(path, keeper),
         }
-        if has_state(keeper) or is_generator(keeper):
+        if _gives_state(keeper):
             state["own"] = take_state(keeper)
         return state
 
@@ -292,6 +297,10 @@ class Memory:
             for name, value in kept["generators"].items():
                 if name in generators:
                     put_state(generators[name], value)
+
+
+def _gives_state(keeper: Any) -> bool:
+    return has_state(keeper) or is_generator(keeper)
 
 
 def _put_attribute(keeper: Any, name: str, value: Any) -> None:
@@ -356,8 +365,10 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     kind = type(value)
     if kind in (bool, int, float, str, type(None)):
         return True
-    if kind in (numpy.ndarray, Tensor):
-        return bool(value.nbytes <= _MOST_BYTES and (kind is numpy.ndarray or value.layout == torch.strided))
+    if kind is numpy.ndarray:
+        return value.nbytes <= _MOST_BYTES and value.dtype.kind in "biuf"
+    if kind is Tensor:
+        return value.nbytes <= _MOST_BYTES and value.layout == torch.strided and not value.requires_grad
     if kind not in (list, tuple, dict) or len(value) > (_MOST_INNER if depth else _MOST_ITEMS) or depth == _MOST_DEEP:
         return False
     if kind is dict:
@@ -433,7 +444,7 @@ def _read_array(array: Any) -> tuple[Any, Any]:
 
 
 def _read_tensor(tensor: Tensor) -> tuple[Any, Any]:
-    if not tensor.is_cpu or tensor.layout != torch.strided or tensor.nbytes > _MOST_BYTES:
+    if not tensor.is_cpu or tensor.layout != torch.strided or tensor.is_nested or tensor.nbytes > _MOST_BYTES:
         return tuple(tensor.shape), None
     copied = tensor.detach().clone()
     return copied.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(), copied

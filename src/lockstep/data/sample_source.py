@@ -55,6 +55,8 @@ class Indices:
         """The state before the first index of the current pass was drawn, from which a resumed run draws the pass again."""
         self._resumed: Any = None
         """The state from which the next pass is drawn, in a run that resumes."""
+        self._restored: Moment | None = None
+        """What the samplers remembered when that was put back."""
         self._now: Moment | None = None
         """In a pass that resumes: what others have left in the generators that it shares with them."""
 
@@ -67,9 +69,11 @@ class Indices:
         """The indices of a pass: of each batch that is not empty, or of each item if the loader makes no batches."""
         assignment, memory = self._assignment, self._memory
         resumed, self._resumed = self._resumed, None
-        if resumed is not None and digest(memory.state()) != digest(resumed):  # others were given back the generator since
-            self._now = memory.take()
-            memory.load_state(resumed)
+        if resumed is not None and self._restored is not None:
+            now = memory.take()
+            if memory.is_drawn_between(self._restored, now):  # others have drawn from it since, or were given back theirs
+                self._now = now
+                memory.load_state(resumed)
         set_epoch(epoch, self._loader.dataset, *samplers_of(self._loader))
         self._drawn = drawn = DrawnAhead(memory, self._drawn) if self.is_told else None
         self._at_begin = memory.state()
@@ -132,7 +136,7 @@ class Indices:
 
     def compared(self) -> str | None:
         """See ``Source.compared``."""
-        return digest(self._memory.state()) if self.is_told else None
+        return digest(self._memory.compared()) if self.is_told else None
 
     def state(self, step: int | None) -> Any:
         """See ``Source.state``."""
@@ -142,6 +146,7 @@ class Indices:
         """See ``Source.load_state``."""
         self._resumed = state
         self._memory.load_state(state)
+        self._restored = self._memory.take()
 
 
 class SampleSource(Source):
