@@ -340,7 +340,8 @@ class Loop:
         call it."""
         if self._leader is not None:  # the script still holds an iterator
             self.leave(self._leader, exhausted=False, failed=failed)
-        self._end_open_epochs()
+        if not failed:
+            self._end_open_epochs()
         if self.phases.was_left and not failed:
             left_step, self.phases.was_left = self.phases.was_left, 0
             say(
