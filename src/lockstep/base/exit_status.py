@@ -50,7 +50,7 @@ class ExitStatus:
     def __init__(self) -> None:
         self._asked: bool | None = None
         """Whether the status that the script has asked for last is that of a success; None: it has asked for none."""
-        self._main = _main_frame()
+        self._program = _program_frame()
         self._replaced: list[tuple[Any, str, Any, Any]] = []
         for module, name in _WAYS_OUT:
             if (original := getattr(module, name, None)) is not None:  # ``python -S`` has no exit and quit
@@ -78,11 +78,11 @@ class ExitStatus:
         """How the script has ended; to be asked in an exit handler, for an error that has left no ``sys.last_value``."""
         if _told is not None:
             return ScriptEnd.WELL if _told else ScriptEnd.FAILED
-        if multiprocessing.parent_process() is not None:  # its exit handlers run while the error is being handled
-            error = sys.exc_info()[1]
-            return ScriptEnd.WELL if error is None or _is_success(error) else ScriptEnd.FAILED
-        if self._main is not None and _has_returned(self._main):
+        if self._program is not None and _has_returned(self._program):
             return ScriptEnd.WELL
+        error = sys.exc_info()[1]
+        if error is not None and multiprocessing.parent_process() is not None:  # until 3.12
+            return ScriptEnd.WELL if _is_success(error) else ScriptEnd.FAILED
         if self._asked is not None:
             return ScriptEnd.WELL if self._asked else ScriptEnd.FAILED
         return ScriptEnd.UNKNOWN
@@ -92,13 +92,17 @@ def _is_success(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and is_success(error.code)
 
 
-def _main_frame() -> FrameType | None:
-    """The frame of the main module, which holds no more than that module does; None: it does not run."""
+def _program_frame() -> FrameType | None:
+    """The frame of the main module, or in a child of multiprocessing that of its process's ``run``; None: neither runs. (It
+    holds no more than these do.)"""
     main = vars(sys.modules["__main__"]) if "__main__" in sys.modules else None
+    run = getattr(type(multiprocessing.current_process()).run, "__code__", None)
+    is_child = multiprocessing.parent_process() is not None
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     found = None
     while frame is not None:
-        if frame.f_globals is main and frame.f_code.co_name == "<module>":
+        is_main = frame.f_globals is main and frame.f_code.co_name == "<module>"
+        if frame.f_code is run if is_child else is_main:
             found = frame
         frame = frame.f_back
     return found
