@@ -49,13 +49,19 @@ class Layout:
         self.buckets = buckets
         self.slots = {p: (index, slot) for index, bucket in enumerate(buckets) for slot, p in enumerate(bucket.parameters)}
         """Each parameter's bucket number, and its slot in the bucket."""
-        self.last_step = 0
-        """The newest step that has used it."""
+        self._last_step: int | None = None
+        """The newest step that has used it; None: its memory is freed."""
 
-    def free(self) -> None:
-        """Free the memory that is not in use."""
-        for bucket in self.buckets:
-            bucket.free()
+    def use(self, step: int) -> None:
+        """It is that of this step."""
+        self._last_step = step
+
+    def free_unless_used_since(self, step: int) -> None:
+        """Free the memory for gradients if neither this step nor a later one has used it."""
+        if self._last_step is not None and self._last_step < step:
+            self._last_step = None
+            for bucket in self.buckets:
+                bucket.free()
 
 
 class _History:
@@ -318,13 +324,13 @@ class ExactSync(Sync):
             learning = make_buckets([p for p in can_learn if p.requires_grad])
             layout = Layout(learning + make_buckets([p for p in can_learn if not p.requires_grad]))
         self._layouts[kind] = layout
-        layout.last_step = step
+        layout.use(step)
+        if len(self._layouts) > 1:
+            for other in self._layouts.values():
+                other.free_unless_used_since(step - 2)
         if self._layout is not layout:
             self._layout = layout
             self._missing = [set() for _ in self._layout.buckets]
-            for other in self._layouts.values():
-                if other.last_step < step - 2:
-                    other.free()
 
     def _foreseen(self, call: int) -> list[int]:
         """The buckets that are sent as soon as the backward pass has filled them."""
