@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 _SIZE = 16  # bytes, enough to rule out collisions by chance
 _MAX_DEPTH = 24
-_MOST_ELEMENTS, _MOST_ITEMS = 256, 16  # of a value's parts, in a sketch
+_MOST_ELEMENTS, _MOST_ITEMS = 256, 8  # of a value's parts, in a sketch
+_IN_NUMPY = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool)
 _PLAIN = (bool, int, bytes, complex, types.NoneType, numpy.generic)
 _CODE = (nn.Module, types.FunctionType, types.MethodType, types.ModuleType, type)  # not changed by steps
 
@@ -33,9 +34,12 @@ def digest(value: Any) -> str:
 
 
 def sketch(value: Any) -> str:
-    """A digest of bounded cost: of long tensors, texts and lists only items at equal distances are looked at, the first and the
-    last among them. Values that are bit-identical have equal sketches; samples of one data set hardly ever do otherwise."""
-    return digest(_thinned(value, ()))
+    """A digest of bounded cost: of long tensors, texts and lists only items at equal distances are looked at, and of tensors
+    on other devices than the CPU only the shape. Values that are bit-identical have equal sketches; samples of one data set
+    hardly ever do otherwise."""
+    hasher = hashlib.blake2b(digest_size=_SIZE)
+    _add_some(hasher, value, ())
+    return hasher.hexdigest()
 
 
 def squared_norm(tensor: Tensor) -> float:
@@ -100,39 +104,55 @@ def read_sums(sums: Sequence[Tensor]) -> list[int]:
     return totals
 
 
-def _thinned(value: Any, within: tuple[int, ...]) -> Any:
-    """A value with parts left out of what is long. ``within``: as for ``_add``."""
-    if isinstance(value, (bool, int, float, types.NoneType)):
-        return value
+def _add_some(hasher: Any, value: Any, within: tuple[int, ...]) -> None:
+    """Update a hash with some of a value. ``within``: as for ``_add``."""
     if isinstance(value, Tensor):
-        is_cut = value.layout == torch.strided and not value.is_nested and value.numel() > _MOST_ELEMENTS
-        return (tuple(value.shape), value[_lattice(value.shape)]) if is_cut else value
-    if isinstance(value, numpy.ndarray):
-        return (value.shape, value[_lattice(value.shape)]) if value.size > _MOST_ELEMENTS else value
-    if isinstance(value, (str, bytes)) and len(value) > _MOST_ELEMENTS:
-        pieces = (value[at : at + 16] for at in _spread(len(value) - 15))
-        return len(value), b"".join(piece if isinstance(piece, bytes) else repr(piece).encode() for piece in pieces)
-    if isinstance(value, (str, *_PLAIN, *_CODE, PurePath, Set)):
-        return value
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    if id(value) in within or len(within) > _MAX_DEPTH // 4:
-        return kind
-    within = (*within, id(value))
-    if isinstance(value, Mapping):
-        items = itertools.islice(value.items(), _MOST_ITEMS)
-        return len(value), {key: _thinned(item, within) for key, item in items}
-    if isinstance(value, Sequence):
-        # Deep inside, little is left of each list, so that the whole stays small.
-        most = _MOST_ITEMS if len(within) <= 2 else _MOST_ITEMS // 4
-        return len(value), [_thinned(value[at], within) for at in _spread(len(value), most)]
-    slots = [name for name in getattr(type(value), "__slots__", ()) if isinstance(name, str)]
-    attributes = {**{name: getattr(value, name, None) for name in slots}, **getattr(value, "__dict__", {})}
-    return kind, _thinned(attributes, within)
+        _add_some_elements(hasher, value.detach())
+    elif isinstance(value, numpy.ndarray) and value.dtype != object:
+        hasher.update(f"array {value.dtype.str} {value.shape};".encode())
+        hasher.update((value[_lattice(value.shape)] if value.size > _MOST_ELEMENTS else value).tobytes())
+    elif isinstance(value, (str, bytes)) and len(value) > _MOST_ELEMENTS:
+        pieces = [value[at : at + 16] for at in _spread(len(value) - 15)]
+        hasher.update(f"{type(value).__name__} {len(value)} {pieces!r};".encode())
+    elif isinstance(value, (float, str, PurePath, *_PLAIN, *_CODE, Set)):
+        _add(hasher, value, within)
+    elif id(value) in within or len(within) > _MAX_DEPTH // 4:
+        hasher.update(f"{type(value).__module__}.{type(value).__qualname__};".encode())
+    elif isinstance(value, Mapping):
+        hasher.update(f"map {len(value)};".encode())
+        for key, item in itertools.islice(value.items(), _MOST_ITEMS):
+            _add(hasher, key, within)
+            _add_some(hasher, item, (*within, id(value)))
+    elif isinstance(value, (Sequence, numpy.ndarray)):
+        hasher.update(f"list {len(value)};".encode())
+        for at in _spread(len(value)):
+            _add_some(hasher, value[at], (*within, id(value)))
+    else:
+        slots = [name for name in getattr(type(value), "__slots__", ()) if isinstance(name, str)]
+        hasher.update(f"{type(value).__module__}.{type(value).__qualname__};".encode())
+        attributes = {**{name: getattr(value, name, None) for name in slots}, **getattr(value, "__dict__", {})}
+        _add_some(hasher, attributes, (*within, id(value)))
 
 
-def _spread(length: int, most: int = 16) -> list[int]:
-    """At most so many positions at equal distances, the first and the last among them."""
-    return list(range(length)) if length <= most else [number * (length - 1) // (most - 1) for number in range(most)]
+def _add_some_elements(hasher: Any, tensor: Tensor) -> None:
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized:
+        _add_tensor(hasher, tensor)
+        return
+    hasher.update(f"tensor {tensor.dtype} {tuple(tensor.shape)};".encode())
+    if not tensor.is_cpu:
+        return  # a sketch waits for no device
+    if tensor.numel() > _MOST_ELEMENTS:
+        tensor = tensor[_lattice(tensor.shape)]
+    if tensor.dtype in _IN_NUMPY and not tensor.is_neg():
+        hasher.update(tensor.numpy().tobytes())  # the quickest way
+    else:
+        hasher.update(_flat(tensor).view(torch.uint8).numpy())
+
+
+def _spread(length: int) -> Sequence[int]:
+    """Positions at equal distances, the first and the last among them."""
+    most = _MOST_ITEMS
+    return range(length) if length <= most else [number * (length - 1) // (most - 1) for number in range(most)]
 
 
 def _lattice(shape: Sequence[int]) -> tuple[slice, ...]:

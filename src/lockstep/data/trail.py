@@ -15,7 +15,7 @@ MAX_STEPS_AHEAD = 64
 def extend(trail: str, batches: Any) -> str:
     """The trail of a pass behind one more step with these global batches; at its beginning it is empty. Equal trails: the same
     steps in the same order."""
-    return digest([trail, sketch(batches)])
+    return digest(trail + sketch(batches))
 
 
 def tell_other_samples(source: object, num_steps: int, *, is_state: bool, is_heard: bool) -> None:
