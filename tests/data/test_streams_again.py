@@ -4,12 +4,13 @@ import copy
 import gc
 
 import pytest
-from data_helpers import deal_all, same
-from stream_kinds import INCOMPLETE, NUM_SAMPLES, OTHERWISE, REPEATING, missing
+from data_helpers import assignment, deal_all, same
+from stream_kinds import INCOMPLETE, NUM_SAMPLES, OTHERWISE, REPEATING, SeedsOfItsOwn, missing
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from lockstep.base.errors import MismatchError
 from lockstep.data.assignment import ShardAssignment
+from lockstep.data.evaluation_source import EvaluationKey, EvaluationSource
 from lockstep.data.sources import choose_source
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")]  # WebDataset's
@@ -124,6 +125,26 @@ def test_behind_a_pass_that_was_left_the_next_is_the_same_after_a_resume(kind, m
         before = resumed.take(num_left + 1, 1, most=num_taken)
         again = Launch(make, 2, 0, resumed.state(num_left + num_taken))
         assert same(before | again.take(num_left + 1, 1, num_taken), second)
+
+
+@pytest.mark.parametrize("kind", sorted(REPEATING.keys() - {"a state, goes on"}))  # in a worker it starts over
+def test_behind_a_pass_that_was_left_the_next_is_the_same_with_workers(kind, make):
+    alone, with_workers = Launch(make, 1, 0), Launch(make, 1, 2)
+    for launch in (alone, with_workers):
+        launch.take(1, 0, most=3)
+        launch.close()
+    assert same(with_workers.take(4, 1), alone.take(4, 1))
+
+
+def test_evaluations_are_the_same_with_workers():
+    found = []
+    for num_workers in (0, 2):
+        loader = DataLoader(SeedsOfItsOwn(), 5, collate_fn=list, num_workers=num_workers)
+        source = EvaluationSource(loader, assignment())
+        keys = [EvaluationKey(step=step, number=0) for step in (1, 2)]
+        found.append([[fetch() for _, _, fetch in source.deal(key)] for key in keys])
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1]
 
 
 @pytest.mark.parametrize("kind", REPEATING)

@@ -35,10 +35,10 @@ def tell_other_samples(source: object, num_steps: int, *, is_state: bool, is_hea
     if not is_state:
         raise MismatchError(
             f"{name} does not repeat itself: read again, the first {num_steps} steps of this pass have other samples than "
-            "before the run was interrupted. If it went on, some samples would be used twice and others never. Let its order "
-            "depend on fixed seeds alone: `.shuffle(seed=0, buffer_size=1000)` of a Hugging Face stream, `.shuffle(1000, "
-            "rng=random)` of a WebDataset (see docs/how-to/hugging-face-streams.md and webdataset.md). Then start a new run "
-            "with --fresh. Or resume this one, with a different answer: --allow data."
+            "before the run was interrupted. If it went on, some samples would be used twice and others never. Write to no "
+            "sample in place, and let their order depend on fixed seeds alone: `.shuffle(seed=0, buffer_size=1000)` of a "
+            "Hugging Face stream, `.shuffle(1000, rng=random)` of a WebDataset (see docs/how-to/hugging-face-streams.md and "
+            "webdataset.md). Then start a new run with --fresh. Or resume this one, with a different answer: --allow data."
         )
     if is_heard:
         say(
