@@ -130,3 +130,29 @@ def decided_by_a_list_of_this_process():
             break
         optimizer.step()
         optimizer.zero_grad()
+
+
+def last_loss_in_what_is_registered():
+    team, model, optimizer, loader = start()
+    kept = team.register("kept", {"best": 9.0})
+    for batch in loader:
+        for x, y in batch.shards:
+            loss = F.cross_entropy(model(x), y)  # LS101
+            team.backward(loss)
+        kept["best"] = min(kept["best"], loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+        if kept["best"] < 0.1:
+            break
+
+
+def schedule_by_the_number_of_processes():
+    team, model, optimizer, loader = start()
+    count = int(os.environ.get("WORLD_SIZE") or 1)  # LS112
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: count / (1 + step))
+    for batch in loader:
+        for x, y in batch.shards:
+            team.backward(F.cross_entropy(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()

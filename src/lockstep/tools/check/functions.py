@@ -87,11 +87,14 @@ class Functions(Loops):
         owned = receiver.flags & OWNED if shares else 0
         return given._replace(sites=given.sites | function.sites, flags=given.flags | owned)
 
-    def call_back(self, value: Value) -> None:
+    def call_back(self, value: Value) -> Value:
         """A function that is handed to something unknown is called there."""
-        for target in value.objects:
-            if target.kind in ("function", "method") and target.definition is not None:
-                self.call_of(target, target.definition, NOTHING, [], {})
+        found = [
+            self.call_of(target, target.definition, NOTHING, [], {})
+            for target in value.objects
+            if target.kind in ("function", "method") and target.definition is not None
+        ]
+        return merge(found) if found else NOTHING
 
     def call_of(
         self, target: Object, node: ast.AST, receiver: Value, args: list[Value], keywords: dict[str, Value]

@@ -76,7 +76,7 @@ class Libraries(Teams):
         if name in names.OF_PROCESS or (name in names.VARIABLES and args):
             return self.of_process(names.OF_PROCESS.get(name) or args[0].texts, node, self.used(args[1:]))
         if name.startswith("torch.optim.lr_scheduler."):
-            self.sink(self.used(given), node, "weights")
+            self.sink(self.used([*given, *map(self.call_back, given)]), node, "weights")
         if args and isinstance(node, ast.Call) and node.args and samples.changes_argument(name, node):
             self.change_sample(args[0], node.args[0])
         used = self.used(given)

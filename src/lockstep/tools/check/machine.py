@@ -238,6 +238,7 @@ class Machine(Reading):
         if target.is_prepared and target.kind not in ("list", "dict", "draws"):
             return  # weights that are written inside are refused when it runs; outside they are in checkpoints
         if target.is_kept and not self.inside:
+            self.state.add((target, CONTENT), self.governed(value), None)
             return
         if target.is_copy or target.kind == "module":
             how = "average"

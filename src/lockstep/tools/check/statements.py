@@ -90,7 +90,10 @@ class Statements(Bindings):
             return self.block(node.body)
         test = self.use(self.eval(node.test))
         if _asks_which(node.test) and not node.orelse:  # of a model's parameters, which are one here
-            return True if all(isinstance(part, ast.Continue) for part in node.body) else self.block(node.body)
+            others = self.state.copy()
+            if all(isinstance(part, ast.Continue) for part in node.body) or not self.block(node.body):
+                self.state = others  # which go on
+            return True
         before = self.state
         ends = []
         for body in (node.body, node.orelse):
