@@ -6,8 +6,8 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from lockstep.tools.check.findings import Finding, make
 from lockstep.tools.check.reading import Reading
+from lockstep.tools.check.report import Report, Use, code_of
 from lockstep.tools.check.state import CONTENT, Key, State
 from lockstep.tools.check.values import (
     CLOCK,
@@ -28,54 +28,14 @@ from lockstep.tools.check.values import (
 MOST_WORK = 400_000
 """Expressions looked at before the reading gives up, with what it has found: far more than any script needs."""
 
-_CODES_INSIDE = {
-    "set": "LS101",
-    "add": "LS102",
-    "max": "LS102",
-    "min": "LS102",
-    "or": "LS102",
-    "and": "LS102",
-    "append": "LS103",
-    "cache": "LS103",
-    "change": "LS103",
-    "attribute": "LS104",
-    "draw": "LS105",
-    "average": "LS106",
-    "shard number": "LS107",
-    "worker": "LS107",
-    "data set": "LS109",
-    "statistics": "LS110",
-    "buffer": "LS110",
-    "next": "LS111",
-    "world": "LS112",
-}
-_CODES_OUTSIDE = {
-    "set": "LS201",
-    "add": "LS201",
-    "append": "LS203",
-    "cache": "LS203",
-    "change": "LS203",
-    "optimizer": "LS203",
-    "left out": "LS203",
-    "attribute": "LS201",
-    "draw": "LS205",
-    "average": "LS204",
-    "next": "LS206",
-    "number": "LS202",
-}
 _UNWRITTEN = {"team", "loader", "batch", "evaluation", "function", "class", "file", "external", "clock", "method", "shards"}
 """Kinds of objects that a variable may be bound to anew without that being a state of the script."""
 _UNCHANGED = {"per shard", "team", "batch", "evaluation", "optimizer", "external", "file", "function", "class", "method"}
 """Kinds of objects whose changes in part are no state of the script, or another's to keep."""
-
-
 _HELD = {"instance", "module", "tensor", "opaque", "list", "dict", "set", "deque", "draws"}
 """Kinds of objects that are in a checkpoint where what is registered holds them."""
 _PLAIN = {"tensor", "list", "dict", "set", "deque", "draws"}
 """Those that are in a checkpoint where a prepared optimizer holds them."""
-
-_Rank = tuple[int, bool, bool, int, int, str, int, str]
-"""Of several findings about one name, that with the least is kept."""
 
 
 class TooMuch(Exception):  # noqa: N818
@@ -100,7 +60,7 @@ class Machine(Reading):
         self.control: frozenset[Site] = frozenset()
         """On what it depends that this statement runs."""
         self.control_flags = 0
-        self.findings: dict[tuple[str, str, int, str], tuple[_Rank, Finding]] = {}
+        self.report = Report()
         self.made: dict[int, Object] = {}
         self.calls: list[tuple[ast.Call, Frame, frozenset[Object]]] = []
         """Calls of the script's own functions that are running: where, and of which object's methods."""
@@ -325,43 +285,13 @@ class Machine(Reading):
         """
         sites = value.sites if kind == "print" else value.sites | self.control
         for site in sites:
-            if site.how == "world" and kind != "weights":
-                continue
-            if kind == "save" and not site.inside and site not in self.control and site.how != "average":
-                continue  # the script keeps it by itself
-            if site.inside:
-                code = "LS103" if site.method and site.how != "average" else _CODES_INSIDE.get(site.how, "LS101")
-            elif kind not in ("print", "return") or site.how == "average":
-                code = "LS203" if site.method else _CODES_OUTSIDE.get(site.how, "LS201")
-            else:
-                continue  # only shown
-            self._note(code, site, node)
-
-    def _note(self, code: str, site: Site, node: ast.AST) -> None:
-        line = getattr(node, "lineno", site.line)
-        if self.frame.path == site.path and line == site.line and site.how in ("average", "change"):
-            read = ""  # what it was before
-        elif self.frame.path != site.path:
-            read = f"in line {line} of {self.frame.path}"
-        elif self.inside and site.inside and code != "LS107":
-            read = f"by later shards (line {line})"
-        else:
-            read = f"in line {line}"
-        self._found(code, site, read, reader=node)
+            code = code_of(site, kind, is_control=site in self.control)
+            if code is not None:
+                self.report.add(code, site, Use(self.frame.path, node, bool(self.inside)))
 
     def find(self, code: str, node: ast.AST, name: str, how: str = "") -> None:
         """A finding that needs no reader."""
-        self._found(code, self.site(node, name, how), "")
-
-    def _found(self, code: str, site: Site, read: str, reader: ast.AST | None = None) -> None:
-        """One finding for each name of a function: where it is written first, and read first. In whatever order they come: what
-        depends on several sites finds them in that of a set."""
-        key = code, site.path, site.scope, site.name
-        line, column = getattr(reader, "lineno", 0), getattr(reader, "col_offset", 0)
-        is_elsewhere = self.frame.path != site.path
-        rank = site.line, not read, is_elsewhere, line, column, self.frame.path, site.column, site.method
-        if key not in self.findings or rank < self.findings[key][0]:
-            self.findings[key] = rank, make(code, *site[:4], how=site.how, method=site.method, read=read)
+        self.report.add(code, self.site(node, name, how))
 
     # -- where it is --------------------------------------------------------------------------------------------------------
 

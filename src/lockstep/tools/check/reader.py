@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing_extensions import override
 
 from lockstep.tools.check import source
-from lockstep.tools.check.findings import Finding, in_order
+from lockstep.tools.check.findings import Finding
 from lockstep.tools.check.machine import TooMuch
 from lockstep.tools.check.statements import Statements
 from lockstep.tools.check.values import Frame, Object, Value
@@ -127,9 +127,7 @@ class Reader(Statements):
     def results(self) -> list[Finding]:
         """What was found, without what a comment accepts."""
         lines = {path: text.splitlines() for path, text in self.texts.items()}
-        return [
-            finding for finding in in_order(found for _, found in self.findings.values()) if not _is_accepted(finding, lines)
-        ]
+        return [finding for finding in self.report.findings() if not _is_accepted(finding, lines)]
 
 
 def _is_accepted(finding: Finding, lines: Mapping[str, list[str]]) -> bool:
