@@ -318,7 +318,7 @@ def prepare(batches, rank, blocks, uploads=False):
     place.moves = Moves(blocks_of(blocks))
     loader = PreparedLoader(batches, place, FakeDriver(), CPU)
     if uploads:
-        object.__setattr__(loader, "_uploads", Uploads(CPU))
+        object.__setattr__(loader, "_uploads", Uploads(CPU, batches))
     return loader
 
 

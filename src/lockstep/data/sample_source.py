@@ -26,6 +26,7 @@ from lockstep.data.memory import Memory, Moment
 from lockstep.data.source import Source, StepData, lengths
 from lockstep.data.streams import Purpose
 from lockstep.data.torch_loader import samplers_of, set_epoch
+from lockstep.data.trail import Trail, other_indices
 from lockstep.plan.shards import StepPlan, shard_slice
 
 _DRAW_ONCE = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -46,8 +47,8 @@ class Indices:
         self._sampler = sampler
         self._are_batches = sampler is loader.batch_sampler
         self._assignment = assignment
-        # These draw from the process's generators before their first index only, so no later draw needs a stream of its own.
-        self._draws_once = type(sampler) is BatchSampler and type(loader.sampler) in _DRAW_ONCE
+        self.draws_once = type(sampler) is BatchSampler and type(loader.sampler) in _DRAW_ONCE
+        """Whether they draw from the process's generators before their first index only: no later draw needs a stream then."""
         self._memory = Memory(loader)
         self._drawn: DrawnAhead | None = None
         """The draws of the newest pass; None: there was none, or the samplers remember nothing."""
@@ -94,7 +95,7 @@ class Indices:
             return next(iterator, _END)
 
         for number in itertools.count():
-            if number and not self._draws_once:
+            if number and not self.draws_once:
                 assignment.reseed(Purpose.SAMPLER, epoch, number)
             if drawn is not None:
                 item = drawn.draw(later if number else first)
@@ -160,6 +161,11 @@ class SampleSource(Source):
         self._batch_sampler: Iterable[Sequence[Any]] = loader.batch_sampler  # type: ignore[assignment]
         self._indices = Indices(loader, self._batch_sampler, assignment)
         self._pool = FetchPool(choose_fetcher(assignment.seed, loader, assignment.rank), loader)
+        self._trail: Trail | None = None
+        """Of the indices. None: their order follows from the run's seed, the length and the generators alone."""
+        if not self._indices.draws_once:
+            own = loader.sampler if type(self._batch_sampler) is BatchSampler else self._batch_sampler
+            self._trail = Trail(own, is_compared=not assignment.allows_other_data, refusal=other_indices)
 
     @override
     def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
@@ -167,12 +173,18 @@ class SampleSource(Source):
         plans: deque[StepPlan] = deque()
         is_shared = assignment.world_size > 1
 
+        trail = self._trail
+        if trail is not None:
+            trail.begin(first_step, skip)
+
         def requests() -> Iterator[Request]:
             is_told = self._indices.is_told
             for step, batches in enumerate(assignment.group(self._indices.draw(epoch)), first_step):
                 is_skipped = step < first_step + skip
                 if is_told:
                     self._indices.put_together(step, is_skipped=is_skipped)
+                if trail is not None:
+                    trail.add(step, digest(batches))
                 if is_skipped:
                     continue
                 plan = assignment.plan(step, tuple(map(len, batches)))
@@ -186,6 +198,8 @@ class SampleSource(Source):
                     micro.samples = batches[micro.part][micro.rows]
                     key = (assignment.loader, step, micro.shard, micro.part)
                     yield Request(Purpose.FETCH, key, micro.samples, epoch)
+            if trail is not None:
+                trail.end()
 
         data: list[Any] = []
         for number, fetched in enumerate(self._pool.run(requests())):
@@ -226,11 +240,13 @@ class SampleSource(Source):
 
     @override
     def state(self, step: int | None) -> Any:
-        return self._indices.state(step)
+        return {"indices": self._indices.state(step), "trail": None if self._trail is None else self._trail.behind(step)}
 
     @override
     def load_state(self, state: Any) -> None:
-        self._indices.load_state(state)
+        self._indices.load_state(state["indices"])
+        if self._trail is not None:
+            self._trail.load(state["trail"])
 
     @override
     def num_steps(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from lockstep.base.digest import digest, sketch
@@ -30,16 +31,9 @@ def tell_other_samples(source: object, num_steps: int, *, is_state: bool, is_hea
     Raises:
         MismatchError: the pass was read from its beginning.
     """
-    kind = type(source)
-    name = kind.__name__ if kind.__module__ == "__main__" else f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+    name = _name(source)
     if not is_state:
-        raise MismatchError(
-            f"{name} does not repeat itself: read again, the first {num_steps} steps of this pass have other samples than "
-            "before the run was interrupted. If it went on, some samples would be used twice and others never. Write to no "
-            "sample in place, and let their order depend on fixed seeds alone: `.shuffle(seed=0, buffer_size=1000)` of a "
-            "Hugging Face stream, `.shuffle(1000, rng=random)` of a WebDataset (see docs/how-to/hugging-face-streams.md and "
-            "webdataset.md). Then start a new run with --fresh. Or resume this one, with a different answer: --allow data."
-        )
+        raise other_samples(source, num_steps)
     if is_heard:
         say(
             f"{name} has not come back to where it was: behind the state that it gave (state_dict) it has other samples than "
@@ -48,17 +42,53 @@ def tell_other_samples(source: object, num_steps: int, *, is_state: bool, is_hea
         )
 
 
+def _name(source: object) -> str:
+    kind = type(source)
+    return kind.__name__ if kind.__module__ == "__main__" else f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+
+
+def other_samples(source: object, num_steps: int) -> MismatchError:
+    """The error for a data set or iterable that, read from the beginning of a pass, has other samples in its first steps."""
+    return MismatchError(
+        f"{_name(source)} does not repeat itself: read again, the first {num_steps} steps of this pass have other samples than "
+        "before the run was interrupted. If it went on, some samples would be used twice and others never. Write to no "
+        "sample in place, and let their order depend on fixed seeds alone: `.shuffle(seed=0, buffer_size=1000)` of a "
+        "Hugging Face stream, `.shuffle(1000, rng=random)` of a WebDataset (see docs/how-to/hugging-face-streams.md and "
+        "webdataset.md). Then start a new run with --fresh. Or resume this one, with a different answer: --allow data."
+    )
+
+
+def other_indices(sampler: object, num_steps: int) -> MismatchError:
+    """The error for a sampler that, asked again from the beginning of a pass, has other indices for its first steps."""
+    return MismatchError(
+        f"{_name(sampler)} does not repeat itself: asked again, it gives other indices for the first {num_steps} steps of this "
+        "pass than before the run was interrupted. If it went on, some samples would be used twice and others never. What "
+        "its order depends on must come back with the run: numbers drawn from torch, numpy.random or random, its own "
+        "generators and attributes, and its state_dict() do; a list outside of it that it shuffles in place, the time, or "
+        "values that the script computes do not. Mend that, and start a new run with --fresh. Or resume this one, with a "
+        "different answer: --allow data."
+    )
+
+
 class Trail:
     """The trail of a source that reads each pass from its beginning.
 
     Args:
         source: the data set or iterable.
         is_compared: whether what is read again must be what was read before.
+        refusal: makes the error for the source and the number of steps that are others.
     """
 
-    def __init__(self, source: object, *, is_compared: bool) -> None:
+    def __init__(
+        self,
+        source: object,
+        *,
+        is_compared: bool,
+        refusal: Callable[[object, int], MismatchError] = other_samples,
+    ) -> None:
         self._source = source
         self._is_compared = is_compared
+        self._refusal = refusal
         self._behind: dict[int, str] = {}
         """By step."""
         self._num_skipped = 0
@@ -102,4 +132,4 @@ class Trail:
 
     def _refuse(self) -> None:
         if self._is_compared:
-            tell_other_samples(self._source, self._num_skipped, is_state=False, is_heard=False)
+            raise self._refusal(self._source, self._num_skipped)

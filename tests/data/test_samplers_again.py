@@ -1,0 +1,107 @@
+"""A run that resumes within a pass is given the indices that it would have had, or its sampler is named in an error."""
+
+import dataclasses
+import random
+import time
+
+import pytest
+from data_helpers import Numbers, assignment
+from torch.utils.data import BatchSampler, DataLoader, Sampler
+
+from lockstep.base.errors import MismatchError
+from lockstep.data.sources import choose_source
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
+LENGTH = 12
+AT_BIRTH = list(range(LENGTH))
+
+
+class Own(Sampler):
+    def __init__(self):
+        self.order = list(range(LENGTH))
+
+    def __len__(self):
+        return LENGTH
+
+    def __iter__(self):
+        return iter(random.sample(range(LENGTH), LENGTH))
+
+
+class ShufflesItsList(Own):
+    def __iter__(self):
+        random.shuffle(self.order)
+        return iter(list(self.order))
+
+
+class ShufflesAListElsewhere(Own):
+    elsewhere = AT_BIRTH
+
+    def __iter__(self):
+        random.shuffle(AT_BIRTH)
+        return iter(list(AT_BIRTH))
+
+
+class ByTheClock(Own):
+    def __iter__(self):
+        return iter(random.Random(time.perf_counter_ns()).sample(range(LENGTH), LENGTH))
+
+
+class Batches(BatchSampler):
+    """A batch sampler whose order is another in each launch."""
+
+    def __init__(self):
+        super().__init__(ByTheClock(), 3, drop_last=False)
+
+
+def loader_of(kind, num_workers=0):
+    AT_BIRTH[:] = range(LENGTH)  # as a launch begins
+    sampler = kind()
+    which = {"batch_sampler": sampler} if isinstance(sampler, BatchSampler) else {"sampler": sampler, "batch_size": 3}
+    return DataLoader(Numbers(LENGTH), num_workers=num_workers, **which)
+
+
+def one_pass(source, first, epoch, skip=0, most=None):
+    taken = []
+    for plan, _ in source.steps(first, epoch, skip):
+        taken.append([index for micro in plan.micro_steps for index in micro.samples])
+        source.taken(plan.number)
+        if len(taken) == most:
+            break
+    return taken
+
+
+def resumed(kind, num_workers, *, allows_other_data=False):
+    """What the second pass of a run has behind its second step: when it was interrupted there, and when not."""
+    place = dataclasses.replace(assignment(), allows_other_data=allows_other_data)
+    source = choose_source(loader_of(kind, num_workers), place)
+    one_pass(source, 1, 0)
+    undisturbed = source.steps(5, 1)
+    for _ in range(2):
+        plan, _ = next(undisturbed)
+        source.taken(plan.number)
+    state = source.state(6)
+    rest = [[index for micro in plan.micro_steps for index in micro.samples] for plan, _ in undisturbed]
+    again = choose_source(loader_of(kind, num_workers), place)
+    again.load_state(state)
+    return one_pass(again, 5, 1, skip=2), rest
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", [Own, ShufflesItsList])
+def test_a_sampler_whose_order_comes_back_with_the_run_goes_on(kind, num_workers):
+    found, expected = resumed(kind, num_workers)
+    assert found == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", [ShufflesAListElsewhere, ByTheClock, Batches])
+def test_one_whose_order_does_not_come_back_is_refused_by_name(kind, num_workers):
+    with pytest.raises(MismatchError) as refusal:
+        resumed(kind, num_workers)
+    assert kind.__name__ in str(refusal.value)
+    assert "2 steps" in str(refusal.value)
+
+
+def test_it_goes_on_where_other_data_are_allowed():
+    found, _ = resumed(ByTheClock, 0, allows_other_data=True)
+    assert len(found) == 2
