@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lockstep.base import exit_status
 from lockstep.base.errors import CheckpointError, ConfigError, LaunchError, LossError, MismatchError, ModelError, UsageError
 from lockstep.base.stopping import AUDIT_STATUS, AuditFailed
 from lockstep.base.tracebacks.excerpt import excerpt, first_line, message_of, plain_message, without_noise
@@ -201,7 +202,7 @@ def end_of(error: SystemExit | None = None) -> End:
     """The successful end of a program, perhaps by ``sys.exit()``. Called in the worker."""
     how = "its program came to its end"
     if error is not None:
-        frames = traceback.extract_tb(error.__traceback__)
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != exit_status.__file__]
         where = f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
         how = f"it called sys.exit({'' if error.code is None else error.code}){where}"
     return End(how=how)
