@@ -334,7 +334,7 @@ def own_generator_inside(team):
     return model
 
 
-@equal()
+@equal(found="LS202")
 def own_generator_left_early(team):
     """Passes left by `break`, of a loader with workers and its own `torch.Generator`."""
     model = mlp()
@@ -362,7 +362,7 @@ class GoesOn(Sampler):
             yield self.position % 22
 
 
-@equal()
+@equal(found="LS202")
 def sampler_that_goes_on(team):
     """A sampler that goes on where it was, in passes left by `break`."""
     sampler = GoesOn()
