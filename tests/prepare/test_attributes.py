@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
+from lockstep.prepare.registry import registered_adapter
 from lockstep.prepare.state_adapters import ATTRIBUTES
 from lockstep.state.checkpoint.staging import Staging
 from lockstep.state.checkpoint.tree import put_together
@@ -80,7 +81,7 @@ def assert_goes_on_alike(make, *args):
         old.step()
         new.step()
         assert new.weights() == old.weights()
-    assert old.state.left_out["optimizer"] == {}
+    assert not any(old.state.left_out.values())
     return old, new
 
 
@@ -248,6 +249,44 @@ def test_what_no_step_has_changed_is_what_the_constructor_makes_of_its_arguments
     assert saved[0][1][ATTRIBUTES] == {"t": 2}
     new.load(saved)
     assert (new.optimizer.rate, new.optimizer.table.tolist(), new.optimizer.t) == (0.25, [0.25, 0.25], 2)
+
+
+def test_an_optimizer_that_is_registered_keeps_its_own_too():
+    old, new = (Training(Keeping, *KEPT["tensors in a list"]).optimizer for _ in range(2))
+    state, parameter = RunState(), parameters_of(old)[0]
+    state.register("mine", old)
+    parameter.grad = torch.ones_like(parameter)
+    parameters_of(old)[1].grad = torch.zeros(2)
+    old.step()
+    files, value = state.part(0, 1)
+    (tensors,) = files.values()
+    registered_adapter("mine", new).load_state_dict(put_together(value["registered"], tensors)["mine"])
+    assert torch.equal(new.momenta[0], torch.ones_like(parameter))
+
+
+@pytest.mark.parametrize("extra", ["momenta", "table"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_may_differ_in_attributes_and_the_files_are_whole(rank, extra):
+    start = set_to(momenta=zeros, table=lambda o: torch.zeros(5))
+    ranks = [Training(Keeping, start, momentum) for _ in range(2)]
+    for each in ranks:
+        each.step()
+    optimizer = ranks[rank].optimizer
+    vars(optimizer)[extra] = [torch.ones(7), torch.ones(9)]  # the loss of a rank's own shards, say
+    names, values = [], []
+    for number, each in enumerate(ranks):
+        files, value = each.state.part(number, 2)
+        names += [name for file, tensors in files.items() if file.startswith("state") for name in tensors]
+        values.append(value)
+    assert len(names) == len(set(names))
+    assert set(names) == set(tensors_named_in(values[0]["objects"]))
+
+
+def tensors_named_in(value):
+    if isinstance(value, dict):
+        yield from [value["$tensor"]] if "$tensor" in value else []
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from tensors_named_in(item)
 
 
 class Outer(Keeping):

@@ -95,6 +95,7 @@ ADAPTERS: tuple[tuple[Callable[[Any], bool], type[StateAdapter]], ...] = (
     (_is(amp.GradScaler, LossScaling), ScalerAdapter),
     # Of what is given to team.register, which saves models, too, whole and under the given name:
     (_is(PerShard), ShardsAdapter),
+    (_is(Optimizer), OptimizerAdapter),  # one that was not prepared: with what it keeps in attributes
     (lambda target: has_state(target) or is_generator(target), StatefulAdapter),
     (_is(Tensor, list, dict), PlainAdapter),
 )

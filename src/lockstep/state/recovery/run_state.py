@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lockstep.base.errors import ConfigError, ModelError
 from lockstep.data.loader import PreparedLoader
 from lockstep.prepare.registry import adapter_of, registered_adapter
-from lockstep.prepare.state_adapters import ATTRIBUTES, StateAdapter, Weights
+from lockstep.prepare.state_adapters import ATTRIBUTES, ModelAdapter, StateAdapter, Weights
 from lockstep.prepare.unprepared import is_of_one_process
 from lockstep.state.checkpoint.manifest import Object
 from lockstep.state.checkpoint.parts import deal_out, part_name, state_part_name, weights_name
@@ -36,9 +36,9 @@ class RunState:
         """That of a ``torch.manual_seed`` called after ``join``; None: it was not called."""
         self.best: float | None = None
         """The best metric given to ``Team.best``."""
-        self.left_out: dict[str, dict[str, Any]] = {}
-        """Attributes that belong to the state, and that a checkpoint cannot hold, by the prepared object's name and their own:
-        as of the newest ``part``."""
+        self.left_out: dict[StateAdapter, dict[str, Any]] = {}
+        """Attributes of each object that belong to the state, and that a checkpoint cannot hold, by name: as of the newest
+        ``part``."""
         self.best_epoch = -1
         """The epoch in which it was given; -1: there is none."""
 
@@ -102,12 +102,12 @@ class RunState:
         state = {
             "objects": [apart(self._tree(adapter), adapter.name) for adapter in self.objects],
             "loaders": [apart(loader.state(), f"loader-{number}") for number, loader in enumerate(self.loaders, 1)],
-            "registered": apart({name: adapter.state_dict() for name, adapter in self.registered.items()}, "registered"),
+            "registered": apart({name: self._tree(adapter) for name, adapter in self.registered.items()}, "registered"),
             "best": apart(self.best, "best"),
             "best_epoch": self.best_epoch,
         }
         files = self.weights(rank)
-        of_rank_0 = {name for name in tensors if any(name.startswith(f"{a.name}.{ATTRIBUTES}.") for a in self.objects)}
+        of_rank_0 = {name for name in tensors if f".{ATTRIBUTES}." in name}
         held = [0] * world_size
         held[0] = sum(tensor.nbytes for each in self._weights().values() for tensor in each.values() if not is_cut(tensor))
         sizes = {name: t.nbytes for name, t in tensors.items() if not is_cut(t) and name not in of_rank_0}
@@ -129,7 +129,7 @@ class RunState:
                 refused[name] = value
             else:
                 held[name] = value
-        self.left_out[adapter.name] = refused
+        self.left_out[adapter] = refused
         return {**state, ATTRIBUTES: held} if held else state
 
     def compared(self) -> Iterator[tuple[str, str, Tensor | Any]]:
@@ -156,7 +156,7 @@ def _cut_or_whole(tensors: Weights) -> Weights:
 
 
 def _check_gradients(adapter: StateAdapter) -> None:
-    if not isinstance(adapter.target, nn.Module):
+    if not isinstance(adapter, ModelAdapter):
         return
     for name, parameter in adapter.target.named_parameters():
         if is_of_one_process(parameter.grad):

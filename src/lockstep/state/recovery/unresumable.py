@@ -21,7 +21,7 @@ class Unresumable:
 
     def say(self, step: int) -> None:
         """Say what is new, as of a checkpoint of this step. Local."""
-        for adapter in self._state.objects:
+        for adapter in (*self._state.objects, *self._state.registered.values()):
             self._say_changes(adapter, step)
             self._say_left_out(adapter)
 
@@ -40,7 +40,7 @@ class Unresumable:
 
     def _say_left_out(self, adapter: StateAdapter) -> None:
         kind = type(adapter.target).__name__
-        refused = self._news(adapter, self._state.left_out.get(adapter.name, {}))
+        refused = self._news(adapter, self._state.left_out.get(adapter, {}))
         if refused:
             first = next(iter(refused))
             self._warn(
