@@ -38,6 +38,7 @@ _CODE = (
 _STRANGERS = {*sys.stdlib_module_names, "torch", "numpy", "lockstep"} - {"__main__"}
 """Packages of which an object that changes (a logger, a clock) is nothing that the script computes with."""
 _LARGE_BYTES = 1 << 26
+_MOST_ITEMS = 1000
 _LATER = ("_opt_called", "_step_count")
 """Attributes that schedules of PyTorch give to an optimizer."""
 
@@ -179,7 +180,12 @@ def _parts_of(value: Any, depth: int) -> Any:
     if not depth:
         return kind.__qualname__
     if kind in MAPPINGS or kind in SEQUENCES:
-        return None if is_circular(value) else mapped(value, lambda leaf: _parts_of(leaf, depth - 1), _key)
+        # (An object may hold a whole data set.)
+        return (
+            len(value)
+            if len(value) > _MOST_ITEMS or is_circular(value)
+            else mapped(value, lambda leaf: _parts_of(leaf, depth - 1), _key)
+        )
     if isinstance(value, _CODE) or kind.__module__.partition(".")[0] in _STRANGERS:
         return kind.__qualname__
     items = list(value.items() if isinstance(value, Mapping) else value) if isinstance(value, (Mapping, list, tuple)) else []

@@ -18,10 +18,11 @@ class Structure:
         # (A buffer that is not saved, or is made later, is made again.)
         self._buffers = {name for name, _ in model.named_buffers() if _is_saved(model, name)}
         self._layers = {name: type(layer).__name__ for name, layer in model.named_modules()}
+        self._is_settled = False
 
     def settle(self, now: Structure) -> None:
         """Take the layers without parameters from another: those that a first forward pass has made it makes again."""
-        self._layers = now._layers
+        self._layers, self._is_settled = now._layers, True
 
     def changes_to(self, now: Structure) -> list[str]:
         """What has changed, in words: only what a model that is made again would not have."""
@@ -35,7 +36,7 @@ class Structure:
                 found.append(f"`{name}` has {form}, and had {then[name][0]}")
         found += [f"`{name}` is gone" for name in then if name not in now._parameters]
         found += [f"the buffer `{name}` is gone" for name in sorted(self._buffers - now._buffers)]
-        if found:  # which layers have changed, too, goes without saying
+        if found or not self._is_settled:  # (with parameters, which layers have changed goes without saying)
             return found
         for name, kind in now._layers.items():
             before = self._layers.get(name, kind)
