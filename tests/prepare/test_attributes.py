@@ -386,7 +386,7 @@ def test_what_a_checkpoint_cannot_hold_is_named_once_with_its_class(name, capfd)
     assert second == []
 
 
-class Told(Keeping):
+class Stating(Keeping):
     """Says itself what its state is, but for its count."""
 
     def state_dict(self):
@@ -397,23 +397,23 @@ class Told(Keeping):
         self.momenta = state["momenta"]
 
 
-def told_and_count(optimizer, number, parameter):
+def stated_and_count(optimizer, number, parameter):
     optimizer.is_warm = True
     return momentum(optimizer, number, parameter) + optimizer.t * 0
 
 
 def test_a_class_that_says_its_state_is_believed_and_what_it_leaves_out_is_named(capfd):
     start = set_to(momenta=zeros, t=lambda o: 7.5, is_warm=lambda o: False, _momenta=lambda o: 0)
-    assert_goes_on_alike(Told, start, told_and_count)
-    assert remarks(Training(Told, start, told_and_count), capfd) == [[], []]
+    assert_goes_on_alike(Stating, start, stated_and_count)
+    assert remarks(Training(Stating, start, stated_and_count), capfd) == [[], []]
 
     def counts_too(optimizer, number, parameter):
         optimizer.t += 1
-        return told_and_count(optimizer, number, parameter)
+        return stated_and_count(optimizer, number, parameter)
 
-    training = Training(Told, start, counts_too)
+    training = Training(Stating, start, counts_too)
     [first], second = remarks(training, capfd)
-    assert "Told changes `t` (a float)" in first
+    assert "Stating changes `t` (a float)" in first
     assert second == []
     assert ATTRIBUTES not in training.saved()[0][1]
 

@@ -32,7 +32,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.gene
 _PLAIN_OF_TORCH = (torch.dtype, torch.device, torch.Size)
 _CODE = (
     *(types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, type, functools.partial),
-    *(Optimizer, nn.Module, torch.optim.lr_scheduler.LRScheduler),  # watched and saved in ways of their own
+    *(Optimizer, nn.Module, torch.optim.lr_scheduler.LRScheduler),  # watched and saved in other ways
 )
 """Kinds of objects that are no state of an optimizer."""
 _STRANGERS = {*sys.stdlib_module_names, "torch", "numpy", "lockstep"} - {"__main__"}
@@ -52,22 +52,24 @@ class Attributes:
         self._have_changed = set[str]()
 
     @property
-    def _are_told(self) -> bool:
+    def _has_state_dict(self) -> bool:
         """Whether the class says itself what its state is."""
         return type(self._optimizer).state_dict is not Optimizer.state_dict or "state_dict" in vars(self._optimizer)
 
     def changed(self) -> dict[str, Any]:
         """Trees of what has changed, with tuples in the place of parameters and generators. What no checkpoint can hold is in
         them as it is."""
-        return {} if self._are_told else self._changed()
+        return {} if self._has_state_dict else self._changed()
 
-    def untold(self) -> dict[str, Any]:
+    def omitted(self) -> dict[str, Any]:
         """Where the class says itself what its state is: what has changed, and of which there are neither the name nor the
         values in what it says."""
-        if not self._are_told:
+        if not self._has_state_dict:
             return {}
-        told, changed = _Leaves(self._optimizer.state_dict()), self._changed()
-        return {name: value for name, value in changed.items() if name.strip("_") not in told.names and not told.hold(value)}
+        stated, changed = _Leaves(self._optimizer.state_dict()), self._changed()
+        return {
+            name: value for name, value in changed.items() if name.strip("_") not in stated.names and not stated.hold(value)
+        }
 
     def restore(self, saved: Mapping[str, Any], shared: Mapping[int, Any]) -> None:
         """Put back what ``changed`` returned, in place where that can be.

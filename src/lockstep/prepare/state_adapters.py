@@ -57,7 +57,7 @@ class StateAdapter:
         comes back in the state, under ``ATTRIBUTES``. Ranks may differ in it, by a clock, say: it is rank 0's."""
         return {}
 
-    def untold(self) -> dict[str, Any]:
+    def omitted(self) -> dict[str, Any]:
         """Attributes that have changed, by name, and that the object's own ``state_dict`` leaves out."""
         return {}
 
@@ -253,9 +253,9 @@ class OptimizerAdapter(StateAdapter):
         return {**self._attributes.changed(), **inner}
 
     @override
-    def untold(self) -> dict[str, Any]:
-        inner = {f"{prefix}.{name}": v for prefix, each in self._inner().items() for name, v in each.untold().items()}
-        return {**self._attributes.untold(), **inner}
+    def omitted(self) -> dict[str, Any]:
+        inner = {f"{prefix}.{name}": v for prefix, each in self._inner().items() for name, v in each.omitted().items()}
+        return {**self._attributes.omitted(), **inner}
 
     def _load_own(self, state: dict[str, Any]) -> None:
         state = _distribute(self.target, state)
@@ -512,7 +512,7 @@ def _renew(group: dict[str, Any], loaded: dict[str, Any]) -> None:
 
 def _restore_kinds(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Undo what ``load_state_dict`` does to values: it casts them to their parameter's dtype, where float32 masters must stay
-    float32, and makes containers anew, of which deques lose their length and texts become another text."""
+    float32, and rebuilds containers: deques lose their length, and texts become another text."""
     parameters = list(parameters_of(optimizer))
     for index, slots in _slots_in(state).items():
         parameter = parameters[index]

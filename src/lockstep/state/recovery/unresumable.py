@@ -48,10 +48,10 @@ class Unresumable:
                 f"Give {kind} a state_dict() and load_state_dict() with tensors and plain values for them, or register what "
                 f"has these methods: team.register({first!r}, optimizer.{first})",
             )
-        untold = self._news(adapter, adapter.untold())
-        if untold:
+        omitted = self._news(adapter, adapter.omitted())
+        if omitted:
             self._warn(
-                f"{kind} changes {_listed(untold)} in its steps, which its state_dict() leaves out",
+                f"{kind} changes {_listed(omitted)} in its steps, which its state_dict() leaves out",
                 f"Add them to the state_dict() and load_state_dict() of {kind}",
             )
 
