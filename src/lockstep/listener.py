@@ -35,8 +35,8 @@ class Listener:
     ``begin_pass``, then for each step ``begin_step``; for each of its phases ``begin_phase``, each shard's micro-steps
     (``begin_shard``, ``received``, ``before_backward``, ``after_backward``, ``end_shard``) and ``end_phase``; ``end_step``
     and ``tick``, or ``drop``; finally ``end_pass``. ``flush`` comes between passes, and before a checkpoint is saved within
-    one; ``prepared``, ``prepared_loader``, ``made_loader``, ``before_optimizer`` and ``evaluated`` when the script asks for
-    it; ``end_run`` is the last.
+    one; ``prepared``, ``prepared_loader``, ``made_loader``, ``before_optimizer``, ``before_other_optimizer`` and ``evaluated``
+    when the script asks for it; ``end_run`` is the last.
 
     Every rank is notified of the same passes, steps and phases. Only ``made_loader``, ``tick`` and ``flush`` may communicate.
     """
@@ -84,6 +84,9 @@ class Listener:
     def before_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer of prepared parameters, itself prepared or not, is about to step, within a step and outside of its
         phases."""
+
+    def before_other_optimizer(self, optimizer: Optimizer) -> None:
+        """An optimizer without parameters of prepared models is about to step, within a step and outside of its phases."""
 
     def end_step(self, step: int, num_samples: int) -> None:
         """A step on a global batch of ``num_samples`` samples was taken. Local."""

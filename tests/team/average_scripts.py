@@ -227,6 +227,19 @@ def averaged_model(team, model):
     return lambda: average.update_parameters(model), None
 
 
+def temperature(team, model):
+    """A tensor with an optimizer of its own, as in SAC."""
+    log_alpha = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.Adam([log_alpha], lr=0.1)
+
+    def learn():
+        (log_alpha.exp() * 0.3).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return learn, None
+
+
 FOUND = {
     deepcopied: "average",
     module_ema: "ema",
@@ -244,6 +257,7 @@ FOUND = {
     before_the_optimizer: "average",
     centred_loss: "center",
     averaged_model: "AveragedModel",
+    temperature: "Adam",
 }
 """By script, the words that the warning must have before its bracket."""
 
@@ -418,7 +432,36 @@ def prepared_average(team, model):
     return lambda: average.update_parameters(model), None
 
 
+def registered_temperature(team, model):
+    log_alpha = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([log_alpha], lr=0.1)
+    team.register("log_alpha", log_alpha)
+
+    def learn():
+        (log_alpha.exp() * 0.3).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return learn, None
+
+
+def perturbation_of_each_step(team, model):
+    delta = torch.zeros(6, requires_grad=True)
+    optimizer = torch.optim.SGD([delta], lr=0.1)
+
+    def attack():
+        delta.data.zero_()
+        for _ in range(3):
+            (delta - 1).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return attack, None
+
+
 NOT_FOUND = (
+    registered_temperature,
+    perturbation_of_each_step,
     frozen_copy,
     teacher_reloaded_each_epoch,
     teacher_reloaded_each_step,

@@ -474,6 +474,8 @@ class Phases:
                 raise refuse(unprepared.shape, f"{_step_of(optimizer)} in step {self.step}: ")
             if self.in_step and not self.in_phase:
                 self.guards.unprepared.note(optimizer)
+                for notify in self._methods["before_other_optimizer"]:
+                    notify(optimizer)
             return
         if self._batch is not None or self.was_left or self.evaluated:
             self.check_outside(_step_of(optimizer))

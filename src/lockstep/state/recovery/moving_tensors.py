@@ -113,9 +113,9 @@ class _Group:
         before, self.mark = self.mark, (id(tensor), version(tensor))
         # Writes through .data do not count as versions. On a GPU, to read is to wait for it.
         if self.mark == before and (tensor.is_cpu or self.num_checks <= _MOST_WAITS):
-            now = _sample(tensor)
+            now = sample(tensor)
             before_it, self.sample = self.sample, now
-            return before_it is None or _differ(before_it, now)
+            return before_it is None or differ(before_it, now)
         return self.mark != before
 
 
@@ -141,7 +141,7 @@ class MovingTensors:
     def begin(self) -> None:
         """Look for the first time, before the first step."""
         if self._known is None:
-            self._known = {_place(held): _sample(held.value) for held in self._candidates(_variables())}
+            self._known = {_place(held): sample(held.value) for held in self._candidates(_variables())}
 
     def end_step(self, step: int) -> None:
         """Look, if that is due, or check what is watched. Called when the step's body has run."""
@@ -161,9 +161,9 @@ class MovingTensors:
         }
         for held in self._candidates(_variables()):
             place = _place(held)
-            now = known[place] = _sample(held.value)
+            now = known[place] = sample(held.value)
             earlier = before.get(place)
-            if earlier is None or _differ(earlier, now):
+            if earlier is None or differ(earlier, now):
                 top = _top(held)
                 group = groups.setdefault(id(top), _Group(*_place(top), {}))
                 slot = group.slots[held.below(top)] = _Slot(_is_persistent(held), now, ref(held.value))
@@ -193,13 +193,13 @@ class MovingTensors:
             slot = group.slots.get(held.below(top))
             if slot is None:
                 continue
-            before, now, has_come = slot.sample, _sample(held.value), homes.get(id(held.value), slot) is not slot
+            before, now, has_come = slot.sample, sample(held.value), homes.get(id(held.value), slot) is not slot
             slot.tensor = ref(held.value)
-            if _differ(before, now):
+            if differ(before, now):
                 slot.sample = now
                 if slot.is_buffer:
                     others = others or _by_shape(self._tensors(with_others=True))
-                    counts = all(_differ(now, other) for other in others.get(held.value.shape, ()))
+                    counts = all(differ(now, other) for other in others.get(held.value.shape, ()))
                 else:
                     weights = weights or _by_shape(self._tensors())
                     counts = _approaches(before, now, weights[held.value.shape])
@@ -319,7 +319,7 @@ def _is_persistent(held: Held) -> bool:
 
 
 @torch.no_grad()
-def _sample(tensor: Tensor) -> Tensor:
+def sample(tensor: Tensor) -> Tensor:
     """Some elements of a tensor, spread over it, on the CPU."""
     flat = to_local(tensor.detach()).reshape(-1)
     return flat[:: max(1, len(flat) // _SAMPLED)][:_SAMPLED].cpu().to(torch.float64, copy=True)
@@ -329,11 +329,12 @@ def _by_shape(tensors: Iterable[Tensor]) -> dict[torch.Size, Tensor]:
     """Samples, a row for each tensor of a shape."""
     samples: dict[torch.Size, list[Tensor]] = {}
     for tensor in tensors:
-        samples.setdefault(tensor.shape, []).append(_sample(tensor))
+        samples.setdefault(tensor.shape, []).append(sample(tensor))
     return {shape: torch.stack(rows) for shape, rows in samples.items()}
 
 
-def _differ(one: Tensor, other: Tensor) -> bool:
+def differ(one: Tensor, other: Tensor) -> bool:
+    """Whether two samples differ."""
     return one.shape != other.shape or not bool((one == other).logical_or(one.isnan() & other.isnan()).all())
 
 

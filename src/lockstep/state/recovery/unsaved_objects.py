@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
+from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -23,7 +25,7 @@ from lockstep.base.stopping import say
 from lockstep.base.versions import version
 from lockstep.listener import Listener
 from lockstep.prepare.guards import progress_of
-from lockstep.state.recovery.moving_tensors import MovingTensors
+from lockstep.state.recovery.moving_tensors import MovingTensors, differ, sample
 from lockstep.state.recovery.run_state import RunState
 
 _KINDS: dict[type, tuple[str, Callable[[Any], Any]]] = {
@@ -32,6 +34,24 @@ _KINDS: dict[type, tuple[str, Callable[[Any], Any]]] = {
     GradScaler: ("scales losses", lambda scaler: scaler.state_dict()),
 }
 """What each kind does, and a function for its progress."""
+
+
+_MOST_TRIES = 8
+"""Steps in which it is seen whether an optimizer's parameters are as the step before has left them."""
+_NOT_GIVEN = "was given neither to team.prepare() nor to team.register()"
+
+
+@dataclass(slots=True)
+class _Other:
+    """An optimizer whose parameters belong to no prepared model."""
+
+    optimizer: ref[Optimizer]
+    before: list[Tensor]
+    """Samples of its parameters before it acted in a step."""
+    after: list[Tensor] | None = None
+    """The same when that step had ended: what the script puts back for each step (a perturbation, say) is no state."""
+    is_judged: bool = False
+    num_tries: int = 0
 
 
 class UnsavedObjects(Listener):
@@ -52,6 +72,8 @@ class UnsavedObjects(Listener):
         self._has_searched = False
         self._resting: list[tuple[ref[Any], Any]] = []
         """Schedules, averages and scalers that have not acted since they were found, with their progress."""
+        self._others: list[_Other] = []
+        """Optimizers of parameters that no prepared model has."""
         self._judged: dict[int, ref[Optimizer]] = {}
         """By id, which another optimizer may have later."""
 
@@ -88,7 +110,36 @@ class UnsavedObjects(Listener):
             self._warn(f"{name} acts on prepared parameters")
 
     @override
+    def before_other_optimizer(self, optimizer: Optimizer) -> None:
+        if not self._speaks:
+            return
+        other = next((other for other in self._others if other.optimizer() is optimizer), None)
+        if other is None:
+            self._others.append(_Other(ref(optimizer), _samples(optimizer)))
+        elif other.after is not None and not other.is_judged:
+            now = _samples(optimizer)
+            other.num_tries += 1
+            is_left = _are_equal(now, other.after) and not _are_equal(other.before, other.after)
+            other.is_judged = is_left or other.num_tries == _MOST_TRIES
+            if is_left:
+                self._judge(optimizer)
+            other.before, other.after = now, None
+
+    def _judge(self, optimizer: Optimizer) -> None:
+        """An optimizer has trained something that one step has left to the next."""
+        kept = _ids_in([*self._prepared, *(adapter.target for adapter in self._state.registered.values())])
+        trains_kept = all(id(parameter) in kept for group in optimizer.param_groups for parameter in group["params"])
+        if not trains_kept or (optimizer.state and id(optimizer) not in kept):
+            self._warn(f"{type(optimizer).__name__} trains what no prepared model has", of="neither it nor what it trains")
+
+    @override
     def end_step(self, step: int, num_samples: int) -> None:
+        if self._others:
+            self._others = [other for other in self._others if other.optimizer() is not None]
+            for other in self._others:
+                optimizer = other.optimizer()
+                if optimizer is not None and not other.is_judged and other.after is None:
+                    other.after = _samples(optimizer)
         if self._speaks and step >= self._moving.next:
             self._moving.end_step(step)
         if not self._resting:
@@ -111,13 +162,22 @@ class UnsavedObjects(Listener):
     def _prepared(self) -> list[Any]:
         return [adapter.target for adapter in self._state.objects]
 
-    def _warn(self, action: str) -> None:
+    def _warn(self, action: str, of: str = "") -> None:
         if self._speaks:
+            given = f"{of} was given to team.prepare() or team.register()" if of else _NOT_GIVEN
             say(
-                f"WARNING: {action}, and was given neither to team.prepare() nor to team.register(): its state is in no "
+                f"WARNING: {action}, and {given}: its state is in no "
                 "checkpoint, so the run would give a different answer if it were interrupted and resumed. Prepare it with "
                 "the others, or register it: team.register(name, it)."
             )
+
+
+def _samples(optimizer: Optimizer) -> list[Tensor]:
+    return [sample(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _are_equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    return len(some) == len(others) and not any(map(differ, some, others))
 
 
 def _with_subclasses(*kinds: type) -> set[type]:
