@@ -50,6 +50,8 @@ class Snapshot:
         for held in walk(map(root, samples), _is_searched, most=_MOST_PARTS):
             value = held.value
             if isinstance(value, Tensor):
+                if value.is_inference():  # such have no versions, and cannot be written to in a training
+                    continue
                 self._tensors.append((held, version(value)))
             elif _is_array(value):
                 if len(self._arrays) < _MOST_ARRAYS:

@@ -38,7 +38,7 @@ from lockstep.plan.powers_of_two import PowersOfTwo
 from lockstep.prepare.model import PreparedModel
 from lockstep.state.recovery.run_state import RunState
 from lockstep.sync.buffers import NORMALIZATIONS
-from lockstep.world.comm.dtensors import to_local
+from lockstep.world.comm.dtensors import is_dtensor, to_local
 
 _MOST_OBJECTS = 20_000
 """Objects of the script after which a look ends: it takes some 20 ms then."""
@@ -63,6 +63,7 @@ _SKIPPED = (Optimizer, LRScheduler, AveragedModel, DataLoader, Dataset)
 _Place = tuple[CodeType | str, tuple[Key, ...]]
 """The function or module among whose variables something is, and its place there."""
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
+_KINDS = (Tensor, nn.Parameter, nn.Buffer)
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 
 
@@ -107,7 +108,7 @@ class _Group:
         """Whether the first tensor is another one, or was written, since this was last asked."""
         held = find(top, next(iter(self.slots)))
         tensor = None if held is None else held.value
-        if not isinstance(tensor, Tensor):
+        if not (isinstance(tensor, Tensor) and _is_plain(tensor)):
             return False
         self.num_checks += 1
         before, self.mark = self.mark, (id(tensor), version(tensor))
@@ -218,7 +219,7 @@ class MovingTensors:
     def _candidates(self, roots: Iterable[Held]) -> Iterator[Held]:
         """What could be an average or a missing buffer."""
         kept = self._kept()
-        shapes = {tensor.shape for tensor in self._tensors()}
+        shapes = {tensor.shape for tensor in self._tensors() if _is_plain(tensor)}
 
         def enters(value: Any) -> bool:
             if isinstance(value, (dict, list, tuple)):
@@ -300,8 +301,14 @@ def _is_table(items: Any) -> bool:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    return (
-        tensor.grad_fn is None and tensor.layout == torch.strided and not tensor.is_nested and tensor.device.type != "meta"
+    """Whether it can be read and compared as others: it is of no class of a library's own, and of no graph."""
+    is_known = type(tensor) in _KINDS or is_dtensor(tensor)
+    return is_known and not (
+        tensor.grad_fn is not None
+        or tensor.layout != torch.strided
+        or tensor.is_nested
+        or tensor.is_inference()
+        or tensor.device.type == "meta"
     )
 
 
@@ -328,7 +335,7 @@ def sample(tensor: Tensor) -> Tensor:
 def _by_shape(tensors: Iterable[Tensor]) -> dict[torch.Size, Tensor]:
     """Samples, a row for each tensor of a shape."""
     samples: dict[torch.Size, list[Tensor]] = {}
-    for tensor in tensors:
+    for tensor in filter(_is_plain, tensors):
         samples.setdefault(tensor.shape, []).append(sample(tensor))
     return {shape: torch.stack(rows) for shape, rows in samples.items()}
 
