@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from stand_in import Plain
 from table import ROWS
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import lockstep
 from lockstep.data import changed_samples
@@ -32,6 +33,8 @@ class Outcome:
     is_finite: bool = True
     """Whether no tensor among the results has a NaN or an infinity: else equal bits would say little."""
     num_tensors: int = 0
+    steps: int = 0
+    """Taken by its last team."""
     seconds: float = 0.0
     """Of this process's processor."""
 
@@ -69,15 +72,53 @@ def watch(names, folder):
     return said
 
 
-def run_one(idiom, run_dir, is_plain=False, checkpoint_every="off"):
+class Interrupted(BaseException):
+    """Passes through an idiom's own ``except Exception``."""
+
+
+def run_in_two(names, folder, step_of):
+    """What each idiom came to in this process, alone, up to an interruption and in a second launch, and what was said before.
+
+    Args:
+        names: of the idioms.
+        folder: for the directories of their runs.
+        step_of: for each name the step in which the first optimizer that steps is interrupted. Checkpoints are from before.
+    """
+    idioms, outcomes = {idiom.name: idiom for idiom in ROWS}, {}
+    for name in names:
+        said = Path(folder, f"{name}.txt")
+        said.parent.mkdir(parents=True, exist_ok=True)
+        with said.open("w") as file, written_to(file):
+            first = run_one(idioms[name], f"{folder}/{name}", checkpoint_every=1, stop_at=step_of[name])
+        outcomes[name] = first, said.read_text(), run_one(idioms[name], f"{folder}/{name}", checkpoint_every=1)
+    return outcomes
+
+
+@contextlib.contextmanager
+def written_to(file):
+    """Everything that this process prints to standard error, also past Python's stream."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(before, 2)
+        os.close(before)
+
+
+def run_one(idiom, run_dir, is_plain=False, checkpoint_every="off", stop_at=0):
+    """``stop_at``: the step that is interrupted; 0: none."""
     outcome, begin = Outcome(), time.process_time()
     argv, sys.argv = sys.argv, [f"{idiom.name}.py"]
     torch.seed()  # 64 random bits, as in a process that has just begun
     try:
-        with joining(run_dir, {"checkpoint_every": checkpoint_every, **idiom.settings}) as join:
+        with joining(run_dir, {"checkpoint_every": checkpoint_every, **idiom.settings}, stop_at) as (join, teams):
             given = Plain() if is_plain else join if idiom.joins else join()
             take_down(outcome, "", idiom.function(given))
-    except Exception as error:
+            outcome.steps = max((team.step for team in teams), default=0)
+    except (Exception, Interrupted) as error:
         outcome.error = f"{' '.join(kind.__name__ for kind in type(error).__mro__)}: {error}"
     finally:
         sys.argv = argv
@@ -98,17 +139,23 @@ def wait_for_all(folder, nproc):
 
 
 @contextlib.contextmanager
-def joining(run_dir, settings):
-    """How to join: idioms leave their team to the end of the process, and here the next idiom comes first."""
+def joining(run_dir, settings, stop_at=0):
+    """How to join, and the teams that have. (Idioms leave theirs to the end of the process, and here the next comes first.)"""
     teams = []
 
     def join():
         teams.append(lockstep.join(run_dir=run_dir, **settings))
         return teams[-1]
 
+    def interrupt(*_):
+        if stop_at and teams and teams[-1].step == stop_at:
+            raise Interrupted
+
+    stepped = register_optimizer_step_post_hook(interrupt)
     try:
-        yield join
+        yield join, teams
     finally:
+        stepped.remove()
         for team in teams:
             team.close()  # inside an exception's handling it says nothing to the others
 

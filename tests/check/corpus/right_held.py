@@ -3,6 +3,7 @@
 import collections
 import copy
 import functools
+import itertools
 import math
 import os
 
@@ -437,3 +438,16 @@ def schedules_that_say_what_their_state_is():
         train_step(team, model, optimizer, batch)
         for schedule in schedules:
             schedule.step(optimizer)
+
+
+def epochs_of_so_many_steps(test_loader):
+    team, model, optimizer, loader = start()
+    for _ in team.epochs(3):
+        for batch in loader.take(2):
+            train_step(team, model, optimizer, batch)
+        for _, batch in zip(range(len(loader)), loader):
+            train_step(team, model, optimizer, batch)
+        with team.evaluate(model, test_loader) as evaluation:
+            for batch in itertools.islice(evaluation, 3):
+                for x, y in batch.shards:
+                    batch.add(loss=F.cross_entropy(model(x), y))

@@ -176,3 +176,20 @@ def early_stopping_that_is_registered_in_part():
             train_step(team, model, optimizer, batch)
         if patience.is_over(loader.averages["loss"]):
             break
+
+
+def epochs_of_so_many_steps():
+    team, model, optimizer, loader = start()
+    for _ in team.epochs(3):
+        for batch in itertools.islice(loader, 2):  # LS207
+            train_step(team, model, optimizer, batch)
+        for _, batch in zip(range(2), loader):  # LS207
+            train_step(team, model, optimizer, batch)
+
+
+def so_many_steps():
+    team, model, optimizer, loader = start()
+    batches = iter(loader)
+    for _ in range(100):  # LS207
+        batch = next(batches)
+        train_step(team, model, optimizer, batch)

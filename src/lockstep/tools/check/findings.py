@@ -98,6 +98,10 @@ RULES = {
         "`{name}` starts over on a resume{read}",
         "prepare its loader: then its position is saved",
     ),
+    "LS207": Rule(
+        "`{name}` counts from its start again on a resume, so that the interrupted pass gets too many steps",
+        "for batch in loader.take(n): it counts the steps from before, too",
+    ),
     "LS304": Rule(
         "`{name}` is made before lockstep.join(): its initial weights do not follow from the run's seed, and differ in each "
         "launch",
@@ -141,6 +145,10 @@ _BY_WAY = {
     ("LS203", "cache"): Rule(
         "the cache of `{name}` starts over on a resume, with other random numbers{read}",
         "fill it before the loop; or draw without the cache",
+    ),
+    ("LS207", "next"): Rule(
+        "`{name}` counts from its start again on a resume, so that the run gets too many steps",
+        "while team.step < n: it counts the steps from before, too",
     ),
 }
 """What a rule says where the name was changed in one of these ways: see ``Site.how``."""

@@ -52,7 +52,10 @@ class Loops(Expressions):
                     self.eval(argument)
                 return self.iterate(node.args[0], target)
             if last in ("islice", "cycle", "chain"):
-                return self.iterate(node.args[0])
+                element, kind = self.iterate(node.args[0])
+                if last == "islice" and kind == BATCHES:
+                    self._cut_short(node)
+                return element, kind
         return self.element(self.eval(node), node)
 
     def element(self, value: Value, node: ast.AST) -> tuple[Value, str]:
@@ -89,6 +92,11 @@ class Loops(Expressions):
         number = self.number(node, first, kind)
         return Value.made(element.flags, element.sites, (number, element)), kind
 
+    def _cut_short(self, node: ast.AST, how: str = "") -> None:
+        """A loop over steps ends by a count of its own."""
+        if not self.in_step and not self.inside:
+            self.find("LS207", node, ast.unparse(node)[:40], how)
+
     def number(self, node: ast.AST, target: ast.AST | None, kind: str) -> Value:
         """The number that ``enumerate`` gives."""
         name = source.shown(target) if target is not None else "enumerate"
@@ -105,6 +113,8 @@ class Loops(Expressions):
         kinds = [kind for _, kind in found]
         kind = next((k for k in (SHARDS, BATCHES, EVALUATION) if k in kinds), "")
         items = tuple(element for element, _ in found)
+        if kind == BATCHES and any(map(_is_bound, node.args)):
+            self._cut_short(node)
         if kind in (BATCHES, SHARDS) and not is_spread:
             counts = [
                 isinstance(a, ast.Call) and source.dotted(a.func).rpartition(".")[2] in ("count", "range") for a in node.args
@@ -282,6 +292,8 @@ class Loops(Expressions):
         batches = self._batches_of(node)
         is_step = not self.in_step and not self.inside and (kind == BATCHES or bool(batches) or self._takes_next(node))
         is_epoch = not is_step and not self.in_step and not self.inside and self._has_steps(node.body)
+        if is_step and kind != BATCHES and _is_bound(node.iter) and self._takes_next(node):
+            self._cut_short(node.iter, "next")
 
         def bind() -> None:
             self.bind(node.target, element, node.iter)
@@ -356,6 +368,13 @@ class Loops(Expressions):
                 return cell.value
             frame = frame.parent
         return NOTHING
+
+
+def _is_bound(node: ast.AST) -> bool:
+    """Whether it is a ``range`` of a number that is not the length of something."""
+    if not isinstance(node, ast.Call) or source.dotted(node.func) not in ("range", "trange"):
+        return False
+    return not any(isinstance(part, ast.Call) and source.dotted(part.func) == "len" for part in ast.walk(node))
 
 
 def _unnumbered(value: Value) -> Value:
