@@ -16,7 +16,7 @@ from table import ROWS
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import lockstep
-from lockstep.data import changed_samples
+from lockstep.data import changed_samples, worker_copies
 from lockstep.state.recovery import moving_tensors
 
 PATIENCE_S = 120.0
@@ -65,7 +65,7 @@ def watch(names, folder):
     idioms, said = {idiom.name: idiom for idiom in ROWS}, {}
     for name in names:
         lines = said[name] = []
-        for module in (changed_samples, moving_tensors):
+        for module in (changed_samples, moving_tensors, worker_copies):
             module.say = lines.append
         outcome = run_one(idioms[name], f"{folder}/{name}", checkpoint_every=10**6)
         assert not outcome.error, outcome

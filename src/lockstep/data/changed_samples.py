@@ -67,8 +67,14 @@ class Snapshot:
         for held, before, size in self._holders:
             now = dict(children(held.value))
             is_longer = isinstance(held.value, list) and len(now) != size
-            if is_longer or any(key not in now or not _is_same(item, now[key]) for key, item in before.items()):
+            if is_longer or _first_other(before, now) is not None:
                 yield held
+
+    def place(self, changed: Held) -> str:
+        """Where one of the changed, a dict, list or object, was changed: the key or attribute, as the script may write it."""
+        before = next((items for held, items, _ in self._holders if held is changed), {})
+        key = _first_other(before, dict(children(changed.value)))
+        return "" if key is None else f".{key}" if isinstance(key, str) else f"[{key[0]!r}]"
 
 
 class ChangedSamples:
@@ -169,6 +175,10 @@ def _is_array(value: Any) -> bool:
 def _checksum(array: Any) -> int:
     some = array.reshape(-1)[: _COMPARED_BYTES // max(1, array.itemsize)]
     return 0 if array.dtype.hasobject else zlib.crc32(some.tobytes())
+
+
+def _first_other(before: dict[Key, Any], now: dict[Key, Any]) -> Key | None:
+    return next((key for key, item in before.items() if key not in now or not _is_same(item, now[key])), None)
 
 
 def _is_same(one: Any, other: Any) -> bool:

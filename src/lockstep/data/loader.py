@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -15,6 +16,7 @@ from lockstep.data.changed_samples import ChangedSamples, calling_line
 from lockstep.data.source import StepData
 from lockstep.data.sources import choose_source
 from lockstep.data.uploads import Uploads, fetches_ahead
+from lockstep.data.worker_copies import WorkerCopies
 from lockstep.plan.shards import StepPlan
 
 
@@ -85,6 +87,7 @@ class PreparedLoader:
         self._changed = ChangedSamples(
             batches if dataset is None else dataset, speaks=speaks, name="batches" if dataset is None else "dataset"
         )
+        self._copies = WorkerCopies(batches, speaks=speaks)
         self._epoch = 0
         """Number of the next pass."""
         self._is_shared = assignment.world_size > 1
@@ -189,6 +192,8 @@ class PreparedLoader:
                 driver.begin_step(plan)
                 batch = Batch(plan, data, driver.phases, self._uploads)
                 before = self._changed.look(plan.number, data) if plan.number >= self._changed.next else None
+                if plan.number >= self._copies.next:
+                    self._copies.look(plan.number)
                 yield batch
                 if this_pass is not self._pass:
                     self._refuse_older()
@@ -211,6 +216,8 @@ class PreparedLoader:
         finally:
             if this_pass is self._pass:  # else a newer iterator leads, and has closed this pass
                 self._is_running = False
+                if not math.isinf(self._copies.next):
+                    self._copies.end_pass(driver.phases.step)
                 driver.leave(self, exhausted=exhausted, failed=failed)
                 if batch is not None and not failed:  # after `break`, completed phases count
                     self._add(batch)
