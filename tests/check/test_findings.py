@@ -157,6 +157,23 @@ for x in batch.shards:
     worst = max(worst, x.max().item())
 print(worst)
 """,
+    "xs, targets = copy.deepcopy((xs, targets))": """
+data = [(torch.randn(3), {"box": torch.rand(1)}) for _ in range(16)]
+loader = team.prepare(torch.utils.data.DataLoader(data, 8, collate_fn=lambda rows: tuple(zip(*rows))))
+for batch in loader:
+    for xs, targets in batch.shards:
+        for target in targets:
+            target["box"] *= 2
+""",
+    "rows = copy.deepcopy(rows)": """
+def stack(rows):
+    for row in rows:
+        row["x"] *= 2
+    return torch.stack([row["x"] for row in rows])
+
+data = [{"x": torch.randn(3)} for _ in range(16)]
+team.prepare(torch.utils.data.DataLoader(data, 8, collate_fn=stack))
+""",
     "move it outside of batch.shards": """
 class Average:
     def __init__(self, model):

@@ -1,5 +1,7 @@
 """Right, though samples are changed in place: those that a loader has made, copies, or the same again. Nothing is found."""
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -173,3 +175,25 @@ def labels_shifted_in_a_ready_made_batch():
             team.backward(F.cross_entropy(F.relu(model(x), inplace=True), y) / n)
         optimizer.step()
         optimizer.zero_grad()
+
+
+def stacked(rows):
+    rows = copy.deepcopy(rows)
+    for row in rows:
+        row["x"] *= 2
+    return torch.stack([row["x"] for row in rows]), torch.zeros(len(rows), dtype=torch.long)
+
+
+def what_is_to_be_written():
+    data = [(torch.randn(6), {"box": torch.rand(1)}) for _ in range(64)]
+    team, model, optimizer, loader = start(DataLoader(data, 16, collate_fn=lambda b: tuple(zip(*b))))
+    for batch in loader:
+        for xs, targets in batch.shards:
+            xs, targets = copy.deepcopy((xs, targets))
+            for t in targets:
+                t["box"] *= 2
+            boxes = torch.stack([t["box"] for t in targets])
+            team.backward((model(torch.stack(xs)) - boxes).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    return start(DataLoader([{"x": torch.randn(6)} for _ in range(64)], 16, collate_fn=stacked))

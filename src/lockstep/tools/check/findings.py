@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -71,7 +70,7 @@ RULES = {
     ),
     "LS113": Rule(
         "`{name}` is changed in place, and the data set keeps it: other processes and loader workers, and resumed runs, do not",
-        "change a copy, {root} = copy.deepcopy({root}), or make a new value under a new name",
+        "change a copy: {whole} = copy.deepcopy({copied}) first; or make a new value under a new name",
     ),
     "LS201": Rule(
         "`{name}` starts over on a resume{read}",
@@ -127,7 +126,8 @@ _BY_WAY = {
     ("LS113", "batch"): Rule(
         "`{name}` is changed in place, and the data set keeps the change where batches stay on the CPU: no other process or "
         "resumed run has it",
-        RULES["LS113"].remedy,
+        "change a copy: {whole} = copy.deepcopy({copied}) at the start of the loop over batch.shards; or make a new value "
+        "under a new name",
     ),
     ("LS201", "given"): Rule(
         RULES["LS201"].message,
@@ -187,17 +187,27 @@ class Finding:
 
 
 def make(
-    code: str, path: str, line: int, column: int, name: str, *, how: str = "", method: str = "", read: str = ""
+    code: str,
+    path: str,
+    line: int,
+    column: int,
+    name: str,
+    *,
+    how: str = "",
+    method: str = "",
+    read: str = "",
+    whole: str = "",
 ) -> Finding:
-    """A finding in its rule's words. ``how``, ``method``: see ``Site``. ``read``: the place that reads it, as ``line 7``."""
+    """A finding in its rule's words. ``how``, ``method``: see ``Site``. ``read``: the place that reads it, as ``line 7``.
+    ``whole``: the names of what the name is a part of."""
     rule = _BY_WAY.get((code, how)) or RULES[code]
     short = name.rpartition(".")[2] or name
     cls, _, called = method.partition(".")
     call = name if called == "__call__" else f"{name}.{called}"
-    root = re.split(r"\W", name)[0]
     words = {
         "name": name,
-        "root": "sample" if root == "self" else root,
+        "whole": whole,
+        "copied": f"({whole})" if "," in whole else whole,
         "short": short,
         "cls": cls,
         "call": call,

@@ -241,12 +241,12 @@ class Libraries(Teams):
         kinds = {o.kind for o in original.objects}
         if (
             not names.AVERAGES.match(name)
-            and kinds
+            and (kinds or original.items is not None or original.flags & (DATA | OWNED))
             and not kinds & {"module", "opaque"}
             and not any(self.is_module(o) for o in original.objects)
         ):
             used = self.use(original)
-            return Value.made(used.flags, used.sites, original.items)
+            return Value.made(used.flags, used.sites, original.items).own()
         argument = node.args[0] if isinstance(node, ast.Call) and node.args else None
         if argument is not None and "state_dict" in ast.unparse(argument):
             used = self.use(original)

@@ -260,7 +260,7 @@ class Loops(Expressions):
         jumps = Jumps()
 
         def body() -> None:
-            self.shard_names = source.bound_names(node.target)
+            self.shard_names = [part.id for part in ast.walk(node.target) if isinstance(part, ast.Name)]
             self.bind(node.target, element)
             self.one_iteration(node.body, jumps)
 

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from lockstep.tools.check import source
 from lockstep.tools.check.reading import Reading
 from lockstep.tools.check.report import Report, Use, code_of
 from lockstep.tools.check.state import CONTENT, Key, State
@@ -55,7 +56,7 @@ class Machine(Reading):
         self.in_data_set = False
         self.data_set: Object | None = None
         """The data set whose ``__getitem__`` runs."""
-        self.shard_names: set[str] = set()
+        self.shard_names: list[str] = []
         """What the loop over shards that runs binds."""
         self.control: frozenset[Site] = frozenset()
         """On what it depends that this statement runs."""
@@ -234,8 +235,21 @@ class Machine(Reading):
         """A sample, or a part of one, is changed in place. Returns whether it is one that the data set keeps."""
         if not (value.flags & OWNED and self.inside):
             return False
-        self.find("LS113", node, ast.unparse(node)[:40], how="" if self.in_data_set else "batch")
+        how, whole = ("", self._whole_sample(node)) if self.in_data_set else ("batch", self._whole_batch(node))
+        self.report.add("LS113", self.site(node, ast.unparse(node)[:40], how), whole=whole)
         return True
+
+    def _whole_batch(self, node: ast.AST) -> str:
+        """What to copy at the start of the loop over shards."""
+        root = source.root(node)
+        return root if root in self.shard_names else ", ".join(self.shard_names)
+
+    def _whole_sample(self, node: ast.AST) -> str:
+        """What to copy in a function of a data set: not what a loop in it binds, since the copy would be lost behind that."""
+        root, definition = source.root(node), self.frame.definition
+        loops = [part for part in source.walk(definition) if isinstance(part, ast.For)] if definition is not None else []
+        outer = [source.root(loop.iter) for loop in loops if root in source.bound_names(loop.target)]
+        return "sample" if root == "self" else next(filter(None, outer), root)
 
     def owned(self, value: Value, depth: int = 3) -> bool:
         """Whether there is something in a value that the data set keeps."""
@@ -289,9 +303,9 @@ class Machine(Reading):
             if code is not None:
                 self.report.add(code, site, Use(self.frame.path, node, bool(self.inside)))
 
-    def find(self, code: str, node: ast.AST, name: str, how: str = "") -> None:
+    def find(self, code: str, node: ast.AST, name: str) -> None:
         """A finding that needs no reader."""
-        self.report.add(code, self.site(node, name, how))
+        self.report.add(code, self.site(node, name, ""))
 
     # -- where it is --------------------------------------------------------------------------------------------------------
 

@@ -69,7 +69,9 @@ class Reader(Statements):
                     self.parsed[found[0]] = inner
                     waiting.append((found[0], inner))
         self.with_shards = source.functions_with_shards(nodes)
-        self.has_loop = self.uses_lockstep and any(map(_is_of_a_loop, nodes))
+        lockstep = {a.asname or a.name for n in nodes if isinstance(n, ast.Import) for a in n.names if a.name == "lockstep"}
+        joins = {f"{name}.join" for name in lockstep}
+        self.has_loop = self.uses_lockstep and any(_is_of_a_loop(node, joins) for node in nodes)
         return tree
 
     def _load(self, name: str, importer: str) -> tuple[str, str] | None:
@@ -138,10 +140,10 @@ def _is_accepted(finding: Finding, lines: Mapping[str, list[str]]) -> bool:
     return found is not None and (not found[1].strip() or finding.code in found[1])
 
 
-def _is_of_a_loop(node: ast.AST) -> bool:
+def _is_of_a_loop(node: ast.AST, joins: set[str]) -> bool:
     if isinstance(node, ast.ImportFrom):
         return node.module == "lockstep" and any(alias.name == "join" for alias in node.names)
-    return isinstance(node, ast.Attribute) and (node.attr == "shards" or source.dotted(node) == "lockstep.join")
+    return isinstance(node, ast.Attribute) and (node.attr == "shards" or source.dotted(node) in joins)
 
 
 def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:

@@ -85,15 +85,15 @@ class Report:
     def __init__(self) -> None:
         self._found: dict[tuple[str, str, int, str], tuple[_Rank, Finding]] = {}
 
-    def add(self, code: str, site: Site, use: Use | None = None) -> None:
-        """Note a finding. ``use``: what depends on it; None: nothing has to."""
+    def add(self, code: str, site: Site, use: Use | None = None, whole: str = "") -> None:
+        """Note a finding. ``use``: what depends on it; None: nothing has to. ``whole``: see ``make``."""
         key = code, site.path, site.scope, site.name
         read = "" if use is None else _read_where(code, site, use)
         path, node = (site.path, None) if use is None else (use.path, use.node)
         line, column = getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
         rank = site.line, not read, path != site.path, line, column, path, site.column, site.method
         if key not in self._found or rank < self._found[key][0]:
-            self._found[key] = rank, make(code, *site[:4], how=site.how, method=site.method, read=read)
+            self._found[key] = rank, make(code, *site[:4], how=site.how, method=site.method, read=read, whole=whole)
 
     def findings(self) -> list[Finding]:
         """All, by place."""

@@ -115,6 +115,16 @@ def bound_names(target: ast.AST) -> set[str]:
     return {node.id for node in walk(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
+def root(node: ast.AST) -> str:
+    """The name at the left end of ``a.b[c].d()``; empty: there is none."""
+    while not isinstance(node, ast.Name):
+        inner = node.func if isinstance(node, ast.Call) else getattr(node, "value", None)
+        if not isinstance(inner, ast.AST):
+            return ""
+        node = inner
+    return node.id
+
+
 def dotted(node: ast.AST) -> str:
     """``a.b.c``; what is no name has a ``?``."""
     if isinstance(node, ast.Attribute):

@@ -81,7 +81,8 @@ class Value(NamedTuple):
 
     def own(self) -> Value:
         """The same, of which the data set keeps nothing."""
-        return self._replace(flags=self.flags & ~OWNED) if self.flags & OWNED else self
+        items = None if self.items is None else tuple(item.own() for item in self.items)
+        return self._replace(flags=self.flags & ~OWNED, items=items)
 
 
 class Cell(NamedTuple):
