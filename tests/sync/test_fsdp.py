@@ -140,7 +140,7 @@ def test_it_trains_in_other_precisions_with_the_answer_of_exact(crew, precision)
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("used optimizer", r"AdamW has taken steps before prepare\(\): it has state for \d+ of its \d+ parameters"),
+        ("used optimizer", r"Drifting has taken steps before prepare\(\): it has state for \d+ of its \d+ parameters"),
         ("scalar", r"parameter 'scale' is a scalar, which cannot be sharded"),
         ("sharded before", r"parameter 'first.weight' of FSDPModel is sharded over processes already"),
         ("few samples", r"step 5: a global batch of 4 samples leaves some of the 6 shards empty.*drop_last=True"),

@@ -99,6 +99,14 @@ class Interrupted(Stopped, KeyboardInterrupt):
     KeyboardInterrupt prints a traceback, an uncaught SystemExit does not.)"""
 
 
+class Ended(SystemExit):
+    """Raised by an instrument, on every rank after the same step, that has seen all it was there for: the script ends with
+    status 0, and its run as it is."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
 class AuditFailed(SystemExit):
     """Raised on every rank in a step in which an audit has found a wrong result, after that was said."""
 

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 from lockstep.base.errors import ConfigError, DataError, MismatchError, UsageError
-from lockstep.base.stopping import say
+from lockstep.base.stopping import Ended, say
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.streams import Purpose, reseed
 from lockstep.data.torch_loader import length_of
@@ -75,6 +75,8 @@ class Loop:
         """Whether the last loop over epochs came to its end, and nothing was trained since."""
         self.left_by_error: str | None = None
         """The line of the loop over epochs that an error has left, if nothing was trained since; None: there is none."""
+        self._was_ended = False
+        """Whether an instrument has ended the script."""
         self._open_epochs: weakref.ref[EpochLoop] | None = None
         """The newest loop over epochs, which the script may have left although it still holds it."""
         self._listeners = listeners
@@ -142,7 +144,8 @@ class Loop:
             loop.end()
 
     def _leave_by_error(self, frame: FrameType) -> None:
-        self.left_by_error = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
+        if not self._was_ended:
+            self.left_by_error = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
 
     def _begin_epoch(self, epoch: int, num_epochs: int) -> None:
         """Begin an epoch with a random stream of its own, so that one that runs again draws the same numbers."""
@@ -214,7 +217,11 @@ class Loop:
         self._num_passes += 1
         self._num_in_pass = done = loader.num_skipped
         length = length_of(loader)
-        self._listeners.begin_pass(self.epoch, self.num_epochs, length, done)
+        try:
+            self._listeners.begin_pass(self.epoch, self.num_epochs, length, done)
+        except Ended:
+            self._was_ended = True
+            raise
         return True
 
     def leave(self, loader: object, *, exhausted: bool, failed: bool) -> None:
@@ -297,8 +304,12 @@ class Loop:
         """End the step, after the loop's body has run."""
         self.phases.end_step()
         self._num_in_pass += 1
-        for notify in self._listeners.methods["tick"]:
-            notify(self.phases.step)
+        try:
+            for notify in self._listeners.methods["tick"]:
+                notify(self.phases.step)
+        except Ended:
+            self._was_ended = True
+            raise
 
     def _save_due(self) -> None:
         """Save the checkpoint that is due, between two steps: the next batch may have been fetched, but its step has not

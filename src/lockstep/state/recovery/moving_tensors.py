@@ -227,7 +227,8 @@ class MovingTensors:
             if isinstance(value, PreparedModel):
                 return True
             kind = value if isinstance(value, FunctionType) else type(value)
-            return not (id(value) in kept or isinstance(value, _SKIPPED) or str(kind.__module__).startswith("lockstep."))
+            is_internal = str(kind.__module__).startswith(("lockstep.", "torch.distributed."))
+            return not (id(value) in kept or isinstance(value, _SKIPPED) or is_internal)
 
         for held in walk(roots, enters, most=_MOST_OBJECTS, last=(Tensor,)):
             tensor = held.value
@@ -309,6 +310,7 @@ def _is_plain(tensor: Tensor) -> bool:
         or tensor.is_nested
         or tensor.is_inference()
         or tensor.device.type == "meta"
+        or (tensor.numel() > 0 and not is_dtensor(tensor) and tensor.untyped_storage().nbytes() == 0)  # freed, as by fsdp
     )
 
 

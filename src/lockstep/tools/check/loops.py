@@ -95,7 +95,7 @@ class Loops(Expressions):
     def _cut_short(self, node: ast.AST, how: str = "") -> None:
         """A loop over steps ends by a count of its own."""
         if not self.in_step and not self.inside:
-            self.find("LS207", node, ast.unparse(node)[:40], how)
+            self.report.add("LS207", self.site(node, ast.unparse(node)[:40], how))
 
     def number(self, node: ast.AST, target: ast.AST | None, kind: str) -> Value:
         """The number that ``enumerate`` gives."""

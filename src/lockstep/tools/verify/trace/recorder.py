@@ -15,6 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lockstep.base.digest import digest, squared_norm
+from lockstep.base.stopping import Ended
 from lockstep.data.torch_loader import length_of
 from lockstep.listener import Listener, Stage
 from lockstep.plan.shards import MicroStep
@@ -157,7 +158,7 @@ class Recorder(Listener):
     def _stop_if_over(self) -> None:
         """End the script normally after the last step to trace. All ranks call this after the same step."""
         if self._is_over:
-            raise SystemExit(0)
+            raise Ended
 
     @override
     def end_pass(self, step: int, *, exhausted: bool) -> None:
