@@ -24,7 +24,7 @@ from lockstep.data.drawn_ahead import DrawnAhead
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher
 from lockstep.data.memory import Memory, Moment
 from lockstep.data.source import Source, StepData, lengths
-from lockstep.data.streams import Purpose
+from lockstep.data.streams import Purpose, reseed
 from lockstep.data.torch_loader import samplers_of, set_epoch
 from lockstep.data.trail import Trail, other_indices
 from lockstep.plan.shards import StepPlan, shard_slice
@@ -75,6 +75,8 @@ class Indices:
             if memory.is_drawn_between(self._restored, now):  # others have drawn from it since, or were given back theirs
                 self._now = now
                 memory.load_state(resumed)
+        if hasattr(self._loader.dataset, "set_epoch"):
+            reseed(assignment.seed, Purpose.SET_EPOCH, epoch)
         set_epoch(epoch, self._loader.dataset, *samplers_of(self._loader))
         self._drawn = drawn = DrawnAhead(memory, self._drawn) if self.is_told else None
         self._at_begin = memory.state()

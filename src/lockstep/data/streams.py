@@ -36,6 +36,8 @@ class Purpose(enum.IntEnum):
     """The code before a loop over a loader, in each epoch of ``team.epochs()``."""
     STEP = 7
     """The code of a step outside of ``batch.shards``: the same on every rank."""
+    SET_EPOCH = 8
+    """``set_epoch`` of a data set, which loader workers call on their copies."""
 
 
 def _mix(value: int) -> int:
