@@ -78,7 +78,7 @@ class SampleFetcher(Dataset[Any]):
         if self._set_epoch is not None and request.epoch != self._epoch and get_worker_info() is not None:
             # A worker has a copy of the data set, and may live for several epochs.
             self._epoch = request.epoch
-            reseed(self._seed, Purpose.SET_EPOCH, request.epoch)  # as for the data set itself: all copies stay equal
+            reseed(self._seed, Purpose.SET_EPOCH, request.epoch or 0)  # as for the data set itself: all copies stay equal
             self._set_epoch(request.epoch)
         reseed(self._seed, request.purpose, *request.key)
         samples = self._get(request)
