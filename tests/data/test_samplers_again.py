@@ -5,6 +5,7 @@ import random
 import time
 
 import pytest
+import torch
 from data_helpers import Numbers, assignment
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 
@@ -53,6 +54,20 @@ class Batches(BatchSampler):
         super().__init__(ByTheClock(), 3, drop_last=False)
 
 
+class AsItGoes(Own):
+    """Draws each index from the process's generator when it is asked for it."""
+
+    def __iter__(self):
+        return (int(torch.randint(LENGTH, ())) for _ in range(LENGTH))
+
+
+class InBatches(BatchSampler):
+    """PyTorch's own, around one that draws as it goes."""
+
+    def __new__(cls):
+        return BatchSampler(AsItGoes(), 3, drop_last=False)
+
+
 def loader_of(kind, num_workers=0):
     AT_BIRTH[:] = range(LENGTH)  # as a launch begins
     sampler = kind()
@@ -87,7 +102,7 @@ def resumed(kind, num_workers, *, allows_other_data=False):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", [Own, ShufflesItsList])
+@pytest.mark.parametrize("kind", [Own, ShufflesItsList, AsItGoes, InBatches])
 def test_a_sampler_whose_order_comes_back_with_the_run_goes_on(kind, num_workers):
     found, expected = resumed(kind, num_workers)
     assert found == expected
@@ -100,6 +115,14 @@ def test_one_whose_order_does_not_come_back_is_refused_by_name(kind, num_workers
         resumed(kind, num_workers)
     assert kind.__name__ in str(refusal.value)
     assert "2 steps" in str(refusal.value)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_sampler_around_a_sampler_gives_what_the_loader_makes_of_that(num_workers):
+    alone, wrapped = (
+        one_pass(choose_source(loader_of(kind, num_workers), assignment()), 1, 0) for kind in (AsItGoes, InBatches)
+    )
+    assert wrapped == alone == one_pass(choose_source(loader_of(InBatches), assignment()), 1, 0)
 
 
 def test_it_goes_on_where_other_data_are_allowed():

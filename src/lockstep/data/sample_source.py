@@ -47,7 +47,8 @@ class Indices:
         self._sampler = sampler
         self._are_batches = sampler is loader.batch_sampler
         self._assignment = assignment
-        self.draws_once = type(sampler) is BatchSampler and type(loader.sampler) in _DRAW_ONCE
+        # (Not that of the loader: it is another one if the script has made the batch sampler.)
+        self.draws_once = type(sampler) is BatchSampler and type(sampler.sampler) in _DRAW_ONCE
         """Whether they draw from the process's generators before their first index only: no later draw needs a stream then."""
         self._memory = Memory(loader)
         self._drawn: DrawnAhead | None = None
@@ -165,8 +166,10 @@ class SampleSource(Source):
         self._pool = FetchPool(choose_fetcher(assignment.seed, loader, assignment.rank), loader)
         self._trail: Trail | None = None
         """Of the indices. None: their order follows from the run's seed, the length and the generators alone."""
+        own: Iterable[Any] = self._batch_sampler
+        if type(own) is BatchSampler:
+            own = own.sampler
         if not self._indices.draws_once:
-            own = loader.sampler if type(self._batch_sampler) is BatchSampler else self._batch_sampler
             self._trail = Trail(own, is_compared=not assignment.allows_other_data, refusal=other_indices)
 
     @override
