@@ -114,6 +114,12 @@ class DrawnAhead:
                 "cannot resume within their passes: give each loader a generator of its own"
             )
 
+    def change(self, put: Callable[[], None]) -> None:
+        """Have something changed that the script had changed behind the newest draw."""
+        self._note()
+        put()
+        self._behind[self.count] = self._newest = self._memory.take()
+
     def _show(self, count: int) -> None:
         if count != self._shown:
             if self._shown == self.count:

@@ -33,7 +33,7 @@ from lockstep.base.digest import digest
 from lockstep.data.states import generators_of, has_state, is_generator, put_state, take_state
 
 _FORGETFUL = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
-"""Classes of PyTorch whose code is known: they remember nothing beside their generators."""
+"""Classes of PyTorch whose code is known: drawing changes nothing of them beside their generators."""
 _MOST_INNER = 64
 """What is in containers is kept, too, if these have up to so many items,"""
 _MOST_DEEP = 3
@@ -86,8 +86,13 @@ class Memory:
         self._contents: set[int] = set()
         """The generators and containers that it has changed, by id."""
         self.begin()
-        self._at_first = {path: copy.deepcopy(_plain_attributes(keeper)) for path, keeper in self._keepers.items()}
-        """The attributes of plain values, as they were prepared."""
+        self._at_first: dict[str, dict[str, Any]] = {}
+        """The attributes of plain values, but for large ones, as they were prepared."""
+        self._digests_at_first: dict[str, dict[str, str]] = {}
+        for path, keeper in self._keepers.items():
+            packed = _packed_attributes(keeper)
+            self._digests_at_first[path] = _digests(packed)
+            self._at_first[path] = {name: copy.deepcopy(value) for name, value in packed.items() if not _is_large(value)}
 
     def begin(self) -> None:
         """Begin a pass, in which drawing has changed nothing yet."""
@@ -268,12 +273,9 @@ class Memory:
         return state
 
     def _changed_attributes(self, path: str, keeper: Any) -> dict[str, Any]:
-        at_first = self._at_first.get(path, {})
-        return {
-            name: copy.deepcopy(value)
-            for name, value in _plain_attributes(keeper).items()
-            if name not in at_first or digest(value) != digest(at_first[name])
-        }
+        packed, at_first = _packed_attributes(keeper), self._digests_at_first.get(path, {})
+        found = _digests(packed)
+        return {name: copy.deepcopy(packed[name]) for name in found if found[name] != at_first.get(name)}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what ``state`` gave, here or in another launch."""
@@ -292,11 +294,20 @@ class Memory:
                 ]
                 attributes = {**{name: at_first[name] for name in by_this}, **attributes}
             for name, value in attributes.items():
-                _put_attribute(keeper, name, copy.deepcopy(value))
+                _put_attribute(keeper, name, _unpacked(value))
             generators = own_generators(keeper)
             for name, value in kept["generators"].items():
                 if name in generators:
                     put_state(generators[name], value)
+
+    def load_attributes(self, state: dict[str, Any]) -> None:
+        """Restore the attributes that ``state`` gave, where they are others now."""
+        for path, kept in state.items():
+            keeper = self._keepers.get(path)
+            found = {} if keeper is None else _digests(_packed_attributes(keeper))
+            for name, value in kept["attributes"].items() if keeper is not None else ():
+                if found.get(name) != digest(value):
+                    _put_attribute(keeper, name, _unpacked(value))
 
 
 def _gives_state(keeper: Any) -> bool:
@@ -307,7 +318,7 @@ def _put_attribute(keeper: Any, name: str, value: Any) -> None:
     """Set an attribute; in place where it can be, since the script may use the object, too."""
     now = vars(keeper).get(name)
     fits = type(now) is type(value) and getattr(now, "shape", None) == getattr(value, "shape", None)
-    if fits and isinstance(value, (list, dict, numpy.ndarray, Tensor)):
+    if fits and isinstance(value, (list, dict, set, deque, numpy.ndarray, Tensor)):
         _write(Content(now, None, value))
     else:
         vars(keeper)[name] = value
@@ -354,26 +365,81 @@ def _is_part(value: Any) -> bool:
     return not is_data and hasattr(value, "__dict__") and (hasattr(kind, "__iter__") or hasattr(kind, "__next__"))
 
 
-def _plain_attributes(keeper: Any) -> dict[str, Any]:
-    """The attributes that are plain values or small arrays, or short containers of these."""
-    if _is_forgetful(keeper):
+def _packed_attributes(keeper: Any) -> dict[str, Any]:
+    """The attributes that are plain values or arrays, or containers of these, as they are kept in checkpoints."""
+    if isinstance(keeper, DataLoader):
         return {}
-    return {name: value for name, value in _attributes(keeper).items() if _is_plain(value)}
+    passed_over = ("data_source",) if type(keeper) in (RandomSampler, SequentialSampler) else ()  # only its length counts
+    packed = {name: _packed(value) for name, value in _attributes(keeper).items() if name not in passed_over}
+    return {name: value for name, value in packed.items() if value is not _NOTHING}
 
 
-def _is_plain(value: Any, depth: int = 0) -> bool:
+def _packed(value: Any, depth: int = 0) -> Any:
+    """A value as it is kept in checkpoints: a long list of numbers is an array. ``_NOTHING``: it is not kept."""
     kind = type(value)
     if kind in (bool, int, float, str, type(None)):
-        return True
+        return value
     if kind is numpy.ndarray:
-        return value.nbytes <= _MOST_BYTES and value.dtype.kind in "biuf"
+        return value if value.dtype.kind in "biuf" else _NOTHING
     if kind is Tensor:
-        return value.nbytes <= _MOST_BYTES and value.layout == torch.strided and not value.requires_grad
-    if kind not in (list, tuple, dict) or len(value) > (_MOST_INNER if depth else _MOST_ITEMS) or depth == _MOST_DEEP:
-        return False
+        can = value.layout == torch.strided and not (value.requires_grad or value.is_nested or value.is_meta)
+        return value.detach() if can else _NOTHING
+    if kind not in _CONTAINERS.values() or depth == _MOST_DEEP:
+        return _NOTHING
+    if len(value) > _MOST_INNER:
+        numbers = _numbers(value)
+        if numbers is not None:
+            return {_KIND: kind.__name__, "maxlen": getattr(value, "maxlen", None), **numbers}
+    if len(value) > (_MOST_INNER if depth else _MOST_ITEMS):
+        return _NOTHING
     if kind is dict:
-        return all(type(key) in (int, str) and _is_plain(item, depth + 1) for key, item in value.items())
-    return all(_is_plain(item, depth + 1) for item in value)
+        items = {key: _packed(item, depth + 1) for key, item in value.items()}
+        is_whole = all(type(key) in (int, str) for key in items) and not any(item is _NOTHING for item in items.values())
+        return items if is_whole else _NOTHING
+    parts = [_packed(item, depth + 1) for item in value]
+    if any(part is _NOTHING for part in parts):
+        return _NOTHING
+    return deque(parts, value.maxlen) if kind is deque else kind(parts)
+
+
+_CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, deque, set, dict)}
+_KIND = "container of numbers"
+
+
+def _numbers(value: Any) -> dict[str, Any] | None:
+    """The items of a container, and the keys of a dict, as arrays; None: they are not all integers, say."""
+    parts = (
+        {"keys": list(value.keys()), "items": list(value.values())} if isinstance(value, dict) else {"items": list(value)}
+    )
+    arrays = {name: numpy.array(items) for name, items in parts.items() if set(map(type, items)) in ({int}, {float}, {bool})}
+    fit = len(arrays) == len(parts) and all(array.dtype.kind in "bif" for array in arrays.values())  # not over 64 bits
+    return arrays if fit else None
+
+
+def _unpacked(value: Any) -> Any:
+    """A copy of what ``_packed`` was given."""
+    if isinstance(value, (numpy.ndarray, Tensor)):
+        return copy.deepcopy(value)
+    if isinstance(value, dict) and _KIND in value:
+        kind, items = _CONTAINERS[value[_KIND]], value["items"].tolist()
+        if kind is dict:
+            return dict(zip(value["keys"].tolist(), items, strict=True))
+        return deque(items, value["maxlen"]) if kind is deque else kind(items)
+    if isinstance(value, dict):
+        return {key: _unpacked(item) for key, item in value.items()}
+    if isinstance(value, deque):
+        return deque(map(_unpacked, value), value.maxlen)
+    return type(value)(map(_unpacked, value)) if isinstance(value, (list, tuple, set)) else value
+
+
+def _is_large(value: Any) -> bool:
+    if isinstance(value, dict) and _KIND in value:
+        return True
+    return isinstance(value, (numpy.ndarray, Tensor)) and value.nbytes > _MOST_BYTES
+
+
+def _digests(attributes: dict[str, Any]) -> dict[str, str]:
+    return {name: digest(value) for name, value in attributes.items()}
 
 
 def _attributes(keeper: Any) -> dict[str, Any]:
@@ -381,7 +447,7 @@ def _attributes(keeper: Any) -> dict[str, Any]:
 
 
 def _is_forgetful(keeper: Any) -> bool:
-    """Whether a keeper can remember something in its generators only. (The loader itself is not iterated.)"""
+    """Whether drawing can change nothing of a keeper but its generators. (The loader itself is not iterated.)"""
     return type(keeper) in _FORGETFUL or isinstance(keeper, DataLoader)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +31,8 @@ from lockstep.data.trail import Trail, other_indices
 from lockstep.plan.shards import StepPlan, shard_slice
 
 _DRAW_ONCE = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+_BY_LENGTH = (RandomSampler, SequentialSampler)
+"""Samplers of which the script can change nothing that their indices depend on, but for their generators and lengths."""
 _END = object()
 
 
@@ -53,12 +56,16 @@ class Indices:
         self._memory = Memory(loader)
         self._drawn: DrawnAhead | None = None
         """The draws of the newest pass; None: there was none, or the samplers remember nothing."""
+        self._first_step = 1
+        """Of the current pass."""
         self._at_begin: Any = None
         """The state before the first index of the current pass was drawn, from which a resumed run draws the pass again."""
         self._resumed: Any = None
         """The state from which the next pass is drawn, in a run that resumes."""
         self._restored: Moment | None = None
         """What the samplers remembered when that was put back."""
+        self._changed: tuple[int, Any] | None = None
+        """A step behind which that run was interrupted, within the pass, and the state that the samplers had then."""
         self._now: Moment | None = None
         """In a pass that resumes: what others have left in the generators that it shares with them."""
 
@@ -67,14 +74,17 @@ class Indices:
         """Whether the source must be told which steps the loop takes, since the samplers remember something."""
         return not self._memory.is_empty
 
-    def draw(self, epoch: int) -> Iterator[Any]:
+    def draw(self, epoch: int, first_step: int) -> Iterator[Any]:
         """The indices of a pass: of each batch that is not empty, or of each item if the loader makes no batches."""
         assignment, memory = self._assignment, self._memory
+        self._first_step = first_step
         resumed, self._resumed = self._resumed, None
         if resumed is not None and self._restored is not None:
             now = memory.take()
             if memory.is_drawn_between(self._restored, now):  # others have drawn from it since, or were given back theirs
                 self._now = now
+                memory.load_state(resumed)
+            elif self._changed is not None:  # what the script does before the pass, it has done again
                 memory.load_state(resumed)
         if hasattr(self._loader.dataset, "set_epoch"):
             reseed(assignment.seed, Purpose.SET_EPOCH, epoch)
@@ -116,9 +126,17 @@ class Indices:
     def put_together(self, step: int, count: int | None = None, *, is_skipped: bool = False) -> None:
         """A step consists of what was drawn up to the draw ``count``, the newest. ``is_skipped``: it was taken before the run
         was interrupted."""
+        if self._drawn is not None:
+            self._drawn.put_together(step, count)
+        if self._changed is not None and step >= self._changed[0]:
+            (_, state), self._changed = self._changed, None
+            # What the script has changed since the pass began is not changed again.
+            if self._drawn is None:
+                self._memory.load_attributes(state)
+            elif count in (None, self._drawn.count):  # otherwise the draws ahead have changed it, too
+                self._drawn.change(functools.partial(self._memory.load_attributes, state))
         if self._drawn is None:
             return
-        self._drawn.put_together(step, count)
         if self._now is not None and not is_skipped:
             now, self._now = self._now, None
             self._drawn.rejoin(now)
@@ -144,12 +162,17 @@ class Indices:
 
     def state(self, step: int | None) -> Any:
         """See ``Source.state``."""
-        return self._memory.state() if step is None else self._at_begin
+        if step is None:
+            return {"begin": self._memory.state()}
+        if step < self._first_step:  # the pass has begun, and no step is done
+            return {"begin": self._at_begin}
+        return {"begin": self._at_begin, "step": step, "now": self._memory.state()}
 
     def load_state(self, state: Any) -> None:
         """See ``Source.load_state``."""
-        self._resumed = state
-        self._memory.load_state(state)
+        self._resumed = state["begin"]
+        self._changed = (state["step"], state["now"]) if "now" in state else None
+        self._memory.load_state(self._resumed)
         self._restored = self._memory.take()
 
 
@@ -169,7 +192,7 @@ class SampleSource(Source):
         own: Iterable[Any] = self._batch_sampler
         if type(own) is BatchSampler:
             own = own.sampler
-        if not self._indices.draws_once:
+        if not (self._indices.draws_once and type(own) in _BY_LENGTH):
             self._trail = Trail(own, is_compared=not assignment.allows_other_data, refusal=other_indices)
 
     @override
@@ -184,9 +207,9 @@ class SampleSource(Source):
 
         def requests() -> Iterator[Request]:
             is_told = self._indices.is_told
-            for step, batches in enumerate(assignment.group(self._indices.draw(epoch)), first_step):
+            for step, batches in enumerate(assignment.group(self._indices.draw(epoch, first_step)), first_step):
                 is_skipped = step < first_step + skip
-                if is_told:
+                if is_told or is_skipped:
                     self._indices.put_together(step, is_skipped=is_skipped)
                 if trail is not None:
                     trail.add(step, digest(batches))

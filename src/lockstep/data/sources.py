@@ -248,7 +248,7 @@ class ReadySource(Source):
             yield batch
 
     def _requests(self, first_step: int, epoch: int, indices: Indices) -> Iterator[Request]:
-        for number, index in enumerate(indices.draw(epoch)):
+        for number, index in enumerate(indices.draw(epoch, first_step)):
             yield Request(Purpose.FETCH, (self._assignment.loader, *self._key(first_step, number)), index, epoch)
 
     def _key(self, first_step: int, number: int) -> tuple[int, int, int]:
