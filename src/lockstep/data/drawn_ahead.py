@@ -32,10 +32,14 @@ class DrawnAhead:
 
     Args:
         before: those of the pass before.
+        warns: is called once with what the script has changed while indices lay ahead: a description.
     """
 
-    def __init__(self, memory: Memory, before: DrawnAhead | None = None) -> None:
+    def __init__(self, memory: Memory, before: DrawnAhead | None = None, warns: Callable[[str], None] | None = None) -> None:
         self._memory = memory
+        self._warns = warns
+        self._num_items: int | None = None
+        """Draws that have given indices, once it is known that there are no more."""
         self._left = None if before is None else before._end()
         self._first: Moment | None = None
         """Behind the first draw."""
@@ -68,6 +72,10 @@ class DrawnAhead:
             if self._left is not None:
                 self._check(self._left, before, self._first)
         return drawn
+
+    def note_end(self) -> None:
+        """The newest draw has given nothing: the pass has no more indices."""
+        self._num_items = self.count - 1
 
     def _note(self) -> Moment:
         """Note what the samplers remember behind the newest draw."""
@@ -132,7 +140,7 @@ class DrawnAhead:
     def _merge(self) -> None:
         """Take over what the script, or another loader, has changed since the last draw."""
         ahead = [moment for number, moment in self._behind.items() if number > self._shown]
-        conflicts = self._memory.merge(self._behind[self._shown], ahead)
+        conflicts, changed = self._memory.merge(self._behind[self._shown], ahead)
         if conflicts:
             raise DataError(
                 f"{' and '.join(conflicts)} was changed, or drawn from, during a pass of a loader whose indices had been drawn "
@@ -140,6 +148,10 @@ class DrawnAhead:
                 "processes. Does the script or another loader use the same generator? Give each loader one of its own: "
                 "generator=torch.Generator().manual_seed(...)"
             )
+        has_indices_ahead = self._shown < (self.count if self._num_items is None else self._num_items)
+        if changed and has_indices_ahead and self._warns is not None:
+            self._warns(" and ".join(changed))
+            self._warns = None
 
     def _end(self) -> _Left | None:
         """How the pass was left; None: with no more drawn than the loop has taken."""

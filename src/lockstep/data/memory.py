@@ -156,14 +156,21 @@ class Memory:
             if content is not None and content.state is not None:
                 _write(content)
 
-    def merge(self, shown: Moment, ahead: Sequence[Moment]) -> list[str]:
+    def merge(self, shown: Moment, ahead: Sequence[Moment]) -> tuple[list[str], list[str]]:
         """Take over into ``ahead``, moments of draws ahead, what the script or another loader has changed since the memory was
         put back to ``shown``.
 
         Returns:
-            What those draws have changed, too: descriptions.
+            Of what was changed: what those draws have changed, too, and all but generators, whose owners may share them.
+            Descriptions.
         """
-        now, conflicts = self.take(), []
+        now, conflicts = self.take(), list[str]()
+        changed = [
+            self._named(number, name)
+            for number, (old, new) in enumerate(zip(shown.bindings, now.bindings, strict=True))
+            for name in (old.keys() | new.keys())
+            if not _is_equal(old.get(name, _NOTHING), new.get(name, _NOTHING))
+        ]
         for number, name in self._bindings:
             old, new = (moment.bindings[number].get(name, _NOTHING) for moment in (shown, now))
             if old is not new:
@@ -172,13 +179,15 @@ class Memory:
                 for moment in ahead:
                     moment.bindings[number][name] = new
         for identity in self._changed(shown, now):
+            if shown.contents[identity].state is not None and not is_generator(now.contents[identity].holder):
+                changed.append(self._named_content(now, identity))
             if identity in self._contents and shown.contents[identity].state is not None:
                 if identity in self._changed(shown, ahead[-1]):
                     conflicts.append(self._named_content(now, identity))
                 for moment in ahead:
                     if identity in moment.contents:
                         moment.contents[identity] = now.contents[identity]
-        return conflicts
+        return conflicts, changed
 
     def not_put_back(self, shown: Moment, newest: Moment) -> list[Content]:
         """What of ``newest`` cannot have been put back to how it was at ``shown``."""
@@ -525,6 +534,10 @@ def _read_dict(items: dict[Any, Any]) -> tuple[Any, Any]:
     if len(items) > _MOST_ITEMS:
         return len(items), None
     return list(map(id, itertools.chain.from_iterable(items.items()))), dict(items)
+
+
+def _is_equal(value: Any, other: Any) -> bool:
+    return value is other or (type(value) is type(other) and type(value) in (int, float, str) and bool(value == other))
 
 
 def _is_same(key: Any, other: Any) -> bool:

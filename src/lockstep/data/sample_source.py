@@ -20,6 +20,7 @@ from torch.utils.data import (
 from typing_extensions import override
 
 from lockstep.base.digest import digest
+from lockstep.base.stopping import say
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.drawn_ahead import DrawnAhead
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher
@@ -53,6 +54,7 @@ class Indices:
         # (Not that of the loader: it is another one if the script has made the batch sampler.)
         self.draws_once = type(sampler) is BatchSampler and type(sampler.sampler) in _DRAW_ONCE
         """Whether they draw from the process's generators before their first index only: no later draw needs a stream then."""
+        self._speaks = assignment.rank == 0 or loader.num_workers == 0
         self._memory = Memory(loader)
         self._drawn: DrawnAhead | None = None
         """The draws of the newest pass; None: there was none, or the samplers remember nothing."""
@@ -89,7 +91,7 @@ class Indices:
         if hasattr(self._loader.dataset, "set_epoch"):
             reseed(assignment.seed, Purpose.SET_EPOCH, epoch)
         set_epoch(epoch, self._loader.dataset, *samplers_of(self._loader))
-        self._drawn = drawn = DrawnAhead(memory, self._drawn) if self.is_told else None
+        self._drawn = drawn = DrawnAhead(memory, self._drawn, self._warn) if self.is_told else None
         self._at_begin = memory.state()
         assignment.reseed(Purpose.SAMPLER, epoch, 0)
         iterator: Iterator[Any] = iter(())
@@ -117,6 +119,8 @@ class Indices:
             else:
                 item = first()
             if item is _END:
+                if drawn is not None:
+                    drawn.note_end()
                 return
             if not self._are_batches:
                 yield item
@@ -150,6 +154,17 @@ class Indices:
         """See ``Source.ended``."""
         if self._drawn is not None:
             self._drawn.ended()
+
+    def _warn(self, changed: str) -> None:
+        """Warn once of a change that indices drawn ahead do not have. (Without workers only one process may draw ahead.)"""
+        if self._speaks:
+            say(
+                f"WARNING: the script has changed {changed} during a pass, while indices had been drawn ahead of the loop: the "
+                "change reaches none of these (with num_workers=0, on one process, it reaches the next), so what the sampler "
+                "draws by it depends on num_workers and on the number of processes. Change samplers between passes, or by a "
+                "method set_epoch(epoch), which is called before each."
+            )
+        self._speaks = False
 
     @property
     def held(self) -> set[int]:
