@@ -2,10 +2,11 @@
 
 import itertools
 import sys
+import types
 
 import pytest
 
-from lockstep.base.unwinding import frame_left_by_error
+from lockstep.base.unwinding import frame_left_by_error, may_be_caught
 
 pytestmark = [pytest.mark.quick, pytest.mark.timeout(30)]
 
@@ -153,3 +154,50 @@ def test_an_error_of_any_kind_is_found(error):
     with pytest.raises(type(error)):
         left_by(error, HELD["a generator"], told)
     assert [frame.f_code.co_name for frame in told] == ["left_by"]
+
+
+class Asked:
+    """An iterator that notes for each item whether an error might be caught."""
+
+    def __init__(self, told):
+        self._told = told
+        self._numbers = iter(range(3))
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        number = next(self._numbers)
+        self._told.append(may_be_caught(sys._getframe(1)))
+        return number
+
+
+INSIDE = "def train():\n    for _ in todo:\n        pass\n"
+WHERE = {
+    "for _ in todo: pass": False,
+    INSIDE + "train()": False,
+    "def steps():\n    yield from todo\nfor _ in steps(): pass": False,
+    "def steps():\n    for _ in todo:\n        yield 1\nfor _ in steps(): pass": False,
+    "for _ in range(3):\n    try: int('x')\n    except ValueError: pass\nfor _ in todo: pass": False,
+    "for _ in todo:\n    try: int('x')\n    except ValueError: pass": False,
+    "try: int('x')\nexcept ValueError:\n    for _ in todo: pass": False,
+    "try:\n    for _ in todo: pass\nexcept ValueError: pass": True,
+    "try:\n    for _ in todo: pass\nexcept: pass": True,
+    "try:\n    for _ in todo: pass\nfinally: str()": True,
+    "import contextlib\nwith contextlib.suppress(ValueError):\n    for _ in todo: pass": True,
+    INSIDE + "try: train()\nexcept ValueError: pass": True,
+    "def steps():\n    for _ in todo:\n        yield 1\ntry:\n    for _ in steps(): pass\nexcept ValueError: pass": True,
+    "next(todo)": True,
+    "list(todo)": True,
+    "[_ for _ in todo]": False,
+}
+
+
+@pytest.mark.parametrize("held", HELD.values(), ids=HELD)
+@pytest.mark.parametrize("program", WHERE, ids=repr)
+def test_it_is_known_whether_an_error_of_a_loop_might_be_caught(program, held, monkeypatch):
+    told, main = [], types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    main.todo = iter(held(Asked(told)))
+    exec(program, vars(main))
+    assert set(told) == {WHERE[program]}

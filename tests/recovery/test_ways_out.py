@@ -47,6 +47,7 @@ WAYS = {
     ("caught", "loader"): (0, INTERRUPTED),
     ("caught", "epochs", "generator"): (0, INTERRUPTED),
     ("caught", "epochs", "name"): (0, INTERRUPTED),
+    ("caught", "epochs", "iterator"): (0, INTERRUPTED),
     ("thread", "loader"): (0, INTERRUPTED),
     ("interrupt", "epochs"): (0, INTERRUPTED),
     ("SIGTERM", "loader"): (75, INTERRUPTED),

@@ -9,7 +9,7 @@ from types import FrameType
 from typing_extensions import override
 
 from lockstep.base.errors import UsageError
-from lockstep.base.unwinding import frame_left_by_error
+from lockstep.base.unwinding import frame_left_by_error, may_be_caught
 
 
 class EpochLoop(Iterator[int]):
@@ -31,6 +31,13 @@ class EpochLoop(Iterator[int]):
         self._has_begun = False
         self._is_open = False
         self._is_superseded = False
+        self._unclear_at: str | None = None
+
+    @property
+    def unclear_at(self) -> str | None:
+        """The line of a loop that the script has left and still holds, if an error that was caught may have left it; None: it
+        was left by ``break`` or ``return``, if the script has ended well."""
+        return self._unclear_at if self._is_open else None
 
     @override
     def __next__(self) -> int:
@@ -42,6 +49,8 @@ class EpochLoop(Iterator[int]):
         if not self._has_begun:
             self._has_begun = True
             self._begin(self)
+        frame = sys._getframe(1)
+        self._unclear_at = f"{frame.f_code.co_filename}, line {frame.f_lineno}" if may_be_caught(frame) else None
         self._is_open = True
         try:
             return next(self._turns)
@@ -50,7 +59,7 @@ class EpochLoop(Iterator[int]):
             raise
         except BaseException:
             self._is_open = False
-            self._leave_by_error(sys._getframe(1))
+            self._leave_by_error(frame)
             raise
 
     def end(self) -> None:

@@ -140,8 +140,11 @@ class Loop:
 
     def _end_open_epochs(self) -> None:
         """End the loop over epochs that the script has left and still holds (by ``iterator = iter(team.epochs(n))``)."""
-        if self._open_epochs is not None and (loop := self._open_epochs()) is not None:
+        if (loop := self._open_loop()) is not None:
             loop.end()
+
+    def _open_loop(self) -> EpochLoop | None:
+        return None if self._open_epochs is None else self._open_epochs()
 
     def _leave_by_error(self, frame: FrameType) -> None:
         if not self._was_ended:
@@ -351,8 +354,11 @@ class Loop:
         call it."""
         if self._leader is not None:  # the script still holds an iterator
             self.leave(self._leader, exhausted=False, failed=failed)
-        if not failed:
-            self._end_open_epochs()
+        is_unclear = False
+        if not failed and (loop := self._open_loop()) is not None:
+            if not self._was_ended and (line := loop.unclear_at) is not None:
+                self.left_by_error, is_unclear = line, True
+            loop.end()
         if self.phases.was_left and not failed:
             left_step, self.phases.was_left = self.phases.was_left, 0
             say(
@@ -364,7 +370,7 @@ class Loop:
         if self.left_by_error is not None and not failed:
             # Not saved, either: the script's state is one that an undisturbed run never has between two steps.
             self._saver.wait_until_written()
-            self._say_unfinished()
+            self._say_unfinished(is_unclear=is_unclear)
             failed = True
         if (target := self.resumption.target) is not None and not failed:
             self._refuse_early_end(target)
@@ -382,11 +388,19 @@ class Loop:
         if self._is_main:
             say(f"WARNING: {missed}: it has not resumed, and no checkpoint is written.")
 
-    def _say_unfinished(self) -> None:
+    def _say_unfinished(self, *, is_unclear: bool) -> None:
         if not self._is_main or self.resumption.is_catching_up:
             return
         newest = self._saver.newest_written()
         resumes = "starts over, since no checkpoint was saved" if newest is None else f"resumes after step {newest}"
+        if is_unclear:
+            say(
+                f"WARNING: the loop over team.epochs() ({self.left_by_error}) was left early, inside a `try` or `with`, and "
+                "something still holds its iterator, so it cannot be seen whether `break` or an error has left it. The run is "
+                f"not finished: the same command {resumes}. To end a run early by `break`, write the iterator into the loop, "
+                "as in `for epoch in tqdm(team.epochs(n))`."
+            )
+            return
         say(
             f"WARNING: an error, or an exit, has left the loop over team.epochs() ({self.left_by_error}), so the run is not "
             f"finished: the same command {resumes}. To end a run early, leave the loop by `break`."
