@@ -1,5 +1,6 @@
 """A run is named by its script; where a host program calls the function that trains, there is none to name it by."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -81,6 +82,47 @@ CASES = {
     "a server in a thread": (f"{BIN}/serve", [module("project.training"), module("threading", STDLIB)], "serve"),
     "a kernel without a prompt": (f"{SITE}/ipykernel_launcher.py", [module("__main__", "/tmp")], "ipykernel_launcher"),
 }
+
+
+CLICK = (module("click.core", SITE), module("click.decorators", SITE))
+COMMANDS = {
+    # where the module of the command is, who calls join() in it, and the host
+    "installed": (module("mine.cli", SITE), module("mine.loop", SITE), None),
+    "installed, the function in its module": (module("mine.cli", SITE), module("mine.cli", SITE), None),
+    "in place": (module("mine.cli"), module("mine.loop"), None),
+    "in place, single modules": (module("cli"), module("training"), None),
+    "of a host": (module("serving.cli", SITE), module("project.training"), "serving"),
+    "of a host, for an installed package": (module("serving.cli", SITE), module("mine.loop", SITE), "serving"),
+}
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_a_command_belongs_to_the_package_that_has_it_whatever_decorates_its_function(case):
+    entry, caller, host = COMMANDS[case]
+    script = f"{BIN}/train"
+    callers = [caller, *CLICK, of_main(script)]
+    assert host_of(script, callers, dataclasses.replace(INSTALLED, entry=entry)) == host
+
+
+def test_the_function_of_a_command_is_found_by_what_is_recorded_of_it(tmp_path):
+    folder = tmp_path / "mine-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[console_scripts]\ntrain = mine_cli:app.run\n")
+    (tmp_path / "library.py").write_text(
+        "class App:\n    def __init__(self, function): self.run = lambda: function()\n"  # as click's and others' do
+    )
+    (tmp_path / "mine_cli.py").write_text(
+        "import library\n"
+        "from lockstep.joining.startup import host\n"
+        "def train():\n    print(host._entry('train'), host._entry('other'))\n"
+        "app = library.App(train)\n"
+    )
+    (tmp_path / "train").write_text("import sys\nfrom mine_cli import app\nsys.exit(app.run())\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    run = subprocess.run([sys.executable, tmp_path / "train"], env=environment, capture_output=True, text=True, timeout=50)
+    found = Caller(module="mine_cli", file=str(tmp_path / "mine_cli.py"))
+    assert run.stdout == f"{found} None\n", run
 
 
 @pytest.mark.parametrize("case", CASES)

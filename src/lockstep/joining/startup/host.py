@@ -8,6 +8,7 @@ others at each start, so they say nothing.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import itertools
 import site
 import sys
@@ -40,6 +41,8 @@ class Installed:
 
     packages: tuple[Path, ...]
     commands: tuple[Path, ...]
+    entry: Caller | None = None
+    """The module whose function the command of this process calls, by what is recorded of the command; None: not recorded."""
 
     def package_of(self, path: Path) -> str | None:
         """The topmost package of a file; None: it is not in a folder for packages."""
@@ -70,7 +73,8 @@ def host_of(script: str, callers: Sequence[Caller], installed: Installed) -> str
     if package is None:
         if not installed.is_command(path):
             return None
-        inner = _called_by_main(callers)
+        # (What is called first may be a library's: click's, for a function that click has decorated.)
+        inner = installed.entry or _called_by_main(callers)
         if inner is not None and installed.package_of(Path(inner.file).resolve()) is None:
             return None  # a command of a package that is installed in place (pip install -e)
         package = "" if inner is None else inner.package
@@ -88,7 +92,8 @@ def host_of_this_process() -> str | None:
     """The same for this process, in which ``join()`` is being called."""
     if hasattr(sys, "ps1"):  # a notebook or interactive session: its user sees what is resumed
         return None
-    return host_of(sys.argv[0] if sys.argv else "", list(_callers(sys._getframe())), _installed())
+    script = sys.argv[0] if sys.argv else ""
+    return host_of(script, list(_callers(sys._getframe())), _installed(script))
 
 
 def _callers(frame: FrameType | None) -> Iterator[Caller]:
@@ -100,7 +105,7 @@ def _callers(frame: FrameType | None) -> Iterator[Caller]:
         frame = frame.f_back
 
 
-def _installed() -> Installed:
+def _installed(script: str) -> Installed:
     packages = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")}
     packages |= {*site.getsitepackages(), site.getusersitepackages()}
     commands = {sysconfig.get_path("scripts"), str(Path(site.getuserbase()) / "bin")}
@@ -108,4 +113,16 @@ def _installed() -> Installed:
         commands.add(sysconfig.get_path("scripts", "posix_prefix"))
     # The innermost folder first: the standard library's has that of packages in it.
     folders = sorted((Path(each).resolve() for each in packages), key=lambda each: len(each.parts), reverse=True)
-    return Installed(packages=tuple(folders), commands=tuple(Path(each).resolve() for each in commands))
+    in_commands = tuple(Path(each).resolve() for each in commands)
+    return Installed(packages=tuple(folders), commands=in_commands, entry=_entry(Path(script).stem))
+
+
+def _entry(command: str) -> Caller | None:
+    """The module that a command is recorded to call a function of, if the main module has just imported that function."""
+    main = vars(sys.modules["__main__"]) if "__main__" in sys.modules else {}
+    for entry in importlib.metadata.entry_points(group="console_scripts", name=command):
+        module, name = sys.modules.get(entry.module), entry.attr.partition(".")[0]
+        file = getattr(module, "__file__", None)
+        if file is not None and name in main and main[name] is getattr(module, name, None):
+            return Caller(module=entry.module, file=file)
+    return None
