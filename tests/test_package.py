@@ -39,8 +39,7 @@ def test_public_errors_are_printed_and_pickled_by_the_name_that_users_import():
 
 
 def test_in_a_checkout_that_was_not_installed_the_version_is_unknown(tmp_path):
-    (tmp_path / "lockstep").mkdir()
-    shutil.copy(lockstep.__file__, tmp_path / "lockstep")
+    shutil.copytree(Path(lockstep.__file__).parent, tmp_path / "lockstep", ignore=shutil.ignore_patterns("__pycache__"))
     program = f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; import lockstep; print(lockstep.__version__)"
     run = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=100)
     assert (run.returncode, run.stdout) == (0, "unknown\n"), run.stderr

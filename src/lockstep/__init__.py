@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
+from lockstep.base import exit_status as _exit_status  # noqa: F401 - which begins to note how the script ends
+
 if TYPE_CHECKING:
     from lockstep.base.config import RunConfig
     from lockstep.base.errors import (

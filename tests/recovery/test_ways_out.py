@@ -138,3 +138,51 @@ def test_the_same_under_torchrun(tmp_path, undisturbed, way, monkeypatch):
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=90)
 
     check(start, tmp_path, way, undisturbed)
+
+
+ENDS = """
+import sys
+from sys import exit as early
+import torch
+import lockstep
+
+def main():
+    team = lockstep.join(progress="off", run_dir="run", threads=1)
+    model = torch.nn.Linear(4, 1)
+    model, loader = team.prepare(model, [torch.ones(4, 4)] * 3)
+    for epoch in {loop}:
+        for batch in loader:
+            for inputs in batch.shards:
+                team.backward(model(inputs).square().mean())
+        if epoch == 1:
+            break
+    {last}
+    return {status}
+
+{end}
+"""
+# the loop, the last line of main, its result, and how the script ends: whether its end is saved and the run finished, and
+# whether a line says that the status cannot be seen
+RANGE, EPOCHS = "range(2)", "team.epochs(50)"
+UNSEEN = [
+    (RANGE, "pass", 0, "sys.exit(main())", True, False),
+    (EPOCHS, "pass", 0, "early(main())", True, False),
+    (RANGE, "pass", 1, "early(main())", False, False),
+    (RANGE, "pass", 0, "raise SystemExit(main())", False, True),
+    (EPOCHS, "pass", 0, "raise SystemExit(main())", False, True),
+    (EPOCHS, "team.close()", 0, "raise SystemExit(main())", True, False),
+    (RANGE, "raise ValueError", 0, "raise SystemExit(main())", False, False),
+]
+
+
+@pytest.mark.parametrize(("loop", "last", "status", "end", "finished", "says"), UNSEEN)
+def test_the_end_of_a_script_is_saved_or_it_is_said_why_not(python_here, tmp_path, loop, last, status, end, finished, says):
+    script = tmp_path / "script.py"
+    script.write_text(ENDS.format(loop=loop, last=last, status=status, end=end))
+    ended = python_here(script)
+    saved = list((tmp_path / "run").glob("checkpoints/step-*/manifest.json"))
+    assert bool(saved) is finished, ended
+    assert not saved or is_finished(tmp_path), ended
+    assert (
+        "team.close()" in "\n".join(line for line in (ended.stdout + ended.stderr).splitlines() if "WARNING" in line)
+    ) is says

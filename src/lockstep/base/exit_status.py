@@ -1,9 +1,9 @@
 """How a script has ended, as far as an exit handler can know it.
 
 Python tells exit handlers nothing. An uncaught error can be found in ``sys.last_value``, but ``SystemExit`` leaves no trace: it
-no longer exists when they are called. So the status is noted when the script asks for it (``sys.exit``, ``exit``, ``quit``),
-and the frame of the main module says whether that came to its own end, whatever ``SystemExit`` was caught before. What remains
-unknown (``raise SystemExit(1)``) is said to be unknown.
+no longer exists when they are called. So the status is noted when the script asks for it (``sys.exit``, ``exit``, ``quit``, and
+by names that running modules have imported for them), and the frame of the main module says whether that came to its own end,
+whatever ``SystemExit`` was caught before. What remains unknown (``raise SystemExit(1)``) is said to be unknown.
 """
 
 from __future__ import annotations
@@ -44,35 +44,63 @@ def tell(code: object) -> None:
 _told: bool | None = None
 
 
+_asked: bool | None = None
+"""Whether the status that the script has asked for last is that of a success; None: it has asked for none."""
+_replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
+"""Where Python's functions were put by: the names of a module, one of them, what it named, and what it names now."""
+
+
+def note_exits() -> None:
+    """Note what the script asks ``sys.exit``, ``exit`` and ``quit`` for, from now on. May be called again.
+
+    ``sys.exit(main())`` looks the function up before it calls ``main``: so this is called when lockstep is imported, too."""
+    running = _running_modules()
+    for module, name in _WAYS_OUT:
+        current = getattr(module, name, None)  # ``python -S`` has no exit and quit
+        if current is None:
+            continue
+        known = {id(noting): (original, noting) for _, _, original, noting in _replaced}
+        if id(current) in known:
+            original, noting = known[id(current)]
+        else:
+            original, noting = current, _noting(current)
+            _replace(vars(module), name, original, noting)
+        for names in running:  # from sys import exit
+            for own in [own for own, value in names.items() if value is original]:
+                _replace(names, own, original, noting)
+
+
+def _replace(names: dict[str, Any], name: str, original: Any, noting: Any) -> None:
+    names[name] = noting
+    _replaced.append((names, name, original, noting))
+
+
+def _noting(leave: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(leave, updated=())
+    def noting(code: Any = None, /) -> Any:
+        global _asked
+        if threading.current_thread() is threading.main_thread():  # of another thread it ends that alone
+            _asked = is_success(code)
+        return leave(code)
+
+    return noting
+
+
 class ExitStatus:
-    """Notes how the script ends, from its creation to ``end``."""
+    """Knows how the script ends, from its creation to ``end``."""
 
     def __init__(self) -> None:
-        self._asked: bool | None = None
-        """Whether the status that the script has asked for last is that of a success; None: it has asked for none."""
+        global _asked
+        note_exits()
+        _asked = None
         self._program = _program_frame()
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
-        for module, name in _WAYS_OUT:
-            if (original := getattr(module, name, None)) is not None:  # ``python -S`` has no exit and quit
-                noting = self._noting(original)
-                setattr(module, name, noting)
-                self._replaced.append((module, name, original, noting))
-
-    def _noting(self, leave: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(leave, updated=())
-        def noting(code: Any = None, /) -> Any:
-            if threading.current_thread() is threading.main_thread():  # of another thread it ends that alone
-                self._asked = is_success(code)
-            return leave(code)
-
-        return noting
 
     def end(self) -> None:
         """Put Python's own functions back. May be called again."""
-        for module, name, original, noting in self._replaced:
-            if getattr(module, name, None) is noting:  # else the script has put another there
-                setattr(module, name, original)
-        self._replaced.clear()
+        for names, name, original, noting in _replaced:
+            if names.get(name) is noting:  # else the script has put another there
+                names[name] = original
+        _replaced.clear()
 
     def now(self) -> ScriptEnd:
         """How the script has ended; to be asked in an exit handler, for an error that has left no ``sys.last_value``."""
@@ -83,13 +111,23 @@ class ExitStatus:
         error = sys.exc_info()[1]
         if error is not None and multiprocessing.parent_process() is not None:  # until 3.12
             return ScriptEnd.WELL if _is_success(error) else ScriptEnd.FAILED
-        if self._asked is not None:
-            return ScriptEnd.WELL if self._asked else ScriptEnd.FAILED
+        if _asked is not None:
+            return ScriptEnd.WELL if _asked else ScriptEnd.FAILED
         return ScriptEnd.UNKNOWN
 
 
 def _is_success(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and is_success(error.code)
+
+
+def _running_modules() -> list[dict[str, Any]]:
+    """The names in each module that has a function under way, and in the main module."""
+    modules = {id(vars(main)): vars(main)} if (main := sys.modules.get("__main__")) is not None else {}
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        modules[id(frame.f_globals)] = frame.f_globals
+        frame = frame.f_back
+    return list(modules.values())
 
 
 def _program_frame() -> FrameType | None:
@@ -111,3 +149,6 @@ def _program_frame() -> FrameType | None:
 def _has_returned(frame: FrameType) -> bool:
     """Whether a frame's last instruction is the one that returns: it came to its end, and no error has left it."""
     return frame.f_lasti >= 0 and dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
+
+
+note_exits()

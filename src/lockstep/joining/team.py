@@ -457,7 +457,11 @@ class Team(Collectives):
         if hasattr(sys, "ps1"):  # a notebook or interactive session, which ends as its user likes
             return True
         end = self._exit_status.now()
-        return end is ScriptEnd.WELL or (end is ScriptEnd.UNKNOWN and self._loop.has_run_out)
+        if end is ScriptEnd.UNKNOWN and not self._loop.has_run_out:
+            if not self._engine.saver.has_stopped and self.config.interval != "off":
+                self._loop.say_end_unknown()
+            return False
+        return end is not ScriptEnd.FAILED
 
     def close_at_exit(self) -> None:
         """``close`` as the process exits. Python would exit with status 0 after an error here; this exits with 1."""

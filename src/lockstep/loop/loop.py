@@ -388,11 +388,27 @@ class Loop:
         if self._is_main:
             say(f"WARNING: {missed}: it has not resumed, and no checkpoint is written.")
 
+    def say_end_unknown(self) -> None:
+        """Say that the script has ended with a status that cannot be seen, and what becomes of the run. Its end is not saved: a
+        run that an exit has left within a pass, or behind one, would go on in the wrong place. Local."""
+        trained = self.step > self._resumed_after and not self.resumption.is_catching_up
+        if not trained or not self._is_main or self._was_ended or self.left_by_error is not None or self.script_failed():
+            return
+        say(
+            "WARNING: it cannot be seen with which status this script has ended (Python does not show it after `raise "
+            f"SystemExit(...)`), so the run is not finished, and its end, after step {self.step}, is not saved: the same "
+            f"command {self._how_it_resumes()}. Call team.close() where the training is done, or end the script by "
+            "sys.exit(...) and import lockstep at its top."
+        )
+
+    def _how_it_resumes(self) -> str:
+        newest = self._saver.newest_written()
+        return "starts over, since no checkpoint was saved" if newest is None else f"resumes after step {newest}"
+
     def _say_unfinished(self, *, is_unclear: bool) -> None:
         if not self._is_main or self.resumption.is_catching_up:
             return
-        newest = self._saver.newest_written()
-        resumes = "starts over, since no checkpoint was saved" if newest is None else f"resumes after step {newest}"
+        resumes = self._how_it_resumes()
         if is_unclear:
             say(
                 f"WARNING: the loop over team.epochs() ({self.left_by_error}) was left early, inside a `try` or `with`, and "
