@@ -6,6 +6,7 @@ import os
 import random
 import tarfile
 
+import numpy
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -45,6 +46,53 @@ class SeedsOfItsOwn(IterableDataset):
 
     def __iter__(self):
         return iter(self.generator.sample(range(NUM_SAMPLES), NUM_SAMPLES))
+
+
+class MadeInTheFirstPass(IterableDataset):
+    def __init__(self):
+        self.generator = None
+
+    def __iter__(self):
+        self.generator = self.generator or random.Random(3)
+        return iter(self.generator.sample(range(NUM_SAMPLES), NUM_SAMPLES))
+
+
+class MadeInEachPass(IterableDataset):
+    passes = 0
+
+    def set_epoch(self, epoch):
+        self.passes = epoch
+
+    def __iter__(self):
+        self.generator = numpy.random.default_rng(self.passes)
+        return iter(self.generator.permutation(NUM_SAMPLES).tolist())
+
+
+class Mapped(IterableDataset):
+    """Another stream, each sample of which a function is given."""
+
+    def __init__(self, samples, function):
+        self.samples, self.function = samples, function
+
+    def __iter__(self):
+        return map(self.function, self.samples)
+
+
+class Order:
+    def __init__(self):
+        self.generators = {"one": torch.Generator().manual_seed(3)}
+
+    def draw(self, below):
+        return int(torch.randint(below, (), generator=self.generators["one"]))
+
+
+def of_a_variable():
+    generator = random.Random(3)
+
+    def draw(below):
+        return generator.randrange(below)
+
+    return draw
 
 
 class OfTheEpoch(IterableDataset):
@@ -186,11 +234,19 @@ REPEATING = {
     "shuffled": plainly(Shuffled),
     "of the epoch": plainly(OfTheEpoch),
     "a generator of its own": plainly(SeedsOfItsOwn),
+    "a generator made in the first pass": plainly(MadeInTheFirstPass),
+    "a generator made in each pass": plainly(MadeInEachPass),
+    "a generator two streams down": lambda tmp_path: plainly(Mapped, Mapped(SeedsOfItsOwn(), int), int)(tmp_path),
+    "a generator of another object": lambda tmp_path: plainly(Shuffled, Order().draw)(tmp_path),
+    "a generator of a function": lambda tmp_path: plainly(Shuffled, of_a_variable())(tmp_path),
     "a state, goes on": plainly(GoesOn),
     "a state, starts over": plainly(StartsOver),
     "a state without the buffer": plainly(Buffered),
     "ready": lambda tmp_path: DataLoader(Batches(Shuffled()), batch_size=None),
     "ready, no data set": lambda tmp_path: Iterable(Shuffled()),
+    "ready, a generator two streams down": lambda tmp_path: DataLoader(Batches(SeedsOfItsOwn()), batch_size=None),
+    "ready, no data set, a generator of a stream": lambda tmp_path: Iterable(SeedsOfItsOwn()),
+    "ready, no data set, a generator of another object": lambda tmp_path: Iterable(Shuffled(Order().draw)),
     "Hugging Face": hugging_face,
     "Hugging Face, shuffled": lambda tmp_path: hugging_face(tmp_path, seed=5, buffer_size=12),
     "Hugging Face, files shuffled": lambda tmp_path: hugging_face(tmp_path, seed=5, buffer_size=1),

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.culprit import Culprit
 from lockstep.data.fetch import FetchPool, Request, choose_fetcher, single_threaded
-from lockstep.data.memory import Memory, own_generators
+from lockstep.data.memory import Memory
 from lockstep.data.reader import StreamReader
-from lockstep.data.states import put_state, take_state
+from lockstep.data.states import generators_within, put_state, take_state
 from lockstep.data.streams import Purpose, reseed
 from lockstep.data.torch_loader import check_batches, is_torch_loader
 from lockstep.plan.shards import deal
@@ -108,10 +108,8 @@ class EvaluationSource:
     @contextlib.contextmanager
     def _unchanged(self) -> Iterator[None]:
         """A context behind which the generators of what is read are as before."""
-        owners = [self.batches, getattr(self.batches, "dataset", None)]
-        generators = [
-            generator for owner in owners for generator in own_generators(owner).values() if id(generator) not in self._held
-        ]
+        within = generators_within(self.batches).values()
+        generators = [generator for generator in within if id(generator) not in self._held]
         states = list(map(take_state, generators))
         try:
             yield

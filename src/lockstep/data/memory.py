@@ -30,7 +30,7 @@ from torch.utils.data import (
 )
 
 from lockstep.base.digest import digest
-from lockstep.data.states import generators_of, has_state, is_generator, put_state, take_state
+from lockstep.data.states import OF_PROCESS, generators_of, has_state, is_generator, put_state, take_state
 
 _FORGETFUL = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 """Classes of PyTorch whose code is known: drawing changes nothing of them beside their generators."""
@@ -462,15 +462,7 @@ def _is_forgetful(keeper: Any) -> bool:
 
 def own_generators(keeper: Any) -> dict[str, Any]:
     """The generators among an object's attributes, but for those of the process, which begin again at each draw."""
-    return {name: generator for name, generator in generators_of(keeper).items() if id(generator) not in _OF_PROCESS}
-
-
-_PROCESS_GENERATORS: tuple[Any, ...] = (
-    torch.default_generator,
-    numpy.random.get_state.__self__,  # type: ignore[attr-defined]
-    random.getstate.__self__,  # type: ignore[attr-defined]
-)
-_OF_PROCESS = {id(generator) for generator in _PROCESS_GENERATORS}
+    return {name: generator for name, generator in generators_of(keeper).items() if id(generator) not in OF_PROCESS}
 
 
 # Contents
@@ -479,7 +471,7 @@ _OF_PROCESS = {id(generator) for generator in _PROCESS_GENERATORS}
 def _add_content(contents: dict[int, Content], value: Any, depth: int = 0) -> None:
     kind: Any = type(value)
     read = _reader(kind)
-    if read is None or id(value) in contents or id(value) in _OF_PROCESS:
+    if read is None or id(value) in contents or id(value) in OF_PROCESS:
         return
     key, state = read(value)
     contents[id(value)] = Content(value, key, state)

@@ -10,14 +10,14 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
+from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from lockstep.base.digest import digest
 from lockstep.data.changed_samples import ChangedSamples, definition_of
 from lockstep.data.culprit import Culprit
 from lockstep.data.fetch import from_workers, single_threaded, worker_loader
-from lockstep.data.states import generators_of, has_state, put_state, take_state
+from lockstep.data.states import generators_within, has_state, put_state, take_state
 from lockstep.data.streams import Purpose, reseed
 from lockstep.data.torch_loader import USUAL_PREFETCH, set_epoch
 from lockstep.data.trail import MAX_STEPS_AHEAD, extend, tell_other_samples
@@ -150,8 +150,6 @@ class StreamReader(IterableDataset[Any]):
         self._is_compared = is_compared
         self._pass = _Pass(number=0, first=1, skip=0)
         self._has_state = has_state(loader.dataset)
-        self._draws = not self._has_state and bool(generators_of(loader.dataset))
-        """Whether it has generators of its own, which go on from pass to pass."""
         self._marks: dict[int, _Mark] = {}
         """By step."""
         self._at_begin: Any = None
@@ -227,7 +225,12 @@ class StreamReader(IterableDataset[Any]):
                     "is_over": is_over,
                     "starts": [dataclasses.asdict(start) for start in starts],
                 }
-            if self._draws and own is not None and digest(take_state(self.dataset)) == digest(self._at_begin["own"]):
+            if (
+                like.num_workers > 0
+                and not self._has_state
+                and own
+                and digest(take_state(self.dataset)) == digest(self._at_begin["own"])
+            ):
                 put_state(self.dataset, own)  # the worker's data set was a copy, and nothing else has drawn from this one
 
     def _begin_now(self) -> Any:
@@ -269,7 +272,7 @@ class StreamReader(IterableDataset[Any]):
             yield mark, []
         for mark, parts, first_sample in groups:
             yield mark, list(self.make(mark.step, parts, first_sample))
-        if self._draws:
+        if not self._has_state:  # it may have made its generators in this pass
             yield _Over(take_state(self.dataset))
 
     def _come_to_begin(self) -> bool:
@@ -299,7 +302,8 @@ class StreamReader(IterableDataset[Any]):
         """The groups behind ``mark``, where the data set is now: how far each has read, its batches, and the number of samples
         before it. ``may_have_ended``: a state of the data set may mean the end of the pass before."""
         loader, part = self.key
-        samples, num_read, trail = self._begin(number_of_pass), mark.num_read, mark.trail
+        samples, num_read, trail, begin = self._begin(number_of_pass), mark.num_read, mark.trail, mark.step
+        is_copy, draws = not self._has_state and get_worker_info() is not None, False
         for batch in itertools.count(mark.step + 1):
             parts: list[Any] = []
             first_sample = num_read
@@ -316,7 +320,9 @@ class StreamReader(IterableDataset[Any]):
                 num_read += len(read)
                 parts.append(read if self._batch_size is not None else read[0])
             if parts:
-                is_kept = self._draws or (self._has_state and self.leaves_marks)
+                if is_copy and batch == begin + 1:  # some make their generators in their first pass
+                    draws = bool(generators_within(self.dataset))
+                is_kept = draws or (self._has_state and self.leaves_marks)
                 trail = extend(trail, parts) if self.leaves_marks else ""
                 mark = _Mark(batch, num_read, trail, take_state(self.dataset) if is_kept else None)
                 yield mark, parts, first_sample

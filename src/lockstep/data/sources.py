@@ -23,7 +23,7 @@ from lockstep.data.fetch import FetchPool, Request, choose_fetcher
 from lockstep.data.reader import StreamReader
 from lockstep.data.sample_source import Indices, SampleSource
 from lockstep.data.source import Source, StepData, lengths
-from lockstep.data.states import generators_of, has_state, put_state, take_state
+from lockstep.data.states import generators_of, generators_within, has_state, put_state, take_state
 from lockstep.data.streams import Purpose
 from lockstep.data.torch_loader import check_batches, is_torch_loader, samplers_of, set_epoch
 from lockstep.data.trail import Trail
@@ -188,15 +188,20 @@ class ReadySource(Source):
     def held(self) -> set[int]:
         if self._indices is not None:
             return self._indices.held
-        return {id(generator) for item in self._stateful for generator in generators_of(item).values()}
+        return {id(generator) for item in self._stateful for generator in generators_within(item).values()}
 
     @override
     def compared(self) -> str | None:
         if self._indices is not None:
             return self._indices.compared()
         # A stream is read ahead by a worker, in a copy. Other iterables are read as the loop asks, by every rank alike.
-        has_memory = self._reader is None and (self._has_state or self.held)
-        return digest(list(map(take_state, self._stateful))) if has_memory else None
+        # (Deep inside there may be generators of a library's that draw no samples, such as one for pauses between attempts.)
+        if self._reader is not None:
+            return None
+        if self._has_state:
+            return digest(take_state(self._batches))
+        own = [take_state(generator) for item in self._stateful for generator in generators_of(item).values()]
+        return digest(own) if own else None
 
     @override
     def state(self, step: int | None) -> Any:
