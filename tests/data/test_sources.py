@@ -377,6 +377,36 @@ def test_a_generator_is_refused_because_the_second_epoch_would_be_empty():
         choose_source(iter(ready()), assignment())
 
 
+class StartsOver:
+    """Keeps its place itself, and returns to its beginning in ``__iter__``."""
+
+    def __iter__(self):
+        self.batches = iter(ready())
+        return self
+
+    def __next__(self):
+        return next(self.batches)
+
+
+class GoesOn(StartsOver):
+    def __init__(self):
+        super().__iter__()
+
+    def __iter__(self):
+        """Itself."""
+        return self
+
+
+def test_an_iterator_of_the_script_that_starts_over_is_read_in_each_epoch_and_one_that_goes_on_is_refused():
+    seen, counted = deal_all(StartsOver, 2, 2, epochs=2)
+    assert counted == [3, 3]
+    assert torch.equal(torch.cat(epoch_of(seen, 4, 3)), torch.arange(14))
+    with pytest.raises(DataError, match="GoesOn can be read only once"):
+        choose_source(GoesOn(), assignment())
+    with pytest.raises(DataError, match="can be read only once"):
+        choose_source(iter(DataLoader(Numbers(4))), assignment())
+
+
 def test_a_ready_batch_that_cannot_be_cut_is_refused_when_it_comes():
     source = choose_source([{"text": "abc"}], assignment(0, 1, 2))
     with pytest.raises(DataError, match="batch of type dict holds no tensor"):

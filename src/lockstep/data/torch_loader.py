@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import FunctionType
 from typing import Any, TypeGuard
 
 from torch.utils.data import DataLoader, DistributedSampler
@@ -43,7 +44,7 @@ def check_batches(batches: Iterable[Any], call: str, passes: str) -> None:
     Raises:
         DataError: it has a DistributedSampler, or can be iterated only once.
     """
-    if not isinstance(batches, DataLoader) and iter(batches) is batches:
+    if not isinstance(batches, DataLoader) and _is_spent_by_a_pass(batches):
         raise DataError(
             f"a {type(batches).__name__} can be read only once, so a second {passes} would be empty: give {call} a DataLoader, "
             "a list, or an object whose __iter__ starts over"
@@ -53,6 +54,19 @@ def check_batches(batches: Iterable[Any], call: str, passes: str) -> None:
             "this DataLoader has a DistributedSampler, which leaves each process only its own samples, and lockstep "
             "would split those again: leave the sampler out (use shuffle=True), and set batch_size to the global batch"
         )
+
+
+def _is_spent_by_a_pass(batches: Iterable[Any]) -> bool:
+    """Whether it is an iterator that cannot start over: a generator, one of Python's own (``iter(batches)``, ``zip``, ``map``),
+    or one whose ``__iter__`` does nothing but ``return self``. (One that does more returns to its beginning.)"""
+    own = getattr(type(batches), "__iter__", None)
+    if isinstance(own, FunctionType):
+        return own.__code__.co_code == _return_self.__code__.co_code
+    return iter(batches) is batches
+
+
+def _return_self(self: Any) -> Any:
+    return self
 
 
 def length_of(collection: Any) -> int | None:
