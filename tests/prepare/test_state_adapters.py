@@ -1,6 +1,7 @@
 """Promises of what a checkpoint holds of an object: a new one that takes it goes on as the old one would have, to the bit."""
 
 import json
+import math
 from collections import OrderedDict, deque
 
 import pytest
@@ -448,6 +449,31 @@ class OfMany(torch.optim.Optimizer):
         self.param_groups[0]["seen"][len(state["word"])] = loss.item()
         self.param_groups[0]["rates"][1] = loss.item()
         return loss
+
+
+class ByRule(torch.optim.Optimizer):
+    """SGD by functions that are in its groups."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.01, "rule": self.descend, "scale": [torch.square, math.sqrt]})
+
+    def descend(self, parameter, group):
+        parameter.data.sub_(parameter.grad, alpha=group["scale"][1](group["lr"]))
+
+    def step(self, closure):
+        loss = closure()
+        for group in self.param_groups:
+            group["lr"] *= 0.9
+            for parameter in group["params"]:
+                group["rule"](parameter, group)
+        return loss
+
+
+def test_functions_in_the_groups_of_an_optimizer_stay_those_that_are_there():
+    new = assert_goes_on_alike(lambda: Training(ByRule))
+    [group] = new.optimizer.param_groups
+    assert group["rule"].__self__ is new.optimizer
+    assert adapter_of(new.optimizer).options() == {"lr": group["lr"]}
 
 
 class Around(torch.optim.Optimizer):

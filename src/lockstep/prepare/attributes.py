@@ -97,7 +97,7 @@ class Attributes:
     def _own(self) -> list[tuple[str, Any]]:
         names = _names_of_pytorch()
         own = [(name, value) for name, value in vars(self._optimizer).items() if name not in names]
-        return [(name, value) for name, value in own if not is_circular(value) and not _is_code(value)]
+        return [(name, value) for name, value in own if not is_circular(value) and not is_code(value)]
 
 
 @functools.cache
@@ -105,12 +105,12 @@ def _names_of_pytorch() -> set[str]:
     return {*vars(torch.optim.SGD([torch.zeros(1)])), *_LATER}
 
 
-def _is_code(value: Any) -> bool:
+def is_code(value: Any) -> bool:
     """Whether a value is no state: a function, a model, or a container of nothing else."""
     if type(value) in SEQUENCES and value:
-        return all(map(_is_code, value))
+        return all(map(is_code, value))
     if type(value) in MAPPINGS and value:
-        return all(map(_is_code, value.values()))
+        return all(map(is_code, value.values()))
     return isinstance(value, _CODE) or value is torch.default_generator
 
 

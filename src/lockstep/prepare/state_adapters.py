@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 from typing_extensions import override
 
 from lockstep.base.trees import mapped
-from lockstep.prepare.attributes import Attributes
+from lockstep.prepare.attributes import Attributes, is_code
 from lockstep.prepare.structure import Structure
 from lockstep.world.comm.dtensors import distribute_like, to_local
 
@@ -214,7 +214,7 @@ class OptimizerAdapter(StateAdapter):
 
     @override
     def state_dict(self) -> Any:
-        state = self.target.state_dict()
+        state = _without_code(self.target.state_dict())
         held = _ids_of(state)
         inner = {name: adapter.state_dict() for name, adapter in self._inner().items()}
         missed = {name: of_inner for name, of_inner in inner.items() if not (ids := _ids_of(of_inner)) or ids - held}
@@ -258,8 +258,8 @@ class OptimizerAdapter(StateAdapter):
         return {**self._attributes.omitted(), **inner}
 
     def _load_own(self, state: dict[str, Any]) -> None:
-        state = _distribute(self.target, state)
         groups = list(self.target.param_groups)
+        state = _with_code(_distribute(self.target, state), groups)
         self.target.load_state_dict(state)
         _restore_kinds(self.target, state)
         # PyTorch has made new groups, and the script may hold the old ones (``group = optimizer.param_groups[0]``).
@@ -293,7 +293,7 @@ class OptimizerAdapter(StateAdapter):
         options = {}
         for number, group in enumerate(groups, 1):
             for name, value in group.items():
-                if name != "params":
+                if name != "params" and not is_code(value):
                     key = name if len(groups) == 1 else f"{name} of group {number}"
                     options[key] = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
         return options
@@ -324,7 +324,10 @@ class OptimizerAdapter(StateAdapter):
     @override
     def compared(self) -> Iterator[tuple[str, Any]]:
         groups = self.target.param_groups
-        yield "an option", [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        yield (
+            "an option",
+            [{name: value for name, value in group.items() if name != "params" and not is_code(value)} for group in groups],
+        )
         for number, parameter in enumerate(parameters_of(self.target)):
             slots = self.target.state.get(parameter, {})
             slots = slots if isinstance(slots, dict) else {"state": slots}
@@ -498,12 +501,33 @@ def _like(parameter: Tensor, value: Any) -> Any:
     return distribute_like(value, parameter) if is_alike else value
 
 
+def _without_code(state: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state without the functions in its groups, which the constructor puts there again."""
+    groups = state.get("param_groups")
+    if not isinstance(groups, list) or not any(is_code(value) for group in groups for value in group.values()):
+        return state
+    return {
+        **state,
+        "param_groups": [{name: value for name, value in group.items() if not is_code(value)} for group in groups],
+    }
+
+
+def _with_code(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """The opposite of ``_without_code``, with the functions that are there now."""
+    code = [{name: value for name, value in group.items() if is_code(value)} for group in groups]
+    if not any(code):
+        return state
+    return {**state, "param_groups": [{**then, **now} for then, now in zip(state["param_groups"], code, strict=True)]}
+
+
 def _renew(group: dict[str, Any], loaded: dict[str, Any]) -> None:
     """Give a group the values of another, in place if they are tensors (``lr``)."""
     for name in group.keys() - loaded.keys():
         del group[name]
     for name, value in loaded.items():
         before = group.get(name)
+        if is_code(before):  # (PyTorch has copied the object of a method)
+            continue
         if isinstance(before, Tensor) and isinstance(value, Tensor) and before.shape == value.shape:
             before.copy_(value)
         else:
