@@ -17,6 +17,7 @@ from lockstep.prepare.scaling import LossScaling
 from lockstep.prepare.state_adapters import innermost
 from lockstep.state.checkpoint.staging import Staging
 from lockstep.state.checkpoint.tree import put_together, take_apart
+from lockstep.state.recovery.resuming import has_stepped
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -295,6 +296,14 @@ def assert_goes_on_alike(make):
 @pytest.mark.parametrize("kind", OPTIMIZERS, ids=lambda kind: kind.__name__)
 def test_every_optimizer_of_pytorch_goes_on_alike(kind):
     assert_goes_on_alike(lambda: Training(kind))
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS, ids=lambda kind: kind.__name__)
+def test_an_optimizer_has_stepped_once_it_has_made_a_step(kind):
+    training = Training(kind)
+    assert not any(map(has_stepped, training.optimizer.state.values()))
+    training.step()
+    assert all(map(has_stepped, training.optimizer.state.values()))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -130,9 +130,9 @@ class Restorer:
         )
 
     def script_has_restored(self) -> bool:
-        """Whether an optimizer has state already, before any is restored here: the script has loaded it."""
+        """Whether an optimizer has state of steps already, before any is restored here: the script has loaded it."""
         optimizers = [adapter.target for adapter in self.state.objects if isinstance(adapter.target, Optimizer)]
-        return not self.is_done and any(optimizer.state for optimizer in optimizers)
+        return not self.is_done and any(has_stepped(slots) for optimizer in optimizers for slots in optimizer.state.values())
 
     def apply(self, *, is_final: bool) -> None:
         """Restore all state.
@@ -198,6 +198,11 @@ class Restorer:
         for name, value in numerics().items():
             if name in was and was[name] != value:
                 self._refuse(f"{_owner(name)}{name} is {value!r} now, and was {was[name]!r}", "numerics")
+
+
+def has_stepped(slots: Any) -> bool:
+    """Whether the state of one parameter in an optimizer is of a step: a constructor that makes it (Adagrad's) counts none."""
+    return bool(slots) and not (isinstance(slots, Mapping) and "step" in slots and not slots["step"])
 
 
 def _owner(name: str) -> str:
