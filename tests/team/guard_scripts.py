@@ -116,6 +116,7 @@ LOSSES = {
     "mean": lambda output: nn.functional.mse_loss(output, torch.ones_like(output)),
     "sum by the loss": lambda output: nn.functional.mse_loss(output, torch.ones_like(output), reduction="sum"),
     "sum by hand": lambda output: output.square().sum(),
+    "sum over tasks": lambda output: torch.stack([(output - task).square().mean() for task in range(2)]).sum(),
     "sum, divided": lambda output: output.square().sum() / len(output),
 }
 

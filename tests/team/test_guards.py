@@ -8,8 +8,10 @@ from pathlib import Path
 import guard_scripts
 import pytest
 import torch
+from torch.nn import functional
 
 from lockstep.base.errors import LaunchError
+from lockstep.loop.refusals import is_sum, may_be_sum
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -99,7 +101,23 @@ def test_a_loss_that_is_a_sum_is_found_and_right_if_it_is_said(standing_crew):
             assert weight == pytest.approx(plain, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["mean", "sum, divided"])
+@pytest.mark.parametrize(
+    ("loss", "kind"),
+    [
+        (lambda output: output.square().mean(), ""),
+        (lambda output: output.square().sum(), "sum"),
+        (lambda output: functional.mse_loss(output, torch.ones_like(output), reduction="sum"), "sum"),
+        (lambda output: torch.stack([row.square().mean() for row in output]).sum(), "perhaps"),
+        (lambda output: torch.stack([(output - task).square().mean() for task in range(3)]).sum(), "perhaps"),
+        (lambda output: torch.stack([(output - task).square().mean() for task in range(4)]).sum(), ""),
+    ],
+)
+def test_a_sum_over_stacked_losses_may_be_over_samples_and_any_other_is(loss, kind):
+    loss = loss(torch.ones(3, 2, requires_grad=True))
+    assert (is_sum(loss, 3), may_be_sum(loss, 3)) == (kind == "sum", kind == "perhaps")
+
+
+@pytest.mark.parametrize("name", ["mean", "sum, divided", "sum over tasks"])
 def test_a_mean_is_not_taken_for_a_sum(standing_crew, name):
     [plain] = standing_crew(1, guard_scripts.train_with, name, None, shards=1)
     assert standing_crew(1, guard_scripts.train_with, name, None, shards=4) == [pytest.approx(plain, rel=1e-6)]

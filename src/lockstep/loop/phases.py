@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lockstep.base.errors import ConfigError, LossError, UsageError, unknown_name
+from lockstep.base.stopping import say
 from lockstep.data.batch import Batch, Shards, own_runs
 from lockstep.data.evaluation_pass import EvaluationBatch
 from lockstep.data.streams import Purpose, reseed
@@ -20,7 +21,7 @@ from lockstep.journal.measure.step_clock import BEGINNING, ENDING, IN_BACKWARD, 
 from lockstep.listener import Listeners
 from lockstep.loop import refusals
 from lockstep.loop.ledger import Ledger
-from lockstep.loop.refusals import is_sum
+from lockstep.loop.refusals import is_sum, may_be_sum
 from lockstep.plan.shards import MicroStep, StepPlan
 from lockstep.prepare.guards import ShardGuards
 from lockstep.prepare.state_adapters import parameters_of
@@ -116,6 +117,8 @@ class Phases:
         """Gradients from before the phase, to which those of the phase are added."""
         self._checked: set[tuple[int, int]] = set()
         """Phases and backward calls whose loss was checked for being a sum."""
+        self._has_warned = False
+        """Whether that was said of one that may be a sum."""
         self._has_refused = False
         """Whether an error was raised already for a call that does not belong in the current phase."""
         self._settled: tuple[Outcome, dict[str, Total]] | None = None
@@ -418,6 +421,9 @@ class Phases:
             self._checked.add((self.num_done, call))
             if is_sum(loss, micro.num_samples):
                 raise refusals.sum_for_a_mean(micro, self.num_shards)
+            if micro.shard == 0 and not self._has_warned and may_be_sum(loss, micro.num_samples):
+                self._has_warned = True
+                say(refusals.perhaps_sum_for_a_mean(micro, self.num_shards))
         factor = ledger.call(weight, reduction, micro)
         try:
             for notify in methods["before_backward"]:

@@ -92,6 +92,16 @@ def sum_for_a_mean(micro: MicroStep, num_shards: int) -> LossError:
     )
 
 
+def perhaps_sum_for_a_mean(micro: MicroStep, num_shards: int) -> str:
+    """A warning of a loss that is a sum over as many stacked losses as there are samples."""
+    return (
+        f"WARNING: the loss of shard {micro.shard} is a sum over {micro.num_samples} stacked losses, and the shard has "
+        f"{micro.num_samples} samples. If they are one per sample, averaging over {num_shards} shards makes it that much "
+        "smaller than on one device: call team.backward(loss, reduction='sum'), or use a mean. If they are not (one per task, "
+        "say), team.backward(loss, reduction='mean') ends this warning."
+    )
+
+
 _SUM = 2
 """``at::Reduction::Sum``, as PyTorch's losses save it for their backward pass."""
 
@@ -107,5 +117,20 @@ def is_sum(loss: Tensor, num_samples: int) -> bool:
         return False
     if getattr(node, "_saved_reduction", None) == _SUM:
         return True
+    return _sums_one_per_sample(node, num_samples) and not _is_of_a_stack(node)
+
+
+def may_be_sum(loss: Tensor, num_samples: int) -> bool:
+    """Whether it was a sum over as many stacked losses as there are samples: they may be one per sample, or one per task."""
+    node: Any = loss.grad_fn
+    return node is not None and num_samples > 1 and _sums_one_per_sample(node, num_samples) and _is_of_a_stack(node)
+
+
+def _sums_one_per_sample(node: Any, num_samples: int) -> bool:
     sizes: Sequence[int] = getattr(node, "_saved_self_sym_sizes", ())
-    return node.name().startswith("SumBackward") and len(sizes) > 0 and sizes[0] == num_samples
+    return bool(node.name().startswith("SumBackward")) and len(sizes) > 0 and sizes[0] == num_samples
+
+
+def _is_of_a_stack(node: Any) -> bool:
+    before = node.next_functions[0][0]
+    return before is not None and bool(before.name().startswith("StackBackward"))
