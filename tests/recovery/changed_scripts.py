@@ -24,9 +24,24 @@ class Net(nn.Module):
         if not hasattr(self, "lazy"):
             self.lazy = nn.ReLU()  # as some layers are made where they are first needed
             self.register_buffer("cache", torch.ones(3))
+        if not self.training:
+            x = self.bounded(x)
         x = self.act(self.b(self.norm(self.a(x)))) * self.scale * getattr(self.b, "mask", 1)
         x = x + getattr(self, "offset", 0) + (0 if self.later is None else self.later)
         return x + self.twin(x) + (self.extra(x) if hasattr(self, "extra") else 0)
+
+    def bounded(self, x):
+        if not hasattr(self, "bounds"):
+            self.bounds = nn.Sequential(nn.Hardtanh())
+        return self.bounds(x)
+
+    def extend(self):
+        self.extra = nn.Tanh()
+
+
+def evaluate(model):
+    model.eval()(torch.ones(2, 3))
+    model.train()
 
 
 class LowRank(nn.Module):
@@ -70,6 +85,7 @@ RESUMED = {
     "a buffer registered in a layer": lambda model: model.b.register_buffer("mask", torch.full((3,), 0.5)),
     "a buffer registered that is not saved": lambda model: model.register_buffer("offset", torch.ones(3), persistent=False),
     "frozen": lambda model: frozen(model.a),
+    "a layer that the model makes in its first evaluation": evaluate,
     "evaluating": lambda model: model.norm.eval(),
 }
 NAMED = {
@@ -77,6 +93,7 @@ NAMED = {
     "untied": (lambda model: setattr(model.twin, "weight", weight()), "`twin.weight` is no longer `spare.weight`"),
     "a layer": (lambda model: setattr(model, "extra", frozen(nn.Linear(3, 3))), "`extra.weight` is new"),
     "a layer without parameters": (lambda model: setattr(model, "extra", nn.Tanh()), "`extra` (Tanh) is new"),
+    "a layer that a method of the model makes": (lambda model: model.extend(), "`extra` (Tanh) is new"),
     "a layer exchanged": (lambda model: setattr(model, "act", nn.Tanh()), "`act` is a Tanh, and was a Identity"),
     "a layer with a buffer": (
         lambda model: setattr(model, "extra", nn.BatchNorm1d(3, affine=False)),

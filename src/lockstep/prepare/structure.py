@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dis
+import functools
+from types import FunctionType
+from typing import Any
+
 from torch import nn
 
 
@@ -17,12 +22,18 @@ class Structure:
             self._parameters[name] = (form, first.setdefault(id(parameter), name))
         # (A buffer that is not saved, or is made later, is made again.)
         self._buffers = {name for name, _ in model.named_buffers() if _is_saved(model, name)}
-        self._layers = {name: type(layer).__name__ for name, layer in model.named_modules()}
+        layers = dict(model.named_modules())
+        self._layers = {name: type(layer).__name__ for name, layer in layers.items()}
+        self._made = {name for name in layers if _is_made_by_forward(layers, name)}
+        """Layers that are made where they are first needed, perhaps in the first evaluation: another model makes them again."""
         self._is_settled = False
 
     def settle(self, now: Structure) -> None:
         """Take the layers without parameters from another: those that a first forward pass has made it makes again."""
         self._layers, self._is_settled = now._layers, True
+
+    def _is_made_again(self, name: str) -> bool:
+        return any(name == made or name.startswith(f"{made}.") for made in self._made)
 
     def changes_to(self, now: Structure) -> list[str]:
         """What has changed, in words: only what a model that is made again would not have."""
@@ -40,7 +51,7 @@ class Structure:
             return found
         for name, kind in now._layers.items():
             before = self._layers.get(name, kind)
-            if name not in self._layers:
+            if name not in self._layers and not now._is_made_again(name):
                 found.append(f"the layer `{name}` ({kind}) is new")
             elif before != kind:
                 found.append(f"the layer `{name}` is a {kind}, and was a {before}")
@@ -50,3 +61,26 @@ class Structure:
 def _is_saved(model: nn.Module, name: str) -> bool:
     owner, _, own_name = name.rpartition(".")
     return own_name not in model.get_submodule(owner)._non_persistent_buffers_set
+
+
+def _is_made_by_forward(layers: dict[str, nn.Module], name: str) -> bool:
+    """Whether a layer without parameters and buffers is one that the forward pass of the layer around it assigns."""
+    holder, _, own_name = name.rpartition(".")
+    kind: Any = type(layers[holder])
+    if not name or own_name not in _assigned_by_forward(kind):
+        return False
+    return not any(True for _ in layers[name].parameters()) and not any(True for _ in layers[name].buffers())
+
+
+@functools.lru_cache(maxsize=1024)
+def _assigned_by_forward(kind: Any) -> frozenset[str]:
+    """The attributes that ``forward``, and methods that it calls, assign."""
+    waiting, seen, assigned = {"forward"}, set[str](), set[str]()
+    while waiting:
+        name = waiting.pop()
+        seen.add(name)
+        method = getattr(kind, name, None)
+        if isinstance(method, FunctionType) and (name == "forward" or not hasattr(nn.Module, name)):
+            assigned.update(part.argval for part in dis.get_instructions(method) if part.opname == "STORE_ATTR")
+            waiting |= {*method.__code__.co_names} - seen
+    return frozenset(assigned)
