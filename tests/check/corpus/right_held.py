@@ -451,3 +451,18 @@ def epochs_of_so_many_steps(test_loader):
             for batch in itertools.islice(evaluation, 3):
                 for x, y in batch.shards:
                     batch.add(loss=F.cross_entropy(model(x), y))
+
+
+def epochs_beside_what_is_not_computed_with():
+    team, model, optimizer, loader = start()
+    rates = [0.1, 0.01, 0.001]
+    for epoch, label, decay in zip(team.epochs(3), ("a", "b", "c"), itertools.repeat(0.5)):
+        model[1].p = decay * rates[epoch]
+        for batch in loader:
+            train_step(team, model, optimizer, batch)
+        print(label)
+    for number, epoch in enumerate(team.epochs(6)):
+        optimizer.param_groups[0]["lr"] = rates[epoch % 3]
+        for batch in loader:
+            train_step(team, model, optimizer, batch)
+        print(number)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from tqdm import tqdm
 
 import lockstep
 
@@ -193,3 +194,32 @@ def so_many_steps():
     for _ in range(100):  # LS207
         batch = next(batches)
         train_step(team, model, optimizer, batch)
+
+
+def rates_beside_epochs():
+    team, model, optimizer, loader = start()
+    rates = [0.1, 0.01, 0.001]
+    for epoch, rate in zip(team.epochs(3), rates):  # LS208
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        for batch in loader:
+            train_step(team, model, optimizer, batch)
+
+
+def number_of_epochs():
+    team, model, optimizer, loader = start()
+    epochs = team.epochs(3)
+    for number, epoch in enumerate(epochs):  # LS208
+        model[1].p = 0.5 if number < 2 else 0.0
+        for batch in loader:
+            train_step(team, model, optimizer, batch)
+
+
+def share_beside_epochs():
+    team, model, optimizer, loader = start()
+    for share, _ in zip((1.0, 0.5, 0.25), tqdm(team.epochs(3))):  # LS208
+        for batch in loader:
+            for x, y in batch.shards:
+                team.backward(share * F.cross_entropy(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()

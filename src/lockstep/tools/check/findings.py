@@ -101,6 +101,11 @@ RULES = {
         "`{name}` counts from its start again on a resume, so that the interrupted pass gets too many steps",
         "for batch in loader.take(n): it counts the steps from before, too",
     ),
+    "LS208": Rule(
+        "`{name}` comes from its beginning again on a resume, beside an epoch that goes on{read}",
+        "use what team.epochs(n) yields, which goes on: rates[epoch] for zip(team.epochs(n), rates), epoch for the number of "
+        "enumerate()",
+    ),
     "LS304": Rule(
         "`{name}` is made before lockstep.join(): its initial weights do not follow from the run's seed, and differ in each "
         "launch",

@@ -12,7 +12,7 @@ from lockstep.tools.check.expressions import Expressions
 from lockstep.tools.check.state import State, join
 from lockstep.tools.check.values import DATA, NOTHING, NUMBER, OWNED, Frame, Object, Value, merge
 
-SHARDS, BATCHES, EVALUATION = "shards", "batches", "evaluation"
+SHARDS, BATCHES, EVALUATION, EPOCHS = "shards", "batches", "evaluation", "epochs"
 """What a loop may run over, besides everything else."""
 _LOADERS = {"loader", "opaque", "list", "iterator", "instance", "stream"}
 """Kinds of objects that yield batches once they are prepared."""
@@ -65,6 +65,8 @@ class Loops(Expressions):
         found, kind = [Value.made(value.flags, value.sites)], ""
         for target in value.objects:
             owned = OWNED if target.hands_out or target.kind == "list" else value.flags & OWNED
+            if target.kind == "epochs":
+                return NOTHING, EPOCHS
             if target.kind in ("shards", "evaluation"):
                 return Value.made(DATA | owned), SHARDS if target.kind == "shards" else EVALUATION
             if target.kind in ("stream", "instance") and self._generator_of(target) is not None:
@@ -99,6 +101,8 @@ class Loops(Expressions):
 
     def number(self, node: ast.AST, target: ast.AST | None, kind: str) -> Value:
         """The number that ``enumerate`` gives."""
+        if kind == EPOCHS:
+            return self._beside_epochs(NOTHING, node, target)
         name = source.shown(target) if target is not None else "enumerate"
         place = target if target is not None else node
         if kind == BATCHES and not self.in_step and not self.inside:
@@ -106,6 +110,15 @@ class Loops(Expressions):
         if kind in (SHARDS, EVALUATION) and not self.inside:
             return Value.made(NUMBER, self.place(place, name, "shard number"))
         return NOTHING
+
+    def _beside_epochs(self, item: Value, node: ast.AST, target: ast.AST | None) -> Value:
+        """What comes from the beginning again while ``team.epochs`` goes on."""
+        if self.in_step or self.inside:
+            return item
+        names = [target] if target is None or not isinstance(target, (ast.Tuple, ast.List)) else target.elts
+        name = source.shown(names[0]) if names[0] is not None else ast.unparse(node)[:40]
+        site = self.site(names[0] or node, name, "beside epochs")._replace(inside=False)
+        return item._replace(sites=item.sites | {site}, items=None)
 
     def _zip(self, node: ast.Call, target: ast.AST | None) -> tuple[Value, str]:
         is_spread = any(isinstance(argument, ast.Starred) for argument in node.args)
@@ -115,6 +128,12 @@ class Loops(Expressions):
         items = tuple(element for element, _ in found)
         if kind == BATCHES and any(map(_is_bound, node.args)):
             self._cut_short(node)
+        if EPOCHS in kinds and not is_spread:
+            bound = target.elts if isinstance(target, ast.Tuple) and len(target.elts) == len(items) else [None] * len(items)
+            items = tuple(
+                item if of == EPOCHS or _is_repeat(argument) else self._beside_epochs(item, argument, at)
+                for item, of, argument, at in zip(items, kinds, node.args, bound, strict=True)
+            )
         if kind in (BATCHES, SHARDS) and not is_spread:
             counts = [
                 isinstance(a, ast.Call) and source.dotted(a.func).rpartition(".")[2] in ("count", "range") for a in node.args
@@ -375,6 +394,10 @@ def _is_bound(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call) or source.dotted(node.func) not in ("range", "trange"):
         return False
     return not any(isinstance(part, ast.Call) and source.dotted(part.func) == "len" for part in ast.walk(node))
+
+
+def _is_repeat(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and source.dotted(node.func).rpartition(".")[2] == "repeat"
 
 
 def _unnumbered(value: Value) -> Value:

@@ -42,6 +42,7 @@ _CODES_OUTSIDE = {
     "average": "LS204",
     "next": "LS206",
     "number": "LS202",
+    "beside epochs": "LS208",
 }
 """The codes of findings by how a name was changed: see ``Site.how``."""
 

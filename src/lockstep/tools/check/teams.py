@@ -38,7 +38,7 @@ class Teams(Functions):
                 )
             return Value.of(made)
         if name == "epochs":
-            return NOTHING
+            return Value.of(self.make(node, "epochs", "epochs", fresh=False))
         if name == "unwrap":
             return args[0] if args else NOTHING
         if name == "backward":

@@ -28,9 +28,9 @@ class Site(NamedTuple):
     how: str
     """``set``, ``add`` (to its own old value), ``max``, ``min``, ``or``, ``and`` (of that and another), ``append``, ``cache``
     (of a function), ``change`` (in place), ``attribute``, ``given`` (an attribute to an object of a library), ``average`` (a
-    copy of a model), ``draw`` (a generator), ``next`` (an iterator), ``number`` (of enumerate), ``shard number``,
-    ``statistics``, ``buffer`` (of a module), ``optimizer`` (what an optimizer holds), ``left out``
-    (of a ``state_dict()``), ``worker``, ``world``, ``data set``."""
+    copy of a model), ``draw`` (a generator), ``next`` (an iterator), ``number`` (of enumerate), ``beside epochs`` (of
+    enumerate or zip), ``shard number``, ``statistics``, ``buffer`` (of a module), ``optimizer`` (what an optimizer holds),
+    ``left out`` (of a ``state_dict()``), ``worker``, ``world``, ``data set``."""
     inside: bool
     """Whether it runs once a shard."""
     scope: int = 0
@@ -99,7 +99,7 @@ class Object:
     kind: str
     """``team``, ``batch``, ``evaluation``, ``loader``, ``iterator``, ``list`` (and other containers), ``tensor``, ``module``,
     ``instance``, ``function``, ``class``, ``generator`` (of random numbers), ``optimizer``, ``clock``, ``file`` (a module),
-    ``shards``, ``opaque``."""
+    ``shards``, ``epochs``, ``opaque``."""
     name: str = ""
     node: ast.AST | None = None
     definition: ast.AST | None = None
