@@ -125,6 +125,28 @@ def converted(rows):
     return torch.stack([row["x"] for row in rows])
 
 
+def lowered(rows):
+    """Writes what it would write again, beside what it draws."""
+    for row in rows:
+        row["text"] = row["text"].lower()
+        row["ids"] = [ord(letter) for letter in row["text"]]
+    return torch.tensor([row["ids"] for row in rows]) + torch.rand(1)
+
+
+def counted(rows):
+    for row in rows:
+        row["text"] += "a"
+    return torch.tensor([len(row["text"]) for row in rows])
+
+
+def emptied(rows):
+    return torch.tensor([len(row.pop("text", "")) for row in rows])
+
+
+def of_text(x):
+    return {"text": "AB", "ids": []}
+
+
 def copied(rows):
     return augmented([{**row} for row in rows])
 
@@ -176,6 +198,8 @@ FOUND = {
     "assigned in a stream": (lambda: loader(Stream(in_a_dict)), each(assign)),
     "collate_fn assigns": (lambda: loader(Kept(in_a_dict), augmented), nothing),
     "collate_fn writes": (lambda: loader(Kept(in_a_dict), scaled), nothing),
+    "collate_fn adds to a text": (lambda: loader(Kept(of_text), counted), nothing),
+    "collate_fn takes a text": (lambda: loader(Kept(of_text), emptied), nothing),
     "collate_fn of a stream": (lambda: loader(Stream(in_a_dict), augmented), nothing),
 }
 """By name: what is prepared, and what the loop does with the samples of a shard."""
@@ -192,6 +216,7 @@ NOT_FOUND = {
     "deep copied": (lambda: loader(Kept(in_a_dict), lambda rows: augmented(copy.deepcopy(rows))), nothing),
     "a key is added": (lambda: loader(Kept(in_a_dict), extended), nothing),
     "converted": (lambda: loader(Kept(lambda x: {"x": x.tolist()}), converted), nothing),
+    "collate_fn writes the same again": (lambda: loader(Kept(of_text), lowered), nothing),
     "with gradients": (lambda: loader(Kept(torch.clone)), each(lambda x: x.requires_grad_())),
     "made for each read": (lambda: loader(Table(torch.ones(NUM_SAMPLES, 3), torch.clone)), each(IMUL)),
     "ready, refilled": (Refilled, lambda batch: batch[0].mul_(2)),

@@ -8,6 +8,7 @@ data set: a batch that was collated from copies is the script's to write to.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import sys
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from lockstep.base.digest import digest
 from lockstep.base.held import Held, Key, children, root, walk
 from lockstep.base.stopping import say
 from lockstep.base.tracebacks.frames import owner
@@ -118,10 +120,13 @@ class ChangedSamples:
         self.next = max(self._looks.next, self.next if math.isinf(self.next) else number + 1)
         return Snapshot(samples) if is_due else None
 
-    def compare(self, before: Snapshot, what: Callable[[], str]) -> None:
-        """Note whether code of the script has changed what is the data set's own. ``what``: the code."""
+    def compare(self, before: Snapshot, what: Callable[[], str], again: Callable[[], bool] | None = None) -> None:
+        """Note whether code of the script has changed what is the data set's own. ``what``: the code. ``again``: whether
+        another run, if one is possible, would have another outcome: that of ``row['text'] = row['text'].lower()`` would not."""
         changed = list(before.changed())
         found = _first_owned(changed, self._dataset) if changed else None
+        if found is not None and again is not None and all(_is_searched(held.value) for held in changed) and not again():
+            found = None
         if found is not None:
             self._found = Snapshot([found[1].value]), self._words(*found, what())
             self.next = 0
@@ -141,6 +146,20 @@ class ChangedSamples:
             "left. How often it has been written to depends on the number of processes and of loader workers, and on where the "
             f"run was resumed, and so does the result. {_REMEDY}"
         )
+
+
+def changes_again(samples: Any, function: Callable[[Any], Any], result: Any) -> bool:
+    """Whether a function that has got samples, and returned this, changes more of them or returns something else when it is
+    called again: on copies of their dicts, lists and objects, with the same tensors and arrays, which it has left unchanged."""
+    parts = list(walk([root(samples)], _is_searched, most=_MOST_PARTS))
+    if len(parts) >= _MOST_PARTS:
+        return True
+    try:
+        copied = copy.deepcopy(samples, {id(held.value): held.value for held in parts if not _is_searched(held.value)})
+        before = Snapshot([copied])
+        return digest(function(copied)) != digest(result) or next(before.changed(), None) is not None
+    except Exception:  # it cannot take what it has left
+        return True
 
 
 def calling_line() -> str:

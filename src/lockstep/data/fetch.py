@@ -27,9 +27,9 @@ from torch.utils.data import (
 from lockstep.base.errors import DataError
 from lockstep.base.stopping import leave_signals_to_parent
 from lockstep.data.batches import pin
-from lockstep.data.changed_samples import ChangedSamples, definition_of
+from lockstep.data.changed_samples import ChangedSamples, changes_again, definition_of
 from lockstep.data.culprit import Culprit
-from lockstep.data.streams import Purpose, reseed
+from lockstep.data.streams import Purpose, preserve_rng, remember_rng, reseed
 from lockstep.data.torch_loader import USUAL_PREFETCH
 from lockstep.world import devices
 from lockstep.world.machine.threads import Lowered, use_threads
@@ -84,13 +84,23 @@ class SampleFetcher(Dataset[Any]):
         samples = self._get(request)
         self._num_collated += 1
         before = self._changed.look(self._num_collated, [samples]) if self._num_collated >= self._changed.next else None
+        restore = None if before is None else remember_rng()
         try:
             batch = self._collate_fn(samples)
         except Exception as error:
             raise self._culprit.collating(error, self._indices(request), request.purpose, *request.key[1:3]) from error
         if before is not None:
-            self._changed.compare(before, lambda: definition_of(self._collate_fn))
+            self._changed.compare(
+                before, lambda: definition_of(self._collate_fn), lambda: self._collates_otherwise(samples, batch, restore)
+            )
         return batch
+
+    def _collates_otherwise(self, samples: Any, batch: Any, restore: Callable[[], None] | None) -> bool:
+        """Whether samples that were collated give another batch, or change again, when they are collated again."""
+        with preserve_rng():
+            if restore is not None:
+                restore()
+            return changes_again(samples, self._collate_fn, batch)
 
     def _indices(self, request: Request) -> Any:
         return request.indices
