@@ -1,5 +1,8 @@
 """A data set that the script changes while loader workers have copies of it: named once, and nothing else is."""
 
+import argparse
+import functools
+
 import numpy
 import pytest
 import torch
@@ -25,6 +28,27 @@ class Augmented(Dataset):
 
     def __getitem__(self, index):
         return self.targets[index]
+
+
+def limited(row, args):
+    return row[: args.limit]
+
+
+class WithSettings(Augmented):
+    """Holds all settings of the script, of which it reads some."""
+
+    def __init__(self):
+        super().__init__()
+        self.args = argparse.Namespace(step=0, seen=0, limit=3, size=2)
+        self.transform = functools.partial(limited, args=self.args)
+
+    def __getitem__(self, index):
+        return self.transform(self.targets[index : index + self.args.size])
+
+
+class WithAnySettings(WithSettings):
+    def __getitem__(self, index):
+        return self.targets[index : vars(self.args)["si" + "ze"]]
 
 
 class WithEpochs(Augmented):
@@ -54,6 +78,14 @@ def array(data):
 
 def shared(data):
     data.shared[1] += 1
+
+
+def setting(name):
+    def change(data):
+        data.args.seen += 1
+        setattr(data.args, name, getattr(data.args, name) + 1)
+
+    return change
 
 
 def nothing(data):
@@ -99,6 +131,20 @@ def test_what_was_changed_during_a_pass_is_named_once(said, change, name):
     run(change)
     assert len(said) == 1
     assert f" {name} " in said[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "num_lines"),
+    [
+        ("size", WithSettings, 1),  # by the data set
+        ("limit", WithSettings, 1),  # by a function that it calls
+        ("step", WithSettings, 0),
+        ("step", WithAnySettings, 1),  # it may be
+    ],
+)
+def test_a_setting_that_the_data_set_holds_is_named_if_its_code_may_read_it(said, name, kind, num_lines):
+    run(setting(name), kind=kind)
+    assert len(said) == num_lines
 
 
 def test_what_is_inside_of_a_subset_is_named_as_the_script_has_it(said):

@@ -69,13 +69,17 @@ class Snapshot:
         for held, before, size in self._holders:
             now = dict(children(held.value))
             is_longer = isinstance(held.value, list) and len(now) != size
-            if is_longer or _first_other(before, now) is not None:
+            if is_longer or next(_others(before, now), None) is not None:
                 yield held
 
-    def place(self, changed: Held) -> str:
-        """Where one of the changed, a dict, list or object, was changed: the key or attribute, as the script may write it."""
+    def places(self, changed: Held) -> list[Key]:
+        """Where one of the changed, a dict, list or object, was changed."""
         before = next((items for held, items, _ in self._holders if held is changed), {})
-        key = _first_other(before, dict(children(changed.value)))
+        return list(_others(before, dict(children(changed.value))))
+
+    def place(self, changed: Held) -> str:
+        """The first of its ``places``, as the script may write it."""
+        key = next(iter(self.places(changed)), None)
         return "" if key is None else f".{key}" if isinstance(key, str) else f"[{key[0]!r}]"
 
 
@@ -196,8 +200,8 @@ def _checksum(array: Any) -> int:
     return 0 if array.dtype.hasobject else zlib.crc32(some.tobytes())
 
 
-def _first_other(before: dict[Key, Any], now: dict[Key, Any]) -> Key | None:
-    return next((key for key, item in before.items() if key not in now or not _is_same(item, now[key])), None)
+def _others(before: dict[Key, Any], now: dict[Key, Any]) -> Iterator[Key]:
+    return (key for key, item in before.items() if key not in now or not _is_same(item, now[key]))
 
 
 def _is_same(one: Any, other: Any) -> bool:
