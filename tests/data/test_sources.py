@@ -472,3 +472,10 @@ def test_ready_batches_are_drawn_anew_in_every_step_also_if_accumulated(kind):
     source = choose_source(batches, share_of_all)
     drawn = [batch for epoch in range(2) for _, data in source.steps(1 + 3 * epoch, epoch) for batch in data]
     assert len({tuple(batch.tolist()) for batch in drawn}) == len(drawn) == 12
+
+
+def test_a_subset_tells_which_samples_it_has_so_that_no_other_split_resumes_the_run():
+    def lines(indices):
+        return choose_source(DataLoader(Subset(Numbers(8), indices), 4), assignment()).describe()
+
+    assert lines([1, 2, 3]) == lines(torch.tensor([1, 2, 3])) == lines(range(1, 4)) != lines([1, 2, 4])

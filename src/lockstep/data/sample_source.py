@@ -9,11 +9,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
     RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -302,4 +304,14 @@ class SampleSource(Source):
             f"sampler {type(self._loader.sampler).__name__}, batch sampler {type(self._batch_sampler).__name__}",
             f"batch_size={self._loader.batch_size}, drop_last={self._loader.drop_last}",
         ]
+        if type(self._loader.dataset) is Subset:  # a split that each launch draws again, say
+            lines.append(f"indices of the subset with the digest {digest(_as_array(self._loader.dataset.indices))[:8]}")
         return lines + lengths(("data set", self._loader.dataset), ("global batches", self._batch_sampler))
+
+
+def _as_array(indices: Any) -> Any:
+    """Integers as one array, which is digested at once; others as they are."""
+    try:
+        return numpy.asarray(indices, dtype=numpy.int64)
+    except (TypeError, ValueError):
+        return list(indices)
