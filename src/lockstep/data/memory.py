@@ -11,8 +11,9 @@ import copy
 import functools
 import itertools
 import random
+import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -30,18 +31,22 @@ from torch.utils.data import (
 )
 
 from lockstep.base.digest import digest
+from lockstep.base.tracebacks.frames import owner
 from lockstep.data.states import OF_PROCESS, generators_of, has_state, is_generator, put_state, take_state
 
 _FORGETFUL = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 """Classes of PyTorch whose code is known: drawing changes nothing of them beside their generators."""
 _MOST_INNER = 64
 """What is in containers is kept, too, if these have up to so many items,"""
+_MOST_WITHIN = 10_000
+"""or up to 1,000 with so many items in all,"""
 _MOST_DEEP = 3
 """and so many levels down."""
 _MOST_ITEMS = 1000
 _MOST_BYTES = 1 << 16
 """Containers of up to so many items, and arrays of so many bytes, are kept. Of larger ones only the length is known."""
-_MOST_KEEPERS = 100
+_MOST_KEEPERS = 1000
+_NUMBERS = {bool, int, float, str, type(None)}
 _NOTHING = object()
 
 
@@ -77,6 +82,10 @@ class Memory:
         self._loader = loader
         self._keepers: dict[str, Any] = {}
         """The loader, its samplers and what these consist of, by path."""
+        self._helpers = set[int]()
+        """Numbers of those that are not iterated: the script may note in them what no sampler draws by."""
+        self._generators: list[Any] = []
+        """Those that are generators, in containers of samplers."""
         self._reporting: list[Any] = []
         """Those with a ``state_dict()``."""
         self._watched: list[tuple[dict[str, Any], tuple[str, ...] | None]] = []
@@ -97,6 +106,10 @@ class Memory:
     def begin(self) -> None:
         """Begin a pass, in which drawing has changed nothing yet."""
         self._keepers = dict(itertools.islice(_walk(self._loader), _MOST_KEEPERS))
+        self._helpers = {
+            number for number, keeper in enumerate(self._keepers.values()) if not isinstance(keeper, (Sampler, Iterable))
+        }
+        self._generators = [keeper for keeper in self._keepers.values() if is_generator(keeper)]
         self._reporting = [keeper for keeper in self._keepers.values() if keeper is not self._loader and has_state(keeper)]
         self._watched = [
             (_attributes(keeper), tuple(own_generators(keeper)) if _is_forgetful(keeper) else None)
@@ -121,6 +134,8 @@ class Memory:
             bindings.append(attributes)
             for value in attributes.values():
                 _add_content(contents, value)
+        for generator in self._generators:
+            _add_content(contents, generator)
         return Moment(bindings, contents, [digest(keeper.state_dict()) for keeper in self._reporting])
 
     def note_draw(self, before: Moment, after: Moment) -> None:
@@ -168,6 +183,7 @@ class Memory:
         changed = [
             self._named(number, name)
             for number, (old, new) in enumerate(zip(shown.bindings, now.bindings, strict=True))
+            if number not in self._helpers
             for name in (old.keys() | new.keys())
             if not _is_equal(old.get(name, _NOTHING), new.get(name, _NOTHING))
         ]
@@ -178,8 +194,10 @@ class Memory:
                     conflicts.append(self._named(number, name))
                 for moment in ahead:
                     moment.bindings[number][name] = new
+        beside = {id(value) for number in self._helpers for value in now.bindings[number].values()}
         for identity in self._changed(shown, now):
-            if shown.contents[identity].state is not None and not is_generator(now.contents[identity].holder):
+            is_beside = identity in beside or shown.contents[identity].state is None
+            if not is_beside and not is_generator(now.contents[identity].holder):
                 changed.append(self._named_content(now, identity))
             if identity in self._contents and shown.contents[identity].state is not None:
                 if identity in self._changed(shown, ahead[-1]):
@@ -349,7 +367,7 @@ def _walk(loader: DataLoader[Any]) -> Iterator[tuple[str, Any]]:
             found.extend(
                 (place, part)
                 for place, part in inner
-                if name in _SAMPLERS or _is_part(part) or (is_generator(part) and part is not value)
+                if name in _SAMPLERS or _is_part(part, item) or (is_generator(part) and part is not value)
             )
 
 
@@ -357,21 +375,33 @@ _SAMPLERS = ("sampler", "batch_sampler")
 
 
 def _inside(path: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """A value; of a short container, what is in it. With their paths."""
-    if not isinstance(value, (list, tuple, dict)) or len(value) > _MOST_INNER or depth == _MOST_DEEP:
+    """A value; of a container of objects, what is in it. With their paths."""
+    if not isinstance(value, (list, tuple, dict)) or len(value) > _MOST_ITEMS or depth == _MOST_DEEP:
         yield path, value
+        return
+    if set(map(type, value.values() if isinstance(value, dict) else value)) <= _NUMBERS:
         return
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         yield from _inside(f"{path}[{key!r}]", item, depth + 1)
 
 
-def _is_part(value: Any) -> bool:
-    """Whether an attribute of a sampler is one, too, or another object that is iterated, but not data."""
-    kind = type(value)
+def _is_part(value: Any, sampler: Any) -> bool:
+    """Whether what a sampler holds is one, too, or another object that is iterated or that the script has a class for, but not
+    data."""
+    kind: Any = type(value)
     if isinstance(value, Sampler):
         return True
     is_data = isinstance(value, (Dataset, DataLoader, Tensor, type)) or hasattr(kind, "__getitem__")
-    return not is_data and hasattr(value, "__dict__") and (hasattr(kind, "__iter__") or hasattr(kind, "__next__"))
+    if is_data or not hasattr(value, "__dict__"):
+        return False
+    is_helper = type(sampler) not in _FORGETFUL and not isinstance(value, (torch.nn.Module, torch.optim.Optimizer))
+    return hasattr(kind, "__iter__") or hasattr(kind, "__next__") or (is_helper and _is_of_script(kind))
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_of_script(kind: Any) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind.__module__ == "__main__" or (file is not None and owner(file) == "user")
 
 
 def _packed_attributes(keeper: Any) -> dict[str, Any]:
@@ -412,6 +442,7 @@ def _packed(value: Any, depth: int = 0) -> Any:
 
 
 _CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, deque, set, dict)}
+_SIZED = {*_CONTAINERS.values()}
 _KIND = "container of numbers"
 
 
@@ -475,9 +506,11 @@ def _add_content(contents: dict[int, Content], value: Any, depth: int = 0) -> No
         return
     key, state = read(value)
     contents[id(value)] = Content(value, key, state)
-    if depth < _MOST_DEEP and isinstance(value, (list, tuple, deque, dict)) and len(value) <= _MOST_INNER:
-        for item in value.values() if isinstance(value, dict) else value:
-            _add_content(contents, item, depth + 1)
+    if depth < _MOST_DEEP and isinstance(value, (list, tuple, deque, dict)) and len(value) <= _MOST_ITEMS:
+        items = value.values() if isinstance(value, dict) else value
+        if len(value) <= _MOST_INNER or sum(len(item) for item in items if type(item) in _SIZED) <= _MOST_WITHIN:
+            for item in items:
+                _add_content(contents, item, depth + 1)
 
 
 @functools.lru_cache(maxsize=1024)
