@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -216,7 +215,7 @@ class PreparedLoader:
         finally:
             if this_pass is self._pass:  # else a newer iterator leads, and has closed this pass
                 self._is_running = False
-                if not math.isinf(self._copies.next):
+                if self._copies.is_looking:
                     self._copies.end_pass(driver.phases.step)
                 driver.leave(self, exhausted=exhausted, failed=failed)
                 if batch is not None and not failed:  # after `break`, completed phases count

@@ -41,15 +41,19 @@ class WorkerCopies:
         """A step, and what the data set was in it."""
         # (A stream is read in one worker, whose copy is the one that counts.)
         has_copies = is_torch_loader(batches) and batches.num_workers > 0 and not isinstance(self._dataset, IterableDataset)
-        self.next: float = 0 if speaks and has_copies else math.inf
+        self.is_looking = speaks and has_copies
+        """Whether anything is looked at. (An attribute: a pass may end while Python is shutting down.)"""
+        self.next: float = 0 if self.is_looking else math.inf
         """The first step for which there is something to do."""
 
     def look(self, step: int) -> None:
         """Compare, and look again: as a step begins."""
         self._compare(step)
-        if self._looks.take(step) and not math.isinf(self.next):
+        if not self.is_looking:
+            return
+        if self._looks.take(step):
             self._before = step, Snapshot([self._dataset])
-        self.next = max(self._looks.next, step + 1) if not math.isinf(self.next) else math.inf
+        self.next = max(self._looks.next, step + 1)
 
     def end_pass(self, step: int) -> None:
         """The pass has ended with this step. The next has new copies, unless its workers are the same."""
@@ -64,7 +68,7 @@ class WorkerCopies:
         changed = next((held for held in before.changed() if self._counts(held, before)), None)
         if changed is None:
             return
-        self._before, self.next = None, math.inf
+        self._before, self.is_looking, self.next = None, False, math.inf
         path = changed.path + before.place(changed)
         name = "dataset" if not path else f"dataset{path}" if path.startswith((".", "[")) else f"dataset.{path}"
         say(
