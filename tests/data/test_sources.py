@@ -477,6 +477,6 @@ def test_ready_batches_are_drawn_anew_in_every_step_also_if_accumulated(kind):
 
 def test_a_subset_tells_which_samples_it_has_so_that_no_other_split_resumes_the_run():
     def lines(indices):
-        return choose_source(DataLoader(Subset(Numbers(8), indices), 4), assignment()).describe()
+        return choose_source(DataLoader(Subset(Numbers(8), indices), 4), assignment()).describe_samples()
 
     assert lines([1, 2, 3]) == lines(torch.tensor([1, 2, 3])) == lines(range(1, 4)) != lines([1, 2, 4])

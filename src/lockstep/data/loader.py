@@ -79,7 +79,8 @@ class PreparedLoader:
         """The user's loader."""
         self._source = choose_source(batches, assignment)
         self._assignment = assignment
-        self._lines = self._source.describe()  # now: lengths may change with the epoch
+        # Now: lengths may change with the epoch.
+        self._lines, self._sample_lines = self._source.describe(), self._source.describe_samples()
         self._driver = driver
         self._uploads = None if device.type == "cpu" else Uploads(device, batches)
         dataset, speaks = getattr(batches, "dataset", None), assignment.rank == 0
@@ -168,6 +169,10 @@ class PreparedLoader:
     def describe(self) -> list[str]:
         """Lines about it as it was prepared, which must be the same on every rank and in every launch."""
         return self._lines
+
+    def describe_data(self) -> list[str]:
+        """The same, with lines which must be the same in every launch."""
+        return self._lines + self._sample_lines
 
     def __iter__(self) -> Iterator[Batch]:
         return self._iterate(made_inside=self._driver.is_in_pass())

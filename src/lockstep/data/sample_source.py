@@ -304,9 +304,15 @@ class SampleSource(Source):
             f"sampler {type(self._loader.sampler).__name__}, batch sampler {type(self._batch_sampler).__name__}",
             f"batch_size={self._loader.batch_size}, drop_last={self._loader.drop_last}",
         ]
-        if type(self._loader.dataset) is Subset:  # a split that each launch draws again, say
-            lines.append(f"indices of the subset with the digest {digest(_as_array(self._loader.dataset.indices))[:8]}")
         return lines + lengths(("data set", self._loader.dataset), ("global batches", self._batch_sampler))
+
+    @override
+    def describe_samples(self) -> list[str]:
+        dataset = self._loader.dataset
+        if type(dataset) is not Subset:
+            return []
+        # A split that each launch draws again, say.
+        return [f"indices of the subset with the digest {digest(_as_array(dataset.indices))[:8]}"]
 
 
 def _as_array(indices: Any) -> Any:

@@ -61,6 +61,10 @@ class Source(Protocol):
     def describe(self) -> list[str]:
         """Lines that must be the same on every rank."""
 
+    def describe_samples(self) -> list[str]:
+        """Lines that must be the same in every launch. (Among ranks, the first batches are compared.)"""
+        return []
+
 
 def lengths(*named: tuple[str, object]) -> list[str]:
     """Lines for ``Source.describe``: how long each of these collections is."""

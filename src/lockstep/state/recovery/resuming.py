@@ -107,7 +107,7 @@ class Restorer:
         Raises:
             MismatchError: a loader differs; the message names the difference.
         """
-        then, now = self.checkpoint.manifest.loaders, [loader.describe() for loader in self.state.loaders]
+        then, now = self.checkpoint.manifest.loaders, [loader.describe_data() for loader in self.state.loaders]
         if "data" in self.allow:
             return
         for number, new in enumerate(now):

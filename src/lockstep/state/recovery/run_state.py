@@ -58,7 +58,7 @@ class RunState:
         return {
             "objects": self.describe_objects(),
             "registered": list(self.registered),
-            "loaders": [loader.describe() for loader in self.loaders],
+            "loaders": [loader.describe_data() for loader in self.loaders],
         }
 
     def describe_objects(self) -> list[Object]:
