@@ -20,7 +20,7 @@ from lockstep.data.fetch import from_workers, single_threaded, worker_loader
 from lockstep.data.states import generators_within, has_state, put_state, take_state
 from lockstep.data.streams import Purpose, reseed
 from lockstep.data.torch_loader import USUAL_PREFETCH, set_epoch
-from lockstep.data.trail import MAX_STEPS_AHEAD, extend, tell_other_samples
+from lockstep.data.trail import MAX_STEPS_AHEAD, extend, other_samples, say_state_is_incomplete
 
 _END = object()
 
@@ -199,7 +199,10 @@ class StreamReader(IterableDataset[Any]):
             for item in self._read(like):
                 self._resumed = None  # it has reached the worker
                 if isinstance(item, _OtherSamples):
-                    tell_other_samples(self.dataset, skip, is_state=item.is_state, is_heard=self._rank == 0)
+                    if not item.is_state:
+                        raise other_samples(self.dataset, skip)
+                    if self._rank == 0:
+                        say_state_is_incomplete(self.dataset, skip)
                     continue
                 if isinstance(item, _Over):
                     own = item.own

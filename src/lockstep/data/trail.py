@@ -19,27 +19,13 @@ def extend(trail: str, batches: Any) -> str:
     return digest(trail + sketch(batches))
 
 
-def tell_other_samples(source: object, num_steps: int, *, is_state: bool, is_heard: bool) -> None:
-    """Say that a data set or iterable, read again, has given other samples than the run had in ``num_steps`` steps.
-
-    Args:
-        source: the data set or iterable.
-        num_steps: the steps of the pass that were taken before the run was interrupted.
-        is_state: whether these came after its own state was restored. They are read again from the beginning of the pass.
-        is_heard: whether this process speaks.
-
-    Raises:
-        MismatchError: the pass was read from its beginning.
-    """
-    name = _name(source)
-    if not is_state:
-        raise other_samples(source, num_steps)
-    if is_heard:
-        say(
-            f"{name} has not come back to where it was: behind the state that it gave (state_dict) it has other samples than "
-            "before the run was interrupted. (Shuffle buffers are often left out of such states.) So this pass is read again "
-            f"from its beginning, without using the first {num_steps} steps."
-        )
+def say_state_is_incomplete(source: object, num_steps: int) -> None:
+    """Say that a data set, behind the state that it gave ``num_steps`` steps into a pass, has other samples than it had."""
+    say(
+        f"{_name(source)} has not come back to where it was: behind the state that it gave (state_dict) it has other samples "
+        "than before the run was interrupted. (Shuffle buffers are often left out of such states.) So this pass is read again "
+        f"from its beginning, without using the first {num_steps} steps."
+    )
 
 
 def _name(source: object) -> str:
