@@ -128,6 +128,7 @@ def test_the_same_under_lockstep_run(run_here, tmp_path, undisturbed, way):
 
 
 @pytest.mark.parametrize("way", UNDER_TORCHRUN, ids=" ".join)
+@pytest.mark.long
 @pytest.mark.longest
 def test_the_same_under_torchrun(tmp_path, undisturbed, way, monkeypatch):
     def start(*args, env=None):

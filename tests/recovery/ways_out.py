@@ -99,7 +99,9 @@ def train():
                 leave(team, "evaluation")
         if leave(team, "epochs") or (LEAVES and WAY == "break" and team.step >= AT):
             break
-    print("ended", team.step, hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest(), flush=True)
+    digest = hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest()
+    sys.stdout.write(f"ended {team.step} {digest}\n")  # at once: under torchrun ranks share a pipe
+    sys.stdout.flush()
     leave(team, "after")
     return 0
 
