@@ -85,21 +85,6 @@ def backward_behind_the_shards(team):
         team.backward(loss)
 
 
-def prepared_twice_in_one_call(team):
-    model = nn.Linear(2, 1)
-    team.prepare(model, model)
-
-
-def prepared_model_prepared(team):
-    team.prepare(team.prepare(nn.Linear(2, 1)))
-
-
-def loader_prepared_twice(team):
-    loader = DataLoader(points())
-    team.prepare(loader)
-    team.prepare(loader)
-
-
 def nothing_prepared(team):
     team.prepare()
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lockstep.base.errors import UsageError
+from lockstep.data.shared import Shared, keep
 from lockstep.data.uploads import Upload, Uploads
 from lockstep.data.values import MEAN, Total
 from lockstep.plan.shards import MicroStep, StepPlan
@@ -70,6 +71,13 @@ class PhaseDriver(Protocol):
 
     def add(self, weight: float | Tensor | None, values: dict[str, Any], reduction: str | None = None) -> None:
         """Record values of the running shard."""
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether a shard runs aside, without effect on the run."""
+
+    def gather(self, mine: list[Shared]) -> list[Shared]:
+        """What the shards of all ranks have shared, in their order. Every rank must call it."""
 
     def check_outside(self, call: str) -> None:
         """Raise UsageError, naming ``call``, inside ``batch.shards``."""
@@ -136,6 +144,8 @@ class Batch(GlobalBatch):
         self.data = data
         self._driver = driver
         self._upload = None if uploads is None else uploads.of(data)
+        self._shared: list[Shared] = []
+        """What this process's shards have shared since the last ``shared()``."""
 
     @property
     def num_samples(self) -> int:
@@ -174,6 +184,45 @@ class Batch(GlobalBatch):
             ConfigError: a tensor is not one value per sample, and no ``reduction`` says what it is.
         """
         self._driver.add(weight, values, reduction)
+
+    def share(self, value: Any) -> None:
+        """Share a value of the running shard with all processes, inside ``batch.shards``: ``shared()`` returns it. Local.
+
+        For what needs each shard's own values, not their mean. A metric object, say, that sees the whole global batch::
+
+            for images, labels in batch.shards:
+                logits = model(images)
+                batch.share((logits, labels))
+                team.backward(criterion(logits, labels))
+            for logits, labels in batch.shared():
+                accuracy.update(logits, labels)
+
+        Args:
+            value: tensors and plain values, or lists, tuples and dicts of them (or anything that can be pickled). Tensors are
+                detached and copied.
+
+        Raises:
+            UsageError: outside of ``batch.shards``.
+        """
+        micro = self._driver.micro
+        if micro is None:
+            raise UsageError(
+                "batch.share() outside of batch.shards: it shares a value of one shard. Call it in the loop over batch.shards, "
+                "and batch.shared() after that loop."
+            )
+        if not self._driver.is_aside:
+            self._shared.append(((micro.part, micro.shard), keep(value)))
+
+    def shared(self) -> list[Any]:
+        """The values that the shards of all processes have shared since the last call, in the order of their samples: the same
+        on every rank. Every rank must call it, after the loop over ``batch.shards``; it blocks until all have.
+
+        Raises:
+            UsageError: inside ``batch.shards``.
+        """
+        self._driver.check_outside("batch.shared()")
+        mine, self._shared = self._shared, []
+        return [value for _, value in self._driver.gather(mine)]
 
     def note(self, totals: Mapping[str, Total]) -> None:
         """Take the results of a phase that this batch has led."""

@@ -21,6 +21,7 @@ from lockstep.data.batch import GlobalBatch
 from lockstep.data.batches import count_samples
 from lockstep.data.evaluation_source import Dealt, EvaluationKey, EvaluationSource
 from lockstep.data.metric_updates import MetricUpdates
+from lockstep.data.shared import Shared, gather, keep
 from lockstep.data.uploads import Uploads
 from lockstep.data.values import SUM, Part, Weight, check_weight, checked, combine, on_cpu, part_of, take
 from lockstep.world.comm.collectives import Collectives
@@ -56,6 +57,8 @@ class EvaluationPass:
         metrics: see ``MetricUpdates``.
         together: whether the model's forward pass is a collective, so that every rank must run it equally often. Then as many
             batches as there are ranks run at once.
+        shares: whether results are shared. Then, too, as many batches as there are ranks run at once: one after another, each
+            would wait for the one before.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class EvaluationPass:
         metrics: Sequence[Any] = (),
         *,
         together: bool = False,
+        shares: bool = False,
     ) -> None:
         self._source = source
         self._key = key
@@ -75,7 +79,9 @@ class EvaluationPass:
         self._device = device
         self._uploads = None if device.type == "cpu" else Uploads(device, source.batches)
         self._guard = guard
-        self._num_at_once = collectives.size if together else 1
+        self._together = together
+        self._shares = shares
+        self._num_at_once = collectives.size if together or shares else 1
         self._is_open = self._has_begun = False
         self._round = _Round(())
         self._dealt: Generator[Dealt] | None = None
@@ -125,7 +131,7 @@ class EvaluationPass:
         at_once = self._num_at_once
         rounds = zip(dealt, strict=True) if at_once == 1 else iter(lambda: tuple(itertools.islice(dealt, at_once)), ())
         for batches in rounds:
-            self._round, self._is_short = _Round(batches), len(batches) < at_once
+            self._round, self._is_short = _Round(batches), self._together and len(batches) < at_once
             for number, num_samples, _ in batches:
                 self.current = batch = EvaluationBatch(self, number, num_samples)
                 yield batch
@@ -218,6 +224,34 @@ class EvaluationPass:
         if self._place is not None:
             self._updates.add(self._place, metric, args)
 
+    def share(self, batch: EvaluationBatch, value: Any) -> None:
+        """Note a result of the batch that this process is in, for ``shared``."""
+        if not self._shares:
+            raise UsageError(
+                "batch.share() in an evaluation that does not share: write team.evaluate(model, loader, share=True), so that "
+                "as many batches as there are processes are computed before results are exchanged"
+            )
+        if batch not in self._guard.evaluated:
+            raise UsageError(f"batch.share() outside of the loop over shards: {LINES}")
+        if self._place is not None:
+            self._round.mine.append((self._place, keep(value)))
+
+    def shared(self, batch: EvaluationBatch, turn: int) -> list[Any]:
+        """What was shared in a pass over a batch, on every rank. The first call after that pass has run, for all batches of the
+        round at once, is a collective. ``turn``: the number of earlier passes over the batch."""
+        self._guard.check_outside("batch.shared()")
+        now = self._round
+        if self.current is not batch or turn < 0 or not self._shares:
+            raise UsageError(
+                f"batch.shared() of batch {batch.number} of an evaluation, before a loop over its batch.shards or after the "
+                "next batch: results are shared by batch.share() in that loop, within "
+                "team.evaluate(model, loader, share=True), and are read right after it"
+            )
+        if now.num_gathered < now.num_passes:
+            mine, now.mine, now.num_gathered = now.mine, [], now.num_passes
+            now.shared += gather(mine, self._collectives, self._device)
+        return [value for place, value in now.shared if place == (batch.number, turn)]
+
     def gather(self) -> dict[str, Any]:
         """The means and sums over all ranks, by name; every rank must call it. Only here are values on a GPU waited for."""
         self._guard.check_outside("the end of the block")
@@ -291,6 +325,35 @@ class EvaluationBatch(GlobalBatch):
         """
         self._pass.update(self, metric, args)
 
+    def share(self, value: Any) -> None:
+        """Share a result of the batch with all processes, inside ``batch.shards``: ``shared()`` returns it on each. Local.
+
+        For results that no average replaces, such as predictions::
+
+            with team.evaluate(model, loader, share=True) as evaluation:
+                for batch in evaluation:
+                    for images, labels in batch.shards:
+                        batch.share((model(images), labels))
+                    [(logits, labels)] = batch.shared()
+
+        Args:
+            value: tensors and plain values, or lists, tuples and dicts of them (or anything that can be pickled). Tensors are
+                detached and copied.
+
+        Raises:
+            UsageError: outside of ``batch.shards``, or in an evaluation without ``share=True``.
+        """
+        self._pass.share(self, value)
+
+    def shared(self) -> list[Any]:
+        """The values that the batch's owner has shared in the newest loop over ``batch.shards``, one for each call: the same on
+        every rank. Every rank must call it, in the outer loop, after that loop; it blocks until all have.
+
+        Raises:
+            UsageError: inside ``batch.shards``, before it, or in an evaluation without ``share=True``.
+        """
+        return self._pass.shared(self, self._num_passes - 1)
+
     def __getitem__(self, name: str) -> NoReturn:
         if isinstance(name, str):
             raise UsageError(
@@ -326,7 +389,7 @@ class EvaluationBatch(GlobalBatch):
 class _Round:
     """Batches that the ranks run at once: one for each rank, or a single one."""
 
-    __slots__ = ("_fetch", "num_passes", "num_samples", "number", "samples")
+    __slots__ = ("_fetch", "mine", "num_gathered", "num_passes", "num_samples", "number", "samples", "shared")
 
     def __init__(self, batches: Sequence[Dealt]) -> None:
         self.number: int | None = None
@@ -337,6 +400,11 @@ class _Round:
         """This rank's batch, once it is fetched."""
         self.num_passes = 0
         """Passes that were run."""
+        self.mine: list[Shared] = []
+        """What this rank has shared since it was gathered."""
+        self.shared: list[Shared] = []
+        """What all ranks have shared of the first ``num_gathered`` passes."""
+        self.num_gathered = 0
         for number, num_samples, fetch in batches:
             if fetch is not None:
                 self.number, self.num_samples, self._fetch = number, num_samples, fetch

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
-from lockstep.base.errors import ConfigError, UsageError
+from lockstep.base.errors import ConfigError, DataError, UsageError
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.batch import Batch, PhaseDriver
 from lockstep.data.changed_samples import ChangedSamples, calling_line
 from lockstep.data.source import StepData
 from lockstep.data.sources import choose_source
+from lockstep.data.torch_loader import length_of
 from lockstep.data.uploads import Uploads, fetches_ahead
 from lockstep.data.worker_copies import WorkerCopies
 from lockstep.plan.shards import StepPlan
@@ -97,6 +100,8 @@ class PreparedLoader:
         """The newest."""
         self._is_running = False
         """Whether a pass is under way."""
+        self._iterator: weakref.ref[Generator[Batch]] | None = None
+        """The newest iterator."""
         self._newest: Batch | None = None
         """The newest batch that was yielded beside another loader's."""
         self._num_beside = 0
@@ -175,9 +180,37 @@ class PreparedLoader:
         return self._lines + self._sample_lines
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._iterate(made_inside=self._driver.is_in_pass())
+        iterator = self._iterate(made_inside=self._driver.is_in_pass())
+        self._iterator = weakref.ref(iterator)
+        return iterator
 
-    def _iterate(self, *, made_inside: bool) -> Iterator[Batch]:
+    def finish(self) -> None:
+        """End the pass that is under way. Every rank must call it.
+
+        For a loop that counts steps to ``len(loader)`` and never asks for the end, so that it is not known to be over: those of
+        libraries that drive training.
+
+        After the last step it is as if the loop had come to its end, before that as if it were left by ``break``. If no pass is
+        under way, nothing happens.
+
+        Raises:
+            DataError: the loader yields more steps than ``len(loader)``.
+        """
+        iterator = None if self._iterator is None else self._iterator()
+        if not self._is_running or iterator is None or inspect.getgeneratorstate(iterator) != inspect.GEN_SUSPENDED:
+            return
+        length = length_of(self)
+        taken = self._pass.done + (not self._assignment.is_beside)  # the newest step counts when the next is asked for
+        if length is None or taken < length:
+            iterator.close()
+        elif next(iterator, None) is not None:
+            iterator.close()
+            raise DataError(
+                f"loader.finish(): len(loader) is {length}, and the loader has yielded step {length + 1} of a pass: a loop "
+                "that counts to len() would leave out samples. Mend the length of the sampler or data set."
+            )
+
+    def _iterate(self, *, made_inside: bool) -> Generator[Batch]:
         if not torch.is_grad_enabled():
             raise UsageError(
                 "a prepared loader was iterated with gradients disabled, so this is not a training loop: "

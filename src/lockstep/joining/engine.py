@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from lockstep.base.config import STRATEGIES, RunConfig
 from lockstep.base.stopping import StopWatch, say
 from lockstep.base.visible import visible
+from lockstep.data import shared
 from lockstep.data.assignment import ShardAssignment
 from lockstep.data.evaluated import Evaluations
 from lockstep.data.loader import PreparedLoader
@@ -179,6 +180,7 @@ class Engine:
             self.guards,
             self.listeners,
             self.clock.mark,
+            functools.partial(shared.gather, collectives=collectives, device=self.devices[0]),
         )
         self.loop = Loop(self.phases, self.saver, self.divergence, self.restorer, self.listeners, is_main=self.is_main)
         self.preparation = Preparation(

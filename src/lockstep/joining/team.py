@@ -21,6 +21,7 @@ from lockstep.data.evaluation_pass import EvaluationPass
 from lockstep.data.loader import PreparedLoader
 from lockstep.joining.engine import Engine
 from lockstep.journal.failure import FailureRecord
+from lockstep.loop.hosted import HostedEpochs
 from lockstep.loop.preparing import A, B, C, D, Kept
 from lockstep.prepare.guarded_methods import idle_when
 from lockstep.prepare.model import unwrap
@@ -30,7 +31,7 @@ from lockstep.state.script_state import SavedValue, ScriptState
 from lockstep.world.comm.collectives import Collectives
 from lockstep.world.comm.dtensors import full_tensor
 from lockstep.world.comm.group import default_group
-from lockstep.world.environment import World, failure_file
+from lockstep.world.environment import World, failure_file, hidden_launcher
 
 _OF_ALL_RANKS = (MismatchError, UsageError)
 """Errors of ``close`` that are the same on all ranks."""
@@ -87,6 +88,17 @@ class Team(Collectives):
         """Root of the run's random streams."""
         return self._phases.seed
 
+    @contextlib.contextmanager
+    def hide_launcher(self) -> Iterator[None]:
+        """Within the block, the environment variables by which a launcher tells a process its rank (RANK, WORLD_SIZE and the
+        like, of each launcher that lockstep knows) are not set. Local.
+
+        For a library that drives training on top of lockstep, and that would open a process group of its own: it finds a single
+        process, on every rank. Processes that are started within the block do not have the variables, either.
+        """
+        with hidden_launcher():
+            yield
+
     # Preparing
 
     # For type checkers: a loader becomes a PreparedLoader, anything else keeps its type. Less common orders return Any.
@@ -120,10 +132,11 @@ class Team(Collectives):
         holding this process's shards. Evaluation loaders are not prepared: see ``evaluate``.
 
         Returns:
-            The prepared objects in the order given: a tuple, or the object itself if there is only one.
+            The prepared objects in the order given: a tuple, or the object itself if there is only one. For an object that was
+            prepared before, what stands for it since then.
 
         Raises:
-            UsageError: an object was prepared before, or is of a kind that cannot be prepared.
+            UsageError: an object is of a kind that cannot be prepared.
             ModelError: a model has no parameters and no buffers, is already wrapped, or is on devices of another process; or an
                 optimizer has parameters that belong to no prepared model.
             DataError: a loader cannot be split into shards.
@@ -132,7 +145,7 @@ class Team(Collectives):
         prepared = self._engine.prepare(objects)
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
-    def register(self, name: str, value: Any) -> Any:
+    def register(self, name: str, value: Any, *, compare: bool = True) -> Any:
         """Add an object of the script to the run's state: it is saved in every checkpoint and restored on resume.
 
         Every rank must call it, before the training loop, with a value that is the same on all ranks.
@@ -141,6 +154,8 @@ class Team(Collectives):
             name: a unique name, the same when the run is resumed.
             value: a tensor, a list or a dict (of tensors and plain values; restored in place), a random generator, or an
                 object with ``state_dict()`` and ``load_state_dict()``.
+            compare: whether the ranks compare its state. False: it may differ, as clocks do. Rank 0's is saved, and every rank
+                resumes with it. Nothing that is trained may depend on it.
 
         Returns:
             ``value``.
@@ -150,7 +165,7 @@ class Team(Collectives):
         """
         if name in self._engine.state.registered:
             raise UsageError(f"the name {name!r} is taken by an earlier team.register() or team.state(): choose another")
-        self._engine.state.register(name, value)
+        self._engine.state.register(name, value, compare=compare)
         return value
 
     def state(self, **values: Any) -> ScriptState:
@@ -270,6 +285,18 @@ class Team(Collectives):
         """Number of the current epoch, from 0."""
         return self._loop.epoch
 
+    @property
+    def shard(self) -> int:
+        """Number of the running shard, 0 to ``num_shards - 1``, inside ``batch.shards`` of a training batch.
+
+        Raises:
+            UsageError: no shard is running.
+        """
+        micro = self._phases.micro
+        if micro is None:
+            raise UsageError("team.shard outside of batch.shards of a training batch: no shard is running there")
+        return micro.shard
+
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Iterate over the epoch numbers, 0 to ``num_epochs - 1``. Every rank must leave the loop at the same point.
 
@@ -277,6 +304,16 @@ class Team(Collectives):
         after an error or ``sys.exit`` in it the run is not finished, and the same command resumes it.
         """
         return self._loop.epochs(num_epochs)
+
+    def hosted_epochs(self, num_epochs: int) -> HostedEpochs:
+        """A loop over epochs for a host: a library that drives training by a loop of its own, and tells this object where its
+        epochs begin and end. Every rank must call it, with everything prepared and registered.
+
+        When it returns, the run has been restored, once and for good. (In a script's own loop, ``epochs`` restores it again at
+        the beginning of the pass, behind the code of the script that comes before it.) See ``HostedEpochs``. The epoch's
+        training loader is told by ``loader.finish()`` that its pass is over.
+        """
+        return self._loop.hosted_epochs(num_epochs)
 
     def backward(
         self, loss: Tensor, weight: float | Tensor | None = None, *, reduction: str | None = None, **options: Any
@@ -332,7 +369,12 @@ class Team(Collectives):
     # Evaluating
 
     def evaluate(
-        self, model: nn.Module | Sequence[nn.Module], loader: Iterable[Any], metrics: Sequence[Any] = ()
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        loader: Iterable[Any],
+        metrics: Sequence[Any] = (),
+        *,
+        share: bool = False,
     ) -> Evaluation:
         """Evaluate on all processes, with the same result as on one: see ``Evaluation``. Every rank must call it.
 
@@ -340,13 +382,15 @@ class Team(Collectives):
             model: a model or several, which are in evaluation mode inside the block.
             loader: a plain ``DataLoader`` or iterable of ready batches. Of a prepared loader the original one is used.
             metrics: objects for ``batch.update``; needed if a process may get no batch.
+            share: whether results of single batches are read on all processes: ``batch.share`` and ``batch.shared``. Then as
+                many batches as there are processes are computed at once.
         """
         self._phases.check_outside("team.evaluate()")
         models = [model] if isinstance(model, nn.Module) else list(model)
         source, key = self._engine.evaluated.next(loader, self.epoch, self.step, in_step=self._phases.in_step)
         together = self._engine.sync.forward_is_collective and self.world_size > 1
         collectives = self._engine.collectives
-        over = EvaluationPass(source, key, collectives, self.device, self._phases, metrics, together=together)
+        over = EvaluationPass(source, key, collectives, self.device, self._phases, metrics, together=together, shares=share)
         return Evaluation(models, over, self._evaluated)
 
     def _evaluated(self, results: dict[str, Any]) -> None:

@@ -22,6 +22,9 @@ class EpochLoop(Iterator[int]):
         leave_by_error: called when the loop is left by an error, before ``turns`` is closed, with the frame of the ``for``.
     """
 
+    is_unclear = True
+    """Whether ``unclear_at`` says what may be, rather than what is."""
+
     def __init__(
         self, turns: Iterator[int], begin: Callable[[EpochLoop], None], leave_by_error: Callable[[FrameType], None]
     ) -> None:

@@ -15,6 +15,7 @@ from lockstep.data.streams import Purpose, reseed
 from lockstep.data.torch_loader import length_of
 from lockstep.listener import Listeners
 from lockstep.loop.epochs import EpochLoop, Epochs
+from lockstep.loop.hosted import HostedEpochs
 from lockstep.loop.phases import Phases
 from lockstep.plan.shards import StepPlan
 from lockstep.state.recovery.divergence import DivergenceCheck
@@ -79,6 +80,8 @@ class Loop:
         """Whether an instrument has ended the script."""
         self._open_epochs: weakref.ref[EpochLoop] | None = None
         """The newest loop over epochs, which the script may have left although it still holds it."""
+        self._hosted: HostedEpochs | None = None
+        """The newest that a host drives. (Held: it is over when the host says so, not when nobody holds it any more.)"""
         self._listeners = listeners
         self._is_main = is_main
         self._has_warned = False
@@ -117,6 +120,19 @@ class Loop:
             raise ConfigError(f"epochs({num_epochs}): it must be 0 or more")
         return Epochs(num_epochs, lambda epochs: EpochLoop(self._turns(epochs), self._begin_loop, self._leave_by_error))
 
+    def hosted_epochs(self, num_epochs: int) -> HostedEpochs:
+        """See ``Team.hosted_epochs``."""
+        if num_epochs < 0:
+            raise ConfigError(f"hosted_epochs({num_epochs}): it must be 0 or more")
+        self._end_open_epochs()
+        target = self.resumption.target
+        first = self.resumption.enter_epochs(num_epochs, at_once=True)
+        has_arrived = target is not None and self.resumption.target is None
+        self.has_run_out, self.left_by_error = False, None
+        is_within = has_arrived and target is not None and target.in_pass and first < num_epochs
+        self._hosted = HostedEpochs(num_epochs, first, self, is_within=is_within)
+        return self._hosted
+
     def _turns(self, epochs: Epochs) -> Iterator[int]:
         num_epochs = epochs.num_epochs
         first = max(self.resumption.enter_epochs(num_epochs), epochs.next)
@@ -125,14 +141,14 @@ class Loop:
         try:
             for epoch in range(first, num_epochs):
                 epochs.next = epoch + 1
-                self._begin_epoch(epoch, num_epochs)
+                self.begin_epoch(epoch, num_epochs)
                 yield epoch
-                self._end_epoch(epoch)
+                self.end_epoch(epoch)
             if self.resumption.target is None:  # else what is left of it may be that of a later loop
                 epochs.next = num_epochs
             completed = True
         finally:
-            self._leave_epochs(max(first, num_epochs) if completed else None)
+            self.leave_epochs(max(first, num_epochs) if completed else None)
 
     def _begin_loop(self, loop: EpochLoop) -> None:
         self._end_open_epochs()
@@ -141,30 +157,33 @@ class Loop:
     def _end_open_epochs(self) -> None:
         """End the loop over epochs that the script has left and still holds (by ``iterator = iter(team.epochs(n))``)."""
         if (loop := self._open_loop()) is not None:
-            loop.end()
+            _leave(loop)
 
-    def _open_loop(self) -> EpochLoop | None:
+    def _open_loop(self) -> EpochLoop | HostedEpochs | None:
+        if self._hosted is not None and not self._hosted.is_over:
+            return self._hosted
         return None if self._open_epochs is None else self._open_epochs()
 
     def _leave_by_error(self, frame: FrameType) -> None:
         if not self._was_ended:
             self.left_by_error = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
 
-    def _begin_epoch(self, epoch: int, num_epochs: int) -> None:
+    def begin_epoch(self, epoch: int, num_epochs: int) -> None:
         """Begin an epoch with a random stream of its own, so that one that runs again draws the same numbers."""
         self.num_epochs = num_epochs
         self.epoch = epoch
         self.resumption.begin_epoch(epoch)
         self._reseed_between(epoch)
 
-    def _end_epoch(self, epoch: int) -> None:
+    def end_epoch(self, epoch: int) -> None:
+        """End an epoch: save the checkpoint that is due, if any. Every rank must call it."""
         self.flush()
         self._saver.ask()
         if self._saver.is_due and self._leader is None and not self._beside:
             self._divergence.compare(self.step, f"at the end of epoch {epoch + 1}")
             self._saver.save_due(self.resumption.after_epoch(epoch), self.step, epoch)
 
-    def _leave_epochs(self, num_epochs: int | None) -> None:
+    def leave_epochs(self, num_epochs: int | None) -> None:
         """Leave the loop over epochs, after ``num_epochs``; None: left early."""
         self.resumption.leave_epochs(num_epochs)
         self.has_run_out = num_epochs is not None
@@ -357,8 +376,8 @@ class Loop:
         is_unclear = False
         if not failed and (loop := self._open_loop()) is not None:
             if not self._was_ended and (line := loop.unclear_at) is not None:
-                self.left_by_error, is_unclear = line, True
-            loop.end()
+                self.left_by_error, is_unclear = line, loop.is_unclear
+            _leave(loop)
         if self.phases.was_left and not failed:
             left_step, self.phases.was_left = self.phases.was_left, 0
             say(
@@ -435,3 +454,11 @@ class Loop:
             self._saver.close(end, step, self.epoch, failed=True)
             raise
         return self._saver.close(end, step, self.epoch, failed=failed, is_saved=is_saved)
+
+
+def _leave(loop: EpochLoop | HostedEpochs) -> None:
+    """Leave a loop over epochs before its end."""
+    if isinstance(loop, HostedEpochs):
+        loop.end(early=True)
+    else:
+        loop.end()

@@ -15,6 +15,7 @@ from lockstep.base.errors import ConfigError, LossError, UsageError, unknown_nam
 from lockstep.base.stopping import say
 from lockstep.data.batch import Batch, Shards, own_runs
 from lockstep.data.evaluation_pass import EvaluationBatch
+from lockstep.data.shared import Shared
 from lockstep.data.streams import Purpose, reseed
 from lockstep.data.values import Total, check_weight
 from lockstep.journal.measure.step_clock import BEGINNING, ENDING, IN_BACKWARD, IN_FORWARD, IN_SCRIPT, Mark
@@ -64,6 +65,7 @@ class Phases:
         guards: of what is trained.
         listeners: notified of steps, phases and shards.
         mark: notes the time at which an activity begins.
+        gather: gathers what the shards of all ranks have shared. A collective.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class Phases:
         guards: ShardGuards,
         listeners: Listeners,
         mark: Mark,
+        gather: Callable[[list[Shared]], list[Shared]],
     ) -> None:
+        self._gather = gather
         self.seed = seed
         self.num_shards = num_shards
         self.step = 0
@@ -264,6 +268,10 @@ class Phases:
     def note_data(self, description: str) -> None:
         """See PhaseDriver."""
         self._ledger.note_data(description)
+
+    def gather(self, mine: list[Shared]) -> list[Shared]:
+        """See PhaseDriver."""
+        return self._gather(mine)
 
     # Phases
 

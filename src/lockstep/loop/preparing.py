@@ -83,32 +83,36 @@ class Preparation:
         self._collectives = collectives
         self._trained, self._guards = trained, guards
         self._state = state
-        self._prepared: dict[int, Any] = {}
+        self._prepared: dict[int, tuple[Any, Any]] = {}
+        """For each object that was prepared, and each that stands for one, by its ``id``: itself, and what stands for it.
+        (Kept: an id is unique only among living objects.)"""
 
     def prepare(self, objects: Sequence[Any]) -> list[Any]:
         """Return the prepared objects in the order given. Every rank must call it. See ``Team.prepare``."""
         self._check(objects)
+        given, new = objects, {id(item): item for item in objects if id(item) not in self._prepared}
+        objects = list(new.values())
         batches = [item for item in objects if is_loader(item)]
         first = len(self._state.loaders) + 1
         loaders = {id(item): self._make_loader(item, number) for number, item in enumerate(batches, first)}
-        compare_ranks("objects to prepare", describe(objects, loaders, self._model_devices), self._collectives)
+        again = [f"object {number}: prepared before" for number, item in enumerate(given, 1) if id(item) not in new]
+        lines = [*describe(objects, loaders, self._model_devices), *again]
+        compare_ranks("objects to prepare", lines, self._collectives)
         results: dict[int, Any] = {}
         for item in sorted(objects, key=preparing_order):
             results[id(item)] = loaders[id(item)] if id(item) in loaders else self._prepare_one(item)
         for item in objects:
-            self._prepared[id(item)] = item  # kept: an id is unique only among living objects
-            self._prepared[id(results[id(item)])] = results[id(item)]
+            result = results[id(item)]
+            self._prepared[id(item)] = item, result
+            self._prepared[id(result)] = result, result
         self._state.loaders += loaders.values()
-        return [results[id(item)] for item in objects]
+        return [self._prepared[id(item)][1] for item in given]
 
     def _check(self, objects: Sequence[Any]) -> None:
         if not objects:
             raise UsageError("prepare() was given nothing: give it models, optimizers, schedules and training loaders")
-        for position, item in enumerate(objects):
-            if id(item) in self._prepared or any(item is earlier for earlier in objects[:position]):
-                raise UsageError(f"this {type(item).__name__} is already prepared: prepare an object once")
         for item in objects:
-            if isinstance(item, nn.Module) and not isinstance(item, AveragedModel):
+            if isinstance(item, nn.Module) and not isinstance(item, AveragedModel) and id(item) not in self._prepared:
                 check_model(
                     item,
                     num_shards=self._loop.phases.num_shards,

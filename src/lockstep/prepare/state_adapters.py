@@ -41,6 +41,8 @@ class StateAdapter:
         self.target = target
         self.name = self.kind
         """The name in files and messages."""
+        self.is_compared = True
+        """Whether the state must be the same on all ranks. If not, rank 0's is saved."""
         self.options_at_birth = {name: mapped(value, _copied) for name, value in self.options().items()}
         """The initial options of an optimizer or a schedule: copies, since a step may fill a list among them."""
 

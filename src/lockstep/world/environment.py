@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -182,6 +183,21 @@ VARIABLES = frozenset(
     - {""}
 )
 """All variables that give a process its place in a run, under any launcher, except MASTER_ADDR and MASTER_PORT."""
+_OF_LAUNCHERS = ("TORCHELASTIC_", "SLURM_", "PMI_", "PMIX_", "OMPI_", "MPI_", "HOROVOD_", "MV2_")
+"""What the names of further variables of launchers begin with, by which libraries recognize them."""
+
+
+@contextlib.contextmanager
+def hidden_launcher() -> Iterator[None]:
+    """Within the block, no variable says that this process is one of several. See ``Team.hide_launcher``."""
+    names = VARIABLES | {"MASTER_ADDR", "MASTER_PORT", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"}
+    hidden = {name: value for name, value in os.environ.items() if name in names or name.startswith(_OF_LAUNCHERS)}
+    for name in hidden:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def _integer(environ: Mapping[str, str], name: str, default: int | None = None) -> int:

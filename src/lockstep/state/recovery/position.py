@@ -117,8 +117,12 @@ class Resumption:
         """The position at the end of the script, from which a later launch may train more epochs."""
         return self._end or self.here()
 
-    def enter_epochs(self, num_epochs: int) -> int:
+    def enter_epochs(self, num_epochs: int, *, at_once: bool = False) -> int:
         """Enter a loop over ``team.epochs()``; returns its first epoch.
+
+        Args:
+            at_once: whether the run is restored here for good, also to a position within a pass: everything is prepared, and
+                what comes before the pass in that epoch is not done again.
 
         Raises:
             UsageError: it was interrupted with epochs left, and has fewer now.
@@ -133,8 +137,15 @@ class Resumption:
             return 0
         first = num_epochs if self._section < target.section else target.epoch
         is_over = self._section == target.section and first >= num_epochs
-        if not self._arrive(is_over=is_over) and target.in_pass and first < num_epochs:
-            self._restore(False)  # for the script's code before the pass, which sees the state again when that begins
+        has_arrived = self._arrive(is_over=is_over)
+        if at_once:
+            self._is_at_end = self._is_at_end and first >= num_epochs
+        if not has_arrived and target.in_pass and first < num_epochs:
+            if at_once and not target.passes:
+                self.target = None
+                self._restore(True)
+            else:
+                self._restore(False)  # for the script's code before the pass, which sees the state again when that begins
         return first
 
     def begin_epoch(self, epoch: int) -> None:

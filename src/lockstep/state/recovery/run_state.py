@@ -49,9 +49,10 @@ class RunState:
         adapter.name = adapter.kind if number == 1 else f"{adapter.kind}-{number}"
         self.objects.append(adapter)
 
-    def register(self, name: str, target: Any) -> None:
+    def register(self, name: str, target: Any, *, compare: bool = True) -> None:
         """Add an object of ``team.register``. See ``registered_adapter`` for errors."""
-        self.registered[name] = registered_adapter(name, target)
+        self.registered[name] = adapter = registered_adapter(name, target)
+        adapter.is_compared = compare
 
     def describe(self) -> dict[str, Any]:
         """The description for a manifest."""
@@ -138,7 +139,8 @@ class RunState:
         for adapter in self.objects:
             yield from ((adapter.name, part, value) for part, value in adapter.compared())
         for name, adapter in self.registered.items():
-            yield from ((f"the registered {name!r}", part, value) for part, value in adapter.compared())
+            if adapter.is_compared:
+                yield from ((f"the registered {name!r}", part, value) for part, value in adapter.compared())
         for number, loader in enumerate(self.loaders, 1):
             digest = loader.compared()
             if digest is not None:

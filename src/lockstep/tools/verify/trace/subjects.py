@@ -107,6 +107,8 @@ class Subjects(Listener):
         for prefix, item in self._others:
             state.update((prefix + name, _value(value)) for name, value in item.state_dict().items())
         for name, content in self._registered.items():
+            if not content.is_compared:
+                continue
             whole = ((part, map_tensors(full_tensor, value)) for part, value in content.compared())
             state.update((f"the registered {name!r} ({part})", _value(value)) for part, value in whole)
         return {"weights": weights, "buffers": buffers, "state": state}

@@ -1,0 +1,60 @@
+"""What the engine offers to a library that drives training: results of single shards and batches on every process, passes that
+are told to be over, state of which ranks may differ, and objects that are prepared again."""
+
+import pytest
+import seam_scripts
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.quick]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_what_shards_and_batches_share_is_the_same_on_any_number_of_processes(standing_crew, accumulate):
+    [alone] = standing_crew(1, seam_scripts.share, accumulate, shards=5)
+    for processes in (2, 3):
+        assert standing_crew(processes, seam_scripts.share, accumulate, shards=5) == [alone] * processes
+    steps, rows = alone
+    in_epochs = [[], []]
+    for number, shared in enumerate(steps):
+        in_epochs[number * 2 // len(steps)] += [sample for _, samples, _ in shared for sample in samples]
+        by_part = [shard for shard, _, _ in shared]
+        assert by_part == [shard for part in range(accumulate) for shard in range(5)][: len(by_part)] or accumulate == 2
+    assert [sorted(epoch) for epoch in in_epochs] == [list(range(23))] * 2
+    assert [number for number, _, _ in rows] == [0, 2, 3]
+    assert len({sample for _, samples, _ in rows for sample in samples}) == 7 + 7 + 2
+
+
+def test_calls_in_wrong_places_are_refused(standing_crew):
+    by_rank = standing_crew(2, seam_scripts.refused, shards=4)
+    expected = {
+        "share outside",
+        "shard outside",
+        "shared inside",
+        "shard in no loop",
+        "share without share=True",
+        "shared before",
+        "share outside of an evaluation's",
+        "shared inside an evaluation's",
+        "shared afterwards",
+    }
+    for errors in by_rank:
+        assert errors == dict.fromkeys(expected, "UsageError")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_pass_ends_where_its_loop_has_counted_to(standing_crew, processes):
+    told = [(4, None), (6, None), (10, None), "longer"]
+    assert standing_crew(processes, seam_scripts.finish, shards=4) == [told] * processes
+
+
+def test_ranks_may_differ_in_what_is_not_compared(standing_crew):
+    assert standing_crew(2, seam_scripts.differ, False, shards=2) == [0, 0]
+    assert standing_crew(2, seam_scripts.differ, True, shards=2) == [1, 1]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_object_that_is_prepared_again_is_the_same(standing_crew, processes):
+    assert standing_crew(processes, seam_scripts.prepare_again, shards=2) == [([True] * 5, 1)] * processes
+
+
+def test_ranks_that_prepare_different_objects_are_told_so(standing_crew):
+    assert standing_crew(2, seam_scripts.prepare_otherwise, shards=2) == [True, True]
