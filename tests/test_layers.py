@@ -58,6 +58,8 @@ ASIDE = {
     "tools.trials": (*OUTSIDE, "joining.instrument", "listener"),
     "tools.watch": (*OUTSIDE, "state.rundir", "journal.measure.pass_progress"),
     "cli": ("",),
+    # outermost: what puts the engine beneath other libraries, which nothing imports
+    "integrations": ("",),
     "__init__": ("",),
     "__main__": ("cli",),
 }

@@ -1,4 +1,4 @@
-"""Three rings: the engine trains without the launcher and the tools, the launcher runs without the tools."""
+"""The rings: the engine trains without the launcher, the tools and the integrations, the launcher runs without the tools."""
 
 import os
 import shutil
@@ -45,6 +45,7 @@ weights = b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().val
 team.print(team.step, evaluation["accuracy"], hashlib.sha256(weights).hexdigest())
 """
 KILLED_AT, NEVER = 8, 0
+OUTERMOST = ("integrations", "testing")
 BY = {
     "python": ("-u",),
     "lockstep run": ("-m", "lockstep", "run", "--nproc"),
@@ -85,10 +86,11 @@ def last_line(done):
 @pytest.mark.parametrize(
     ("without", "two", "one"),
     [
-        (("tools",), ("lockstep run", "2"), ("python",)),
-        (("tools", "launch"), ("torchrun", "2"), ("python",)),
+        (OUTERMOST, ("lockstep run", "2"), ("python",)),
+        ((*OUTERMOST, "tools"), ("lockstep run", "2"), ("python",)),
+        ((*OUTERMOST, "tools", "launch"), ("torchrun", "2"), ("python",)),
     ],
-    ids=["without tools", "without tools and launcher"],
+    ids=["without integrations", "without tools", "without tools and launcher"],
 )
 def test_a_part_of_the_package_trains_and_resumes_with_the_answer_of_the_whole(train, run_here, tmp_path, without, two, one):
     whole = run_here(SCRIPT, args=("run-whole", NEVER))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lockstep.joining.team import Team
     from lockstep.launch.function import launch
     from lockstep.listener import Listener
+    from lockstep.loop.hosted import HostedEpochs
     from lockstep.state.checkpoint.weights import load_weights
     from lockstep.tools.arguments import join
     from lockstep.world.comm.collectives import Collectives
@@ -41,6 +42,7 @@ _MODULES = {
     "Collectives": "lockstep.world.comm.collectives",
     "Evaluation": "lockstep.data.evaluation",
     "EvaluationBatch": "lockstep.data.evaluation_pass",
+    "HostedEpochs": "lockstep.loop.hosted",
     "Instrument": "lockstep.joining.instrument",
     "Listener": "lockstep.listener",
     "PreparedLoader": "lockstep.data.loader",
@@ -60,6 +62,7 @@ __all__ = [
     "DataError",
     "Evaluation",
     "EvaluationBatch",
+    "HostedEpochs",
     "Instrument",
     "LaunchError",
     "Listener",
