@@ -98,6 +98,8 @@ CORPUS = {
     **{f"closures of {kind}": special(whole_steps.train_with_closures, kind, num_steps=10) for kind in whole_steps.CLOSURES},
     "states of shards": special(whole_steps.train_in_words, num_steps=10),
     "random numbers": special(whole_steps.draw_everywhere, num_steps=10),
+    "hosted": special(features.train_hosted),
+    "hosted, accumulated": special(features.train_hosted, shards=3, accumulate=2),
     "two loaders": special(features.train_two_loaders, num_steps=12, shards=3),
     "two loaders, accumulated": special(features.train_two_loaders, num_steps=6, shards=3, accumulate=2),
     "samplers that go on": special(features.train_with_samplers, num_steps=12),
@@ -127,6 +129,7 @@ SHARDED = {
         model="not reentrant", weight="tokens", length=64, batch_size=16, accumulate=2, num_steps=4
     ),
     "scaled by the script": CORPUS["scaled by the script"],
+    "hosted": CORPUS["hosted"],
     "compiled": trained(model="compiled, aot_eager", length=32, epochs=1, num_steps=2),
     "normed weights, chosen": trained(model="Normed", length=32, epochs=1, num_steps=2),
 }

@@ -446,6 +446,52 @@ def train_and_look(how):
     return seen.result(model, optimizer)
 
 
+class History(list):
+    """State of a library that drives training."""
+
+    def state_dict(self):
+        return {"items": list(self)}
+
+    def load_state_dict(self, state):
+        self[:] = state["items"]
+
+
+def train_hosted():
+    """A library drives the epochs, counts batches to ``len(loader)``, and reads what single shards and batches computed."""
+    team = lockstep.join()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    test_loader = DataLoader(Points(21), 4)
+    model, optimizer, loader = team.prepare(model, optimizer, loader_of("samples", 43, 16))
+    history = team.register("history", History())
+    seen = Seen(team)
+    epochs = team.hosted_epochs(2)
+    for epoch in range(epochs.first, 2):
+        epochs.begin(epoch)
+        batches = iter(loader)
+        for _ in range(loader.num_skipped, len(loader)):
+            batch = next(batches)
+            for inputs, targets, indices in batch.shards:
+                logits = model(inputs)
+                loss = functional.cross_entropy(logits, targets)
+                seen.loss(indices, loss)
+                team.backward(loss)
+                batch.share((team.shard, logits, targets, indices.tolist()))
+            shared = batch.shared()
+            optimizer.step()
+            optimizer.zero_grad()
+            history.append(float(torch.cat([logits for _, logits, *_ in shared]).double().sum()))
+            seen.step(shared=shared, history=history)
+        loader.finish()
+        with team.evaluate(model, test_loader, share=True) as evaluation:
+            for batch in evaluation:
+                for points, _, numbers in batch.shards:
+                    batch.share({"logits": model(points), "numbers": numbers})
+                seen.step(**{f"batch {batch.number}": batch.shared()})
+    epochs.end()
+    return seen.result(model, optimizer, history=list(history))
+
+
 def train_two_loaders(strict=True):
     """Two loaders go along with each other, batch by batch and shard by shard."""
     team = lockstep.join()
