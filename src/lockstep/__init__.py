@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lockstep.data.evaluation import Evaluation
     from lockstep.data.evaluation_pass import EvaluationBatch
     from lockstep.data.loader import PreparedLoader
+    from lockstep.data.resumable import resumable
     from lockstep.joining.instrument import Instrument
     from lockstep.joining.team import Team
     from lockstep.launch.function import launch
@@ -52,6 +53,7 @@ _MODULES = {
     "join": "lockstep.joining.join",
     "launch": "lockstep.launch.function",
     "load_weights": "lockstep.state.checkpoint.weights",
+    "resumable": "lockstep.data.resumable",
 }
 
 __all__ = [
@@ -79,6 +81,7 @@ __all__ = [
     "join",
     "launch",
     "load_weights",
+    "resumable",
 ]
 
 

@@ -31,6 +31,9 @@ class ShardAssignment:
     """Whether a pass may go on behind other samples than before the run was interrupted (``--allow data``)."""
     moves: Moves | None = None
     """Where the blocks of shards may change; None: they are even."""
+    by_row: bool = False
+    """Whether each sample of a DataLoader is fetched in a random stream of its own, which belongs to its row in the global
+    batch, rather than to its shard."""
     is_beside: bool = False
     """Whether the pass that begins runs beside that of another loader, which counts the steps. (Nothing moves while a run has
     several loaders.)"""
@@ -42,6 +45,11 @@ class ShardAssignment:
         else:
             blocks = self.moves.newest if self.is_beside else self.moves.at(number)
         return plan_step(number, sizes, self.rank, blocks)
+
+    @property
+    def whole(self) -> int:
+        """In the keys of random streams, the number of what all ranks read alike: behind those of the shards."""
+        return self.num_shards
 
     def group(self, batches: Iterable[T]) -> Iterator[Sequence[T]]:
         """Group global batches into steps; the last step of a pass may have fewer than ``accumulate``."""

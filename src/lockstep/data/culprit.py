@@ -40,7 +40,9 @@ class Culprit:
         again = f"{name}[{number}]" if can_index else f"next(itertools.islice({name}, {number}, None))"
         return self._failed(error, "", [index], self._where(purpose, step, shard), again)
 
-    def read_one_of(self, error: Exception, indices: Any, purpose: Purpose, step: int, shard: int) -> DataError:
+    def read_one_of(
+        self, error: Exception, indices: Any, purpose: Purpose, step: int | None = None, shard: int | None = None
+    ) -> DataError:
         """The error for samples that were requested at once, where it is unknown which of them could not be read."""
         prefix = "" if len(indices) == 1 else "one of "
         return self._failed(error, prefix, indices, self._where(purpose, step, shard), "dataset.__getitems__([...])")

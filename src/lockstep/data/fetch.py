@@ -88,7 +88,7 @@ class SampleFetcher(Dataset[Any]):
         try:
             batch = self._collate_fn(samples)
         except Exception as error:
-            raise self._culprit.collating(error, self._indices(request), request.purpose, *request.key[1:3]) from error
+            raise self._culprit.collating(error, self._indices(request), request.purpose, *self._where(request)) from error
         if before is not None:
             self._changed.compare(
                 before, lambda: definition_of(self._collate_fn), lambda: self._collates_otherwise(samples, batch, restore)
@@ -105,6 +105,10 @@ class SampleFetcher(Dataset[Any]):
     def _indices(self, request: Request) -> Any:
         return request.indices
 
+    def _where(self, request: Request) -> tuple[int, ...]:
+        """The step and the shard, for error messages."""
+        return request.key[1:3]
+
     def _get(self, request: Request) -> Any:
         dataset: Any = self.dataset
         indices, samples, index = request.indices, [], None
@@ -112,7 +116,7 @@ class SampleFetcher(Dataset[Any]):
             try:
                 return self._get_items(indices)
             except Exception as error:
-                raise self._culprit.read_one_of(error, indices, request.purpose, *request.key[1:3]) from error
+                raise self._culprit.read_one_of(error, indices, request.purpose, *self._where(request)) from error
         try:
             if self._is_subset:  # as Subset.__getitems__ does, but this way a failing sample is known
                 whole, rows = dataset.dataset, dataset.indices
@@ -122,7 +126,29 @@ class SampleFetcher(Dataset[Any]):
                 for index in indices:
                     samples.append(dataset[index])
         except Exception as error:
-            raise self._culprit.read(error, index, request.purpose, *request.key[1:3]) from error
+            raise self._culprit.read(error, index, request.purpose, *self._where(request)) from error
+        return samples
+
+
+class RowFetcher(SampleFetcher):
+    """Fetches each sample in a random stream of its own: the key of the request is that of the first one's row, and the rows
+    follow one another. So what a sample draws does not depend on how many of its neighbours are fetched with it.
+
+    A data set with ``__getitems__`` is asked for all at once, in the stream of the first row.
+    """
+
+    def _where(self, request: Request) -> tuple[int, ...]:
+        return ()  # a loader alone numbers its steps otherwise than a script
+
+    def _get(self, request: Request) -> Any:
+        if self._get_items and not self._is_subset:
+            return super()._get(request)
+        samples: list[Any] = []
+        loader, step, first, part = request.key
+        for row, index in enumerate(request.indices, first):
+            reseed(self._seed, request.purpose, loader, step, row, part, 0)
+            samples += super()._get(Request(request.purpose, request.key, [index]))
+        reseed(self._seed, request.purpose, *request.key)  # for collate_fn
         return samples
 
 
@@ -193,12 +219,13 @@ def _collate(samples: Any) -> Any:
     return default_collate(samples)
 
 
-def choose_fetcher(seed: int, like: DataLoader[Any], rank: int = 0) -> Fetcher:
-    """The fastest fetcher that gives what the user's DataLoader would. Its errors name ``rank``."""
+def choose_fetcher(seed: int, like: DataLoader[Any], rank: int = 0, *, by_row: bool = False) -> Fetcher:
+    """The fastest fetcher that gives what the user's DataLoader would. Its errors name ``rank``.
+    ``by_row``: see ``RowFetcher``."""
     dataset, collate_fn = like.dataset, like.collate_fn
     if like.batch_sampler is None:
         return ReadyFetcher(seed, dataset, collate_fn, rank)
-    by_sample = SampleFetcher(seed, dataset, collate_fn, rank)
+    by_sample = (RowFetcher if by_row else SampleFetcher)(seed, dataset, collate_fn, rank)
     table: Any = dataset.dataset if type(dataset) is Subset else dataset
     is_table = type(table) is TensorDataset and all(tensor.layout == torch.strided for tensor in table.tensors)
     return TableFetcher(by_sample) if is_table and collate_fn is default_collate else by_sample

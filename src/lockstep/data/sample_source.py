@@ -203,7 +203,8 @@ class SampleSource(Source):
         self._assignment = assignment
         self._batch_sampler: Iterable[Sequence[Any]] = loader.batch_sampler  # type: ignore[assignment]
         self._indices = Indices(loader, self._batch_sampler, assignment)
-        self._pool = FetchPool(choose_fetcher(assignment.seed, loader, assignment.rank), loader)
+        fetcher = choose_fetcher(assignment.seed, loader, assignment.rank, by_row=assignment.by_row)
+        self._pool = FetchPool(fetcher, loader)
         self._trail: Trail | None = None
         """Of the indices. None: their order follows from the run's seed, the length and the generators alone."""
         own: Iterable[Any] = self._batch_sampler
@@ -216,7 +217,7 @@ class SampleSource(Source):
     def steps(self, first_step: int, epoch: int, skip: int = 0, *, compared: bool = False) -> Iterator[StepData]:
         assignment = self._assignment
         plans: deque[StepPlan] = deque()
-        is_shared = assignment.world_size > 1
+        is_shared, by_row = assignment.world_size > 1, assignment.by_row
 
         trail = self._trail
         if trail is not None:
@@ -241,7 +242,7 @@ class SampleSource(Source):
                         yield Request(Purpose.FETCH, (assignment.loader, step, 0, 0), samples, epoch)
                 for micro in plan.micro_steps:
                     micro.samples = batches[micro.part][micro.rows]
-                    key = (assignment.loader, step, micro.shard, micro.part)
+                    key = (assignment.loader, step, micro.rows.start if by_row else micro.shard, micro.part)
                     yield Request(Purpose.FETCH, key, micro.samples, epoch)
             if trail is not None:
                 trail.end()

@@ -37,7 +37,7 @@ class _ShardReader(StreamReader):
     """Collates the samples of this process's shards."""
 
     def __init__(self, loader: DataLoader[Any], assignment: ShardAssignment) -> None:
-        key = (assignment.loader, assignment.num_shards)
+        key = (assignment.loader, assignment.whole)
         is_compared = not assignment.allows_other_data
         super().__init__(loader, assignment.seed, Purpose.FETCH, key, assignment.rank, assignment.accumulate, is_compared)
         self._assignment = assignment
@@ -128,7 +128,7 @@ class ReadySource(Source):
         if is_torch_loader(batches):
             # Not iterated directly, so that random numbers drawn in its workers do not depend on how many there are.
             if isinstance(batches.dataset, IterableDataset):
-                key = (assignment.loader, assignment.num_shards)
+                key = (assignment.loader, assignment.whole)
                 self._reader = _ReadyReader(
                     batches, assignment.seed, Purpose.FETCH, key, assignment.rank, assignment.accumulate
                 )
@@ -259,7 +259,7 @@ class ReadySource(Source):
     def _key(self, first_step: int, number: int) -> tuple[int, int, int]:
         """The stream key of a batch of this pass: its step, and a number behind those of the shards."""
         steps, part = divmod(number, self._assignment.accumulate)
-        return first_step + steps, self._assignment.num_shards, part
+        return first_step + steps, self._assignment.whole, part
 
     @override
     def num_steps(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from types import FunctionType
 from typing import Any, TypeGuard
@@ -54,6 +55,26 @@ def check_batches(batches: Iterable[Any], call: str, passes: str) -> None:
             "this DataLoader has a DistributedSampler, which leaves each process only its own samples, and lockstep "
             "would split those again: leave the sampler out (use shuffle=True), and set batch_size to the global batch"
         )
+
+
+def check_not_split(batches: object) -> None:
+    """Check that accelerate has not prepared a loader, or split what it reads.
+
+    Raises:
+        DataError: it has.
+    """
+    accelerate = sys.modules.get("accelerate.data_loader")  # whoever has not imported it has prepared nothing
+    names = ("DataLoaderShard", "DataLoaderDispatcher", "BatchSamplerShard", "IterableDatasetShard")
+    kinds = tuple(kind for name in names if (kind := getattr(accelerate, name, None)) is not None)
+    parts = [batches, getattr(batches, "dataset", None)]
+    if isinstance(batches, DataLoader):
+        parts += samplers_of(batches)
+    for part in parts:
+        if isinstance(part, kinds):
+            raise DataError(
+                f"accelerate has prepared this loader ({type(part).__name__}): each process has only its own samples, and "
+                "these would be split again. Give resumable() the DataLoader as it was made, and do not prepare the result"
+            )
 
 
 def _is_spent_by_a_pass(batches: Iterable[Any]) -> bool:
