@@ -51,7 +51,7 @@ class _Pass:
 
 
 class _Sampler:
-    """``loader.sampler``, for the line ``loader.sampler.set_epoch(epoch)`` of scripts and libraries."""
+    """``loader.sampler.set_epoch(epoch)`` is a line of many scripts, and of Lightning."""
 
     def __init__(self, loader: ResumableLoader) -> None:
         self._loader = loader
@@ -82,7 +82,6 @@ class ResumableLoader:
         """The newest, until it has come to its end."""
         self._weight = 1.0
         self._is_weight_read = self._is_padding_said = False
-        self.sampler = _Sampler(self)
 
     def __len__(self) -> int:
         return self._source.num_steps()
@@ -101,12 +100,17 @@ class ResumableLoader:
     if not TYPE_CHECKING:  # so that type checkers report unknown attributes too
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if not name.startswith("_") and name != "sampler":
+            if not name.startswith("_"):
                 raise UsageError(
                     f"loader.{name} = ... would have no effect on a resumable loader, which has taken over how batches are "
                     "fetched: set it on the DataLoader, before resumable()"
                 )
             object.__setattr__(self, name, value)
+
+    @property
+    def sampler(self) -> _Sampler:
+        """Its ``set_epoch(epoch)`` is that of the loader, as in scripts with a ``DistributedSampler``."""
+        return _Sampler(self)  # made anew: a cycle would keep persistent workers until it is collected
 
     @property
     def epoch(self) -> int:
