@@ -58,6 +58,7 @@ PEERS = (
     Peer("Trainer", "by_trainer.py", ("transformers", "accelerate"), "checkpoints/checkpoint-*/model.safetensors", "python"),
     Peer("StatefulDataLoader", "by_stateful.py", ("torchdata",), "snapshot.pt"),
     Peer("DDP", "by_tutorial.py", (), "snapshot.pt"),
+    Peer("resumable + DDP", "by_resumable.py", (), "snapshot.pt"),
     Peer("lockstep", "by_lockstep.py", (), "run/checkpoints/step-*/model.safetensors", "lockstep"),
 )
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lockstep.data.evaluation import Evaluation
     from lockstep.data.evaluation_pass import EvaluationBatch
     from lockstep.data.loader import PreparedLoader
-    from lockstep.data.resumable import resumable
+    from lockstep.data.resumable import ResumableLoader, resumable
     from lockstep.joining.instrument import Instrument
     from lockstep.joining.team import Team
     from lockstep.launch.function import launch
@@ -47,6 +47,7 @@ _MODULES = {
     "Instrument": "lockstep.joining.instrument",
     "Listener": "lockstep.listener",
     "PreparedLoader": "lockstep.data.loader",
+    "ResumableLoader": "lockstep.data.resumable",
     "RunConfig": "lockstep.base.config",
     "Team": "lockstep.joining.team",
     "World": "lockstep.world.environment",
@@ -74,6 +75,7 @@ __all__ = [
     "ModelError",
     "PeerError",
     "PreparedLoader",
+    "ResumableLoader",
     "RunConfig",
     "Team",
     "UsageError",

@@ -16,7 +16,7 @@ PAGES = sorted(page for page in (ROOT / "docs" / "how-to").glob("*.md") if page.
 BLOCK = re.compile(r'^```python(?: title="(\w+\.py)")?\n(.*?)^```', flags=re.DOTALL | re.MULTILINE)
 SCRIPTS = [(page.stem, name, text) for page in PAGES for name, text in BLOCK.findall(page.read_text())]
 FINE_TUNE = "fine_tune.py"  # a port as well
-NO_TRAINING = ("before.py", "after.py", "in_a_notebook.py", "predict.py")  # or with a test of their own
+NO_TRAINING = ("before.py", "after.py", "in_a_notebook.py", "predict.py", "train_ddp.py")  # or with a test of their own
 TRAINING = [script for script in SCRIPTS if script[1] not in NO_TRAINING]
 STREAMS = ("hugging-face-streams", "webdataset")
 MIGRATIONS = {page for page, name, _ in SCRIPTS if name == "before.py"}
@@ -67,7 +67,9 @@ def test_every_python_block_is_a_script_with_a_name():
 def test_every_command_runs_a_script_of_its_page():
     for page in PAGES:
         for command in re.findall(r"^\$ (.*)", page.read_text(), flags=re.MULTILINE):
-            name = re.fullmatch(r"(?:lockstep run --nproc-per-node 2|lockstep verify|python) (\w+\.py)", command)
+            name = re.fullmatch(
+                r"(?:lockstep run --nproc-per-node 2|torchrun --nproc-per-node 2|lockstep verify|python) (\w+\.py)", command
+            )
             assert name, f"{page.name}: {command}"
             assert name[1] in {script for stem, script, _ in SCRIPTS if stem == page.stem}
 

@@ -1,4 +1,4 @@
-"""Which part of each global batch is this process's, for a loader that has no team."""
+"""The rank of this process and the comparison of ranks, for a loader without a team."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lockstep.world.environment import read_environment
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A rank among ranks, and who says so."""
+    """A rank, a number of ranks, and their source."""
 
     rank: int
     world_size: int
@@ -25,13 +25,12 @@ class Place:
 
 
 def is_open() -> bool:
-    """Whether the script has opened torch.distributed's process group."""
+    """Return whether the script has opened a process group."""
     return dist.is_available() and dist.is_initialized()
 
 
 def find_place(rank: int | None, world_size: int | None) -> Place:
-    """The place that the script gives, that of the open process group, or that of the launcher, in this order; else the only
-    one.
+    """Return the place from the arguments, the open process group or the launcher, in this order; otherwise 0 of 1.
 
     Raises:
         ConfigError: one of the two arguments is missing or out of range, or two of these sources disagree.
@@ -43,7 +42,7 @@ def find_place(rank: int | None, world_size: int | None) -> Place:
 
 
 def check_place(place: Place) -> None:
-    """Check a place that was found earlier against a process group that was opened since.
+    """Check a place against a process group that may have been opened since it was found.
 
     Raises:
         ConfigError: they disagree.
@@ -55,8 +54,8 @@ def check_place(place: Place) -> None:
 def _check_equal(one: Place, other: Place) -> None:
     if (one.rank, one.world_size) != (other.rank, other.world_size):
         raise ConfigError(
-            f"resumable(): {one}; {other}. With the wrong place this process would read samples of other ranks, and leave its "
-            "own out. Open the process group before resumable(), or pass the same rank= and world_size= everywhere."
+            f"resumable(): {one}, but {other}. This process would read the samples of another rank. Call resumable() after "
+            "init_process_group(), or pass the rank and world size of the group."
         )
 
 
@@ -79,10 +78,9 @@ def _of_group() -> Place:
 
 
 class Comparison:
-    """Compares over the open process group what must be the same on every rank. Without a group, nothing is compared.
+    """Compares values that must be the same on every rank, over the open process group.
 
-    Messages go over Gloo, in a group of their own where the script's group has only GPUs: a script may not have chosen its
-    GPU yet.
+    It uses Gloo, in a second group if the script's group has no Gloo: the script may not have selected its GPU yet.
     """
 
     def __init__(self) -> None:
@@ -92,10 +90,10 @@ class Comparison:
         """Collective: every rank calls it. Blocks until all have, or the group's timeout.
 
         Args:
-            found: by name, what this rank has, and what to do if others have something else.
+            found: for each name, the value of this rank and the remedy for the error message.
 
         Raises:
-            MismatchError: on every rank, if two ranks have other values.
+            MismatchError: on every rank, if two ranks have different values.
         """
         if self._group is None and "gloo" not in str(dist.get_backend_config()):
             self._group = dist.new_group(backend="gloo")
@@ -105,7 +103,6 @@ class Comparison:
             for rank, other in enumerate(all_found):
                 if other[name] != all_found[0][name]:
                     raise MismatchError(
-                        f"the loaders of the ranks differ: {name} is {all_found[0][name]} on rank 0, and {other[name]} on rank "
-                        f"{rank}. Each rank takes its part of its own global batches, so some samples would be used twice and "
-                        f"others never. {remedy}"
+                        f"the loaders of the ranks differ: {name} is {all_found[0][name]} on rank 0 and {other[name]} on rank "
+                        f"{rank}. Some samples would be used twice and others never. {remedy}"
                     )

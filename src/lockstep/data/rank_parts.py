@@ -1,4 +1,4 @@
-"""Global batches in one part for each rank, for a loader that has no team."""
+"""Splits each global batch into one part per rank, for a loader without a team."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from lockstep.plan.blocks import even_blocks
 from lockstep.plan.shards import StepPlan, plan_step
 
 _MOST_BATCHES = 10**9
-"""In a pass."""
+"""The largest number of batches in a pass."""
 _BEHIND_ALL_ROWS = 1 << 40
 
 
 @dataclass(kw_only=True, slots=True)
 class RankParts(ShardAssignment):
-    """One shard for each rank, and none empty: a rank for which a batch has no sample takes that of another.
+    """One shard per rank, and no empty one: a rank without a sample takes the sample of another rank.
 
-    What is read depends on the seed and the position alone, and not on the number of ranks.
+    The random streams of reading depend on seed and position only, not on the number of ranks.
     """
 
     @property
@@ -34,11 +34,11 @@ class RankParts(ShardAssignment):
 
 
 def rank_parts(rank: int, world_size: int, seed: int) -> RankParts:
-    """The part of a rank."""
+    """Return the assignment of a rank."""
     return RankParts(rank=rank, world_size=world_size, num_shards=world_size, seed=seed, loader=0, by_row=True)
 
 
 def first_step(epoch: int) -> int:
-    """The number of the first batch of an epoch among all batches: each has random streams of its own, and an epoch may be as
-    long as it likes."""
+    """Return the step number of the first batch of an epoch. No two batches share one, at any length of an epoch, so each has
+    random streams of its own."""
     return epoch * _MOST_BATCHES + 1

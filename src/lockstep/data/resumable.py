@@ -6,6 +6,7 @@ It has no team: no weights, no gradients. A position in the data is all that it 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,9 @@ _FORMAT = 1
 """Of ``state_dict``."""
 _MISSING = ("batch_sampler", "drop_last")
 """Attributes of a DataLoader by which libraries make another one, which would not be split."""
+
+_ONE_AHEAD = ("lightning.pytorch.", "pytorch_lightning.")
+"""Whose code has a batch more than its loop has been given, of a loader whose length it does not know."""
 
 
 @dataclass(slots=True)
@@ -155,7 +159,17 @@ class ResumableLoader:
 
         It is small and the same on every rank, so that one rank can save it, and consists of tensors and plain values
         (``torch.load(..., weights_only=True)`` reads it), but for what data sets and samplers give as a state of their own.
+
+        Raises:
+            UsageError: Lightning asks, within a pass over a loader without a length.
         """
+        if self._pass is not None and length_of(self) is None:
+            caller = str(sys._getframe(1).f_globals.get("__name__"))
+            if caller.startswith(_ONE_AHEAD):
+                raise UsageError(
+                    f"{caller.partition('.')[0]} prefetches a batch of a loader without a length, so its checkpoint "
+                    "would leave a batch out: give the data set a __len__(), or save at the ends of epochs only"
+                )
         now = self._position()
         last = None if self._pass is None else first_step(now.epoch) + now.done - 1
         source = now.source if now.is_loaded else self._source.state(last)
