@@ -1,6 +1,6 @@
-"""A loader for scripts that keep their own loop under DDP: each sample of a pass once, also where the number of ranks changes.
+"""A loader for scripts with a loop of their own under DDP: it resumes within an epoch at any number of ranks.
 
-It has no team: no weights, no gradients. A position in the data is all that it keeps.
+It needs no team. Its state is a position in the data; weights and gradients are the script's.
 """
 
 from __future__ import annotations
@@ -25,28 +25,27 @@ from lockstep.plan.shards import StepPlan
 from lockstep.world import devices
 
 _FORMAT = 1
-"""Of ``state_dict``."""
+"""The version of the format of ``state_dict``."""
 _MISSING = ("batch_sampler", "drop_last")
-"""Attributes of a DataLoader by which libraries make another one, which would not be split."""
-
-_ONE_AHEAD = ("lightning.pytorch.", "pytorch_lightning.")
-"""Whose code has a batch more than its loop has been given, of a loader whose length it does not know."""
+"""Attributes from which libraries build a second DataLoader. It would read the whole global batch on every rank."""
+_PREFETCHING = ("lightning.pytorch.", "pytorch_lightning.")
+"""Modules that take one batch ahead of their loop from a loader without a length."""
 
 
 @dataclass(slots=True)
 class _Position:
-    """Behind ``done`` batches of an epoch."""
+    """A position in the data: after ``done`` batches of an epoch."""
 
     epoch: int
     done: int = 0
     source: Any = None
-    """The state of the source, if it was loaded."""
+    """The loaded state of the source."""
     is_loaded: bool = False
 
 
 @dataclass(eq=False, slots=True)
 class _Pass:
-    """A pass over the loader, and how far it has come."""
+    """A pass over the loader, and the number of its batches that the loop has received."""
 
     epoch: int
     done: int
@@ -55,7 +54,7 @@ class _Pass:
 
 
 class _Sampler:
-    """``loader.sampler.set_epoch(epoch)`` is a line of many scripts, and of Lightning."""
+    """Supports ``loader.sampler.set_epoch(epoch)``, which DDP scripts and Lightning call."""
 
     def __init__(self, loader: ResumableLoader) -> None:
         self._loader = loader
@@ -66,10 +65,10 @@ class _Sampler:
 
 
 class ResumableLoader:
-    """What ``lockstep.resumable`` returns: this rank's part of each global batch.
+    """Yields this rank's part of each global batch of a loader. Made by ``lockstep.resumable``.
 
-    ``len()`` counts global batches: the iterations of every rank. ``dataset``, ``batch_size`` and other attributes are those of
-    the loader that was given, and cannot be set.
+    ``len()`` is the number of global batches, and so of iterations on every rank. ``dataset``, ``batch_size`` and other
+    attributes are those of the wrapped loader. They are read-only.
     """
 
     def __init__(self, loader: Iterable[Any], *, seed: int, place: Place, compare: bool) -> None:
@@ -79,11 +78,11 @@ class ResumableLoader:
         self._source = choose_source(loader, rank_parts(place.rank, place.world_size, seed))
         self._comparison = Comparison() if compare and place.world_size > 1 else None
         self._is_compared = False
-        """Whether the ranks have found that they read the same data."""
+        """Whether the ranks have compared the content of a batch."""
         self._next = _Position(0)
-        """Where the next pass begins, if none is under way."""
+        """The beginning of the next pass, if no pass is under way."""
         self._pass: _Pass | None = None
-        """The newest, until it has come to its end."""
+        """The newest pass, until the loop has asked for a batch after its last one."""
         self._weight = 1.0
         self._is_weight_read = self._is_padding_said = False
 
@@ -93,9 +92,9 @@ class ResumableLoader:
     def __getattr__(self, name: str) -> Any:
         if name in _MISSING:
             raise AttributeError(
-                f"a resumable loader has no .{name}, from which a second loader could be made that reads all samples on every "
-                "rank. Iterate the resumable loader itself. Instead of skip_first_batches(loader, n), as transformers' Trainer "
-                "does it when it resumes: loader.load_state_dict(state)"
+                f"a resumable loader has no .{name}: a second loader made from it would read all samples on every rank. "
+                "Iterate the resumable loader itself. Instead of skip_first_batches(loader, n): loader.load_state_dict(state). "
+                "With transformers' Trainer, set ignore_data_skip=True and load the state before train()."
             )
         if name.startswith("_"):
             raise AttributeError(name)
@@ -106,39 +105,41 @@ class ResumableLoader:
         def __setattr__(self, name: str, value: Any) -> None:
             if not name.startswith("_"):
                 raise UsageError(
-                    f"loader.{name} = ... would have no effect on a resumable loader, which has taken over how batches are "
-                    "fetched: set it on the DataLoader, before resumable()"
+                    f"loader.{name} = ... would have no effect, because a resumable loader fetches batches by itself: set it "
+                    "on the DataLoader before resumable()"
                 )
             object.__setattr__(self, name, value)
 
     @property
     def sampler(self) -> _Sampler:
-        """Its ``set_epoch(epoch)`` is that of the loader, as in scripts with a ``DistributedSampler``."""
-        return _Sampler(self)  # made anew: a cycle would keep persistent workers until it is collected
+        """An object whose ``set_epoch(epoch)`` calls the loader's, for scripts that had a ``DistributedSampler``."""
+        return _Sampler(self)  # not kept: a reference cycle would delay the end of persistent workers
 
     @property
     def epoch(self) -> int:
-        """The epoch of the pass that is under way, or was left early; else that of the next pass."""
+        """The epoch of the current position. After a completed pass, it is the next epoch."""
         return self._position().epoch
 
     @property
     def weight(self) -> float:
-        """This rank's share of the samples of the newest global batch, times the number of ranks: 1 if all have equally many.
+        """This rank's share of the samples of the newest global batch, times the number of ranks. It is 1 if parts are equal.
 
-        DDP averages the gradients of the ranks: ``(loss * loader.weight).backward()``, with a loss that is a mean over this
-        rank's samples, makes of that the gradient of the mean over the global batch. It is 0 on a rank that was given a sample
-        of another.
+        DDP averages the gradients of the ranks. With a loss that is a mean over this rank's samples,
+        ``(loss * loader.weight).backward()`` gives the gradient of the mean over the global batch. The weight is 0 on a rank
+        that received a sample of another rank, because the global batch has fewer samples than ranks.
         """
         self._is_weight_read = True
         return self._weight
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the next pass at the beginning of this epoch. Every rank calls it.
+        """Move the position to the beginning of an epoch. Every rank must call it.
 
-        Passes follow one another without it. It is needed where a pass was left early: to say which epoch is next.
+        The loader counts completed passes by itself. The call is required only after a pass was left early, to say which epoch
+        is next. It does nothing if it names the epoch of a loaded state or of the running pass.
 
         Raises:
-            UsageError: ``load_state_dict`` has put the loader into another epoch.
+            ConfigError: ``epoch`` is negative.
+            UsageError: a state was loaded, and it is in another epoch.
         """
         if epoch < 0:
             raise ConfigError(f"loader.set_epoch({epoch}): epochs are numbered from 0")
@@ -147,28 +148,28 @@ class ResumableLoader:
             return
         if now.is_loaded and not (epoch == now.epoch + 1 and self._is_whole(now)):
             raise UsageError(
-                f"loader.set_epoch({epoch}), and the loaded state is {now.done} batches into epoch {now.epoch}: samples would "
-                "be used again, or left out. Begin the loop there: for epoch in range(loader.epoch, num_epochs)"
+                f"loader.set_epoch({epoch}) after a state was loaded that is {now.done} batches into epoch {now.epoch}: "
+                "samples would be used twice or never. Start the loop there: for epoch in range(loader.epoch, num_epochs)"
             )
         if now.is_loaded:
             self._finish(now)
         self._pass, self._next = None, _Position(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position behind the newest batch that the loop was given, whatever workers have fetched.
+        """Return the position after the newest batch that the loop has received, regardless of what workers have prefetched.
 
-        It is small and the same on every rank, so that one rank can save it, and consists of tensors and plain values
-        (``torch.load(..., weights_only=True)`` reads it), but for what data sets and samplers give as a state of their own.
+        It is small, and equal on every rank, so one rank saves it. It consists of tensors and plain values, which
+        ``torch.load(..., weights_only=True)`` reads, unless a dataset or sampler has other values in its own ``state_dict()``.
 
         Raises:
-            UsageError: Lightning asks, within a pass over a loader without a length.
+            UsageError: Lightning calls it within a pass over a loader without a length.
         """
         if self._pass is not None and length_of(self) is None:
             caller = str(sys._getframe(1).f_globals.get("__name__"))
-            if caller.startswith(_ONE_AHEAD):
+            if caller.startswith(_PREFETCHING):
                 raise UsageError(
-                    f"{caller.partition('.')[0]} prefetches a batch of a loader without a length, so its checkpoint "
-                    "would leave a batch out: give the data set a __len__(), or save at the ends of epochs only"
+                    f"{caller.partition('.')[0]} prefetches a batch of a loader without a length, so its checkpoint would "
+                    "leave that batch out: give the dataset a __len__(), or save at the ends of epochs only"
                 )
         now = self._position()
         last = None if self._pass is None else first_step(now.epoch) + now.done - 1
@@ -182,26 +183,26 @@ class ResumableLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state of another process, or of this one earlier. Every rank calls it, before it iterates.
+        """Continue from a state that ``state_dict`` returned. Every rank must call it before it iterates.
 
-        The numbers of ranks and loader workers may be others. The next pass is the rest of that epoch: no batch, if the state
-        was taken behind the last one, so that the code between two passes runs.
+        The numbers of ranks and loader workers may have changed. The next pass is the rest of the epoch. It is empty if the
+        state was taken after the last batch, so that the script runs its code between two passes.
 
         Raises:
-            MismatchError: the state is of another seed, batch size or data set, or of another format.
+            MismatchError: the state has another seed, batch size, dataset length or format.
         """
         if state.get("format") != _FORMAT:
             raise MismatchError(
                 f"the format of this state is {state.get('format')!r}, and this version of lockstep reads format {_FORMAT}: it "
-                "is of another kind of loader, or of another version of lockstep"
+                "was saved by another kind of loader or another version of lockstep"
             )
         then, now = state["data"], self._describe()
         if now != then:
             was, found = next(pair for pair in itertools.zip_longest(then, now) if pair[0] != pair[1])
             raise MismatchError(
-                f"this state is of a loader with {was}, and this loader has {found}: {state['batches']} batches into epoch "
-                f"{state['epoch']}, other samples would be left than those that are. Change it back; or load no state, and "
-                "begin an epoch with loader.set_epoch(epoch)"
+                f"the state was saved by a loader with {was}, and this loader has {found}: after {state['batches']} batches of "
+                f"epoch {state['epoch']}, samples would be used twice or never. Change it back, or do not load the state and "
+                "start at an epoch of your choice: loader.set_epoch(epoch)"
             )
         source = from_portable(state["source"])
         self._source.load_state(source)
@@ -213,12 +214,12 @@ class ResumableLoader:
         steps = self._steps(this, compared=compares and not self._is_compared)
         try:
             while True:
-                with preserve_rng():  # what is fetched draws from streams of its own
+                with preserve_rng():  # fetching uses random streams of its own
                     step = next(steps, None)
                 if this is not self._pass:
                     raise UsageError(
-                        "an iterator of a resumable loader was used after a newer one, set_epoch() or load_state_dict(): there "
-                        "is one position in the data, and it was moved"
+                        "an iterator of a resumable loader was used after a newer iterator, set_epoch() or load_state_dict() "
+                        "moved the position: a loader has one position, so use one iterator at a time"
                     )
                 if compares:
                     self._compare(this, step)
@@ -236,11 +237,11 @@ class ResumableLoader:
         if before is not None:
             if not self._is_whole(before):
                 raise UsageError(
-                    f"the pass before was left after {before.done} batches of epoch {before.epoch}, and the loader is iterated "
-                    f"again: which samples are next? loader.set_epoch({before.epoch}) begins that epoch again (if a batch was "
-                    f"only looked at, say), loader.set_epoch({before.epoch + 1}) the next one"
+                    f"the last pass was left after {before.done} batches of epoch {before.epoch}, and it is not known which "
+                    f"samples are next: call loader.set_epoch({before.epoch}) to repeat that epoch (after next(iter(loader)), "
+                    f"for example), or loader.set_epoch({before.epoch + 1}) to drop the rest of it"
                 )
-            begin = _Position(before.epoch + 1)  # whoever counts to len() does not ask for the end
+            begin = _Position(before.epoch + 1)  # a loop that counts to len() does not ask for the end
         check_place(self._place)
         self._pass = this = _Pass(begin.epoch, begin.done)
         return this
@@ -249,29 +250,29 @@ class ResumableLoader:
         return self._next if self._pass is None else _Position(self._pass.epoch, self._pass.done)
 
     def _is_whole(self, position: _Position | _Pass) -> bool:
-        """Whether all batches of the epoch are done, if its length is known."""
+        """Return whether all batches of the epoch have been received; False if the length is unknown."""
         return 0 < position.done == length_of(self)
 
     def _finish(self, position: _Position) -> None:
-        """Bring samplers and data set from the beginning of the epoch, where a loaded state has put them, to its end."""
+        """Move samplers and dataset, which a loaded state has put to the beginning of an epoch, to its end."""
         with preserve_rng():
             for _ in self._source.steps(first_step(position.epoch), position.epoch, position.done):
                 pass
 
     def _steps(self, this: _Pass, *, compared: bool) -> Iterator[StepData]:
-        """The steps of a pass that are left. The source is told of each that the loop takes: see ``Source.taken``."""
+        """Yield the remaining steps of a pass, and report each to the source: see ``Source.taken``."""
         next_step = first_step(this.epoch) + this.done
         try:
             for step in self._source.steps(first_step(this.epoch), this.epoch, this.done, compared=compared):
                 next_step = step[0].number + 1
                 self._source.taken(step[0].number)
                 yield step
-        except MismatchError as error:  # the engine's remedies are options of a run
+        except MismatchError as error:  # its message names options of a run
             name = type(getattr(self._loader, "dataset", self._loader)).__name__
             raise MismatchError(
-                f"{name} or its sampler does not repeat itself: read again, the first {this.done} batches of epoch "
-                f"{this.epoch} are others than before, so some samples would be used twice and others never. Let their order "
-                f"depend on fixed seeds alone. Or load no state, and begin the epoch again: loader.set_epoch({this.epoch})"
+                f"{name} or its sampler is not repeatable: read again, the first {this.done} batches of epoch {this.epoch} "
+                "have other samples than before, so some samples would be used twice and others never. Make their order "
+                f"depend on fixed seeds only; or do not load the state and repeat the epoch: loader.set_epoch({this.epoch})"
             ) from error
         except Exception:
             self._source.taken(next_step)
@@ -284,11 +285,11 @@ class ResumableLoader:
         if num_samples < world_size and rank == 0 and not (self._is_weight_read or self._is_padding_said):
             self._is_padding_said = True
             say(
-                f"WARNING: a global batch of epoch {this.epoch} has fewer samples ({num_samples}) than there are ranks "
-                f"({world_size}): the last ranks are given samples of others, which count twice in DDP's average. "
-                "`loss * loader.weight` counts each once; DataLoader(..., drop_last=True) leaves such a batch out."
+                f"WARNING: a global batch of epoch {this.epoch} has fewer samples ({num_samples}) than ranks "
+                f"({world_size}), so the last ranks received samples of other ranks, which count twice in DDP's average. Use "
+                "`loss * loader.weight` to count each sample once, or DataLoader(..., drop_last=True) to drop such batches."
             )
-        # (If the script began to use its GPU only after it made the loader, the source does not pin.)
+        # The source does not pin if the script made the loader before it first used its GPU.
         pins = getattr(self._loader, "pin_memory", False) and devices.in_use() is not None
         return pin(data[0]) if pins else data[0]
 
@@ -297,22 +298,22 @@ class ResumableLoader:
         first = "nothing" if step is None else f"{step[0].num_samples} samples with the digest {step[0].digest[:8]}"
         self._comparison.check(
             {
-                "what is read": (", ".join(self._describe()), "Give every rank the same data set and seed."),
+                "what is read": (", ".join(self._describe()), "Give every rank the same dataset and seed."),
                 "the position": (
                     f"{this.done} batches into epoch {this.epoch}",
                     "Call load_state_dict() and set_epoch() on every rank, with the same state.",
                 ),
                 "the first global batch": (
                     first,
-                    "Give every rank the whole data set, in the same order: this loader splits it. (If machines decode the "
-                    "same file to other bits: compare=False.)",
+                    "Give every rank the whole dataset, in the same order, and let this loader split it. If machines decode "
+                    "the same file to different bits, use compare=False.",
                 ),
             }
         )
         self._is_compared = True
 
     def _describe(self) -> list[str]:
-        """What must be the same on every rank, and behind a resume."""
+        """Return lines that must be equal on every rank and after a resume."""
         return [f"seed={self._seed}", *self._source.describe(), *self._source.describe_samples()]
 
 
@@ -324,38 +325,38 @@ def resumable(
     world_size: int | None = None,
     compare: bool = True,
 ) -> ResumableLoader:
-    """A loader whose position any number of ranks can go on from, for a loop of your own under DistributedDataParallel.
+    """Wrap a loader so that a loop under DistributedDataParallel can resume within an epoch, at any number of ranks.
 
-    ``lockstep.join`` is not needed. ::
+    ``lockstep.join`` is not required. ::
 
         loader = lockstep.resumable(DataLoader(data, 64, shuffle=True))  # 64: the global batch
         for epoch in range(loader.epoch, num_epochs):
             for batch in loader:  # this rank's part of the next global batch
                 ...
-                state = {"model": ..., "loader": loader.state_dict()}  # the same on every rank: one of them saves it
+                state = {"model": ..., "loader": loader.state_dict()}  # equal on every rank; one rank saves it
 
     After a restart, every rank calls ``loader.load_state_dict(state["loader"])`` before the loop. The numbers of ranks and
-    workers may be others. Each sample of an epoch is used once, and all ranks have equally many iterations: in a global batch
-    with fewer samples than ranks, the last ranks are given samples of others, and a ``weight`` of 0.
+    workers may have changed. Each sample of an epoch is used once, and every rank has the same number of iterations. If a
+    global batch has fewer samples than ranks, the last ranks receive samples of other ranks, and their ``weight`` is 0.
 
-    The order of samples depends on ``seed``, the epoch and the loader alone. Each sample of a map-style data set draws random
-    numbers from a stream of its own, whatever the number of ranks and workers; ``collate_fn`` draws from one for each rank.
+    The order of samples depends on ``seed``, the epoch and the loader only. Each sample of a map-style dataset draws from
+    random streams of its own, at any number of ranks and workers. ``collate_fn`` draws once for each rank's part.
 
     Args:
-        loader: a ``DataLoader`` over the whole data set, whose batch size is the global one, without a ``DistributedSampler``;
-            or another iterable, of ready batches, which are cut along dimension 0.
-        seed: of the order of samples, and of the random numbers that they draw. The same on every rank.
-        rank: this process's. If it is not given: that of the open process group, else what the launcher has set (torchrun,
-            ``lockstep run``, mpirun, srun), else 0 of 1.
-        world_size: the number of ranks. Given together with ``rank``.
-        compare: whether ranks compare that they have the same data, seed and position, with the first batch of each pass, which
-            every rank must then ask for. (Only where a process group is open.)
+        loader: a ``DataLoader`` over the whole dataset, without a ``DistributedSampler``, whose batch size is the global
+            batch size; or an iterable of ready batches, which are cut along dimension 0.
+        seed: determines the order of samples and their random numbers. It must be the same on every rank.
+        rank: the rank of this process. The default is the rank in the open process group, otherwise in the launcher's variables
+            (torchrun, ``lockstep run``, mpirun, srun), otherwise 0 of 1.
+        world_size: the number of ranks; required with ``rank``.
+        compare: whether ranks compare seed, data and position at the first batch of each pass, if a process group is open.
+            Every rank must then ask for that batch.
 
     Raises:
         ConfigError: ``rank`` is out of range, or two sources of it disagree.
         DataError: the loader is split over ranks already, or can be read only once.
     """
     if isinstance(loader, ResumableLoader):
-        raise DataError("resumable() was given a resumable loader, whose parts would be split over the ranks again")
+        raise DataError("resumable() received a resumable loader: its parts would be split over the ranks again")
     check_not_split(loader)
     return ResumableLoader(loader, seed=seed, place=find_place(rank, world_size), compare=compare)
