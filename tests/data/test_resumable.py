@@ -10,7 +10,7 @@ from collections import Counter
 import numpy
 import pytest
 import torch
-from data_helpers import Noisy, NoisyStream, Numbers, same
+from data_helpers import Noisy, NoisyStream, Numbers, prepared, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_kinds import NUM_SAMPLES, OTHERWISE, REPEATING, missing
@@ -346,6 +346,17 @@ def test_a_loader_that_is_split_already_is_refused():
     for loader in (split, lockstep.resumable(DataLoader(data, 4)), (batch for batch in [torch.ones(4)])):
         with pytest.raises(lockstep.DataError):
             lockstep.resumable(loader)
+
+
+def test_a_run_refuses_a_resumable_loader_which_it_would_split_again():
+    with pytest.raises(lockstep.DataError):
+        prepared(lockstep.resumable(DataLoader(Numbers(30), 4)))
+
+
+@pytest.mark.parametrize("seed", [None, 1.0, "0"])
+def test_a_seed_that_is_no_whole_number_is_refused(seed):
+    with pytest.raises(lockstep.ConfigError):
+        lockstep.resumable(DataLoader(Numbers(30), 4), seed=seed)
 
 
 @pytest.mark.parametrize("rank", [-1, 2, None])

@@ -103,6 +103,19 @@ def test_a_place_that_is_not_that_of_the_group_is_refused(run_here):
     assert done.stdout.count("refused") == 4, done.stdout
 
 
+def test_a_script_that_ends_within_a_pass_ends_silently(run_here):
+    source = """
+        from torch.utils.data import DataLoader
+        import lockstep
+
+        loader = lockstep.resumable(DataLoader(range(30), 4, shuffle=True))
+        batches = iter(loader)
+        next(batches)
+    """
+    done = run_here(source)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 TRAIN = """
 import json, os, signal, sys
 from pathlib import Path

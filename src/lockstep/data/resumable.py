@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lockstep.base.errors import ConfigError, DataError, MismatchError, UsageError
+from lockstep.base.errors import ConfigError, MismatchError, UsageError
 from lockstep.base.stopping import say
 from lockstep.data.batches import pin
 from lockstep.data.place import Comparison, Place, check_place, find_place, is_open
@@ -70,6 +70,8 @@ class ResumableLoader:
     ``len()`` is the number of global batches, and so of iterations on every rank. ``dataset``, ``batch_size`` and other
     attributes are those of the wrapped loader. They are read-only.
     """
+
+    is_split_over_ranks = True
 
     def __init__(self, loader: Iterable[Any], *, seed: int, place: Place, compare: bool) -> None:
         self._loader = loader
@@ -267,16 +269,17 @@ class ResumableLoader:
                 next_step = step[0].number + 1
                 self._source.taken(step[0].number)
                 yield step
-        except MismatchError as error:  # its message names options of a run
+        except Exception as error:  # (Only a builtin name: a pass may be closed while Python ends.)
+            if not isinstance(error, MismatchError):
+                self._source.taken(next_step)
+                raise
+            # Its message names options of a run, and a loader alone has none.
             name = type(getattr(self._loader, "dataset", self._loader)).__name__
             raise MismatchError(
                 f"{name} or its sampler is not repeatable: read again, the first {this.done} batches of epoch {this.epoch} "
                 "have other samples than before, so some samples would be used twice and others never. Make their order "
                 f"depend on fixed seeds only; or do not load the state and repeat the epoch: loader.set_epoch({this.epoch})"
             ) from error
-        except Exception:
-            self._source.taken(next_step)
-            raise
         self._source.ended()
 
     def _part(self, this: _Pass, plan: StepPlan, data: list[Any]) -> Any:
@@ -345,7 +348,8 @@ def resumable(
     Args:
         loader: a ``DataLoader`` over the whole dataset, without a ``DistributedSampler``, whose batch size is the global
             batch size; or an iterable of ready batches, which are cut along dimension 0.
-        seed: determines the order of samples and their random numbers. It must be the same on every rank.
+        seed: determines the order of samples and their random numbers. It must be the same on every rank. Two loaders of equal
+            length with the same seed have the same order: give each its own.
         rank: the rank of this process. The default is the rank in the open process group, otherwise in the launcher's variables
             (torchrun, ``lockstep run``, mpirun, srun), otherwise 0 of 1.
         world_size: the number of ranks; required with ``rank``.
@@ -353,10 +357,10 @@ def resumable(
             Every rank must then ask for that batch.
 
     Raises:
-        ConfigError: ``rank`` is out of range, or two sources of it disagree.
+        ConfigError: ``seed`` is not a whole number, ``rank`` is out of range, or two sources of it disagree.
         DataError: the loader is split over ranks already, or can be read only once.
     """
-    if isinstance(loader, ResumableLoader):
-        raise DataError("resumable() received a resumable loader: its parts would be split over the ranks again")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ConfigError(f"resumable(seed={seed!r}): a seed is a whole number, the same on every rank")
     check_not_split(loader)
     return ResumableLoader(loader, seed=seed, place=find_place(rank, world_size), compare=compare)

@@ -43,8 +43,13 @@ def check_batches(batches: Iterable[Any], call: str, passes: str) -> None:
     and what that does with it.
 
     Raises:
-        DataError: it has a DistributedSampler, or can be iterated only once.
+        DataError: it has a DistributedSampler, was made by ``resumable``, or can be iterated only once.
     """
+    if getattr(batches, "is_split_over_ranks", False):
+        raise DataError(
+            f"{call} received a loader of lockstep.resumable(), which leaves each process only its own samples: they would be "
+            f"split again. Give {call} the DataLoader itself"
+        )
     if not isinstance(batches, DataLoader) and _is_spent_by_a_pass(batches):
         raise DataError(
             f"a {type(batches).__name__} can be read only once, so a second {passes} would be empty: give {call} a DataLoader, "
