@@ -17,7 +17,15 @@ BLOCK = re.compile(r'^```python(?: title="(\w+\.py)")?\n(.*?)^```', flags=re.DOT
 SCRIPTS = [(page.stem, name, text) for page in PAGES for name, text in BLOCK.findall(page.read_text())]
 FINE_TUNE = "fine_tune.py"  # a port as well
 # or with a test of their own
-NO_TRAINING = ("before.py", "after.py", "in_a_notebook.py", "predict.py", "train_ddp.py", "with_trainer.py")
+NO_TRAINING = (
+    "before.py",
+    "after.py",
+    "in_a_notebook.py",
+    "predict.py",
+    "train_ddp.py",
+    "with_trainer.py",
+    "evaluate_ddp.py",
+)
 TRAINING = [script for script in SCRIPTS if script[1] not in NO_TRAINING]
 STREAMS = ("hugging-face-streams", "webdataset")
 MIGRATIONS = {page for page, name, _ in SCRIPTS if name == "before.py"}

@@ -11,7 +11,10 @@ from warm import run_here
 __all__ = ["run_here"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "resumable-loader.md"
-SCRIPT = re.search(r'```python title="train_ddp.py"\n(.*?)```', PAGE.read_text(), re.DOTALL)[1]
+SCRIPT, EVALUATION = (
+    re.search(rf'```python title="{name}"\n(.*?)```', PAGE.read_text(), re.DOTALL)[1]
+    for name in ("train_ddp.py", "evaluate_ddp.py")
+)
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.long]
 
@@ -41,3 +44,14 @@ def test_killed_under_torchrun_and_resumed_on_other_numbers_of_processes_it_has_
         found |= losses(done.stdout)
     assert found == pytest.approx(losses(whole.stdout), abs=2e-4)
     assert sorted(found) == [1, 2, 3, 4, 5]
+
+
+def test_an_evaluation_counts_each_sample_once_on_any_number_of_processes(run_here):
+    """The last of the global batches has three samples."""
+    said = []
+    for nproc in ("1", "2", "4"):
+        done = run_here(EVALUATION, "--nproc-per-node", nproc)
+        assert done.returncode == 0, done.stderr
+        said += re.findall(r"^(\d+) of 499 are correct$", done.stdout, re.MULTILINE)
+    assert len(said) == 3
+    assert len({*said}) == 1

@@ -50,6 +50,16 @@ def train(args: argparse.Namespace, notes: task.Notes) -> None:
     dist.destroy_process_group()
 
 
+def evaluate(args: argparse.Namespace, notes: task.Notes) -> None:
+    """Each rank counts the samples with a weight; sums are reduced at the end."""
+    dist.init_process_group("gloo")
+    loader = lockstep.resumable(DataLoader(task.Numbered(args.samples), 2 * dist.get_world_size()))
+    for batch in loader:
+        if loader.weight:
+            notes.evaluated(batch["number"])
+    dist.destroy_process_group()
+
+
 def stream(args: argparse.Namespace, notes: task.Notes) -> None:
     """A stream of all files on every rank."""
     dist.init_process_group("gloo")
@@ -66,5 +76,4 @@ def stream(args: argparse.Namespace, notes: task.Notes) -> None:
 
 
 if __name__ == "__main__":
-    others = {name: getattr(by_tutorial, name) for name in ("evaluate", "accumulate")}
-    task.run({"train": train, "stream": stream, **others})
+    task.run({"train": train, "evaluate": evaluate, "stream": stream, "accumulate": by_tutorial.accumulate})
