@@ -74,7 +74,7 @@ def shuffled(num_samples=30, batch_size=4, **options):
     return lambda: DataLoader(Numbers(num_samples), batch_size, shuffle=True, **options)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     num_samples=st.integers(1, 25),
     batch_size=st.integers(1, 9),
@@ -338,6 +338,19 @@ def test_the_state_of_another_seed_or_kind_is_refused():
     for other, options in ((state, {"seed": 1}), ({"_snapshot": 3}, {})):
         with pytest.raises(lockstep.MismatchError):
             world_of(shuffled(), 2, other, **options)
+
+
+@pytest.mark.parametrize("part", ["step", "now"])
+def test_a_state_of_which_a_part_is_missing_is_refused(part):
+    """As where it is loaded into the structure of a new loader's, by torch.distributed.checkpoint."""
+
+    def make():
+        return DataLoader(Numbers(30), **SAMPLERS["numpy"]())
+
+    _, state = train(make, 2, 2, stop=3)
+    del state["source"]["indices"][part]
+    with pytest.raises(lockstep.MismatchError):
+        world_of(make, 2, state)
 
 
 def test_a_loader_that_is_split_already_is_refused():

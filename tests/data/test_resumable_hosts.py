@@ -131,6 +131,13 @@ assert [epoch for epoch, _ in whole] == [0] * 8 + [1] * 8 + [2] * 8
 for step in (3, 8, 13):  # within epochs, and at the end of one
     rest = fit(Module(range(30), True), f"saved/step={step}.ckpt")
     assert rest == whole[step:], step
+fabric = lightning.Fabric(accelerator="cpu", devices=1)
+loader, other = Module(range(30), True).loader, Module(range(30), True).loader
+used = [batch.tolist() for batch, _ in zip(loader, range(3), strict=False)]
+fabric.save("fabric.ckpt", {"loader": loader})
+fabric.load("fabric.ckpt", {"loader": other})
+done = loader.state_dict()["batches"]
+assert [batch.tolist() for batch in other] == [batch for _, batch in whole[done:8]]
 try:
     fit(Module(Stream(), False))
 except lockstep.UsageError:

@@ -1,4 +1,4 @@
-"""States as tensors and plain values, which ``torch.load(..., weights_only=True)`` reads."""
+"""Converts states to tensors and plain values, which ``torch.load(..., weights_only=True)`` reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ARRAY = "lockstep: array"
 
 
 def to_portable(state: Any) -> Any:
-    """The same tree with tensors in the place of NumPy's arrays, each marked."""
+    """Return the same tree with marked tensors in the place of NumPy arrays."""
 
     def leaf(value: Any) -> Any:
         is_array = isinstance(value, numpy.ndarray) and value.dtype.kind in "biuf"
@@ -23,9 +23,14 @@ def to_portable(state: Any) -> Any:
 
 
 def from_portable(state: Any) -> Any:
-    """What ``to_portable`` was given."""
+    """Return the state from which ``to_portable`` made this one, on the CPU.
+
+    ``torch.load(..., map_location=device)`` moves all tensors of a checkpoint, but generators need their state on the CPU.
+    """
     if isinstance(state, dict) and state.keys() == {_ARRAY}:
-        return state[_ARRAY].numpy().copy()
+        return state[_ARRAY].cpu().numpy().copy()
+    if isinstance(state, torch.Tensor):
+        return state.cpu()
     if isinstance(state, dict):
         return {key: from_portable(value) for key, value in state.items()}
     if isinstance(state, list):

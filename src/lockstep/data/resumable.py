@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lockstep.base.digest import digest
 from lockstep.base.errors import ConfigError, MismatchError, UsageError
 from lockstep.base.stopping import say
 from lockstep.data.batches import pin
@@ -175,13 +176,14 @@ class ResumableLoader:
                 )
         now = self._position()
         last = None if self._pass is None else first_step(now.epoch) + now.done - 1
-        source = now.source if now.is_loaded else self._source.state(last)
+        source = to_portable(now.source if now.is_loaded else self._source.state(last))
         return {
             "format": _FORMAT,
             "data": self._describe(),
             "epoch": now.epoch,
             "batches": now.done,
-            "source": to_portable(source),
+            "source": source,
+            "digest": digest([now.epoch, now.done, source]),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -191,12 +193,17 @@ class ResumableLoader:
         state was taken after the last batch, so that the script runs its code between two passes.
 
         Raises:
-            MismatchError: the state has another seed, batch size, dataset length or format.
+            MismatchError: the state has another seed, batch size, dataset length or format, or is incomplete.
         """
         if state.get("format") != _FORMAT:
             raise MismatchError(
                 f"the format of this state is {state.get('format')!r}, and this version of lockstep reads format {_FORMAT}: it "
                 "was saved by another kind of loader or another version of lockstep"
+            )
+        if state["digest"] != digest([state["epoch"], state["batches"], state["source"]]):
+            raise MismatchError(
+                "this state is incomplete or was changed: samples would be used twice or never. Load all that state_dict() "
+                "returned; with torch.distributed.checkpoint, save pickle.dumps(loader.state_dict())"
             )
         then, now = state["data"], self._describe()
         if now != then:
