@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
-from lockstep.tools.check.findings import Finding
-from lockstep.tools.verify.diagnosis.causes import Diagnosis
-from lockstep.tools.verify.trace.differences import Difference
 from lockstep.tools.verify.verification import SettingResult, Verification
+from lockstep.tools.verify.words import diagnosed, findings_under, indented, samples_of
 from lockstep.world.machine.sizes import counted
 
 _DIGITS = 16
@@ -103,7 +101,7 @@ def _not_verified(verification: Verification) -> Iterator[str]:
         skipped.append(f"{one_device.shards} shards against one device: {one_device.reason}")
     if skipped:
         yield "not verified:"
-        yield from _indented(2, skipped)
+        yield from indented(2, skipped)
 
 
 def _failed_settings(verification: Verification) -> Iterator[str]:
@@ -111,8 +109,8 @@ def _failed_settings(verification: Verification) -> Iterator[str]:
         if result.status not in ("ok", "skipped", "interrupted", "not run"):
             where = f" ({verification.directory / result.log})" if result.log else ""
             yield f"FAIL  {result.setting.label}: {result.status}{'' if result.error else f': {result.reason}'}{where}"
-            yield from _indented(2, result.error.splitlines())
-            yield from _indented(2, _findings("found in the script's text", verification.findings_on(result)))
+            yield from indented(2, result.error.splitlines())
+            yield from indented(2, findings_under("found in the script's text", verification.findings_on(result)))
 
 
 def _one_device(verification: Verification) -> Iterator[str]:
@@ -149,41 +147,6 @@ def _difference(verification: Verification) -> Iterator[str]:
         yield f"  first difference: {difference.place}"
         if difference.samples:
             yield f"    samples of this shard: {samples_of(difference, most=12)}"
-        yield from _indented(4, (f"{name}: {value}" for name, value in zip(names, difference.values, strict=True) if value))
+        yield from indented(4, (f"{name}: {value}" for name, value in zip(names, difference.values, strict=True) if value))
     if verification.diagnosis is not None:
-        yield from _diagnosis(verification.diagnosis, verification.findings_on(worst))
-
-
-def findings_of_text(findings: Sequence[Finding]) -> list[str]:
-    """Findings in lines, each with what to write instead."""
-    said = []
-    for finding in findings:
-        said += [str(finding), f"  write: {finding.remedy}"]
-    return said
-
-
-def _findings(title: str, findings: Sequence[Finding]) -> Iterator[str]:
-    if findings:
-        yield f"{title}:"
-        yield from _indented(2, findings_of_text(findings))
-
-
-def _diagnosis(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Iterator[str]:
-    if diagnosis.arose:
-        yield f"  it arose {diagnosis.arose}"
-    if findings and diagnosis.cause == "unknown":  # no run shows what a script's own variables are used for
-        yield from _indented(2, _findings("likely cause, by the script's text", findings))
-        return
-    yield f"  likely cause: {diagnosis.sentence}"
-    yield f"  remedy: {diagnosis.remedy}"
-    yield from _indented(2, _findings("found in the script's text", findings))
-
-
-def _indented(width: int, lines: Iterable[str]) -> Iterator[str]:
-    return (" " * width + line for line in lines)
-
-
-def samples_of(difference: Difference, *, most: int) -> str:
-    """The identities of the shard's samples, at most so many of them."""
-    listed = ", ".join(map(str, difference.samples[:most]))
-    return f"{listed}, ... ({len(difference.samples)} in all)" if len(difference.samples) > most else listed
+        yield from diagnosed(verification.diagnosis, verification.findings_on(worst))
