@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lockstep.tools.verify.verification import SettingResult, Verification
-from lockstep.tools.verify.words import diagnosed, findings_under, indented, samples_of
+from lockstep.tools.verify.words import diagnosed, difference_in_words, findings_under, indented
 from lockstep.world.machine.sizes import counted
 
 _DIGITS = 16
@@ -137,16 +137,10 @@ def _difference(verification: Verification) -> Iterator[str]:
     worst = verification.worst
     if worst is None or worst.difference is None:
         return
-    difference, label = worst.difference, worst.setting.label
-    names = difference.among or (verification.reference.setting.label, label)
-    if difference.among is None and difference.detail:
-        yield f"FAIL  {label}: {difference.place}: {difference.detail}"
-    else:
-        subject = f"{label} differs" if difference.among is None else f"{label}: {names[1]} differs"
-        yield f"FAIL  {subject} from {names[0]}"
-        yield f"  first difference: {difference.place}"
-        if difference.samples:
-            yield f"    samples of this shard: {samples_of(difference, most=12)}"
-        yield from indented(4, (f"{name}: {value}" for name, value in zip(names, difference.values, strict=True) if value))
+    first, *others = difference_in_words(
+        worst.difference, reference=verification.reference.setting.label, label=worst.setting.label
+    )
+    yield f"FAIL  {first}"
+    yield from others
     if verification.diagnosis is not None:
         yield from diagnosed(verification.diagnosis, verification.findings_on(worst))

@@ -9,6 +9,27 @@ from lockstep.tools.verify.diagnosis.causes import Diagnosis
 from lockstep.tools.verify.trace.differences import Difference
 
 
+def difference_in_words(difference: Difference, *, reference: str, label: str) -> Iterator[str]:
+    """The first difference in lines: what differs from what, then, indented, where, of which samples, and both values.
+
+    Args:
+        difference: between two runs, or among the ranks of one.
+        reference: the name of the run that the other is compared with: ``1 process``.
+        label: the name of the other, or of the only one.
+    """
+    if difference.among is None and difference.detail:
+        yield f"{label}: {difference.place}: {difference.detail}"
+        return
+    first, second = difference.among or (reference, label)
+    subject = f"{label} differs" if difference.among is None else f"{label}: {second} differs"
+    yield f"{subject} from {first}"
+    yield f"  first difference: {difference.place}"
+    if difference.samples:
+        yield f"    samples of this shard: {samples_of(difference, most=12)}"
+    named = zip((first, second), difference.values, strict=True)
+    yield from indented(4, (f"{name}: {value}" for name, value in named if value))
+
+
 def samples_of(difference: Difference, *, most: int) -> str:
     """The identities of the shard's samples, at most so many of them."""
     listed = ", ".join(map(str, difference.samples[:most]))
