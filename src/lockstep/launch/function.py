@@ -70,7 +70,7 @@ def launch(
     check_fit(config, count)
     restarts.check_max_restarts(max_restarts)
     check_binding(bind, config)
-    call = _pack(fn, args)
+    call = pack(fn, args)
     plan = OutputPlan() if _stdout_is_plain() else OutputPlan(sink=to_python_stdout)
     signals = [number for number in SIGNALS if is_left_alone(number)]
     with Interrupts((signal.SIGINT, *signals)) as interrupts, private_directory() as private_dir:
@@ -97,13 +97,18 @@ def launch(
         if outcome.stopped_by is None and outcome.stopped_with is None:
             if outcome.is_unsaved:
                 end_unsaved("launch: the training finished, but NOT all of it could be saved: see the warnings above")
-            return [_result(outcome.spec.private_dir, rank) for rank in range(count)]
+            return [result_of(outcome.spec.private_dir, rank) for rank in range(count)]
     if outcome.stopped_by not in (None, signal.SIGINT):
         signal.raise_signal(outcome.stopped_by)  # with its usual effect on this process
     raise KeyboardInterrupt
 
 
-def _result(private_dir: str, rank: int) -> Any:
+def result_of(private_dir: str, rank: int) -> Any:
+    """What the function returned on a rank.
+
+    Raises:
+        LaunchError: the process ended with status 0 before that.
+    """
     # Classes of the calling script are pickled under this name in workers (``multiprocessing`` has the same alias).
     sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
     try:
@@ -119,8 +124,12 @@ def _stdout_is_plain() -> bool:
     return False
 
 
-def _pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> Call:
-    """Pickle a call so that a new process can unpickle it."""
+def pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> Call:
+    """Pickle a call so that a new process can unpickle it.
+
+    Raises:
+        UsageError: the function or its arguments cannot be pickled.
+    """
     main_path, main_module = _caller()
     why = "it is defined where a new process cannot import it from (a notebook, or the interactive prompt)"
     try:
