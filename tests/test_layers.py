@@ -57,6 +57,7 @@ ASIDE = {
     "tools.slurm": OUTSIDE,
     "tools.trials": (*OUTSIDE, "joining.instrument", "listener"),
     "tools.watch": (*OUTSIDE, "state.rundir", "journal.measure.pass_progress"),
+    "testing": ("base", "launch", "tools", *EVENTS),  # of users' tests: a ring around the tools
     "cli": ("",),
     # outermost: what puts the engine beneath other libraries, which nothing imports
     "integrations": ("",),
@@ -79,6 +80,7 @@ NO_TORCH_DISTRIBUTED = (
     "tools.trials",
     "tools.verify.trace",
     "tools.watch",
+    "testing",
     "cli",
 )
 
@@ -134,6 +136,7 @@ WITHOUT_TORCH = (
     "tools.report",
     "tools.runs.inventory",
     "tools.slurm",
+    "testing",
     "world.job",
     "joining.startup.allotment",
     "cli",

@@ -23,6 +23,16 @@ def read_script(path: Path) -> list[Finding]:
     return read_source(text, str(path), modules.load)
 
 
+def read_function(path: Path, name: str) -> list[Finding]:
+    """The same of a function that a file defines, or of a method (``Class.method``), as if the file called it at its end."""
+    text = _text(path)
+    owner, _, method = name.rpartition(".")
+    if text is None or not all(part.isidentifier() for part in name.split(".")):
+        return []
+    call = f"{owner}().{method}()" if owner else f"{name}()"
+    return read_source(f"{text}\n\n{call}\n", str(path), _Modules(path).load)
+
+
 def has_loop(path: Path) -> bool:
     """Whether there is anything to read in a script: it, or a module of the user's own that it imports, joins a run of
     lockstep's or runs over shards."""

@@ -32,7 +32,7 @@ def read_main() -> list[Finding]:
     with contextlib.suppress(Exception):
         file = getattr(sys.modules.get("__main__"), "__file__", None)
         if file:
-            findings = read_script(_short(Path(file)))
+            findings = read_script(from_here(Path(file)))
     return findings
 
 
@@ -68,7 +68,8 @@ def _remedy(carried: Sequence[Finding]) -> str:
     return f"lockstep check {carried[0].path}"
 
 
-def _short(path: Path) -> Path:
+def from_here(path: Path) -> Path:
+    """A path as it is shown: relative to the working directory, if it is in there."""
     with contextlib.suppress(ValueError, OSError):
         return path.absolute().relative_to(Path.cwd())
     return path
