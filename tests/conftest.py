@@ -42,6 +42,7 @@ SLOWER = 5  # times: no test fails on such a machine, so each time limit is so m
 START_PROCESSES = frozenset(
     [
         "alone",
+        "check_same",
         "crew",
         "horovod",
         "lab",
@@ -181,7 +182,8 @@ def pytest_collection_modifyitems(config, items):
     """Give slow machines their time, and let files come in the order of ``in_order``."""
     files = {}
     for item in items:
-        starts = item.path.parent.name == "cluster" or START_PROCESSES.intersection(item.fixturenames)
+        is_marked = item.get_closest_marker("lockstep") is not None
+        starts = item.path.parent.name == "cluster" or is_marked or START_PROCESSES.intersection(item.fixturenames)
         if starts and not item.get_closest_marker("quick"):
             item.add_marker(pytest.mark.long)
         limit = item.get_closest_marker("timeout")

@@ -1,4 +1,4 @@
-"""The fixtures ``crew`` and ``standing_crew``, for the conftest.py of any folder: ``from crew import crew``."""
+"""The fixtures ``crew``, ``standing_crew`` and ``check_same``, for the conftest.py of any folder: ``from crew import crew``."""
 
 import functools
 
@@ -11,6 +11,7 @@ from lockstep.launch.function import launch
 from lockstep.launch.private import private_directory
 from lockstep.launch.spec import Call, LaunchSpec
 from lockstep.sync import exact
+from lockstep.testing import same_at
 
 STUCK_S = 150  # less than the limit of a test, and more than one takes on a slow machine
 MOST_STANDING = 4  # processes of a crew that stays
@@ -62,6 +63,14 @@ def crew(outlives_tests, request, tmp_path, monkeypatch):
             return launch(telling(fn), *args, nproc=nproc, **settings)
 
     return run
+
+
+@pytest.fixture
+def check_same(outlives_tests, request, tmp_path, monkeypatch):
+    """``check_same(worlds, fn, *args, **more)``: ``lockstep.testing.same_at`` with one thread a process, in ``tmp_path``."""
+    monkeypatch.chdir(tmp_path)
+    warm_server(request, outlives_tests)
+    return functools.partial(same_at, threads=1)
 
 
 @pytest.fixture
