@@ -1,5 +1,5 @@
 """These tests run functions in several processes: see ``crew``."""
 
-from crew import crew
+from crew import check_same, crew
 
-__all__ = ["crew"]
+__all__ = ["check_same", "crew"]
