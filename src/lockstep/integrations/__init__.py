@@ -1,0 +1,1 @@
+"""lockstep beneath other libraries' trainers. Nothing of lockstep imports it."""

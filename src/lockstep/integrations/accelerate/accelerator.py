@@ -1,0 +1,509 @@
+"""``Accelerator``: accelerate's interface on lockstep's engine."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.scheduler import AcceleratedScheduler
+from accelerate.state import GradientState
+from accelerate.utils import DataLoaderConfiguration, DistributedType, GradientAccumulationPlugin, ProjectConfiguration
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+import lockstep
+from lockstep.base.errors import ConfigError, UsageError
+from lockstep.integrations.accelerate import files, host, settings
+from lockstep.integrations.accelerate.batches import EvaluatedBatch, Reduced, TrainingBatch
+from lockstep.integrations.accelerate.loader import PromisedLoader
+from lockstep.integrations.accelerate.models import per_shard, with_noted_calls
+from lockstep.integrations.accelerate.processes import Processes
+from lockstep.integrations.accelerate.promise import Promise, note, promises_in, replaced, value_of
+
+_NO_PLACE = {
+    "load_state": "the same command resumes the run, from lockstep's own checkpoints. To begin with weights of another run, load them "
+    "into the model before prepare()",
+    "skip_first_batches": "the same command resumes the run at the right batch: loop over the prepared loader",
+    "split_between_processes": "it gives each process a part of a list, and the loop here runs on all of it: use a DataLoader, in a "
+    "loop with model.eval()",
+    "trigger_sync_in_backward": "every accelerator.backward() synchronizes gradients",
+    "lomo_backward": "LOMO updates weights within the backward pass of one process, before gradients are combined",
+    "context_parallel_rank": "context parallelism is not supported",
+    "tensor_parallel_rank": "tensor parallelism is not supported",
+    "pipeline_parallel_rank": "pipeline parallelism is not supported",
+    "maybe_context_parallel": "context parallelism is not supported",
+    "deepspeed_plugin": "DeepSpeed is not supported",
+    "scaler": "mixed_precision='fp16' is not supported here",
+}
+"""Attributes of accelerate's that this one does not have, and why."""
+
+
+class Accelerator(Processes):
+    """accelerate's ``Accelerator`` (experimental), with bit-identical results on any number of processes.
+
+    ::
+
+        from lockstep.integrations.accelerate import Accelerator
+
+        accelerator = Accelerator()
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        for epoch in accelerator.epochs(3):  # in place of range(3): so that the run resumes
+            for batch in loader:
+                loss = model(**batch).loss
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+
+    The script sees one process. Its loop over a prepared loader runs once per global batch, on every rank, and what it computes
+    from the batch is noted (``Promise``). ``backward`` computes it, once per shard of the batch; afterwards, ``loss.item()`` is
+    the mean over the global batch. What needs a value before is an error.
+
+    Every rank must make it, before the model. ``accelerator.team`` is lockstep's ``Team``.
+
+    Args:
+        mixed_precision: ``no`` or ``bf16``; None: what ``accelerate launch`` was told, else ``no``.
+        gradient_accumulation_steps: batches to a step of the optimizer, in ``accelerator.accumulate(model)``.
+        cpu: whether to train on the CPU.
+        dataloader_config: accepted. A batch of the script's loader is the global one, as with ``split_batches=True``.
+        split_batches: accepted. See there.
+        log_with: the trackers for ``accelerator.log``, besides lockstep's journal.
+        project_dir: where they write.
+        project_config: the same, and the names of ``save_state``.
+        gradient_accumulation_plugin: in place of ``gradient_accumulation_steps``.
+        step_scheduler_with_optimizer: False: a schedule steps also where the optimizer does not.
+        kwargs_handlers: ``ProfileKwargs``.
+        rng_types: accepted. All random streams are lockstep's.
+        shards: number of parts of each global batch: runs with the same number have the same result.
+        options: accelerate's other arguments, which are refused, and settings of ``lockstep.join``.
+
+    Raises:
+        ConfigError: an argument is not supported.
+    """
+
+    def __init__(
+        self,
+        *,
+        mixed_precision: str | None = None,
+        gradient_accumulation_steps: int = 1,
+        cpu: bool = False,
+        dataloader_config: DataLoaderConfiguration | None = None,
+        split_batches: bool = True,
+        log_with: Any = None,
+        project_dir: Any = None,
+        project_config: ProjectConfiguration | None = None,
+        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        step_scheduler_with_optimizer: bool = True,
+        kwargs_handlers: Sequence[Any] = (),
+        rng_types: Sequence[Any] | None = None,
+        shards: int = 8,
+        **options: Any,
+    ) -> None:
+        settings.refuse(options)
+        self.profile_handler = settings.profile_of(kwargs_handlers or ())
+        precision = settings.precision_of(host.mixed_precision(mixed_precision))
+        team = lockstep.join(shards=shards, precision=precision, **({"device": "cpu"} if cpu else {}), **options)
+        super().__init__(team)
+        self.state = host.enter_single_process(team, mixed_precision, cpu=cpu or team.device.type == "cpu")
+        host.refuse_local_sgd(Accelerator)
+        self.mixed_precision = self.state.mixed_precision
+        self.distributed_type = DistributedType.NO
+        """That of a single process."""
+        self.project_configuration = project_config or ProjectConfiguration(project_dir=project_dir)
+        if project_dir is not None and self.project_configuration.project_dir is None:
+            self.project_configuration.set_directories(project_dir)
+        self.log_with = log_with
+        self.trackers: Sequence[Any] = []
+        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        plugin = gradient_accumulation_plugin or GradientAccumulationPlugin(
+            num_steps=host.num_to_accumulate(gradient_accumulation_steps)
+        )
+        self.gradient_state = GradientState(plugin)
+        host.set_sync_gradients(True)
+        self._models: list[nn.Module] = []
+        self._optimizers: list[AcceleratedOptimizer] = []
+        self._schedulers: list[AcceleratedScheduler] = []
+        self._registered: list[Any] = []
+        self._counts = team.register("accelerator", {"accumulated": 0, "saved": 0})
+        self._is_last: bool | None = True
+        """Whether the current training batch is the last of its pass; None: unknown."""
+        self._in_epochs = False
+        self._has_begun = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        reason = _NO_PLACE.get(name, "it has what training scripts use most. accelerator.team is lockstep's own interface")
+        raise AttributeError(f"lockstep's Accelerator has no {name!r}: {reason}. See docs/how-to/accelerate.md.")
+
+    # Preparing
+
+    def prepare(self, *objects: Any, device_placement: Any = None) -> Any:
+        """Prepare models, optimizers, schedules and loaders, for training or evaluation. Other objects are returned as they are.
+
+        Every rank must call it, with equal objects in the same order.
+
+        Returns:
+            The prepared objects in the order given: a tuple, or the object itself if there is only one.
+        """
+        known = [place for place, item in enumerate(objects) if _is_prepared_by_team(item)]
+        given = [
+            getattr(objects[place], "optimizer", objects[place])
+            if isinstance(objects[place], AcceleratedOptimizer)
+            else objects[place]
+            for place in known
+        ]
+        for item in given:
+            if isinstance(item, LRScheduler) and isinstance(item.optimizer, AcceleratedOptimizer):
+                item.optimizer = item.optimizer.optimizer
+        made = dict(zip(known, self._engine_prepare(given), strict=True))
+        result = [self._wrapped(item, made.get(place, item)) for place, item in enumerate(objects)]
+        for place, item in enumerate(objects):
+            if isinstance(item, LRScheduler):
+                split = True
+                wrapped = AcceleratedScheduler(item, self._of_schedule(item), self.step_scheduler_with_optimizer, split)
+                self._schedulers.append(wrapped)
+                result[place] = wrapped
+        return result[0] if len(result) == 1 else tuple(result)
+
+    prepare_model = prepare_optimizer = prepare_scheduler = prepare_data_loader = prepare
+
+    def _engine_prepare(self, given: list[Any]) -> Sequence[Any]:
+        if not given:
+            return ()
+        made = self.team.prepare(*given)
+        return made if len(given) > 1 else (made,)
+
+    def _wrapped(self, plain: Any, prepared: Any) -> Any:
+        if isinstance(plain, nn.Module) and _is_prepared_by_team(plain):
+            if not any(prepared is model for model in self._models):
+                self._models.append(with_noted_calls(prepared))
+            return prepared
+        if isinstance(plain, Optimizer) and not isinstance(plain, AcceleratedOptimizer):
+            self._optimizers.append(AcceleratedOptimizer(prepared, device_placement=False))
+            return self._optimizers[-1]
+        if isinstance(plain, DataLoader):
+            return PromisedLoader(self.team, plain, prepared, self._models, self)
+        return plain
+
+    def _of_schedule(self, schedule: LRScheduler) -> list[AcceleratedOptimizer]:
+        return [optimizer for optimizer in self._optimizers if optimizer.optimizer is schedule.optimizer]
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Add objects with ``state_dict`` and ``load_state_dict`` to the run's state. Every rank must call it, before the loop."""
+        for item in objects:
+            self.team.register(f"custom_checkpoint_{len(self._registered)}", item)
+            self._registered.append(item)
+
+    # The loop
+
+    def epochs(self, num_epochs: int) -> Iterator[int]:
+        """Iterate over the numbers of epochs, in place of ``range(num_epochs)``: a resumed run begins where it was interrupted.
+
+        Every rank must leave the loop at the same point.
+        """
+        self._in_epochs = True
+        try:
+            yield from self.team.epochs(num_epochs)
+        finally:
+            self._in_epochs = False
+
+    def begin_step(self, is_last: bool | None) -> None:
+        """See Host."""
+        if not self._has_begun and not self._in_epochs and self.team.step > 1:
+            self.skip_pass()
+        self._has_begun, self._is_last = True, is_last
+
+    def skip_pass(self) -> None:
+        """See Host."""
+        if not self._in_epochs:
+            raise UsageError(
+                f"this run resumes after step {self.team.step}, and the script begins with its first epoch again, by range(n) or the like: "
+                "what it prints and counts would be of epochs that are not trained again. Write `for epoch in accelerator.epochs(n)`, "
+                "and start the run again with --fresh (Accelerator(fresh=True))."
+            )
+
+    def backward(self, loss: Any, *, weight: Any = None, reduction: str | None = None, **options: Any) -> None:
+        """Compute the loss in each shard of its batch, and its gradient. Every rank must call it. Afterwards, the loss is known.
+
+        As accelerate's, it divides the loss by ``gradient_accumulation_steps``.
+
+        Args:
+            loss: what the script has computed from the batch: a mean over samples.
+            weight: what each shard counts in the mean; None: its number of samples. For a mean over tokens, their number:
+                ``weight=batch["labels"].ne(-100).sum()``.
+            reduction: ``sum`` for a loss that is a sum over samples.
+            options: of ``Tensor.backward``.
+
+        Raises:
+            UsageError: the loss was not computed from a batch of a prepared loader.
+            LossError: it is not a number, is NaN, or is a sum without ``reduction`` saying so.
+        """
+        source = loss._node.source if isinstance(loss, Promise) and not loss._node.has_value else None
+        if not isinstance(source, TrainingBatch):
+            if isinstance(source, EvaluatedBatch):
+                why = "it belongs to an evaluation: no prepared model was in training mode, or gradients were off, when the loop over the loader began"
+                remedy = "Call model.train() before that loop"
+            elif isinstance(loss, Promise):
+                why, remedy = "it was given to backward() before", "Compute it again"
+            else:
+                why = f"it is a {type(loss).__name__}, not computed from a batch of a prepared loader"
+                remedy = "Loop over the loader that accelerator.prepare() returned, and call the model that it returned"
+            raise UsageError(f"accelerator.backward(loss): {why}. {remedy}.")
+        source.backward(loss, self.gradient_accumulation_steps, weight, reduction, options)
+
+    @contextlib.contextmanager
+    def accumulate(self, *models: nn.Module) -> Iterator[None]:
+        """Within the block, optimizers and schedules step with each ``gradient_accumulation_steps``-th batch, and the last one of
+        a pass."""
+        state = self.gradient_state
+        if state.num_steps > 1 and state.sync_with_dataloader and self._is_last is None:
+            raise UsageError(
+                f"gradient_accumulation_steps={state.num_steps} with a loader that has no len(): whether a batch is the last one, after "
+                "which the optimizer steps, is unknown. Give the data set a __len__, or GradientAccumulationPlugin("
+                "num_steps=..., sync_with_dataloader=False)."
+            )
+        if state.sync_with_dataloader and self._is_last:
+            self._counts["accumulated"] = 0
+            host.set_sync_gradients(True)
+        else:
+            self._counts["accumulated"] += 1
+            host.set_sync_gradients(self._counts["accumulated"] % state.num_steps == 0)
+        yield
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Batches to a step of the optimizer."""
+        return int(self.gradient_state.num_steps)
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, value: int) -> None:
+        options = {**self.gradient_state.plugin_kwargs, "num_steps": value}
+        self.gradient_state = GradientState(GradientAccumulationPlugin(**options))
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether optimizers step with this batch."""
+        return bool(self.gradient_state.sync_gradients)
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether an optimizer has skipped its step, because of a loss scale."""
+        return any(optimizer.step_was_skipped for optimizer in self._optimizers)
+
+    @property
+    def step(self) -> int:
+        """Batches since the last step of the optimizers in ``accumulate``."""
+        return int(self._counts["accumulated"])
+
+    def clip_grad_norm_(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """``torch.nn.utils.clip_grad_norm_``. Every rank must call it."""
+        return self.team.clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Iterable[Tensor] | Tensor, clip_value: float) -> None:
+        """``torch.nn.utils.clip_grad_value_``."""
+        nn.utils.clip_grad_value_(parameters, clip_value)
+
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """Nothing: gradients are not scaled."""
+
+    def no_sync(self, model: Any = None) -> contextlib.AbstractContextManager[None]:
+        """Nothing: gradients of several batches add up anyway."""
+        return contextlib.nullcontext()
+
+    def join_uneven_inputs(self, *_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
+        """Nothing: every rank has every batch."""
+        return contextlib.nullcontext()
+
+    def autocast(self, *_: Any, **__: Any) -> contextlib.AbstractContextManager[Any]:
+        """The run's autocast, for computation outside of a prepared model."""
+        return self.team.autocast()
+
+    def per_shard(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function for values of a batch that is called once per shard, with the shard's tensors.
+
+        For what cannot be noted line by line: conditions, shapes, random numbers, models that are not prepared::
+
+            def noisy(x):
+                return x + torch.randn(x.shape) * 0.1
+
+            outputs = model(accelerator.per_shard(noisy)(batch["x"]))
+        """
+        return per_shard(function)
+
+    # Values
+
+    def gather(self, tensors: Any) -> Any:
+        """The values over the whole batch, each row once, the same on every rank. Every rank must call it.
+
+        In training, before ``backward``, values are not known yet, and are returned as they are.
+        """
+        evaluated: dict[int, tuple[EvaluatedBatch, list[Promise]]] = {}
+        for promise in promises_in(tensors):
+            source = promise._node.source
+            if isinstance(source, EvaluatedBatch) and not promise._node.has_value:
+                evaluated.setdefault(source.serial, (source, []))[1].append(promise)
+        for batch, promises in evaluated.values():
+            for promise, value in zip(promises, batch.values([promise._node for promise in promises]), strict=True):
+                promise._node.settle(value)
+
+        def known(promise: Promise) -> Any:
+            node = promise._node
+            return value_of(promise) if node.has_value or node.source.is_ready else promise
+
+        return replaced(tensors, known)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """``gather``."""
+        return self.gather(input_data)
+
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+        """The values themselves: the batch is whole."""
+        return tensor
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """The values themselves: the batch is whole. Of a number that is computed per shard, before ``backward``, the mean or sum
+        over the shards.
+
+        Raises:
+            ConfigError: the reduction is unknown.
+        """
+        if reduction not in ("mean", "sum", "none"):
+            raise ConfigError(f"accelerator.reduce(reduction={reduction!r}): it is 'mean', 'sum' or 'none'.")
+
+        def told(promise: Promise) -> Any:
+            node = promise._node
+            if reduction == "none" or node.has_value or node.source.is_ready:
+                return value_of(promise) if node.has_value or node.source.is_ready else promise
+            return note(Reduced(reduction), promise)
+
+        return replaced(tensor, told)
+
+    # Saving and logging
+
+    def save_state(self, output_dir: Any = None, safe_serialization: bool = True, **_: Any) -> str:
+        """Write a folder that plain accelerate can load. Every rank must call it; rank 0 writes. lockstep does not read it: its own
+        checkpoints are automatic."""
+        folder = files.folder_of_state(output_dir, self.project_configuration, self._counts["saved"])
+        self._counts["saved"] += 1
+        numbered = (
+            (f"{name}{f'_{number}' if number else ''}.bin", item)
+            for name, items in (("optimizer", self._optimizers), ("scheduler", self._schedulers))
+            for number, item in enumerate(items)
+        )
+        custom = ((f"custom_checkpoint_{number}.pkl", item) for number, item in enumerate(self._registered))
+        limit = self.project_configuration.total_limit if self.project_configuration.automatic_checkpoint_naming else None
+        files.save_state(self.team, folder, self._models, [*numbered, *custom], limit)
+        return str(folder)
+
+    def save_model(
+        self, model: nn.Module, save_directory: Any, max_shard_size: Any = None, safe_serialization: bool = True
+    ) -> None:
+        """Write a model's weights, in one file. Every rank must call it; rank 0 writes."""
+        files.save_model(self.team, model, Path(save_directory), safe=safe_serialization)
+
+    def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
+        """``torch.save`` on rank 0. Every rank must call it."""
+        self.team.save(obj, f)
+
+    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Mapping[str, Any]:
+        """The model's weights."""
+        weights: Mapping[str, Any] = model.state_dict()
+        return weights
+
+    def unwrap_model(self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> nn.Module:
+        """The script's own model."""
+        return self.team.unwrap(model)
+
+    def init_trackers(
+        self, project_name: str, config: Mapping[str, Any] | None = None, init_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Start the trackers, on rank 0."""
+        if self.log_with is not None and self.is_main_process:
+            self.trackers = host.make_trackers(self.log_with, self.logging_dir, project_name, config, init_kwargs or {})
+
+    def log(self, values: Mapping[str, Any], step: int | None = None, log_kwargs: Mapping[str, Any] | None = None) -> None:
+        """Write values to the trackers, and numbers among them to lockstep's journal and progress display. Every rank must call it,
+        with equal values."""
+        values = {name: value_of(value) if isinstance(value, Promise) else value for name, value in values.items()}
+        numbers = {name: value for name, value in values.items() if _is_number(value)}
+        if numbers:
+            self.team.log(**numbers)
+        for tracker in self.trackers:
+            tracker.log(values, step=step, **(log_kwargs or {}).get(tracker.name, {}))
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
+        """A tracker, on rank 0; elsewhere, one that does nothing.
+
+        Raises:
+            ValueError: there is none of that name.
+        """
+        for tracker in self.trackers:
+            if tracker.name == name:
+                return tracker.tracker if unwrap else tracker
+        if not self.is_main_process:
+            return host.BLANK_TRACKER
+        raise ValueError(
+            f"{name} is not an available tracker. Make sure to call init_trackers(), and with log_with={name!r}."
+        )
+
+    @property
+    def logging_dir(self) -> Any:
+        """Where trackers write."""
+        return self.project_configuration.logging_dir
+
+    @property
+    def project_dir(self) -> Any:
+        """The project's folder."""
+        return self.project_configuration.project_dir
+
+    @contextlib.contextmanager
+    def profile(self, profile_handler: Any = None) -> Iterator[Any]:
+        """torch's profiler, with the options of ``ProfileKwargs``."""
+        handler = profile_handler or self.profile_handler
+        with handler.build() as profiler:
+            yield profiler
+        if handler.output_trace_dir is not None:
+            folder = Path(handler.output_trace_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(folder / f"profile_{self.process_index}.json"))
+            self.wait_for_everyone()
+
+    # Ending
+
+    def free_memory(self, *objects: Any) -> list[None]:
+        """Let go of prepared models, optimizers and schedules. The run's checkpoints still contain them."""
+        self._models, self._optimizers, self._schedulers = [], [], []
+        self._counts["accumulated"] = 0
+        gc.collect()
+        return [None] * len(objects)
+
+    clear = free_memory
+
+    def end_training(self) -> None:
+        """Finish the trackers."""
+        for tracker in self.trackers:
+            tracker.finish()
+        self.team.barrier()
+
+
+def _is_prepared_by_team(item: Any) -> bool:
+    if isinstance(item, nn.Module):
+        return next(item.parameters(), None) is not None or next(item.buffers(), None) is not None
+    return isinstance(item, (Optimizer, LRScheduler, DataLoader))
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and not (isinstance(value, float) and math.isinf(value))
+    )

@@ -1,0 +1,116 @@
+"""``PromisedLoader``: a prepared loader, whose loop runs once per global batch and gets promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+import lockstep
+from lockstep.data.loader import PreparedLoader
+from lockstep.data.torch_loader import length_of
+from lockstep.integrations.accelerate.batches import EvaluatedBatch, PromisedBatch, Round, TrainingBatch
+from lockstep.integrations.accelerate.structure import shape_of
+
+
+class Host(Protocol):
+    """Follows the training passes of loaders."""
+
+    def begin_step(self, is_last: bool | None) -> None:
+        """A training batch is about to be handed out. ``is_last``: whether it is the last of its pass; None: unknown."""
+
+    def skip_pass(self) -> None:
+        """A pass is skipped, since an earlier launch of the run has completed it."""
+
+
+class PromisedLoader:
+    """What ``accelerator.prepare(loader)`` returns.
+
+    A pass trains if a prepared model is in training mode (``model.train()``) and gradients are on, and evaluates otherwise. Other
+    attributes are those of the script's loader.
+
+    Args:
+        team: of this process.
+        plain: the script's loader.
+        prepared: the same, prepared by the team.
+        models: the models that are prepared so far.
+        host: follows training passes.
+    """
+
+    def __init__(
+        self,
+        team: lockstep.Team,
+        plain: Iterable[Any],
+        prepared: PreparedLoader,
+        models: Sequence[nn.Module],
+        host: Host,
+    ) -> None:
+        self.wrapped = plain
+        self._team = team
+        self._prepared = prepared
+        self._models = models
+        self._host = host
+        self._structure: Any = None
+
+    def __len__(self) -> int:
+        return len(self._prepared)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "wrapped":
+            raise AttributeError(name)
+        return getattr(self.wrapped, name)
+
+    @property
+    def total_batch_size(self) -> int | None:
+        """Samples of a global batch."""
+        return getattr(self.wrapped, "batch_size", None)
+
+    @property
+    def total_dataset_length(self) -> int:
+        """Samples of the data set."""
+        return len(self.wrapped.dataset)  # type: ignore[attr-defined]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the data set its epoch, if it has a method for that. The order of samples follows the run's epoch."""
+        dataset = getattr(self.wrapped, "dataset", None)
+        if hasattr(dataset, "set_epoch"):
+            dataset.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        trains = torch.is_grad_enabled() and any(model.training for model in self._models)
+        return self._train() if trains else self._evaluate()
+
+    def _train(self) -> Iterator[Any]:
+        length, before = length_of(self._prepared), self._prepared.num_skipped
+        number = before
+        for batch in self._prepared:
+            if self._structure is None:  # a rank may have no shard of a small batch
+                mine = shape_of(batch.data[0]) if batch.data else None
+                self._structure = next(item for item in self._team.all_gather_object(mine) if item is not None)
+            number += 1
+            self._host.begin_step(None if length is None else number == length)
+            promised = TrainingBatch(self._team, batch, shape_of(batch.data[0]) if batch.data else self._structure)
+            yield from self._lent(promised, promised.structure)
+        if number == before:
+            self._host.skip_pass()
+
+    def _evaluate(self) -> Iterator[Any]:
+        size = self._team.world_size
+        with self._team.evaluate(self._models, self.wrapped, share=True) as evaluation:
+            for batch in evaluation:
+                if batch.number % size == 0:  # a round is computed at once
+                    round_ = Round()
+                promised = EvaluatedBatch(self._team, batch, round_)
+                if self._structure is None:
+                    self._structure = promised.read_structure()
+                promised.structure = self._structure
+                yield from self._lent(promised, self._structure)
+
+    def _lent(self, batch: PromisedBatch, structure: Any) -> Iterator[Any]:
+        try:
+            yield batch.promised(structure)
+            batch.settle_sums()  # not after `break`, which may as well be an error of this rank alone
+        finally:
+            batch.end()
