@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from accelerate.optimizer import AcceleratedOptimizer
@@ -20,19 +18,20 @@ from torch.utils.data import DataLoader
 
 import lockstep
 from lockstep.base.errors import ConfigError, UsageError
-from lockstep.integrations.accelerate import files, host, settings
-from lockstep.integrations.accelerate.batches import EvaluatedBatch, Reduced, TrainingBatch
+from lockstep.integrations.accelerate import host, settings
+from lockstep.integrations.accelerate.batches import Reduced, TrainingBatch
+from lockstep.integrations.accelerate.evaluated import EvaluatedBatch
 from lockstep.integrations.accelerate.loader import PromisedLoader
 from lockstep.integrations.accelerate.models import per_shard, with_noted_calls
-from lockstep.integrations.accelerate.processes import Processes
+from lockstep.integrations.accelerate.outputs import Outputs
 from lockstep.integrations.accelerate.promise import Promise, note, promises_in, replaced, value_of
 
 _NO_PLACE = {
-    "load_state": "the same command resumes the run, from lockstep's own checkpoints. To begin with weights of another run, load them "
-    "into the model before prepare()",
+    "load_state": "the same command resumes the run, from lockstep's own checkpoints. To begin with weights of another run, "
+    "load them into the model before prepare()",
     "skip_first_batches": "the same command resumes the run at the right batch: loop over the prepared loader",
-    "split_between_processes": "it gives each process a part of a list, and the loop here runs on all of it: use a DataLoader, in a "
-    "loop with model.eval()",
+    "split_between_processes": "it gives each process a part of a list, and the loop here runs on all of it: use a "
+    "DataLoader, in a loop with model.eval()",
     "trigger_sync_in_backward": "every accelerator.backward() synchronizes gradients",
     "lomo_backward": "LOMO updates weights within the backward pass of one process, before gradients are combined",
     "context_parallel_rank": "context parallelism is not supported",
@@ -45,7 +44,7 @@ _NO_PLACE = {
 """Attributes of accelerate's that this one does not have, and why."""
 
 
-class Accelerator(Processes):
+class Accelerator(Outputs):
     """accelerate's ``Accelerator`` (experimental), with bit-identical results on any number of processes.
 
     ::
@@ -106,31 +105,26 @@ class Accelerator(Processes):
         **options: Any,
     ) -> None:
         settings.refuse(options)
-        self.profile_handler = settings.profile_of(kwargs_handlers or ())
+        profile = settings.profile_of(kwargs_handlers or ())
         precision = settings.precision_of(host.mixed_precision(mixed_precision))
-        team = lockstep.join(shards=shards, precision=precision, **({"device": "cpu"} if cpu else {}), **options)
-        super().__init__(team)
+        if cpu:
+            options.setdefault("device", "cpu")
+        team = lockstep.join(shards=shards, precision=precision, **options)
+        project = project_config or ProjectConfiguration(project_dir=project_dir)
+        if project_dir is not None and project.project_dir is None:
+            project.set_directories(project_dir)
+        super().__init__(team, project, log_with, profile)
         self.state = host.enter_single_process(team, mixed_precision, cpu=cpu or team.device.type == "cpu")
         host.refuse_local_sgd(Accelerator)
         self.mixed_precision = self.state.mixed_precision
         self.distributed_type = DistributedType.NO
         """That of a single process."""
-        self.project_configuration = project_config or ProjectConfiguration(project_dir=project_dir)
-        if project_dir is not None and self.project_configuration.project_dir is None:
-            self.project_configuration.set_directories(project_dir)
-        self.log_with = log_with
-        self.trackers: Sequence[Any] = []
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         plugin = gradient_accumulation_plugin or GradientAccumulationPlugin(
             num_steps=host.num_to_accumulate(gradient_accumulation_steps)
         )
         self.gradient_state = GradientState(plugin)
         host.set_sync_gradients(True)
-        self._models: list[nn.Module] = []
-        self._optimizers: list[AcceleratedOptimizer] = []
-        self._schedulers: list[AcceleratedScheduler] = []
-        self._registered: list[Any] = []
-        self._counts = team.register("accelerator", {"accumulated": 0, "saved": 0})
         self._is_last: bool | None = True
         """Whether the current training batch is the last of its pass; None: unknown."""
         self._in_epochs = False
@@ -145,7 +139,8 @@ class Accelerator(Processes):
     # Preparing
 
     def prepare(self, *objects: Any, device_placement: Any = None) -> Any:
-        """Prepare models, optimizers, schedules and loaders, for training or evaluation. Other objects are returned as they are.
+        """Prepare models, optimizers, schedules and loaders, for training or evaluation. Other objects are returned
+        unchanged.
 
         Every rank must call it, with equal objects in the same order.
 
@@ -196,7 +191,8 @@ class Accelerator(Processes):
         return [optimizer for optimizer in self._optimizers if optimizer.optimizer is schedule.optimizer]
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Add objects with ``state_dict`` and ``load_state_dict`` to the run's state. Every rank must call it, before the loop."""
+        """Add objects with ``state_dict`` and ``load_state_dict`` to the run's state. Every rank must call it,
+        before the loop."""
         for item in objects:
             self.team.register(f"custom_checkpoint_{len(self._registered)}", item)
             self._registered.append(item)
@@ -224,13 +220,14 @@ class Accelerator(Processes):
         """See Host."""
         if not self._in_epochs:
             raise UsageError(
-                f"this run resumes after step {self.team.step}, and the script begins with its first epoch again, by range(n) or the like: "
-                "what it prints and counts would be of epochs that are not trained again. Write `for epoch in accelerator.epochs(n)`, "
-                "and start the run again with --fresh (Accelerator(fresh=True))."
+                f"this run resumes after step {self.team.step}, and the script begins with its first epoch again, by "
+                "range(n) or the like: what it prints and counts would be of epochs that are not trained again. Write "
+                "`for epoch in accelerator.epochs(n)`, and start the run again with --fresh (Accelerator(fresh=True))."
             )
 
     def backward(self, loss: Any, *, weight: Any = None, reduction: str | None = None, **options: Any) -> None:
-        """Compute the loss in each shard of its batch, and its gradient. Every rank must call it. Afterwards, the loss is known.
+        """Compute the loss in each shard of its batch, and its gradient. Every rank must call it. Afterwards, its value
+        is known.
 
         As accelerate's, it divides the loss by ``gradient_accumulation_steps``.
 
@@ -248,7 +245,7 @@ class Accelerator(Processes):
         source = loss._node.source if isinstance(loss, Promise) and not loss._node.has_value else None
         if not isinstance(source, TrainingBatch):
             if isinstance(source, EvaluatedBatch):
-                why = "it belongs to an evaluation: no prepared model was in training mode, or gradients were off, when the loop over the loader began"
+                why = "no prepared model was in training mode, or gradients were off, when the loop over the loader began"
                 remedy = "Call model.train() before that loop"
             elif isinstance(loss, Promise):
                 why, remedy = "it was given to backward() before", "Compute it again"
@@ -260,14 +257,14 @@ class Accelerator(Processes):
 
     @contextlib.contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:
-        """Within the block, optimizers and schedules step with each ``gradient_accumulation_steps``-th batch, and the last one of
-        a pass."""
+        """Within the block, optimizers and schedules step with each ``gradient_accumulation_steps``-th batch, and with the last
+        one of a pass."""
         state = self.gradient_state
         if state.num_steps > 1 and state.sync_with_dataloader and self._is_last is None:
             raise UsageError(
-                f"gradient_accumulation_steps={state.num_steps} with a loader that has no len(): whether a batch is the last one, after "
-                "which the optimizer steps, is unknown. Give the data set a __len__, or GradientAccumulationPlugin("
-                "num_steps=..., sync_with_dataloader=False)."
+                f"gradient_accumulation_steps={state.num_steps} with a loader that has no len(): whether a batch is the "
+                "last one, after which the optimizer steps, is unknown. Give the data set a __len__, or "
+                "GradientAccumulationPlugin(num_steps=..., sync_with_dataloader=False)."
             )
         if state.sync_with_dataloader and self._is_last:
             self._counts["accumulated"] = 0
@@ -368,8 +365,8 @@ class Accelerator(Processes):
         return tensor
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """The values themselves: the batch is whole. Of a number that is computed per shard, before ``backward``, the mean or sum
-        over the shards.
+        """The values themselves: the batch is whole. Of a number that is computed per shard, before ``backward``, the mean
+        or sum over the shards.
 
         Raises:
             ConfigError: the reduction is unknown.
@@ -385,98 +382,6 @@ class Accelerator(Processes):
 
         return replaced(tensor, told)
 
-    # Saving and logging
-
-    def save_state(self, output_dir: Any = None, safe_serialization: bool = True, **_: Any) -> str:
-        """Write a folder that plain accelerate can load. Every rank must call it; rank 0 writes. lockstep does not read it: its own
-        checkpoints are automatic."""
-        folder = files.folder_of_state(output_dir, self.project_configuration, self._counts["saved"])
-        self._counts["saved"] += 1
-        numbered = (
-            (f"{name}{f'_{number}' if number else ''}.bin", item)
-            for name, items in (("optimizer", self._optimizers), ("scheduler", self._schedulers))
-            for number, item in enumerate(items)
-        )
-        custom = ((f"custom_checkpoint_{number}.pkl", item) for number, item in enumerate(self._registered))
-        limit = self.project_configuration.total_limit if self.project_configuration.automatic_checkpoint_naming else None
-        files.save_state(self.team, folder, self._models, [*numbered, *custom], limit)
-        return str(folder)
-
-    def save_model(
-        self, model: nn.Module, save_directory: Any, max_shard_size: Any = None, safe_serialization: bool = True
-    ) -> None:
-        """Write a model's weights, in one file. Every rank must call it; rank 0 writes."""
-        files.save_model(self.team, model, Path(save_directory), safe=safe_serialization)
-
-    def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
-        """``torch.save`` on rank 0. Every rank must call it."""
-        self.team.save(obj, f)
-
-    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Mapping[str, Any]:
-        """The model's weights."""
-        weights: Mapping[str, Any] = model.state_dict()
-        return weights
-
-    def unwrap_model(self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> nn.Module:
-        """The script's own model."""
-        return self.team.unwrap(model)
-
-    def init_trackers(
-        self, project_name: str, config: Mapping[str, Any] | None = None, init_kwargs: Mapping[str, Any] | None = None
-    ) -> None:
-        """Start the trackers, on rank 0."""
-        if self.log_with is not None and self.is_main_process:
-            self.trackers = host.make_trackers(self.log_with, self.logging_dir, project_name, config, init_kwargs or {})
-
-    def log(self, values: Mapping[str, Any], step: int | None = None, log_kwargs: Mapping[str, Any] | None = None) -> None:
-        """Write values to the trackers, and numbers among them to lockstep's journal and progress display. Every rank must call it,
-        with equal values."""
-        values = {name: value_of(value) if isinstance(value, Promise) else value for name, value in values.items()}
-        numbers = {name: value for name, value in values.items() if _is_number(value)}
-        if numbers:
-            self.team.log(**numbers)
-        for tracker in self.trackers:
-            tracker.log(values, step=step, **(log_kwargs or {}).get(tracker.name, {}))
-
-    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """A tracker, on rank 0; elsewhere, one that does nothing.
-
-        Raises:
-            ValueError: there is none of that name.
-        """
-        for tracker in self.trackers:
-            if tracker.name == name:
-                return tracker.tracker if unwrap else tracker
-        if not self.is_main_process:
-            return host.BLANK_TRACKER
-        raise ValueError(
-            f"{name} is not an available tracker. Make sure to call init_trackers(), and with log_with={name!r}."
-        )
-
-    @property
-    def logging_dir(self) -> Any:
-        """Where trackers write."""
-        return self.project_configuration.logging_dir
-
-    @property
-    def project_dir(self) -> Any:
-        """The project's folder."""
-        return self.project_configuration.project_dir
-
-    @contextlib.contextmanager
-    def profile(self, profile_handler: Any = None) -> Iterator[Any]:
-        """torch's profiler, with the options of ``ProfileKwargs``."""
-        handler = profile_handler or self.profile_handler
-        with handler.build() as profiler:
-            yield profiler
-        if handler.output_trace_dir is not None:
-            folder = Path(handler.output_trace_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            profiler.export_chrome_trace(str(folder / f"profile_{self.process_index}.json"))
-            self.wait_for_everyone()
-
-    # Ending
-
     def free_memory(self, *objects: Any) -> list[None]:
         """Let go of prepared models, optimizers and schedules. The run's checkpoints still contain them."""
         self._models, self._optimizers, self._schedulers = [], [], []
@@ -486,24 +391,8 @@ class Accelerator(Processes):
 
     clear = free_memory
 
-    def end_training(self) -> None:
-        """Finish the trackers."""
-        for tracker in self.trackers:
-            tracker.finish()
-        self.team.barrier()
-
 
 def _is_prepared_by_team(item: Any) -> bool:
     if isinstance(item, nn.Module):
         return next(item.parameters(), None) is not None or next(item.buffers(), None) is not None
     return isinstance(item, (Optimizer, LRScheduler, DataLoader))
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.numel() == 1
-    return (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and not (isinstance(value, float) and math.isinf(value))
-    )

@@ -16,10 +16,9 @@ from typing_extensions import override
 import lockstep
 from lockstep.base.errors import UsageError
 from lockstep.data.batch import Batch
-from lockstep.data.evaluation_pass import EvaluationBatch
 from lockstep.integrations.accelerate.means import is_sum_with_another, means_of
 from lockstep.integrations.accelerate.program import PerShard, Program, follow, needed
-from lockstep.integrations.accelerate.promise import Node, Promise, leaf, promises_in, replaced
+from lockstep.integrations.accelerate.promise import Node, Promise, is_part, leaf, promises_in, replaced
 from lockstep.integrations.accelerate.structure import Path, join, map_tensors, shape_of, with_leaves
 
 _serials = itertools.count()
@@ -33,6 +32,8 @@ class PromisedBatch(ABC):
     """
 
     is_ready: bool
+    """See Source."""
+    is_evaluated: bool
     """See Source."""
     structure: Any
     """See ``shape_of``."""
@@ -73,8 +74,8 @@ class PromisedBatch(ABC):
         return with_leaves(structure, make)
 
     def settle_sums(self) -> None:
-        """Compute what the script adds to a number of its own (``total += x``), before the loop takes the next batch. Every rank
-        must call it."""
+        """Compute what the script adds to a number of its own (``total += x``), before the loop takes the next batch. Every
+        rank must call it."""
         for node in list(self._alive()):
             if not node.has_value and is_sum_with_another(node) and self.is_ready:
                 node.settle(self.value(node))
@@ -83,8 +84,8 @@ class PromisedBatch(ABC):
         if (found := shape_of(data)) != self.structure:
             raise UsageError(
                 f"the loader's collate_fn gives batches of different structure: {_in_words(self.structure)}, and now "
-                f"{_in_words(found)}. It is called once per shard, and the loop runs once for all shards, so their structure must be "
-                "the same: give every batch the same keys or entries, or use lockstep's own loop."
+                f"{_in_words(found)}. It is called once per shard, and the loop runs once for all shards, so their "
+                "structure must be the same: give every batch the same keys or entries, or use lockstep's own loop."
             )
 
     def _alive(self) -> Iterator[Node]:
@@ -103,6 +104,8 @@ class TrainingBatch(PromisedBatch):
         structure: of the batch.
     """
 
+    is_evaluated = False
+
     def __init__(self, team: lockstep.Team, batch: Batch, structure: Any) -> None:
         super().__init__(team)
         self._batch = batch
@@ -119,9 +122,10 @@ class TrainingBatch(PromisedBatch):
     def check_constant(self, value: Tensor) -> None:
         if value.requires_grad and value.grad_fn is not None and torch.is_grad_enabled():
             raise UsageError(
-                f"a tensor with a graph ({value.grad_fn.name()}, shape {tuple(value.shape)}) was computed outside of the batch, and is "
-                "combined with values that are computed per shard: each shard would run its graph backward again. Compute it per "
-                "shard, too: penalty = accelerator.per_shard(function)(loss), where function(loss) returns the whole loss."
+                f"a tensor with a graph ({value.grad_fn.name()}, shape {tuple(value.shape)}) was computed outside of the "
+                "batch, and is combined with values that are computed per shard: each shard would run its graph backward "
+                "again. Compute it per shard, too: penalty = accelerator.per_shard(function)(loss), where function(loss) "
+                "returns the whole loss."
             )
 
     def backward(self, loss: Promise, scale: float, weight: Any, reduction: str | None, options: dict[str, Any]) -> None:
@@ -135,7 +139,7 @@ class TrainingBatch(PromisedBatch):
         weight_number = weight._node.number if isinstance(weight, Promise) else None
         sums = {node.number: node.call.reduction for node in told if isinstance(node.call, Reduced)}
         for node in (*means, *told):
-            node.args, node.kwargs = (), {}  # so that what the loss was computed from is not kept for it
+            node.let_go()  # so that what the loss was computed from is not kept for it
         kept = {node.number: node for node in self._calls()}
         for node in kept.values():
             node.results = []
@@ -169,8 +173,8 @@ class TrainingBatch(PromisedBatch):
         for node in needed(targets):
             if node.was_run and isinstance(node.call, PerShard):
                 raise UsageError(
-                    f"accelerator.backward(loss): the loss is computed from {node.call.__name__}(...), whose graph an earlier "
-                    "accelerator.backward() of this batch has used. Call the model again between the two."
+                    f"accelerator.backward(loss): the loss is computed from {node.call.__name__}(...), whose graph an "
+                    "earlier accelerator.backward() of this batch has used. Call the model again between the two."
                 )
         return Program([*targets, *self._calls()])
 
@@ -198,18 +202,19 @@ class TrainingBatch(PromisedBatch):
         if not self.is_ready:
             name = getattr(node.call, "__name__", type(node.call).__name__)
             raise UsageError(
-                f"the value of {name}(...) was needed before accelerator.backward(loss): by item(), float(), len(), a shape, if, a "
-                "print. It is computed once per shard, in accelerator.backward(). Move the line after accelerator.backward(loss), "
-                "where it is the value over the whole batch; or compute what needs it in a function per shard: "
-                "accelerator.per_shard(function)(batch)."
+                f"the value of {name}(...) was needed before accelerator.backward(loss): by item(), float(), len(), a shape, "
+                "an if, a print. It is computed in accelerator.backward(), once per shard. Move the line after it: there, it is "
+                "the value over the whole batch. Or compute what needs it per shard: accelerator.per_shard(function)(x). (In an "
+                "evaluation, call model.eval() of every prepared model before the loop.)"
             )
         before = torch.get_rng_state()
         with torch.no_grad():
             value = self._whole(node, {})
         if not torch.equal(before, torch.get_rng_state()):
             raise UsageError(
-                f"{getattr(node.call, '__name__', node.call)}(...) or what it is computed from draws random numbers, other ones than "
-                "the shards have drawn. Wrap what draws: noise = accelerator.per_shard(torch.randn_like)(x)."
+                f"{getattr(node.call, '__name__', node.call)}(...) or what it is computed from draws random numbers, "
+                "other ones than the shards have drawn. Wrap what draws: noise = "
+                "accelerator.per_shard(torch.randn_like)(x)."
             )
         return value
 
@@ -235,8 +240,8 @@ class TrainingBatch(PromisedBatch):
             results = [(micro.shard, micro.num_samples, follow(root.args, data)) for micro, data in micro_steps]
         elif root.results is None:
             raise UsageError(
-                f"the value of {root.call.__name__}(...) was needed, which was called after accelerator.backward(loss), and not computed "
-                "by it. Call it before, or give what follows from it to another accelerator.backward()."
+                f"the value of {root.call.__name__}(...) was needed, which was called after accelerator.backward(loss), "
+                "and not computed by it. Call it before, or give what follows from it to another accelerator.backward()."
             )
         else:
             results = root.results
@@ -251,89 +256,6 @@ class TrainingBatch(PromisedBatch):
         return value
 
 
-class EvaluatedBatch(PromisedBatch):
-    """One batch of an evaluation: whole, on the rank that owns it.
-
-    Args:
-        team: of this process.
-        batch: what the evaluation yielded.
-        round_: what the batches of the same round have computed.
-    """
-
-    is_ready = True
-
-    def __init__(self, team: lockstep.Team, batch: EvaluationBatch, round_: Round) -> None:
-        super().__init__(team)
-        self._batch: EvaluationBatch | None = batch
-        self._round = round_
-        self._turn = 0
-
-    @override
-    def end(self) -> None:
-        self._batch = None
-
-    @override
-    def check_constant(self, value: Tensor) -> None:
-        pass
-
-    @override
-    def value(self, node: Node) -> Any:
-        [value] = self.values([node])
-        return value
-
-    def read_structure(self) -> Any:
-        """The structure of the round's first batch, on every rank. Every rank must call it."""
-        assert self._batch is not None
-        for data in self._batch.shards:
-            self._batch.share(shape_of(data))
-        self._round.programs.append(None)
-        self._turn += 1
-        [structure] = self._batch.shared()
-        return structure
-
-    def values(self, nodes: list[Node]) -> list[Any]:
-        """The values of several nodes, in one exchange. Every rank must call it.
-
-        Ranks compute as many batches as there are ranks at once, each its own. So a batch's value may have been computed when the
-        first batch of the round asked for its own, by the same operations. Otherwise, there is another pass for this batch.
-        """
-        if self._batch is None:
-            raise UsageError(
-                "a value of an evaluation batch was needed after the loop had taken the next batch, and had not been computed. Read it "
-                "in the loop: predictions = accelerator.gather_for_metrics(predictions)."
-            )
-        program = Program(nodes)
-        while True:
-            turn, self._turn = self._turn, self._turn + 1
-            for data in self._batch.shards:
-                self._check(data)
-                program.run(data, self._round.memo_of(program), gradients=False)
-                self._batch.share([self._round.memo[number] for number in program.targets])
-            if turn == len(self._round.programs):  # the pass was this batch's
-                self._round.programs.append(program)
-            if self._round.programs[turn] == program:
-                [values] = self._batch.shared()
-                return [map_tensors(value, lambda tensor: tensor.to(self.device)) for value in values]
-
-
-class Round:
-    """The programs that the batches of a round have run, one for each pass over them."""
-
-    def __init__(self) -> None:
-        self.programs: list[Program | None] = []
-        """None: the structure of the batches was read."""
-        self.memo: dict[int, Any] = {}
-        """This rank's results, in its own batch of the round."""
-        self._of: Program | None = None
-
-    def memo_of(self, program: Program) -> dict[int, Any]:
-        """The results that a program may use again: those of calls that it has in common with the last."""
-        if self._of is not None:
-            self.memo = {number: value for number, value in self.memo.items() if program.shares_call(self._of, number)}
-        self._of = program
-        return self.memo
-
-
 class Reduced:
     """The call of a value that the script has called a mean or a sum over the batch."""
 
@@ -342,6 +264,7 @@ class Reduced:
         self.__name__ = f"reduce(..., {reduction!r})"
 
     def __call__(self, value: Any) -> Any:
+        """The value."""
         return value
 
     def __eq__(self, other: object) -> bool:
@@ -363,7 +286,7 @@ def _scalar(value: Any, name: str) -> Tensor:
 def _root(node: Node) -> tuple[Node | None, list[Callable[[Any], Any]]]:
     """The leaf or call whose part a node is, and the steps to that part; None: it is something else."""
     path: list[Callable[[Any], Any]] = []
-    while node.call in (getattr, operator.getitem) and isinstance(node.args[1], (str, int)):
+    while is_part(node.call, node.args):
         owner, key = node.args
         path.insert(0, operator.attrgetter(key) if node.call is getattr else operator.itemgetter(key))
         node = owner._node

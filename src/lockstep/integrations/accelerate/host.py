@@ -32,17 +32,19 @@ def enter_single_process(team: lockstep.Team, mixed_precision: str | None, *, cp
     for flag, name in _STRANGERS.items():
         if parse_flag_from_env(flag):
             raise ConfigError(
-                f"accelerate launch sets {flag}: {name} brings a way to train in parallel of its own. Start the script with lockstep "
-                "run or torchrun; with strategy='fsdp' lockstep shards parameters itself."
+                f"accelerate launch sets {flag}: {name} brings a way to train in parallel of its own. Start the script "
+                "with lockstep run or torchrun; with strategy='fsdp' lockstep shards parameters itself."
             )
     with team.hide_launcher():
         state = PartialState(cpu=cpu)
         state.process_index, state.local_process_index, state.device = team.rank, team.local_rank, team.device
-        made = AcceleratorState(mixed_precision=mixed_precision, cpu=cpu, dynamo_plugin=TorchDynamoPlugin(backend="no"), _from_accelerator=True)
+        made = AcceleratorState(
+            mixed_precision=mixed_precision, cpu=cpu, dynamo_plugin=TorchDynamoPlugin(backend="no"), _from_accelerator=True
+        )
     if made.num_processes != 1:
         raise UsageError(
-            f"accelerate had joined a group of {made.num_processes} processes before lockstep's Accelerator was made. Make the Accelerator "
-            "before anything else of accelerate (PartialState(), its own Accelerator)."
+            f"accelerate had joined a group of {made.num_processes} processes before lockstep's Accelerator was made. "
+            "Make the Accelerator before anything else of accelerate (PartialState(), its own Accelerator)."
         )
     return made
 
@@ -72,8 +74,8 @@ def check_host() -> None:
     missing = [name for name, found in needed.items() if found is None]
     if missing:
         raise ConfigError(
-            f"accelerate {accelerate.__version__} has no {', '.join(missing)}, which lockstep needs. Install a version that lockstep is "
-            "tested with: accelerate 1.10 to 1.15."
+            f"accelerate {accelerate.__version__} has no {', '.join(missing)}, which lockstep needs. Install a version "
+            "that lockstep is tested with: accelerate 1.10 to 1.15."
         )
 
 
@@ -88,8 +90,8 @@ def refuse_local_sgd(kind: type) -> None:
     def init(self: Any, accelerator: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(accelerator, kind):
             raise UsageError(
-                "LocalSGD trains a model of its own on each process, so its result depends on their number. Leave it out: lockstep "
-                "synchronizes gradients in every step."
+                "LocalSGD trains a model of its own on each process, so its result depends on their number. Leave it "
+                "out: lockstep synchronizes gradients in every step."
             )
         made(self, accelerator, *args, **kwargs)
 

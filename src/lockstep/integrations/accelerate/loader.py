@@ -11,7 +11,8 @@ from torch import nn
 import lockstep
 from lockstep.data.loader import PreparedLoader
 from lockstep.data.torch_loader import length_of
-from lockstep.integrations.accelerate.batches import EvaluatedBatch, PromisedBatch, Round, TrainingBatch
+from lockstep.integrations.accelerate.batches import PromisedBatch, TrainingBatch
+from lockstep.integrations.accelerate.evaluated import EvaluatedBatch, Round
 from lockstep.integrations.accelerate.structure import shape_of
 
 
@@ -28,8 +29,8 @@ class Host(Protocol):
 class PromisedLoader:
     """What ``accelerator.prepare(loader)`` returns.
 
-    A pass trains if a prepared model is in training mode (``model.train()``) and gradients are on, and evaluates otherwise. Other
-    attributes are those of the script's loader.
+    A pass trains if a prepared model that is not frozen is in training mode (``model.train()``) and gradients are on, and evaluates otherwise.
+    Other attributes are those of the script's loader.
 
     Args:
         team: of this process.
@@ -74,13 +75,12 @@ class PromisedLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the data set its epoch, if it has a method for that. The order of samples follows the run's epoch."""
-        dataset = getattr(self.wrapped, "dataset", None)
-        if hasattr(dataset, "set_epoch"):
-            dataset.set_epoch(epoch)
+        tell = getattr(getattr(self.wrapped, "dataset", None), "set_epoch", None)
+        if tell is not None:
+            tell(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        trains = torch.is_grad_enabled() and any(model.training for model in self._models)
-        return self._train() if trains else self._evaluate()
+        return self._train() if torch.is_grad_enabled() and any(map(_trains, self._models)) else self._evaluate()
 
     def _train(self) -> Iterator[Any]:
         length, before = length_of(self._prepared), self._prepared.num_skipped
@@ -114,3 +114,7 @@ class PromisedLoader:
             batch.settle_sums()  # not after `break`, which may as well be an error of this rank alone
         finally:
             batch.end()
+
+
+def _trains(model: nn.Module) -> bool:
+    return model.training and any(parameter.requires_grad for parameter in model.parameters())

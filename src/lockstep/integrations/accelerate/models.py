@@ -13,19 +13,21 @@ from lockstep.integrations.accelerate.program import PerShard
 from lockstep.integrations.accelerate.promise import note, promises_in
 
 
-def per_shard(function: Callable[..., Any], stamp: Callable[[], Any] = lambda: None) -> Callable[..., Any]:
+def per_shard(function: Callable[..., Any], stamp: Callable[[], Any] = lambda: None, name: str = "") -> Callable[..., Any]:
     """A function that notes its calls if promises are among the arguments, and is called at once if none are.
 
     Args:
         function: called once per shard, with the shard's values in place of the promises.
         stamp: what must be the same when a call is noted and when it is made.
+        name: for errors; empty: the function's.
     """
+    name = name or getattr(function, "__name__", type(function).__name__)
 
     @functools.wraps(function, updated=())
     def noting(*args: Any, **kwargs: Any) -> Any:
         if next(promises_in((args, kwargs)), None) is None:
             return function(*args, **kwargs)
-        return note(PerShard(function, stamp), *args, **kwargs)
+        return note(PerShard(function, stamp, name), *args, **kwargs)
 
     return noting
 
@@ -37,16 +39,15 @@ def with_noted_calls(model: nn.Module) -> nn.Module:
     def stamp() -> Any:
         return model.training, sum(parameter._version for parameter in model.parameters())
 
-    run = per_shard(functools.partial(kind.__call__, model), stamp)
-    run.__name__ = type(model).__name__  # type: ignore[attr-defined]
+    run = per_shard(functools.partial(kind.__call__, model), stamp, "model")
 
     def call(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return run(*args, **kwargs)
 
     def attribute(self: nn.Module, name: str) -> Any:
-        value = kind.__getattr__(self, name)
+        value: Any = kind.__getattr__(self, name)
         # model.generate(batch["input_ids"]): a method of the script's model
-        return per_shard(value, stamp) if inspect.ismethod(value) else value
+        return per_shard(value, stamp, f"model.{name}") if inspect.ismethod(value) else value
 
     noting = type(kind.__name__, (kind,), {"__call__": call, "__getattr__": attribute})
     object.__setattr__(model, "__class__", noting)  # a prepared model passes other assignments on to the script's model

@@ -20,20 +20,26 @@ class PerShard:
     Args:
         function: called with values in place of promises.
         stamp: what must be the same when it is noted and when it is called.
+        name: for errors.
     """
 
-    def __init__(self, function: Callable[..., Any], stamp: Callable[[], Any] = lambda: None) -> None:
+    def __init__(self, function: Callable[..., Any], stamp: Callable[[], Any], name: str) -> None:
         self._function = function
         self._stamp = stamp
         self._noted = stamp()
-        self.__name__ = getattr(function, "__name__", type(function).__name__)
+        self.__name__ = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result.
+
+        Raises:
+            UsageError: the stamp has changed since the call was noted.
+        """
         if (now := self._stamp()) != self._noted:
             raise UsageError(
-                f"the model that was called in this batch has changed before accelerator.backward() (training mode, weights: "
-                f"{self._noted}, now {now}). The call is computed in accelerator.backward(), so its result would be another. "
-                "Change weights and modes after accelerator.backward()."
+                "the model that was called in this batch has changed before accelerator.backward() (training mode, "
+                f"weights: {self._noted}, now {now}). The call is computed in accelerator.backward(), so its result would "
+                "be another. Change weights and modes after accelerator.backward()."
             )
         return self._function(*args, **kwargs)
 
@@ -137,7 +143,7 @@ def needed(targets: Iterable[Node]) -> list[Node]:
         if node.number not in found:
             found[node.number] = node
             if node.call is not leaf:
-                todo += [promise._node for promise in promises_in((node.args, node.kwargs)) if not promise._node.has_value]
+                todo += [promise._node for promise in promises_in((node.args, node.kwargs)) if not promise._node.is_constant]
     return [found[number] for number in sorted(found)]
 
 
@@ -150,7 +156,7 @@ def follow(path: Sequence[Any], data: Any) -> Any:
 
 def _open(tree: Any) -> Any:
     def opened(promise: Promise) -> Any:
-        return promise._node.value if promise._node.has_value else _Result(promise._node.number)
+        return promise._node.value if promise._node.is_constant else _Result(promise._node.number)
 
     return replaced(tree, opened)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
 
@@ -20,6 +21,9 @@ class Source(Protocol):
     """The device of its samples."""
     serial: int
     """Number of the batch in this launch."""
+
+    is_evaluated: bool
+    """Whether operations run on other batches, too: then, none of this one's values may stand for the operation it comes from."""
 
     @property
     def is_ready(self) -> bool:
@@ -65,6 +69,7 @@ class Node:
         "source",
         "value",
         "was_run",
+        "parts",
     )
 
     def __init__(self, source: Source, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -76,6 +81,9 @@ class Node:
         """Whether shards have computed it."""
         self.results: list[tuple[int, int, Any]] | None = None
         """The values of this process's shards, each with the shard's number and its number of samples; None: not kept."""
+        self.parts: dict[Any, weakref.ref[Node] | Node] = {}
+        """Its attributes and items that were noted, so that ``outputs.loss`` is the same node each time. Those with a value are
+        kept."""
         self.value: Any = None
         """The value over the whole batch."""
         self.has_value = False
@@ -83,7 +91,20 @@ class Node:
     def settle(self, value: Any) -> None:
         """Set the value, and release what it was computed from."""
         self.value, self.has_value = value, True
-        self.args, self.kwargs, self.results = (), {}, None
+        if not self.source.is_evaluated:
+            self.results = None
+            self.let_go()
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the value stands for the operation."""
+        return self.has_value and not self.source.is_evaluated
+
+    def let_go(self) -> None:
+        """Release what it is computed from, which a backward pass has noted."""
+        if is_part(self.call, self.args):
+            self.args[0]._node.parts[self.call, self.args[1]] = self
+        self.args, self.kwargs = (), {}
 
 
 class Promise:
@@ -115,6 +136,7 @@ class Promise:
         return _refuse_in_place(name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """A promise of the call."""
         if self._node.call is getattr:  # a method of a promise
             owner, name = self._node.args
             return note(call_method, owner, name, *args, **kwargs)
@@ -218,9 +240,7 @@ def leaf(*_: Any) -> NoReturn:
     raise AssertionError("a part of the batch is read, not called")
 
 
-_OUT_OF_PLACE = {
-    f"__i{name}__": getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
-}
+_OPERATORS = ("add_", "sub_", "mul_", "div_")
 
 
 def note(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -230,10 +250,11 @@ def note(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         UsageError: it would change a tensor in place, or promises of two batches cannot be brought together.
     """
     name = getattr(function, "__name__", "")
-    if name in _OUT_OF_PLACE:  # total_loss += loss binds the name again: the same as total_loss = total_loss + loss
-        function, name = _OUT_OF_PLACE[name], ""
     if "out" in kwargs or name in ("__setitem__", "__delitem__") or (name.endswith("_") and not name.endswith("__")):
-        _refuse_in_place("out=" if "out" in kwargs else name)
+        if not all(promise._node.has_value or promise._node.source.is_ready for promise in promises_in((args, kwargs))):
+            # total += loss, too: PyTorch makes the same call of it as of total.add_(loss)
+            _refuse_in_place("+= or another operation in place" if name in _OPERATORS else name)
+        return function(*replaced(args, value_of), **replaced(kwargs, value_of))
     unknown = [promise._node for promise in promises_in((args, kwargs)) if not promise._node.has_value]
     source = unknown[-1].source if unknown else None
     for node in unknown:  # the newer batch: what belongs to an older one is read now, so that nothing of it is kept
@@ -241,14 +262,32 @@ def note(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             source = node.source
 
     def current(promise: Promise) -> Any:
-        return promise if promise._node.source is source and not promise._node.has_value else value_of(promise)
+        return promise if promise._node.source is source and not promise._node.is_constant else value_of(promise)
 
     args, kwargs = replaced(args, current), replaced(kwargs, current)
     if source is None:
         return function(*args, **kwargs)
     for tensor in tensors_in((args, kwargs)):
         source.check_constant(tensor)
-    return Promise(Node(source, function, args, kwargs))
+    if not is_part(function, args):
+        return Promise(Node(source, function, args, kwargs))
+    parts, key = args[0]._node.parts, (function, args[1])
+    known = parts.get(key)
+    node = known() if isinstance(known, weakref.ref) else known
+    if node is None:
+        node = Node(source, function, args, kwargs)
+        parts[key] = weakref.ref(node)
+    return Promise(node)
+
+
+def is_part(call: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a noted operation reads an attribute or an item of a promise."""
+    return (
+        len(args) == 2
+        and call in (getattr, operator.getitem)
+        and isinstance(args[0], Promise)
+        and isinstance(args[1], (str, int))
+    )
 
 
 def value_of(promise: Promise) -> Any:
@@ -304,8 +343,9 @@ def replaced(tree: Any, get: Callable[[Promise], Any]) -> Any:
 
 def _refuse_in_place(what: str) -> NoReturn:
     raise UsageError(
-        f"{what} would change a value of the batch in place, or a tensor with one. Values of a batch are computed per shard, in "
-        "accelerator.backward(), so the change would be lost. Compute a new value: x = torch.where(mask, y, x), x = x + y."
+        f"{what} changes a tensor in place, and a value of the batch that is computed later, in accelerator.backward(), is "
+        "involved. Compute a new value: total = total + loss.detach(), x = torch.where(mask, y, x). Or move the line after "
+        "accelerator.backward()."
     )
 
 

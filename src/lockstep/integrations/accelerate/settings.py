@@ -16,10 +16,10 @@ from lockstep.base.errors import ConfigError
 
 _PRECISIONS = {"no": "32-true", "bf16": "bf16-mixed"}
 _REFUSED = {
-    "deepspeed_plugin": "DeepSpeed brings a way to train in parallel of its own. strategy='fsdp' shards parameters over the processes",
-    "deepspeed_plugins": "DeepSpeed brings a way to train in parallel of its own. strategy='fsdp' shards parameters over the processes",
+    "deepspeed_plugin": "DeepSpeed trains in parallel in its own way. strategy='fsdp' shards parameters over the processes",
+    "deepspeed_plugins": "DeepSpeed trains in parallel in its own way. strategy='fsdp' shards parameters over the processes",
     "fsdp_plugin": "lockstep shards parameters itself: pass strategy='fsdp' instead",
-    "megatron_lm_plugin": "Megatron-LM brings a way to train in parallel of its own",
+    "megatron_lm_plugin": "Megatron-LM trains in parallel in its own way",
     "torch_tp_plugin": "tensor parallelism is not supported",
     "parallelism_config": "tensor, context and sequence parallelism are not supported. strategy='fsdp' shards parameters",
     "dynamo_plugin": "torch.compile of a prepared model is not supported here: call torch.compile(model) before prepare()",
@@ -34,8 +34,8 @@ def precision_of(mixed_precision: str) -> str:
     """
     if mixed_precision not in _PRECISIONS:
         raise ConfigError(
-            f"mixed_precision={mixed_precision!r}: lockstep's Accelerator has 'no' and 'bf16'. (fp16 needs a loss scaler, which "
-            "lockstep's own loop has: lockstep.join(precision='16-mixed').)"
+            f"mixed_precision={mixed_precision!r}: lockstep's Accelerator has 'no' and 'bf16'. (fp16 needs a loss scaler, "
+            "which lockstep's own loop has: lockstep.join(precision='16-mixed').)"
         )
     return _PRECISIONS[mixed_precision]
 
@@ -71,12 +71,13 @@ def profile_of(handlers: Iterable[Any]) -> ProfileKwargs:
         elif isinstance(handler, DistributedDataParallelKwargs):
             if handler.comm_hook != DDPCommunicationHookType.NO:
                 raise ConfigError(
-                    f"DistributedDataParallelKwargs(comm_hook={handler.comm_hook}): a hook rounds gradients between processes, so the "
-                    "result would depend on their number. Leave it out."
+                    f"DistributedDataParallelKwargs(comm_hook={handler.comm_hook}): a hook rounds gradients between "
+                    "processes, so the result would depend on their number. Leave it out."
                 )
         else:
             raise ConfigError(
                 f"Accelerator(kwargs_handlers=[{type(handler).__name__}(...)]): lockstep takes ProfileKwargs, and "
-                "DistributedDataParallelKwargs without a hook. Settings of processes are its own: Accelerator(timeout_s=600, ...)."
+                "DistributedDataParallelKwargs without a hook. Settings of processes are its own: "
+                "Accelerator(timeout_s=600, ...)."
             )
     return profile

@@ -18,8 +18,8 @@ Path = tuple[Any, ...]
 def with_leaves(data: Any, make: Callable[[Path, Any], Any]) -> Any:
     """A batch with ``make(path, part)`` in the place of its parts.
 
-    Mappings at any depth, and a list or tuple at the top, keep their kind, so that ``model(**batch)`` and ``for x, y in loader``
-    work. Everything else is one part: a list further down may have an entry per sample.
+    Mappings at any depth, and a list or tuple at the top, keep their kind, so that ``model(**batch)`` and ``for x, y in
+    loader`` work. Everything else is one part: a list further down may have an entry per sample.
     """
     if isinstance(data, (list, tuple)):
         parts = [_mapping(item, make, (number,)) for number, item in enumerate(data)]
@@ -79,21 +79,22 @@ def join(values: Sequence[Any], sizes: Sequence[int], name: str) -> Any:
     if isinstance(first, Tensor):
         if any(value.ndim == 0 for value in values):
             raise UsageError(
-                f"{name} is one number per shard, and whether the batch's is the mean or the sum of them is unknown: only the loss "
-                "that is given to accelerator.backward() is known to be a mean. Before accelerator.backward() write "
-                "value = accelerator.reduce(value, reduction='mean'), or 'sum'; or compute it from the model's outputs."
+                f"{name} is one number per shard, and whether the batch's is the mean or the sum of them is unknown: only "
+                "the loss that is given to accelerator.backward() is known to be a mean. Before accelerator.backward() "
+                "write value = accelerator.reduce(value, reduction='mean'), or 'sum'; or compute it from the model's "
+                "outputs."
             )
         shapes = [tuple(value.shape) for value in values]
         if any(shape[0] != size for shape, size in zip(shapes, sizes, strict=True)):
             raise UsageError(
-                f"{name} has shapes {shapes} in shards of {list(sizes)} samples: its first dimension does not count samples, so "
-                "the rows of the shards cannot be put together. Read a value with one row per sample."
+                f"{name} has shapes {shapes} in shards of {list(sizes)} samples: its first dimension does not count "
+                "samples, so the rows of the shards cannot be put together. Read a value with one row per sample."
             )
         if len({shape[1:] for shape in shapes}) > 1:
             raise UsageError(
-                f"{name} has shapes {shapes} in the shards of this batch, as where each shard is padded to its own longest "
-                "sample, so the rows cannot be put together. Pad to one length (padding='max_length'), or read a value without "
-                "that dimension."
+                f"{name} has shapes {shapes} in the shards of this batch, as where each shard is padded to its own "
+                "longest sample, so the rows cannot be put together. Pad to one length (padding='max_length'), or read a "
+                "value without that dimension."
             )
         return torch.cat(list(values))
     if isinstance(first, Mapping):
@@ -104,6 +105,6 @@ def join(values: Sequence[Any], sizes: Sequence[int], name: str) -> Any:
     if all(type(value) is type(first) and value == first for value in values):
         return first
     raise UsageError(
-        f"{name} is a {type(first).__name__} that differs from shard to shard, and has no value over the whole batch. Read tensors "
-        "with one row per sample."
+        f"{name} is a {type(first).__name__} that differs from shard to shard, and has no value over the whole batch. "
+        "Read tensors with one row per sample."
     )

@@ -1,0 +1,83 @@
+"""examples/by_feature/automatic_gradient_accumulation.py of huggingface/accelerate (Apache-2.0) without comments, argument parser and downloads."""
+
+import os
+
+import torch
+from accelerate.utils import find_executable_batch_size
+from lockstep.integrations.accelerate import Accelerator
+from offline import AutoModelForSequenceClassification, evaluate, get_dataloaders
+from torch.optim import AdamW
+from transformers import get_linear_schedule_with_warmup, set_seed
+
+EVAL_BATCH_SIZE = 32
+
+
+def training_function(config, args):
+    if os.environ.get("TESTING_MOCKED_DATALOADERS", None) == "1":
+        config["num_epochs"] = 2
+    accelerator = Accelerator(cpu=args.cpu, mixed_precision=args.mixed_precision)
+    lr = config["lr"]
+    num_epochs = int(config["num_epochs"])
+    seed = int(config["seed"])
+    observed_batch_size = int(config["batch_size"])
+
+    metric = evaluate.load("glue", "mrpc")
+
+    @find_executable_batch_size(starting_batch_size=int(observed_batch_size))
+    def inner_training_loop(batch_size):
+        nonlocal accelerator
+
+        num_gradient_accumulation_steps = observed_batch_size // batch_size
+
+        accelerator.gradient_accumulation_steps = num_gradient_accumulation_steps
+
+        accelerator.free_memory()
+
+        set_seed(seed)
+
+        model = AutoModelForSequenceClassification.from_pretrained("bert-base-cased", return_dict=True)
+
+        model = model.to(accelerator.device)
+
+        optimizer = AdamW(params=model.parameters(), lr=lr)
+        train_dataloader, eval_dataloader = get_dataloaders(accelerator, batch_size)
+
+        lr_scheduler = get_linear_schedule_with_warmup(
+            optimizer=optimizer,
+            num_warmup_steps=100,
+            num_training_steps=(len(train_dataloader) * num_epochs),
+        )
+
+        model, optimizer, train_dataloader, eval_dataloader, lr_scheduler = accelerator.prepare(
+            model, optimizer, train_dataloader, eval_dataloader, lr_scheduler
+        )
+
+        for epoch in range(num_epochs):
+            model.train()
+            for step, batch in enumerate(train_dataloader):
+                with accelerator.accumulate(model):
+                    batch.to(accelerator.device)
+                    outputs = model(**batch)
+                    loss = outputs.loss
+                    accelerator.backward(loss)
+                    optimizer.step()
+                    lr_scheduler.step()
+                    optimizer.zero_grad()
+
+            model.eval()
+            for step, batch in enumerate(eval_dataloader):
+                batch.to(accelerator.device)
+                with torch.no_grad():
+                    outputs = model(**batch)
+                predictions = outputs.logits.argmax(dim=-1)
+                predictions, references = accelerator.gather_for_metrics((predictions, batch["labels"]))
+                metric.add_batch(
+                    predictions=predictions,
+                    references=references,
+                )
+
+            eval_metric = metric.compute()
+            accelerator.print(f"epoch {epoch}:", eval_metric)
+
+    inner_training_loop()
+    accelerator.end_training()
