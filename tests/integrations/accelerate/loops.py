@@ -145,7 +145,8 @@ def parts_of_a_loss(accelerator):
         with torch.no_grad():
             wanted = teacher(x)
         moved = accelerator.per_shard(noisy)(x)
-        found = model(moved)
+        kept = torch.rand((x.shape[0], 1), device=x.device) > 0.1
+        found = model(torch.where(kept, moved, x))
         first, second = nn.functional.cross_entropy(found, y), nn.functional.mse_loss(found, wanted)
         loss = accelerator.per_shard(with_penalty)(first + 0.5 * second)
         part = accelerator.reduce(second, reduction="mean")
@@ -377,7 +378,7 @@ REFUSED = {
     "float": (before_backward(lambda x, outputs, loss: float(loss)), "UsageError"),
     "format": (before_backward(lambda x, outputs, loss: f"{loss:.3f}"), "UsageError"),
     "len": (before_backward(lambda x, outputs, loss: len(x)), "UsageError"),
-    "size": (before_backward(lambda x, outputs, loss: torch.randint(3, (x.size(0),))), "UsageError"),
+    "a range": (before_backward(lambda x, outputs, loss: range(x.size(0))), "UsageError"),
     "numpy": (before_backward(lambda x, outputs, loss: outputs.detach().cpu().numpy()), "UsageError"),
     "unpacked": (before_backward(lambda x, outputs, loss: list(outputs)), "UsageError"),
     "isnan": (before_backward(lambda x, outputs, loss: bool(torch.isnan(loss))), "UsageError"),
@@ -396,13 +397,13 @@ REFUSED = {
     "a number": (after_backward(lambda accelerator, model, x, outputs, loss: accelerator.backward(torch.ones(()))), "UsageError"),
     "load_state": (lambda accelerator: accelerator.load_state("folder"), "AttributeError"),
     "unknown": (lambda accelerator: accelerator.no_such_thing, "AttributeError"),
-    "changed weights": (changed_weights, "UsageError"),
     "never in training mode": (never_in_training_mode, "UsageError"),
     "read after an evaluation": (read_after_an_evaluation, "UsageError"),
-    "shards of different structure": (unlike_shards, "UsageError"),
     "shards of different length": (padded_shards, "UsageError"),
     "accumulation without a length": (no_length, "UsageError"),
     "two batches at once": (two_batches_at_once, "UsageError"),
+    "changed weights": (changed_weights, "UsageError"),
+    "shards of different structure": (unlike_shards, "UsageError"),
 }
 
 

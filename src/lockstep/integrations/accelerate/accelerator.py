@@ -212,17 +212,21 @@ class Accelerator(Outputs):
 
     def begin_step(self, is_last: bool | None) -> None:
         """See Host."""
-        if not self._has_begun and not self._in_epochs and self.team.step > 1:
-            self.skip_pass()
+        if not self._has_begun and self.team.step > 1:
+            self._refuse_range(self.team.step - 1)
         self._has_begun, self._is_last = True, is_last
 
     def skip_pass(self) -> None:
         """See Host."""
+        self._refuse_range(self.team.step)
+
+    def _refuse_range(self, step: int) -> None:
+        """Refuse a resumed run whose script goes through all epochs again, unless ``epochs`` counts them."""
         if not self._in_epochs:
             raise UsageError(
-                f"this run resumes after step {self.team.step}, and the script begins with its first epoch again, by "
-                "range(n) or the like: what it prints and counts would be of epochs that are not trained again. Write "
-                "`for epoch in accelerator.epochs(n)`, and start the run again with --fresh (Accelerator(fresh=True))."
+                f"this run resumes after step {step}, and the script begins with its first epoch again, by range(n) or the "
+                "like: what it prints and counts would be of epochs that are not trained again. Write `for epoch in "
+                "accelerator.epochs(n)`, and start the run from its beginning: --fresh, or Accelerator(fresh=True)."
             )
 
     def backward(self, loss: Any, *, weight: Any = None, reduction: str | None = None, **options: Any) -> None:

@@ -173,7 +173,7 @@ class TrainingBatch(PromisedBatch):
         for node in needed(targets):
             if node.was_run and isinstance(node.call, PerShard):
                 raise UsageError(
-                    f"accelerator.backward(loss): the loss is computed from {node.call.__name__}(...), whose graph an "
+                    f"accelerator.backward(loss): the loss is computed from {node.name}, whose graph an "
                     "earlier accelerator.backward() of this batch has used. Call the model again between the two."
                 )
         return Program([*targets, *self._calls()])
@@ -200,9 +200,8 @@ class TrainingBatch(PromisedBatch):
     @override
     def value(self, node: Node) -> Any:
         if not self.is_ready:
-            name = getattr(node.call, "__name__", type(node.call).__name__)
             raise UsageError(
-                f"the value of {name}(...) was needed before accelerator.backward(loss): by item(), float(), len(), a shape, "
+                f"the value of {node.name} was needed before accelerator.backward(loss): by item(), float(), len(), a shape, "
                 "an if, a print. It is computed in accelerator.backward(), once per shard. Move the line after it: there, it is "
                 "the value over the whole batch. Or compute what needs it per shard: accelerator.per_shard(function)(x). (In an "
                 "evaluation, call model.eval() of every prepared model before the loop.)"
@@ -212,7 +211,7 @@ class TrainingBatch(PromisedBatch):
             value = self._whole(node, {})
         if not torch.equal(before, torch.get_rng_state()):
             raise UsageError(
-                f"{getattr(node.call, '__name__', node.call)}(...) or what it is computed from draws random numbers, "
+                f"{node.name} or what it is computed from draws random numbers, "
                 "other ones than the shards have drawn. Wrap what draws: noise = "
                 "accelerator.per_shard(torch.randn_like)(x)."
             )
@@ -240,7 +239,7 @@ class TrainingBatch(PromisedBatch):
             results = [(micro.shard, micro.num_samples, follow(root.args, data)) for micro, data in micro_steps]
         elif root.results is None:
             raise UsageError(
-                f"the value of {root.call.__name__}(...) was needed, which was called after accelerator.backward(loss), "
+                f"the value of {root.name} was needed, which was called after accelerator.backward(loss), "
                 "and not computed by it. Call it before, or give what follows from it to another accelerator.backward()."
             )
         else:
@@ -248,8 +247,7 @@ class TrainingBatch(PromisedBatch):
         mine = [(shard, size, *_along(path, value)) for shard, size, value in results]
         everyone = sorted(itertools.chain.from_iterable(self.team.all_gather_object(mine)), key=operator.itemgetter(0))
         num_done = everyone[0][2]
-        name = getattr(root.call, "__name__", "batch") if root.call is not leaf else f"batch{list(root.args)}"
-        value = join([value for _, _, _, value in everyone], [size for _, size, _, _ in everyone], name)
+        value = join([value for _, _, _, value in everyone], [size for _, size, _, _ in everyone], root.name)
         value = map_tensors(value, lambda tensor: tensor.to(self.device))
         for step in path[num_done:]:
             value = step(value)

@@ -96,6 +96,15 @@ class Node:
             self.let_go()
 
     @property
+    def name(self) -> str:
+        """What a script calls it, for errors."""
+        if self.call is leaf:
+            return f"batch[{self.args[-1]!r}]" if self.args else "batch"
+        if self.call in (call_method, getattr) and len(self.args) > 1:
+            return f".{self.args[1]}{'(...)' if self.call is call_method else ''}"
+        return f"{getattr(self.call, '__name__', type(self.call).__name__)}(...)"
+
+    @property
     def is_constant(self) -> bool:
         """Whether the value stands for the operation."""
         return self.has_value and not self.source.is_evaluated
@@ -204,8 +213,7 @@ class Promise:
 
     def __repr__(self) -> str:
         node = self._node
-        name = getattr(node.call, "__name__", type(node.call).__name__)
-        return f"<{name}(...): {node.value}>" if node.has_value else f"<{name}(...), computed per shard>"
+        return f"<{node.value}>" if node.has_value else f"<{node.name}, computed per shard>"
 
     # What would change a value that other noted operations read
 
@@ -273,11 +281,11 @@ def note(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return Promise(Node(source, function, args, kwargs))
     parts, key = args[0]._node.parts, (function, args[1])
     known = parts.get(key)
-    node = known() if isinstance(known, weakref.ref) else known
-    if node is None:
-        node = Node(source, function, args, kwargs)
-        parts[key] = weakref.ref(node)
-    return Promise(node)
+    part: Node | None = known() if isinstance(known, weakref.ref) else known
+    if part is None:
+        part = Node(source, function, args, kwargs)
+        parts[key] = weakref.ref(part)
+    return Promise(part)
 
 
 def is_part(call: Callable[..., Any], args: tuple[Any, ...]) -> bool:

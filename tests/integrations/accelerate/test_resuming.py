@@ -1,0 +1,28 @@
+"""A training by accelerate's interface that is killed on some processes and resumed on others."""
+
+import pytest
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
+
+
+def run(nest, place, processes, function="train", kill_at=0):
+    return nest.run(processes, "resumed", function, [kill_at], place)
+
+
+def test_a_killed_training_ends_with_the_same_numbers_on_another_number_of_processes(nest, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    parts.mkdir()
+    _, [expected] = run(nest, whole, 1)
+    assert len(expected[0]) == 3
+    assert run(nest, parts, 2, kill_at=4) == ([-9] * 2, [None] * 2)  # between two steps of the optimizer
+    assert run(nest, parts, 3, kill_at=12) == ([-9] * 3, [None] * 3)
+    statuses, [found] = run(nest, parts, 1)
+    assert statuses == [0], (parts / "log-0").read_text()[-3000:]
+    assert found == expected
+
+
+@pytest.mark.parametrize("kill_at", [2, 5])
+def test_a_run_of_epochs_by_range_is_not_resumed(nest, tmp_path, kill_at):
+    assert run(nest, tmp_path, 1, "count_from_the_first_epoch", kill_at)[0] == [-9]
+    assert run(nest, tmp_path, 1, "count_from_the_first_epoch") == ([0], ["UsageError"])
