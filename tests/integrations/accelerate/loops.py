@@ -19,7 +19,9 @@ def parts(accelerator, batch_size=10, num_samples=26, models=1, **options):
     torch.manual_seed(3)
     x = torch.randn(num_samples, 6)
     train, test = TensorDataset(x, x[:, :3].argmax(1)), TensorDataset(x[:11] + 0.3, x[:11, :3].argmax(1))
-    made = [nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3)) for _ in range(models)]
+    made = [
+        nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3)) for _ in range(models)
+    ]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in made]
     loaders = DataLoader(train, batch_size, shuffle=True, **options), DataLoader(test, 4)
     return accelerator.prepare(*made, *optimizers, *loaders)
@@ -342,7 +344,9 @@ def unlike_shards(accelerator):
 def padded_shards(accelerator):
     data = [torch.ones(n + 1, 6) for n in range(10)]
     model = nn.Linear(6, 1)
-    model, loader = accelerator.prepare(model, DataLoader(data, 10, collate_fn=lambda rows: nn.utils.rnn.pad_sequence(rows, True)))
+    model, loader = accelerator.prepare(
+        model, DataLoader(data, 10, collate_fn=lambda rows: nn.utils.rnn.pad_sequence(rows, True))
+    )
     for x in loader:
         outputs = model(x)
         accelerator.backward(outputs.mean())
@@ -386,15 +390,30 @@ REFUSED = {
     "into a tensor": (before_backward(lambda x, outputs, loss: torch.zeros(()).add_(loss)), "UsageError"),
     "masked": (before_backward(lambda x, outputs, loss: x.__setitem__(0, 1.0)), "UsageError"),
     "added to a tensor": (before_backward(lambda x, outputs, loss: operator.iadd(torch.zeros(()), loss)), "UsageError"),
-    "a graph from outside": (before_backward(lambda x, outputs, loss: loss + nn.Linear(1, 1).weight.pow(2).sum()), "UsageError"),
-    "backward twice": (after_backward(lambda accelerator, model, x, outputs, loss: accelerator.backward(loss)), "UsageError"),
+    "a graph from outside": (
+        before_backward(lambda x, outputs, loss: loss + nn.Linear(1, 1).weight.pow(2).sum()),
+        "UsageError",
+    ),
+    "backward twice": (
+        after_backward(lambda accelerator, model, x, outputs, loss: accelerator.backward(loss)),
+        "UsageError",
+    ),
     "backward by the same call": (
         after_backward(lambda accelerator, model, x, outputs, loss: accelerator.backward(outputs.mean())),
         "UsageError",
     ),
-    "a call after backward": (after_backward(lambda accelerator, model, x, outputs, loss: model(x).sum().item()), "UsageError"),
-    "other noise": (after_backward(lambda accelerator, model, x, outputs, loss: torch.randn_like(x).sum().item()), "UsageError"),
-    "a number": (after_backward(lambda accelerator, model, x, outputs, loss: accelerator.backward(torch.ones(()))), "UsageError"),
+    "a call after backward": (
+        after_backward(lambda accelerator, model, x, outputs, loss: model(x).sum().item()),
+        "UsageError",
+    ),
+    "other noise": (
+        after_backward(lambda accelerator, model, x, outputs, loss: torch.randn_like(x).sum().item()),
+        "UsageError",
+    ),
+    "a number": (
+        after_backward(lambda accelerator, model, x, outputs, loss: accelerator.backward(torch.ones(()))),
+        "UsageError",
+    ),
     "load_state": (lambda accelerator: accelerator.load_state("folder"), "AttributeError"),
     "unknown": (lambda accelerator: accelerator.no_such_thing, "AttributeError"),
     "never in training mode": (never_in_training_mode, "UsageError"),

@@ -13,8 +13,20 @@ import sys
 import traceback
 from pathlib import Path
 
-IMPORTED = ("accelerate", "accelerate.local_sgd", "transformers.models.bert.modeling_bert", "transformers.models.gpt2.modeling_gpt2")
-IMPORTED += ("datasets", "sklearn.metrics", "sklearn.model_selection", "torch._dynamo", "lockstep.joining.ahead", "lockstep.sync.exact")
+IMPORTED = (
+    "accelerate",
+    "accelerate.local_sgd",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.gpt2.modeling_gpt2",
+)
+IMPORTED += (
+    "datasets",
+    "sklearn.metrics",
+    "sklearn.model_selection",
+    "torch._dynamo",
+    "lockstep.joining.ahead",
+    "lockstep.sync.exact",
+)
 IMPORTED += ("lockstep.integrations.accelerate", "PIL.Image", "transformers.optimization")
 
 

@@ -15,7 +15,10 @@ CHECKPOINTS = {"use_stateful_dataloader": False, "resume_from_checkpoint": None,
 IMAGES = {"data_dir": "images"}
 RUN = {
     "nlp_example": ({}, {}),
-    "complete_nlp_example": ({}, {**CHECKPOINTS, "checkpointing_steps": "epoch", "with_tracking": True, "project_dir": "logs"}),
+    "complete_nlp_example": (
+        {},
+        {**CHECKPOINTS, "checkpointing_steps": "epoch", "with_tracking": True, "project_dir": "logs"},
+    ),
     "cv_example": ({"image_size": 8, "batch_size": 8}, IMAGES),
     "complete_cv_example": (
         {"image_size": 8, "batch_size": 8},
@@ -33,7 +36,11 @@ RUN = {
     "tracking": ({}, {"with_tracking": True, "project_dir": "logs"}),
 }
 REFUSED = {
-    "ddp_comm_hook": ({}, {"ddp_comm_hook": "fp16", "ddp_comm_wrapper": "no", "gradient_accumulation_steps": 1}, "ConfigError"),
+    "ddp_comm_hook": (
+        {},
+        {"ddp_comm_hook": "fp16", "ddp_comm_wrapper": "no", "gradient_accumulation_steps": 1},
+        "ConfigError",
+    ),
     "local_sgd": ({}, {"local_sgd_steps": 2, "gradient_accumulation_steps": 1}, "UsageError"),
     "gradient_accumulation_for_autoregressive_models": (
         {"max_grad_norm": 1.0},
@@ -66,5 +73,8 @@ def test_an_example_is_the_same_on_any_number_of_processes(nest, tmp_path, name)
 def test_what_depends_on_the_number_of_processes_is_refused(nest, tmp_path, name):
     config, options, error = REFUSED[name]
     for processes in (1, 2):
-        assert nest.run(processes, "runs_example", "refused", [name, config, options], tmp_path) == ([0] * processes, [error] * processes)
+        assert nest.run(processes, "runs_example", "refused", [name, config, options], tmp_path) == (
+            [0] * processes,
+            [error] * processes,
+        )
     print((tmp_path / "log-0").read_text()[-1500:])

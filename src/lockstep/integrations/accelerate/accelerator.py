@@ -17,14 +17,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 import lockstep
-from lockstep.base.errors import ConfigError, UsageError
+from lockstep.base.errors import UsageError
 from lockstep.integrations.accelerate import host, settings
-from lockstep.integrations.accelerate.batches import Reduced, TrainingBatch
+from lockstep.integrations.accelerate.batches import TrainingBatch
 from lockstep.integrations.accelerate.evaluated import EvaluatedBatch
+from lockstep.integrations.accelerate.gathering import gather, reduce
 from lockstep.integrations.accelerate.loader import PromisedLoader
 from lockstep.integrations.accelerate.models import per_shard, with_noted_calls
 from lockstep.integrations.accelerate.outputs import Outputs
-from lockstep.integrations.accelerate.promise import Promise, note, promises_in, replaced, value_of
+from lockstep.integrations.accelerate.promise import Promise
 
 _NO_PLACE = {
     "load_state": "the same command resumes the run, from lockstep's own checkpoints. To begin with weights of another run, "
@@ -213,18 +214,18 @@ class Accelerator(Outputs):
     def begin_step(self, is_last: bool | None) -> None:
         """See Host."""
         if not self._has_begun and self.team.step > 1:
-            self._refuse_range(self.team.step - 1)
+            self._refuse_range()
         self._has_begun, self._is_last = True, is_last
 
     def skip_pass(self) -> None:
         """See Host."""
-        self._refuse_range(self.team.step)
+        self._refuse_range()
 
-    def _refuse_range(self, step: int) -> None:
+    def _refuse_range(self) -> None:
         """Refuse a resumed run whose script goes through all epochs again, unless ``epochs`` counts them."""
         if not self._in_epochs:
             raise UsageError(
-                f"this run resumes after step {step}, and the script begins with its first epoch again, by range(n) or the "
+                "this run resumes from a checkpoint, and the script begins with its first epoch again, by range(n) or the "
                 "like: what it prints and counts would be of epochs that are not trained again. Write `for epoch in "
                 "accelerator.epochs(n)`, and start the run from its beginning: --fresh, or Accelerator(fresh=True)."
             )
@@ -343,26 +344,13 @@ class Accelerator(Outputs):
     def gather(self, tensors: Any) -> Any:
         """The values over the whole batch, each row once, the same on every rank. Every rank must call it.
 
-        In training, before ``backward``, values are not known yet, and are returned as they are.
+        In training, before ``backward``, values are not known yet, and are returned unchanged.
         """
-        evaluated: dict[int, tuple[EvaluatedBatch, list[Promise]]] = {}
-        for promise in promises_in(tensors):
-            source = promise._node.source
-            if isinstance(source, EvaluatedBatch) and not promise._node.has_value:
-                evaluated.setdefault(source.serial, (source, []))[1].append(promise)
-        for batch, promises in evaluated.values():
-            for promise, value in zip(promises, batch.values([promise._node for promise in promises]), strict=True):
-                promise._node.settle(value)
-
-        def known(promise: Promise) -> Any:
-            node = promise._node
-            return value_of(promise) if node.has_value or node.source.is_ready else promise
-
-        return replaced(tensors, known)
+        return gather(tensors)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """``gather``."""
-        return self.gather(input_data)
+        return gather(input_data)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
         """The values themselves: the batch is whole."""
@@ -375,16 +363,7 @@ class Accelerator(Outputs):
         Raises:
             ConfigError: the reduction is unknown.
         """
-        if reduction not in ("mean", "sum", "none"):
-            raise ConfigError(f"accelerator.reduce(reduction={reduction!r}): it is 'mean', 'sum' or 'none'.")
-
-        def told(promise: Promise) -> Any:
-            node = promise._node
-            if reduction == "none" or node.has_value or node.source.is_ready:
-                return value_of(promise) if node.has_value or node.source.is_ready else promise
-            return note(Reduced(reduction), promise)
-
-        return replaced(tensor, told)
+        return reduce(tensor, reduction)
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Let go of prepared models, optimizers and schedules. The run's checkpoints still contain them."""

@@ -203,15 +203,15 @@ class TrainingBatch(PromisedBatch):
             raise UsageError(
                 f"the value of {node.name} was needed before accelerator.backward(loss): by item(), float(), len(), a shape, "
                 "an if, a print. It is computed in accelerator.backward(), once per shard. Move the line after it: there, it is "
-                "the value over the whole batch. Or compute what needs it per shard: accelerator.per_shard(function)(x). (In an "
-                "evaluation, call model.eval() of every prepared model before the loop.)"
+                "the value over the whole batch. Or compute what needs it per shard: accelerator.per_shard(function)(x). (In "
+                "an evaluation, call model.eval() of every prepared model before the loop.)"
             )
         before = torch.get_rng_state()
         with torch.no_grad():
             value = self._whole(node, {})
         if not torch.equal(before, torch.get_rng_state()):
             raise UsageError(
-                f"{node.name} or what it is computed from draws random numbers, "
+                f"{node.name}, or what it is computed from draws random numbers, "
                 "other ones than the shards have drawn. Wrap what draws: noise = "
                 "accelerator.per_shard(torch.randn_like)(x)."
             )

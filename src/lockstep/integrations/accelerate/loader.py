@@ -29,7 +29,8 @@ class Host(Protocol):
 class PromisedLoader:
     """What ``accelerator.prepare(loader)`` returns.
 
-    A pass trains if a prepared model that is not frozen is in training mode (``model.train()``) and gradients are on, and evaluates otherwise.
+    A pass trains if gradients are on and a prepared model that is not frozen is in training mode (``model.train()``). Otherwise
+    it evaluates.
     Other attributes are those of the script's loader.
 
     Args:

@@ -23,7 +23,7 @@ class Source(Protocol):
     """Number of the batch in this launch."""
 
     is_evaluated: bool
-    """Whether operations run on other batches, too: then, none of this one's values may stand for the operation it comes from."""
+    """Whether operations run on other batches, too: then, none of this one's values may stand for its operation."""
 
     @property
     def is_ready(self) -> bool:
@@ -65,11 +65,11 @@ class Node:
         "has_value",
         "kwargs",
         "number",
+        "parts",
         "results",
         "source",
         "value",
         "was_run",
-        "parts",
     )
 
     def __init__(self, source: Source, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,0 +1,47 @@
+"""Values over the whole batch, for a script that asks for those of all processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lockstep.base.errors import ConfigError
+from lockstep.integrations.accelerate.batches import Reduced
+from lockstep.integrations.accelerate.evaluated import EvaluatedBatch
+from lockstep.integrations.accelerate.promise import Promise, note, promises_in, replaced, value_of
+
+
+def gather(tensors: Any) -> Any:
+    """The same tree with the values of its promises that are known, or can be computed. Every rank must call it.
+
+    The values of an evaluation batch are exchanged together.
+    """
+    evaluated: dict[int, tuple[EvaluatedBatch, list[Promise]]] = {}
+    for promise in promises_in(tensors):
+        source = promise._node.source
+        if isinstance(source, EvaluatedBatch) and not promise._node.has_value:
+            evaluated.setdefault(source.serial, (source, []))[1].append(promise)
+    for batch, promises in evaluated.values():
+        for promise, value in zip(promises, batch.values([promise._node for promise in promises]), strict=True):
+            promise._node.settle(value)
+    return replaced(tensors, lambda promise: value_of(promise) if _is_known(promise) else promise)
+
+
+def reduce(tensors: Any, reduction: str) -> Any:
+    """The same tree with the values that are known; of others, which are numbers of shards, the mean or sum over the shards.
+
+    Raises:
+        ConfigError: the reduction is unknown.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ConfigError(f"accelerator.reduce(reduction={reduction!r}): it is 'mean', 'sum' or 'none'.")
+
+    def told(promise: Promise) -> Any:
+        if _is_known(promise):
+            return value_of(promise)
+        return promise if reduction == "none" else note(Reduced(reduction), promise)
+
+    return replaced(tensors, told)
+
+
+def _is_known(promise: Promise) -> bool:
+    return promise._node.has_value or promise._node.source.is_ready
