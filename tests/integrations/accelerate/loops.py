@@ -210,7 +210,7 @@ def accumulation(accelerator):
 
 def evaluation(accelerator):
     """Each row once, in order; single numbers; what is read of some batches only; an early end."""
-    model, _, loader, test = parts(accelerator)
+    model, _, _, test = parts(accelerator)
     model.eval()
     rows, sizes, told, total, seen, right = [], [], [], 0, 0, 0
     for step, (x, y) in enumerate(test):

@@ -1,5 +1,5 @@
-"""A process that has imported accelerate, transformers and lockstep, and forks the ranks of trainings: as under torchrun, without
-a launcher. Importing them takes each rank seconds.
+"""A process that has imported accelerate, transformers and lockstep, and forks the ranks of trainings, as torchrun starts them.
+Importing all that takes each rank seconds.
 
 ``python nest.py`` answers each line of its input (a JSON object) with a line: the ranks' exit statuses. ``Nest`` asks it.
 """

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import torch
 
-import lockstep
 from lockstep.base.errors import LockstepError
 from lockstep.integrations.accelerate import Accelerator
 

@@ -6,7 +6,7 @@ import ast
 
 from typing_extensions import override
 
-from lockstep.tools.check import names, samples, source
+from lockstep.tools.check import hosts, names, samples, source
 from lockstep.tools.check.libraries import Libraries
 from lockstep.tools.check.state import CONTENT
 from lockstep.tools.check.values import DATA, NOTHING, RANDOM, SIZE, Object, Site, Value, merge
@@ -26,6 +26,8 @@ class Methods(Libraries):
         kinds = {o.kind for o in receiver.objects}
         if "team" in kinds:
             return self.of_team(name, node, args, keywords)
+        if not self.inside:
+            self._train_by_host(node, name, {o for value in (receiver, *given) for o in value.objects})
         if kinds & {"batch", "evaluation"} or (name == "add" and not kinds and not args and keywords and self.inside):
             self.of_batch(node, given)
             return NOTHING
@@ -58,6 +60,18 @@ class Methods(Libraries):
             return None
         value = merge([result for result in results if result is not None])
         return value._replace(sites=value.sites | receiver.sites)
+
+    def _train_by_host(self, node: ast.Call, name: str, given: set[Object]) -> None:
+        """Run the methods that a library calls once per shard, where the script calls the library to train."""
+        for target in sorted((o for o in given if o.kind == "instance"), key=lambda o: o.name):
+            for called, place in hosts.called_per_shard(target.library_classes(), name):
+                method = self.method(target, called)
+                if method is not None:
+                    args = [Value.of(target), *([NOTHING] * (place - 1)), Value.made(DATA)]
+                    self._per_shard(node, method, args)
+
+    def _per_shard(self, node: ast.Call, method: Object, args: list[Value]) -> None:
+        self.over_shards(node, lambda: self.use(self.invoke(method, args, {}, node)))
 
     def _of_unknown(self, node: ast.Call, func: ast.Attribute, receiver: Value, given: list[Value]) -> Value | None:
         name = func.attr

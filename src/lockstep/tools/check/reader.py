@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from typing_extensions import override
 
-from lockstep.tools.check import source
+from lockstep.tools.check import hosts, source
 from lockstep.tools.check.findings import Finding
 from lockstep.tools.check.machine import TooMuch
 from lockstep.tools.check.statements import Statements
@@ -32,7 +32,7 @@ class Reader(Statements):
         self.files: dict[str, Object] = {}
         self.uses_lockstep = False
         self.has_loop = False
-        """Whether a file joins a run, or runs over shards."""
+        """Whether a file joins a run, runs over shards, or imports a library's interface that does."""
         self.texts: dict[str, str] = {}
 
     def read(self, path: str, text: str) -> None:
@@ -142,6 +142,8 @@ def _is_accepted(finding: Finding, lines: Mapping[str, list[str]]) -> bool:
 
 def _is_of_a_loop(node: ast.AST, joins: set[str]) -> bool:
     if isinstance(node, ast.ImportFrom):
+        if (node.module or "").startswith(hosts.INTEGRATIONS):
+            return True
         return node.module == "lockstep" and any(alias.name == "join" for alias in node.names)
     return isinstance(node, ast.Attribute) and (node.attr == "shards" or source.dotted(node) in joins)
 
