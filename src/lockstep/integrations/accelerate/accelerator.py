@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from accelerate.optimizer import AcceleratedOptimizer
@@ -27,7 +27,7 @@ from lockstep.integrations.accelerate.models import per_shard, with_noted_calls
 from lockstep.integrations.accelerate.outputs import Outputs
 from lockstep.integrations.accelerate.promise import Promise
 
-_NO_PLACE = {
+_REFUSED: Mapping[str, str] = {
     "load_state": "the same command resumes the run, from lockstep's own checkpoints. To begin with weights of another run, "
     "load them into the model before prepare()",
     "skip_first_batches": "the same command resumes the run at the right batch: loop over the prepared loader",
@@ -87,6 +87,9 @@ class Accelerator(Outputs):
         ConfigError: an argument is not supported.
     """
 
+    REFUSED = _REFUSED
+    """Attributes of accelerate's that this one does not have, and why."""
+
     def __init__(
         self,
         *,
@@ -134,7 +137,9 @@ class Accelerator(Outputs):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        reason = _NO_PLACE.get(name, "it has what training scripts use most. accelerator.team is lockstep's own interface")
+        reason = self.REFUSED.get(
+            name, "it has what training scripts use most. accelerator.team is lockstep's own interface"
+        )
         raise AttributeError(f"lockstep's Accelerator has no {name!r}: {reason}. See docs/how-to/accelerate.md.")
 
     # Preparing

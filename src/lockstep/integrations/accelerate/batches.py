@@ -202,7 +202,7 @@ class TrainingBatch(PromisedBatch):
         if not self.is_ready:
             raise UsageError(
                 f"the value of {node.name} was needed before accelerator.backward(loss): by item(), float(), len(), a shape, "
-                "an if, a print. It is computed in accelerator.backward(), once per shard. Move the line after it: there, it is "
+                "an if, a print. accelerator.backward() computes it, once per shard. Move the line after it: there, it is "
                 "the value over the whole batch. Or compute what needs it per shard: accelerator.per_shard(function)(x). (In "
                 "an evaluation, call model.eval() of every prepared model before the loop.)"
             )

@@ -99,7 +99,12 @@ class AutoModelForSequenceClassification:
     @staticmethod
     def from_pretrained(name, return_dict=True):
         config = transformers.BertConfig(
-            vocab_size=43, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, max_position_embeddings=32
+            vocab_size=43,
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            max_position_embeddings=32,
         )
         return transformers.BertForSequenceClassification(config).eval()
 
@@ -107,7 +112,9 @@ class AutoModelForSequenceClassification:
 class AutoModelForCausalLM:
     @staticmethod
     def from_pretrained(name):
-        return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=43, n_positions=32, n_embd=8, n_layer=1, n_head=2))
+        return transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=43, n_positions=32, n_embd=8, n_layer=1, n_head=2)
+        )
 
 
 class Metric:
@@ -181,7 +188,9 @@ def make_images(folder, number=26):
 
 def create_model(name, pretrained, num_classes):
     classifier = nn.Linear(8, num_classes)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1))
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1)
+    )
     model.append(classifier)
     model.default_cfg = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.25)}
     model.get_classifier = lambda: classifier
