@@ -71,7 +71,10 @@ class Methods(Libraries):
                     self._per_shard(node, method, args)
 
     def _per_shard(self, node: ast.Call, method: Object, args: list[Value]) -> None:
-        self.over_shards(node, lambda: self.use(self.invoke(method, args, {}, node)))
+        def body() -> None:
+            self.use(self.invoke(method, args, {}, node))
+
+        self.over_shards(node, body)
 
     def _of_unknown(self, node: ast.Call, func: ast.Attribute, receiver: Value, given: list[Value]) -> Value | None:
         name = func.attr
