@@ -26,7 +26,7 @@ RUN = {
     ),
     "automatic_gradient_accumulation": ({}, {}),
     "checkpointing": ({"batch_size": 32}, {**CHECKPOINTS, "checkpointing_steps": "2"}),
-    "cross_validation": ({}, {"num_folds": 2}),
+    "cross_validation": ({"num_epochs": 1}, {"num_folds": 2}),
     "early_stopping": ({"num_epochs": 3}, {}),
     "gradient_accumulation": ({"batch_size": 8}, {"gradient_accumulation_steps": 2}),
     "memory": ({}, {}),

@@ -75,7 +75,7 @@ def check_host() -> None:
     if missing:
         raise ConfigError(
             f"accelerate {accelerate.__version__} has no {', '.join(missing)}, which lockstep needs. Install a version "
-            "that lockstep is tested with: accelerate 1.10 to 1.15."
+            "that lockstep is tested with: accelerate 1.15."
         )
 
 
