@@ -1,0 +1,24 @@
+"""Hugging Face transformers' ``Trainer`` on lockstep: the same weights and logs on any number of processes.
+
+::
+
+    from lockstep.integrations.transformers import Trainer, TrainingArguments
+
+    args = TrainingArguments("out", shards=8, per_device_train_batch_size=4)
+    Trainer(model, args, train_dataset=data).train()
+
+"Device" in the names of arguments means *shard*: the global batch is ``per_device_train_batch_size * shards *
+gradient_accumulation_steps``, as on so many devices, on any number of processes.
+"""
+
+from lockstep.integrations.transformers.versions import check_version
+
+check_version()
+
+from lockstep.integrations.transformers.arguments import (  # noqa: E402 -- other versions may lack what these import
+    Seq2SeqTrainingArguments,
+    TrainingArguments,
+)
+from lockstep.integrations.transformers.trainer import Seq2SeqTrainer, Trainer  # noqa: E402
+
+__all__ = ["Seq2SeqTrainer", "Seq2SeqTrainingArguments", "Trainer", "TrainingArguments"]

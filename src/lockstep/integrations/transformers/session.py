@@ -1,0 +1,56 @@
+"""The run that this process's arguments have joined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lockstep
+from lockstep.base.errors import ConfigError
+from lockstep.joining import join as joining
+from lockstep.joining.team import Team
+
+_team: Team | None = None
+_num_trainings = 0
+
+
+def join_with(settings: dict[str, Any], names: dict[str, str]) -> Team:
+    """Join the run, or return the team that this process has joined it with. Every rank must call it.
+
+    Args:
+        settings: those of ``lockstep.join`` that follow from the arguments.
+        names: for each of them, the argument that it follows from.
+
+    Raises:
+        ConfigError: the run was joined with others.
+    """
+    global _team, _num_trainings
+    if _team is None or _team.is_closed:
+        earlier = joining._joined  # the script's own lockstep.join(...)
+        _team = lockstep.join(**settings) if earlier is None or earlier.is_closed else earlier
+        _num_trainings = 0
+    for setting, argument in names.items():
+        value = getattr(_team.config, setting)
+        if setting in settings and value != settings[setting]:
+            raise ConfigError(
+                f"{argument} asks for {setting}={settings[setting]!r}, and this process has joined its run with "
+                f"{setting}={value!r}, which holds for all of it. Give all TrainingArguments of a script the same {argument}."
+            )
+    return _team
+
+
+def team() -> Team:
+    """The team that arguments have joined.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if _team is None or _team.is_closed:
+        raise ConfigError("no run is open: make lockstep's TrainingArguments first, which join it")
+    return _team
+
+
+def next_training() -> int:
+    """The number of the next training in the run, from 1. The same on every rank."""
+    global _num_trainings
+    _num_trainings += 1
+    return _num_trainings

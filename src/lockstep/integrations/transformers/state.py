@@ -1,0 +1,96 @@
+"""What of a training the run's state holds, besides model, optimizer, schedule and positions in data."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.trainer_callback import ExportableState
+
+_OF_PROCESS = ("is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "log_history", "trial_params")
+_CLOCKS = ("_runtime", "_per_second", "_preparation_time")
+
+
+def is_clock(name: str) -> bool:
+    """Whether a logged value of this name is measured by a clock, or of memory, and so is another each time."""
+    return name.endswith(_CLOCKS) or "_mem_" in name
+
+
+class TrainingState:
+    """The host's counters, log, control and callbacks, without what clocks say.
+
+    Args:
+        trainer: whose training begins.
+        own: names of its attributes.
+    """
+
+    def __init__(self, trainer: Any, own: tuple[str, ...]) -> None:
+        self._trainer = trainer
+        self._state = trainer.state
+        self._own = own
+        self._restored: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state: plain values, the same on every rank."""
+        trainer, state = self._trainer, self._state
+        fields = [each.name for each in dataclasses.fields(state) if each.name not in _OF_PROCESS]
+        return {
+            "state": {name: getattr(state, name) for name in fields},
+            "log_history": [{name: value for name, value in entry.items() if not is_clock(name)} for entry in state.log_history],
+            "own": {name: _number(getattr(trainer, name, 0.0)) for name in self._own},
+            "control": dataclasses.asdict(trainer.control),
+            "callbacks": [dict(callback.state()["attributes"]) for callback in self._callbacks()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        for name, value in state["state"].items():
+            setattr(self._state, name, value)
+        self._state.log_history = [dict(entry) for entry in state["log_history"]]
+        for name, value in state["control"].items():
+            setattr(self._trainer.control, name, value)
+        for callback, attributes in zip(self._callbacks(), state["callbacks"], strict=True):
+            for name, value in attributes.items():
+                setattr(callback, name, value)
+        self._restored = state["own"]
+
+    def reapply(self) -> None:
+        """Restore the attributes of the trainer, which it has reset since."""
+        restored, self._restored = self._restored, None
+        for name, value in (restored or {}).items():
+            is_tensor = isinstance(getattr(self._trainer, name, None), Tensor)
+            setattr(self._trainer, name, torch.tensor(value, device=self._trainer.args.device) if is_tensor else value)
+
+    def _callbacks(self) -> list[Any]:
+        return [each for each in self._trainer.callback_handler.callbacks if isinstance(each, ExportableState)]
+
+
+class Clocks:
+    """What clocks said in the log: rank 0's. Added to the log that ``TrainingState`` has restored.
+
+    Args:
+        state: the host's ``TrainerState``.
+    """
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The values, by the number of the entry."""
+        return {
+            str(number): said
+            for number, entry in enumerate(self._state.log_history)
+            if (said := {name: value for name, value in entry.items() if is_clock(name)})
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Add them."""
+        for number, said in state.items():
+            if int(number) < len(self._state.log_history):
+                self._state.log_history[int(number)].update(said)
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value

@@ -1,0 +1,121 @@
+"""``Trainer`` and ``Seq2SeqTrainer`` on lockstep."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NoReturn
+
+import transformers
+from transformers.trainer_utils import has_length
+from typing_extensions import override
+
+from lockstep.base.errors import ConfigError, UsageError
+from lockstep.integrations.transformers.arguments import OnLockstep, TrainingArguments
+from lockstep.integrations.transformers.evaluation import Dealt, Predictions
+from lockstep.integrations.transformers.host import Handler, HostTrainer, standing_in
+from lockstep.integrations.transformers.refusals import check_methods, check_model, check_resume
+from lockstep.integrations.transformers.state import is_clock
+from lockstep.integrations.transformers.training import Training
+
+
+class Trainer(HostTrainer):
+    """transformers' ``Trainer`` on lockstep: the same weights and logs on any number of processes, through kills and resumes.
+
+    Every rank must make it and call its methods, in the same order. Other trainers that derive from transformers' come to
+    lockstep by ``class MyTrainer(lockstep.integrations.transformers.Trainer, TheirTrainer)``.
+
+    Raises:
+        ConfigError: the arguments are not lockstep's, or cannot be honoured.
+        UsageError: a subclass overrides what is replaced here.
+    """
+
+    def __init__(self, model: Any = None, args: Any = None, *more: Any, **named: Any) -> None:
+        check_methods(type(self), HostTrainer, transformers.Trainer)
+        if args is None:
+            args = TrainingArguments("tmp_trainer")
+        if not isinstance(args, OnLockstep):
+            raise ConfigError(
+                f"Trainer(args={type(args).__module__}.{type(args).__name__}(...)): only lockstep's arguments join a run, and "
+                "with others each process would train alone. Import them, too: `from lockstep.integrations.transformers import "
+                "Trainer, TrainingArguments`."
+            )
+        check_model(model)
+        super().__init__(model, args, *more, **named)
+        self.callback_handler = Handler(self.callback_handler, self)
+
+    # Training
+
+    @override
+    def train(self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: Any = None, **kwargs: Any) -> Any:
+        """Train, or go on with a training that was interrupted: the run resumes by itself. Every rank must call it.
+
+        Args:
+            resume_from_checkpoint: None, True and False mean the same. A path of a checkpoint in ``output_dir`` is accepted
+                where the run resumes, which it then does from its own, newer state.
+            trial: must be None.
+            ignore_keys_for_eval: as for transformers.
+
+        Raises:
+            UsageError: a path is given and the run does not resume; or a trial.
+        """
+        check_resume(resume_from_checkpoint)
+        if trial is not None:
+            self.hyperparameter_search()
+        self._start = None if resume_from_checkpoint in (None, True, False) else os.fspath(resume_from_checkpoint)
+        try:
+            return super().train(None, None, ignore_keys_for_eval, **kwargs)
+        finally:
+            self.training = None
+
+    @override
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
+        self.training = Training(self, dataloader)
+        with self.accumulating(1):
+            return super().set_initial_training_values(args, self.training.loader)
+
+    @override
+    def get_total_train_batch_size(self, args: Any) -> int:
+        return int(self._train_batch_size * self.team.config.accumulate)
+
+    @override
+    def num_examples(self, dataloader: Any) -> int:
+        return super().num_examples(getattr(dataloader, "wrapped", dataloader))
+
+    @override
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log values, which must be equal on every rank but for clocks. They are in lockstep's journal, too."""
+        self.team.log(**{
+            name: value for name, value in logs.items() if isinstance(value, (int, float)) and not is_clock(name) and name != "epoch"
+        })
+        super().log(logs, start_time)
+
+    @override
+    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "hyperparameter_search() trains many times in one process, and a run of lockstep is one training, which resumes. "
+            "Start each trial as a run of its own, with its arguments on the command line."
+        )
+
+    # Evaluation
+
+    @override
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        predictions = Predictions(self)
+        predictions.check(dataloader)
+        dealt = Dealt(self.team, self.team.prepare(self.model), dataloader)
+        before, self.preprocess_logits_for_metrics = self.preprocess_logits_for_metrics, None
+        try:
+            with standing_in(self, prediction_step=predictions.step):
+                output = super().evaluation_loop(dealt, *args, **kwargs)
+        finally:
+            self.preprocess_logits_for_metrics, self.accelerator.num_samples = before, None
+        return output if has_length(dealt.dataset) else output._replace(num_samples=predictions.num_samples)
+
+
+class Seq2SeqTrainer(Trainer, transformers.Seq2SeqTrainer):
+    """transformers' ``Seq2SeqTrainer`` on lockstep. See ``Trainer``."""
