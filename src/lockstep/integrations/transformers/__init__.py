@@ -16,9 +16,10 @@ from lockstep.integrations.transformers.versions import check_version
 check_version()
 
 from lockstep.integrations.transformers.arguments import (  # noqa: E402 -- other versions may lack what these import
+    OnLockstep,
     Seq2SeqTrainingArguments,
     TrainingArguments,
 )
 from lockstep.integrations.transformers.trainer import Seq2SeqTrainer, Trainer  # noqa: E402
 
-__all__ = ["Seq2SeqTrainer", "Seq2SeqTrainingArguments", "Trainer", "TrainingArguments"]
+__all__ = ["OnLockstep", "Seq2SeqTrainer", "Seq2SeqTrainingArguments", "Trainer", "TrainingArguments"]

@@ -89,7 +89,7 @@ class LogicalAccelerator(Accelerator):
         """What is given, less what the host has repeated beyond the batch's samples."""
         if self.num_samples is None:
             return input_data
-        return recursively_apply(lambda tensor: tensor[: self.num_samples], input_data)
+        return recursively_apply(lambda tensor: tensor[: self.num_samples] if tensor.ndim else tensor, input_data)
 
     @override
     def unwrap_model(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import transformers
 
@@ -14,6 +14,7 @@ from lockstep.integrations.transformers.host import HostArguments
 from lockstep.integrations.transformers.refusals import check_arguments
 from lockstep.integrations.transformers.session import join_with
 from lockstep.joining.team import Team
+from lockstep.world.environment import read_environment
 
 _PRECISIONS = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
 _FOLLOWING = {
@@ -40,10 +41,10 @@ class OnLockstep(HostArguments):
     )
     lockstep: dict[str, Any] | str | None = field(
         default=None,
-        metadata={"help": "Further settings of lockstep.join(), such as {\"strategy\": \"fsdp\", \"checkpoint_every\": \"5m\"}."},
+        metadata={"help": 'Further settings of lockstep.join(), such as {"strategy": "fsdp", "checkpoint_every": "5m"}.'},
     )
 
-    _VALID_DICT_FIELDS = [*transformers.TrainingArguments._VALID_DICT_FIELDS, "lockstep"]
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*transformers.TrainingArguments._VALID_DICT_FIELDS, "lockstep"]
 
     def join(self) -> Team:
         """Join the run, once in a process. Every rank must call it; made by transformers when it asks for the device."""
@@ -58,10 +59,14 @@ class OnLockstep(HostArguments):
         """
         own = self.lockstep or {}
         if not isinstance(own, dict):
-            raise ConfigError(f"lockstep={own!r}: give a dict of settings of lockstep.join(), or one in JSON: '{{\"keep\": 3}}'")
+            raise ConfigError(
+                f"lockstep={own!r}: give a dict of settings of lockstep.join(), or one in JSON: '{{\"keep\": 3}}'"
+            )
         for name in own.keys() & _FOLLOWING.keys():
             if name not in ("precision", "device"):
-                raise ConfigError(f"lockstep={{{name!r}: {own[name]!r}}}: it follows from the argument {_FOLLOWING[name]}. Set that.")
+                raise ConfigError(
+                    f"lockstep={{{name!r}: {own[name]!r}}}: it follows from the argument {_FOLLOWING[name]}. Set that."
+                )
         settings: dict[str, Any] = {"seed": self.seed}
         if self.shards is not None:
             settings["shards"] = self.shards
@@ -71,22 +76,24 @@ class OnLockstep(HostArguments):
             settings["precision"] = _PRECISIONS[self.mixed_precision]
         if self.use_cpu:
             settings["device"] = "cpu"
+        if not self.disable_tqdm and "progress" not in read_environment().settings:
+            settings["progress"] = "off"  # there is the host's
         if self.ddp_timeout != type(self).ddp_timeout:
             settings["timeout_s"] = float(self.ddp_timeout)
         if self.ddp_backend is not None:
             settings["backend"] = self.ddp_backend
         for name in settings.keys() & own.keys():
-            if own[name] != settings[name]:
+            if own[name] != settings[name] and name != "progress":
                 raise ConfigError(
-                    f"lockstep={{{name!r}: {own[name]!r}}} conflicts with the argument {_FOLLOWING.get(name, name)}, from which "
-                    f"{name}={settings[name]!r} follows. Set it in one place."
+                    f"lockstep={{{name!r}: {own[name]!r}}} conflicts with the argument {_FOLLOWING.get(name, name)}, from "
+                    f"which {name}={settings[name]!r} follows. Set it in one place."
                 )
         return {**settings, **own}
 
     @property
     def train_batch_size(self) -> int:
         """Samples of a global batch, less gradient accumulation."""
-        return int(self.per_device_train_batch_size * self.team.num_shards)
+        return int(self.per_device_train_batch_size * (self.shards or self.team.num_shards))
 
     @property
     def eval_batch_size(self) -> int:

@@ -104,8 +104,11 @@ class Predictions:
             if self._preprocess is not None and logits is not None:
                 logits = self._preprocess(logits, labels)
             asked_for = dict(samples) if self._shares_inputs else {}
-            batch.share((loss, logits, labels, find_batch_size(samples), asked_for))
-        ((loss, logits, labels, num_samples, asked_for),) = batch.shared()
+            collected = trainer.collect() if trainer.collects else None
+            batch.share((loss, logits, labels, find_batch_size(samples), asked_for, collected))
+        ((loss, logits, labels, num_samples, asked_for, collected),) = batch.shared()
+        if trainer.collects:
+            trainer.take([collected])
         inputs.update(asked_for)
         self.num_samples += num_samples or 0
         trainer.accelerator.num_samples = num_samples

@@ -30,7 +30,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -47,7 +47,13 @@ OWN = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_gl
 """What Trainer itself holds of a training: sums since the last log, and where it began."""
 
 
-class HostArguments:
+if TYPE_CHECKING:
+    from transformers import TrainingArguments as _Arguments
+else:  # a mixin: the defaults of the class beside it are to hold
+    _Arguments = object
+
+
+class HostArguments(_Arguments):
     """The private part of ``TrainingArguments``."""
 
     def join(self) -> Team:
@@ -88,6 +94,19 @@ class Stages:
         """Restore what the host has reset since ``begin``."""
         raise NotImplementedError
 
+    def begin_epoch(self) -> bool:
+        """An epoch begins. Whether this is its beginning, and not where an earlier launch was interrupted."""
+        raise NotImplementedError
+
+    @property
+    def epoch(self) -> float:
+        """How many epochs were trained."""
+        raise NotImplementedError
+
+    def end_pass(self) -> None:
+        """The host has taken the steps of an epoch that it wants."""
+        raise NotImplementedError
+
     def step(self, model: Any, batch: Any) -> torch.Tensor:
         """Compute the gradient of a global batch; returns its mean loss."""
         raise NotImplementedError
@@ -116,11 +135,18 @@ class HostTrainer(transformers.Trainer):
         """The run's."""
         return joined_team()
 
+    def check_start(self, *, is_resumed: bool) -> None:
+        """The run has been restored, or is new.
+
+        Raises:
+            UsageError: it is new, and the script wants it to resume.
+        """
+
     @override
     def create_accelerator_and_postprocess(self) -> None:
         with self.team.hide_launcher():
             super().create_accelerator_and_postprocess()
-        self.accelerator = LogicalAccelerator(self.accelerator, self.team)
+        self.accelerator: Any = LogicalAccelerator(vars(self)["accelerator"], self.team)
         self.gather_function = self.accelerator.gather_for_metrics
 
     @override
@@ -153,7 +179,7 @@ class HostTrainer(transformers.Trainer):
         stages = self.training
         assert stages is not None
         stages.reapply()
-        step = {
+        step: dict[str, Callable[..., Any]] = {
             "training_step": lambda model, batch, num_items_in_batch=None: stages.step(model, batch),
             "floating_point_ops": stages.floating_point_ops,
             "_track_num_input_tokens": stages.track_tokens,
@@ -199,6 +225,20 @@ class HostTrainer(transformers.Trainer):
             return int(self.state.num_input_tokens_seen - before)
         finally:
             self.state.num_input_tokens_seen = before
+
+    # For classes that collect values while they compute a shard or an evaluation batch
+
+    def collect(self) -> Any:
+        """What was collected since the last call, a tree of tensors and plain values: called behind each shard and evaluation
+        batch, on the process that has computed it."""
+
+    def take(self, collected: list[Any]) -> None:
+        """Take what was collected for all shards of a step, or for an evaluation batch: in order, and on every process."""
+
+    @property
+    def collects(self) -> bool:
+        """Whether a class does."""
+        return type(self).collect is not HostTrainer.collect
 
     # Evaluation
 

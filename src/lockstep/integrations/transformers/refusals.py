@@ -28,6 +28,10 @@ def _is_set(name: str) -> Callable[[Any], Any]:
     return lambda args: getattr(args, name, None)
 
 
+def _strategy(args: Any) -> Any:
+    return args.lockstep.get("strategy") if isinstance(args.lockstep, dict) else None
+
+
 _OTHER_PARALLELISM = (
     "lockstep is what runs several processes here, each with the whole model. For a model that is too large for one device: "
     'lockstep={"strategy": "fsdp"}, with equal results.'
@@ -65,6 +69,12 @@ ARGUMENTS = (
         "optim",
         lambda args: any(word in str(getattr(args.optim, "value", args.optim)) for word in ("lomo", "layerwise")),
         _IN_BACKWARD,
+    ),
+    Refusal(
+        "optim",
+        lambda args: "fused" in str(getattr(args.optim, "value", args.optim)) and args.use_cpu and _strategy(args) == "fsdp",
+        "with strategy fsdp on the CPU, the kernel of fused=True computes the last elements of a tensor with other "
+        "instructions, and where a process's part ends depends on the number of processes. Set optim='adamw_torch'.",
     ),
     Refusal(
         "accelerator_config",
@@ -115,23 +125,22 @@ def check_arguments(args: Any) -> None:
             raise ConfigError(f"TrainingArguments({refusal.name}={value!r}) on lockstep: {refusal.why}")
 
 
-def check_methods(kind: type, host: type, base: type) -> None:
-    """Refuse subclasses that override what is private in Trainer, and replaced here.
+def check_methods(kind: type) -> None:
+    """Refuse subclasses of others that override what is private in Trainer, and replaced here.
 
     Args:
         kind: the class of the trainer.
-        host: the class that replaces them.
-        base: transformers' Trainer.
 
     Raises:
-        UsageError: a class other than these two has one.
+        UsageError: it, or a class from which it derives, has one.
     """
+    own = ("transformers", "lockstep")
     for name in PRIVATE:
-        owners = [each for each in kind.__mro__ if name in vars(each) and each not in (host, base)]
+        owners = [each for each in kind.__mro__ if name in vars(each) and each.__module__.partition(".")[0] not in own]
         if owners:
             raise UsageError(
-                f"{owners[0].__name__}.{name}() overrides a step of Trainer's training loop that lockstep replaces, so it would "
-                "not run as it was written. Override compute_loss, training_step, prediction_step, create_optimizer, "
+                f"{owners[0].__name__}.{name}() overrides a stage of Trainer's loop that lockstep replaces, so it would not "
+                "run as it was written. Override compute_loss, training_step, prediction_step, create_optimizer, "
                 "create_scheduler or log, or use callbacks."
             )
 
@@ -155,5 +164,6 @@ def check_resume(resume_from_checkpoint: Any) -> None:
     Raises:
         UsageError: it is neither a path nor True, False or None.
     """
-    if not (resume_from_checkpoint is None or isinstance(resume_from_checkpoint, (bool, str)) or hasattr(resume_from_checkpoint, "__fspath__")):
+    is_path = isinstance(resume_from_checkpoint, str) or hasattr(resume_from_checkpoint, "__fspath__")
+    if not (is_path or resume_from_checkpoint in (None, True, False)):
         raise UsageError(f"train(resume_from_checkpoint={resume_from_checkpoint!r}): give True, None or a path")

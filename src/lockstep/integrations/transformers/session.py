@@ -10,6 +10,8 @@ from lockstep.joining import join as joining
 from lockstep.joining.team import Team
 
 _team: Team | None = None
+_asked: dict[str, Any] = {}
+"""The settings that the first arguments have asked for."""
 _num_trainings = 0
 
 
@@ -23,17 +25,18 @@ def join_with(settings: dict[str, Any], names: dict[str, str]) -> Team:
     Raises:
         ConfigError: the run was joined with others.
     """
-    global _team, _num_trainings
+    global _team, _asked, _num_trainings
     if _team is None or _team.is_closed:
         earlier = joining._joined  # the script's own lockstep.join(...)
         _team = lockstep.join(**settings) if earlier is None or earlier.is_closed else earlier
         _num_trainings = 0
+        _asked = settings if _team is not earlier else {name: getattr(_team.config, name) for name in names}
     for setting, argument in names.items():
-        value = getattr(_team.config, setting)
-        if setting in settings and value != settings[setting]:
+        before, now = _asked.get(setting), settings.get(setting)
+        if before != now and not (now is None and setting in ("device", "precision")):
             raise ConfigError(
-                f"{argument} asks for {setting}={settings[setting]!r}, and this process has joined its run with "
-                f"{setting}={value!r}, which holds for all of it. Give all TrainingArguments of a script the same {argument}."
+                f"{argument} asks for {setting}={now!r}, and this process has joined its run with {setting}={before!r}, which "
+                f"holds for all of it. Give all TrainingArguments of a script the same {argument}."
             )
     return _team
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+from types import CodeType
 from typing import Any
 
 import torch
@@ -10,6 +12,8 @@ from torch import Tensor
 from transformers.trainer_callback import ExportableState
 
 _OF_PROCESS = ("is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "log_history", "trial_params")
+MOST_ITEMS = 1000
+"""Items of a list or dict that may be a count or a log of the script's own; larger ones are data."""
 _CLOCKS = ("_runtime", "_per_second", "_preparation_time")
 
 
@@ -19,7 +23,10 @@ def is_clock(name: str) -> bool:
 
 
 class TrainingState:
-    """The host's counters, log, control and callbacks, without what clocks say.
+    """The host's counters, log, control and callbacks, without what clocks say; and what a subclass of the script counts.
+
+    The last are attributes that the classes of transformers do not know. What a script does to them in ``compute_loss``, say,
+    happens once a shard: on several processes they differ, and are found by the comparison of the ranks, which names them.
 
     Args:
         trainer: whose training begins.
@@ -30,6 +37,7 @@ class TrainingState:
         self._trainer = trainer
         self._state = trainer.state
         self._own = own
+        self._names = names_in(type(trainer))
         self._restored: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -38,8 +46,13 @@ class TrainingState:
         fields = [each.name for each in dataclasses.fields(state) if each.name not in _OF_PROCESS]
         return {
             "state": {name: getattr(state, name) for name in fields},
-            "log_history": [{name: value for name, value in entry.items() if not is_clock(name)} for entry in state.log_history],
+            "log_history": [
+                {name: value for name, value in entry.items() if not is_clock(name)} for entry in state.log_history
+            ],
             "own": {name: _number(getattr(trainer, name, 0.0)) for name in self._own},
+            "attributes": {
+                name: value for name, value in vars(trainer).items() if name not in self._names and is_plain(value)
+            },
             "control": dataclasses.asdict(trainer.control),
             "callbacks": [dict(callback.state()["attributes"]) for callback in self._callbacks()],
         }
@@ -54,6 +67,7 @@ class TrainingState:
         for callback, attributes in zip(self._callbacks(), state["callbacks"], strict=True):
             for name, value in attributes.items():
                 setattr(callback, name, value)
+        vars(self._trainer).update(state["attributes"])
         self._restored = state["own"]
 
     def reapply(self) -> None:
@@ -65,6 +79,29 @@ class TrainingState:
 
     def _callbacks(self) -> list[Any]:
         return [each for each in self._trainer.callback_handler.callbacks if isinstance(each, ExportableState)]
+
+
+class CallbackAttributes:
+    """The plain attributes of callbacks: rank 0's, since clocks are among them. Restored before ``on_train_begin``.
+
+    Args:
+        trainer: whose callbacks.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._callbacks = [each for each in trainer.callback_handler.callbacks if not _is_of_libraries(type(each))]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The attributes, by the number of the callback."""
+        return {
+            str(number): {name: value for name, value in vars(callback).items() if is_plain(value)}
+            for number, callback in enumerate(self._callbacks)
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        for number, attributes in state.items():
+            vars(self._callbacks[int(number)]).update(attributes)
 
 
 class Clocks:
@@ -90,6 +127,36 @@ class Clocks:
         for number, said in state.items():
             if int(number) < len(self._state.log_history):
                 self._state.log_history[int(number)].update(said)
+
+
+def names_in(kind: type) -> set[str]:
+    """All names that the methods of a class use, among them the attributes that they set."""
+    names: set[str] = set()
+    for base in kind.__mro__:
+        if _is_of_libraries(base):
+            for value in vars(base).values():
+                function = getattr(value, "fget", value)  # of a property
+                code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+                names.update(*(_names(code),) if code is not None else ())
+    return names
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return set(code.co_names).union(*inner)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a checkpoint can hold the value, and it is not data: a number, text, a tensor, or a small tree of them."""
+    if isinstance(value, (list, tuple, dict)):
+        items = value.values() if isinstance(value, dict) else value
+        is_keyed = not isinstance(value, dict) or all(isinstance(key, str) for key in value)
+        return type(value) in (list, tuple, dict) and is_keyed and len(value) <= MOST_ITEMS and all(map(is_plain, items))
+    return value is None or type(value) in (bool, int, float, str, Tensor)
+
+
+def _is_of_libraries(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("transformers", "lockstep")
 
 
 def _number(value: Any) -> Any:

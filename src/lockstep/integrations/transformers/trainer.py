@@ -6,6 +6,7 @@ import os
 from typing import Any, NoReturn
 
 import transformers
+from accelerate.utils.memory import should_reduce_batch_size
 from transformers.trainer_utils import has_length
 from typing_extensions import override
 
@@ -30,7 +31,7 @@ class Trainer(HostTrainer):
     """
 
     def __init__(self, model: Any = None, args: Any = None, *more: Any, **named: Any) -> None:
-        check_methods(type(self), HostTrainer, transformers.Trainer)
+        check_methods(type(self))
         if args is None:
             args = TrainingArguments("tmp_trainer")
         if not isinstance(args, OnLockstep):
@@ -41,12 +42,14 @@ class Trainer(HostTrainer):
             )
         check_model(model)
         super().__init__(model, args, *more, **named)
-        self.callback_handler = Handler(self.callback_handler, self)
+        self.callback_handler: Any = Handler(vars(self)["callback_handler"], self)
 
     # Training
 
     @override
-    def train(self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: Any = None, **kwargs: Any) -> Any:
+    def train(
+        self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: Any = None, **kwargs: Any
+    ) -> Any:
         """Train, or go on with a training that was interrupted: the run resumes by itself. Every rank must call it.
 
         Args:
@@ -68,6 +71,29 @@ class Trainer(HostTrainer):
             self.training = None
 
     @override
+    def check_start(self, *, is_resumed: bool) -> None:
+        if self._start is not None and not is_resumed:
+            raise UsageError(
+                f"train(resume_from_checkpoint={self._start!r}): this run is new, and a checkpoint of Trainer lacks what an "
+                "equal result needs (the state of each random stream and of the data). A run of lockstep resumes by itself, "
+                f"from its own checkpoints in {self.team.run_dir}: leave the path out, or remove the checkpoint if the script "
+                "looks for one. To begin with its weights, load them: from_pretrained(path)."
+            )
+
+    @override
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super()._inner_training_loop(*args, **kwargs)
+        except RuntimeError as error:
+            if self.args.auto_find_batch_size and should_reduce_batch_size(error):
+                raise UsageError(
+                    f"batches of {self._train_batch_size} samples need more memory than there is, and auto_find_batch_size "
+                    "does not reduce them on lockstep, since results would depend on the machine. Set a smaller "
+                    "per_device_train_batch_size and a larger gradient_accumulation_steps."
+                ) from error
+            raise
+
+    @override
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
         self.training = Training(self, dataloader)
         with self.accumulating(1):
@@ -75,18 +101,24 @@ class Trainer(HostTrainer):
 
     @override
     def get_total_train_batch_size(self, args: Any) -> int:
-        return int(self._train_batch_size * self.team.config.accumulate)
+        size: int = self._train_batch_size * self.team.config.accumulate
+        return size
 
     @override
     def num_examples(self, dataloader: Any) -> int:
-        return super().num_examples(getattr(dataloader, "wrapped", dataloader))
+        number: int = super().num_examples(getattr(dataloader, "wrapped", dataloader))
+        return number
 
     @override
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log values, which must be equal on every rank but for clocks. They are in lockstep's journal, too."""
-        self.team.log(**{
-            name: value for name, value in logs.items() if isinstance(value, (int, float)) and not is_clock(name) and name != "epoch"
-        })
+        self.team.log(
+            **{
+                name: value
+                for name, value in logs.items()
+                if isinstance(value, (int, float)) and not is_clock(name) and name != "epoch"
+            }
+        )
         super().log(logs, start_time)
 
     @override
@@ -108,7 +140,8 @@ class Trainer(HostTrainer):
         predictions = Predictions(self)
         predictions.check(dataloader)
         dealt = Dealt(self.team, self.team.prepare(self.model), dataloader)
-        before, self.preprocess_logits_for_metrics = self.preprocess_logits_for_metrics, None
+        before: Any = vars(self)["preprocess_logits_for_metrics"]
+        self.preprocess_logits_for_metrics = None
         try:
             with standing_in(self, prediction_step=predictions.step):
                 output = super().evaluation_loop(dealt, *args, **kwargs)

@@ -13,7 +13,8 @@ from typing_extensions import override
 from lockstep.data.loader import PreparedLoader
 from lockstep.integrations.transformers.host import OWN, Stages
 from lockstep.integrations.transformers.session import next_training
-from lockstep.integrations.transformers.state import Clocks, TrainingState
+from lockstep.integrations.transformers.state import CallbackAttributes, Clocks, TrainingState
+from lockstep.joining.team import Team
 from lockstep.loop.hosted import HostedEpochs
 
 
@@ -54,16 +55,15 @@ class Training(Stages):
 
     def __init__(self, trainer: Any, loader: Any) -> None:
         self._trainer = trainer
-        self._team = trainer.team
+        self._team: Team = trainer.team
         prepared = loader if isinstance(loader, PreparedLoader) else self._team.prepare(loader)
-        self.loader = Passes(prepared)
+        self.loader: Passes = Passes(prepared)
         self._epochs: HostedEpochs | None = None
         self._epoch = 0
         self._num_epochs = 0
         self._is_cut = False
         """Whether the newest pass was left before its end."""
         self._state: TrainingState | None = None
-        self._newest: Any = None
 
     @override
     def begin(self, num_epochs: int) -> int:
@@ -77,8 +77,10 @@ class Training(Stages):
         team.register(f"trainer-{number}", self._state)
         team.register(f"trainer-{number}-clocks", Clocks(trainer.state), compare=False)
         self._num_epochs = num_epochs
+        team.register(f"trainer-{number}-callbacks", CallbackAttributes(trainer), compare=False)
         self._epochs = team.hosted_epochs(num_epochs)
         first = min(self._epochs.first, num_epochs)
+        trainer.check_start(is_resumed=first > 0 or self._epochs.is_within)
         self._epoch = first - 1
         return first
 
@@ -98,7 +100,8 @@ class Training(Stages):
     def epoch(self) -> float:
         """How many epochs were trained, by the host's batches: the last step may have fewer than others."""
         num_batches = self._num_batches()
-        return self._epoch + min(self.loader.num_done * self._team.config.accumulate, num_batches) / num_batches
+        num_done = self.loader.num_done * self._team.config.accumulate
+        return self._epoch + min(num_done, num_batches) / num_batches
 
     def _num_batches(self) -> int:
         try:
@@ -121,8 +124,11 @@ class Training(Stages):
             batch.add(flos=int(kind.floating_point_ops(trainer, inputs)), reduction="sum")
             if counts_tokens:
                 batch.add(tokens=trainer.count_tokens(inputs), reduction="sum")
+            if trainer.collects:
+                batch.share(trainer.collect())
         trainer.accelerator.weight = None
-        self._newest = batch
+        if trainer.collects:
+            trainer.take(batch.shared())
         for _ in batch.plan.sizes[1:]:
             trainer.control = trainer.callback_handler.on_substep_end(trainer.args, trainer.state, trainer.control)
         return torch.tensor(batch["loss"], device=trainer.args.device)

@@ -24,7 +24,9 @@ def check_version(installed: str | None = None) -> None:
         try:
             installed = version("transformers")
         except PackageNotFoundError:
-            raise ConfigError(f"lockstep.integrations.transformers needs transformers, which is not installed: {remedy}") from None
+            raise ConfigError(
+                f"lockstep.integrations.transformers needs transformers, which is not installed: {remedy}"
+            ) from None
     if ".".join(installed.split(".")[:2]) not in TESTED:
         raise ConfigError(
             f"transformers {installed} was not tested with this version of lockstep (tested: {', '.join(TESTED)}). Its Trainer "

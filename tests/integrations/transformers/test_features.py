@@ -1,0 +1,43 @@
+"""Each feature of transformers' Trainer: the same weights and the same log on one process and on two."""
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import trainer_features
+from trainer_features import FEATURES
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def trained(standing_crew, tmp_path, results):
+    """``trained(name, nproc)``: what a feature gives."""
+
+    def run(name, nproc):
+        if (name, nproc) not in results:
+            by_rank = standing_crew(nproc, trainer_features.train, name, tmp_path / f"out{nproc}")
+            assert all(each == by_rank[0] for each in by_rank)
+            results[name, nproc] = by_rank[0]
+        return results[name, nproc]
+
+    return run
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_feature_gives_the_same_weights_and_log_on_every_number_of_processes(trained, name):
+    alone = trained(name, 1)
+    assert trained(name, 2) == alone
+    if FEATURES[name].same_as:
+        assert alone[0] == trained(FEATURES[name].same_as, 1)[0]
+
+
+@pytest.mark.parametrize("name", [name for name, feature in FEATURES.items() if feature.like_plain])
+def test_training_is_that_of_a_plain_trainer_with_the_same_global_batch(standing_crew, tmp_path, name):
+    (plain,) = standing_crew(1, trainer_features.train_plainly, name, tmp_path / "plain")
+    (ours,) = standing_crew(1, trainer_features.train_with_weights, name, tmp_path / "ours")
+    for key, value in plain[0].items():
+        assert ours[0][key] == pytest.approx(value, rel=1e-3, abs=1e-5) if not isinstance(value[0], list) else True
+    assert [set(entry) for entry in ours[1]] == [set(entry) for entry in plain[1]]
+    for mine, theirs in zip(ours[1], plain[1], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-6)
