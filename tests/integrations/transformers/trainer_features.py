@@ -16,6 +16,7 @@ from lockstep.integrations.transformers import Seq2SeqTrainer, Seq2SeqTrainingAr
 from lockstep.integrations.transformers.state import is_clock
 
 SHARDS = 4
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of a process in its run
 TRAINED = 41  # samples: no multiple of anything
 EVALUATED = 13
 USUAL = {
@@ -450,7 +451,7 @@ def train(name, out):
 
 def train_plainly(name, out):
     """By transformers alone, in one process, with the same global batches. Returns weights and log."""
-    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for variable in PLACE:
         os.environ.pop(variable, None)
     batch = USUAL["per_device_train_batch_size"] * SHARDS
     trainer = prepared(name, transformers.Trainer, transformers.TrainingArguments, out, per_device_train_batch_size=batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
@@ -23,10 +24,7 @@ def is_clock(name: str) -> bool:
 
 
 class TrainingState:
-    """The host's counters, log, control and callbacks, without what clocks say; and what a subclass of the script counts.
-
-    The last are attributes that the classes of transformers do not know. What a script does to them in ``compute_loss``, say,
-    happens once a shard: on several processes they differ, and are found by the comparison of the ranks, which names them.
+    """The host's counters, log, control and callbacks, without what clocks say.
 
     Args:
         trainer: whose training begins.
@@ -37,7 +35,6 @@ class TrainingState:
         self._trainer = trainer
         self._state = trainer.state
         self._own = own
-        self._names = names_in(type(trainer))
         self._restored: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -50,9 +47,6 @@ class TrainingState:
                 {name: value for name, value in entry.items() if not is_clock(name)} for entry in state.log_history
             ],
             "own": {name: _number(getattr(trainer, name, 0.0)) for name in self._own},
-            "attributes": {
-                name: value for name, value in vars(trainer).items() if name not in self._names and is_plain(value)
-            },
             "control": dataclasses.asdict(trainer.control),
             "callbacks": [dict(callback.state()["attributes"]) for callback in self._callbacks()],
         }
@@ -67,7 +61,6 @@ class TrainingState:
         for callback, attributes in zip(self._callbacks(), state["callbacks"], strict=True):
             for name, value in attributes.items():
                 setattr(callback, name, value)
-        vars(self._trainer).update(state["attributes"])
         self._restored = state["own"]
 
     def reapply(self) -> None:
@@ -79,6 +72,39 @@ class TrainingState:
 
     def _callbacks(self) -> list[Any]:
         return [each for each in self._trainer.callback_handler.callbacks if isinstance(each, ExportableState)]
+
+
+class Attributes:
+    """What a subclass of the script counts: attributes that the classes of transformers do not know.
+
+    What a script does to them in ``compute_loss``, say, happens once a shard. So they differ on several processes, and the
+    comparison of the ranks finds and names them. Each that exists when training begins is registered by itself.
+
+    Args:
+        trainer: whose attributes.
+        chosen: whether an attribute is among them, by name.
+    """
+
+    def __init__(self, trainer: Any, chosen: Callable[[str], bool]) -> None:
+        self._trainer = trainer
+        self._chosen = chosen
+
+    def state_dict(self) -> dict[str, Any]:
+        """The attributes, by name."""
+        return {name: value for name, value in vars(self._trainer).items() if self._chosen(name) and is_plain(value)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        vars(self._trainer).update(state)
+
+
+def attributes_of(trainer: Any) -> dict[str, Attributes]:
+    """Those of a trainer, by the names under which they are registered."""
+    known = names_in(type(trainer))
+    there = [name for name, value in vars(trainer).items() if name not in known and is_plain(value)]
+    kind = type(trainer).__name__
+    own = {f"{kind}.{name}": Attributes(trainer, name.__eq__) for name in there}
+    return {**own, f"{kind}, later": Attributes(trainer, lambda name: name not in known and name not in there)}
 
 
 class CallbackAttributes:

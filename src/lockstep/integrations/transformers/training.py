@@ -13,7 +13,7 @@ from typing_extensions import override
 from lockstep.data.loader import PreparedLoader
 from lockstep.integrations.transformers.host import OWN, Stages
 from lockstep.integrations.transformers.session import next_training
-from lockstep.integrations.transformers.state import CallbackAttributes, Clocks, TrainingState
+from lockstep.integrations.transformers.state import CallbackAttributes, Clocks, TrainingState, attributes_of
 from lockstep.joining.team import Team
 from lockstep.loop.hosted import HostedEpochs
 
@@ -77,6 +77,8 @@ class Training(Stages):
         team.register(f"trainer-{number}", self._state)
         team.register(f"trainer-{number}-clocks", Clocks(trainer.state), compare=False)
         self._num_epochs = num_epochs
+        for name, attributes in attributes_of(trainer).items():
+            team.register(f"trainer-{number}: {name}", attributes)
         team.register(f"trainer-{number}-callbacks", CallbackAttributes(trainer), compare=False)
         self._epochs = team.hosted_epochs(num_epochs)
         first = min(self._epochs.first, num_epochs)

@@ -1,0 +1,157 @@
+"""What Trainer refuses on lockstep, tried in one process after another."""
+
+import contextlib
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from trainer_features import PLACE, USUAL, Stream, accuracy, classifier, rows, running_mean
+from transformers.utils import logging
+
+import lockstep
+from lockstep.integrations.transformers import Trainer, TrainingArguments, session
+from lockstep.integrations.transformers.versions import check_version
+
+
+class Replaced(Trainer):
+    def _run_epoch(self, **kwargs):
+        pass
+
+
+class Backward(Trainer):
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        loss = self.compute_loss(model, self._prepare_inputs(inputs))
+        loss.backward()
+        return loss.detach()
+
+
+class Full(Trainer):
+    def compute_loss(self, *args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+class Counts(Trainer):
+    """Counts samples and keeps losses, as scripts do that know one process."""
+
+    def __init__(self, *args, **kwargs):
+        self.seen, self.losses = 0, []
+        super().__init__(*args, **kwargs)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        self.seen += len(inputs["labels"]) + self.team.rank
+        self.losses.append(loss.item())
+        return (loss, outputs) if return_outputs else loss
+
+
+@dataclass
+class Case:
+    """``name`` is in the message, beside the arguments and what is done with them."""
+
+    name: str
+    args: dict[str, Any] = field(default_factory=dict)
+    kind: Any = Trainer
+    arguments: Any = TrainingArguments
+    act: Any = Trainer.train
+    eval_set: Any = list
+    metrics: Any = accuracy
+
+
+def search(trainer):
+    trainer.hyperparameter_search()
+
+
+def resume_from_path(trainer):
+    trainer.train(resume_from_checkpoint=f"{trainer.args.output_dir}/checkpoint-5")
+
+
+def resume_from_number(trainer):
+    trainer.train(resume_from_checkpoint=5)
+
+
+def more_arguments(trainer):
+    TrainingArguments(trainer.args.output_dir, **{**USUAL, "gradient_accumulation_steps": 2})
+
+
+def plain_arguments(*args, **kwargs):
+    for variable in PLACE:
+        os.environ.pop(variable, None)
+    return transformers.TrainingArguments(*args, **kwargs)
+
+
+CASES = [
+    Case("deepspeed", {"deepspeed": {"zero_optimization": {"stage": 2}}}),
+    Case("fsdp", {"fsdp": "full_shard"}),
+    Case("torch_compile", {"torch_compile": True}),
+    Case("bf16_full_eval", {"bf16_full_eval": True}),
+    Case("enable_jit_checkpoint", {"enable_jit_checkpoint": True}),
+    Case("data_seed", {"data_seed": 3}),
+    Case("optim", {"optim": "adalomo"}),
+    Case("optim", {"optim": "adamw_torch_fused", "lockstep": {"strategy": "fsdp"}}),
+    Case("split_batches", {"accelerator_config": {"split_batches": True}}),
+    Case("num_steps", {"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 2}}}),
+    Case("use_configured_state", {"accelerator_config": {"use_configured_state": True}}),
+    Case("accumulate", {"lockstep": {"accumulate": 2}}),
+    Case("precision", {"lockstep": {"precision": "16-true"}, "bf16": True}),
+    Case("stratgy", {"lockstep": {"stratgy": "fsdp"}}),
+    Case("_run_epoch", kind=Replaced),
+    Case("team.backward", kind=Backward),
+    Case("per_device_train_batch_size", {"auto_find_batch_size": True}, kind=Full),
+    Case("hyperparameter_search", act=search),
+    Case("checkpoint-5", act=resume_from_path),
+    Case("resume_from_checkpoint=5", act=resume_from_number),
+    Case("gradient_accumulation_steps", act=more_arguments),
+    Case(
+        "batch_eval_metrics",
+        {"batch_eval_metrics": True, "eval_strategy": "epoch"},
+        eval_set=Stream,
+        metrics=running_mean,
+    ),
+    Case("TrainingArguments", arguments=plain_arguments, kind=Trainer),
+]
+
+
+def attempt(number, out):
+    """The error of a case, in words; an empty text: there was none."""
+    logging.set_verbosity_error()
+    case = CASES[number]
+    try:
+        args = case.arguments(str(out), **{**USUAL, **case.args})
+        trainer = case.kind(
+            classifier(),
+            args,
+            train_dataset=rows(20),
+            eval_dataset=case.eval_set(rows(5)),
+            compute_metrics=case.metrics,
+        )
+        case.act(trainer)
+    except (lockstep.ConfigError, lockstep.UsageError) as error:
+        return str(error)
+    finally:
+        if session._team is not None and not session._team.is_closed:
+            with contextlib.suppress(Exception):
+                session._team.close()
+    return ""
+
+
+def attempt_all(out):
+    return [attempt(number, out) for number in range(len(CASES))]
+
+
+def count(out):
+    """Train with ``Counts``: on several processes each counts something else."""
+    logging.set_verbosity_error()
+    args = TrainingArguments(str(out), **USUAL, shards=4)
+    trainer = Counts(classifier(), args, train_dataset=rows(41))
+    trainer.train()
+    return trainer.seen
+
+
+def refused_version(version):
+    try:
+        check_version(version)
+    except lockstep.ConfigError as error:
+        return str(error)
+    return ""
