@@ -450,17 +450,84 @@ def train(name, out):
 
 
 def train_plainly(name, out):
-    """By transformers alone, in one process, with the same global batches. Returns weights and log."""
+    """By transformers alone, in one process, with the same global batches. Returns the log."""
     for variable in PLACE:
         os.environ.pop(variable, None)
     batch = USUAL["per_device_train_batch_size"] * SHARDS
     trainer = prepared(name, transformers.Trainer, transformers.TrainingArguments, out, per_device_train_batch_size=batch)
-    weights, log, _ = measured(trainer, FEATURES[name].act)
-    return {key: value.tolist() for key, value in weights.items()}, log
+    return measured(trainer, FEATURES[name].act)[1]
 
 
-def train_with_weights(name, out):
-    """As ``train``. Returns weights and log."""
-    trainer = prepared(name, Trainer, TrainingArguments, out, shards=SHARDS)
-    weights, log, _ = measured(trainer, FEATURES[name].act)
-    return {key: value.tolist() for key, value in weights.items()}, log
+STAGES = (
+    "get_train_dataloader",
+    "set_initial_training_values",
+    "_init_training_state",
+    "_prepare_for_training",
+    "_run_epoch",
+    "get_batch_samples",
+    "training_step",
+    "floating_point_ops",
+    "_track_num_input_tokens",
+    "_clip_grad_norm",
+    "_maybe_log_save_evaluate",
+    "evaluation_loop",
+    "prediction_step",
+    "_save_checkpoint",
+    "save_model",
+    "_save_rng_state",
+    "_finalize_training",
+)
+
+
+CALLS = []
+
+
+class NotedSGD(torch.optim.SGD):
+    def step(self, closure=None):
+        CALLS.append("optimizer.step")
+        return super().step(closure)
+
+
+class NotedStepLR(torch.optim.lr_scheduler.StepLR):
+    def step(self, epoch=None):
+        CALLS.append("schedule.step")
+        return super().step()
+
+
+def stages(out):
+    """The calls of a plain Trainer, in order: its stages, and what happens to callbacks, optimizer and schedule."""
+
+    def noted(name, function):
+        def call(*args, **kwargs):
+            CALLS.append(name)
+            return function(*args, **kwargs)
+
+        return call
+
+    class Noted(transformers.Trainer):
+        pass
+
+    for name in STAGES:
+        setattr(Noted, name, noted(name, getattr(transformers.Trainer, name)))
+    events = ("on_train_begin", "on_epoch_begin", "on_step_begin", "on_substep_end", "on_step_end", "on_epoch_end")
+    note = {name: lambda self, *args, name=name, **kwargs: CALLS.append(name) for name in events}
+    callback = type("Noting", (TrainerCallback,), note)()
+    for variable in PLACE:
+        os.environ.pop(variable, None)
+    changed = {"num_train_epochs": 1, "max_steps": 2, "eval_strategy": "epoch", "save_strategy": "epoch"}
+    args = transformers.TrainingArguments(str(out), **{**USUAL, **changed, "gradient_accumulation_steps": 2})
+    model = classifier()
+    optimizer = NotedSGD(model.parameters(), lr=0.1)
+    schedule = NotedStepLR(optimizer, 1)
+    trainer = Noted(
+        model,
+        args,
+        train_dataset=rows(8),
+        eval_dataset=rows(3),
+        callbacks=[callback],
+        optimizers=(optimizer, schedule),
+        compute_metrics=accuracy,
+    )
+    CALLS.clear()
+    trainer.train()
+    return CALLS
