@@ -7,6 +7,27 @@ pytest.importorskip("transformers")
 import trainer_features
 from trainer_features import FEATURES
 
+RESUMED = {
+    "tokens, accumulation, clipping, warmup": 3,
+    "fp16": 5,
+    "loader workers": 9,
+    "group_by_length": 4,
+    "streams": 7,
+    "best of steps": 9,
+    "NEFTune": 5,
+    "inputs for metrics": 6,  # at the end of an epoch
+    "plateau": 9,
+    "greedy schedule": 9,
+    "tokens seen": 4,
+    "LoRA": 9,
+    "train() twice": 17,
+    "early stopping": 2,
+    "callbacks": 5,
+    "optimizers=": 7,
+    "eval_on_start, full determinism": 5,
+}
+"""Features with a state of their own, and the step after which an error ends them."""
+
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 
@@ -30,6 +51,16 @@ def test_a_feature_gives_the_same_weights_and_log_on_every_number_of_processes(t
     assert trained(name, 2) == alone
     if FEATURES[name].same_as:
         assert alone[0] == trained(FEATURES[name].same_as, 1)[0]
+
+
+@pytest.mark.parametrize(("name", "after"), RESUMED.items())
+def test_a_feature_resumes_on_another_number_of_processes_as_if_it_had_not_been_interrupted(
+    standing_crew, trained, tmp_path, name, after
+):
+    run = (name, tmp_path / "out", after, tmp_path / "run")
+    assert all(standing_crew(2, trainer_features.train_until_interrupted, *run))
+    (resumed,) = standing_crew(1, trainer_features.train, name, tmp_path / "out", 0, tmp_path / "run")
+    assert resumed == trained(name, 1)
 
 
 @pytest.mark.parametrize("name", [name for name, feature in FEATURES.items() if feature.like_plain])

@@ -13,6 +13,7 @@ from transformers import BertConfig, EarlyStoppingCallback, GPT2Config, T5Config
 from transformers.trainer_callback import ExportableState
 
 from lockstep.integrations.transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
+from lockstep.integrations.transformers.session import team as joined_team
 from lockstep.integrations.transformers.state import is_clock
 
 SHARDS = 4
@@ -288,7 +289,8 @@ def save(trainer):
 def count(trainer):
     trainer.train()
     (counting,) = [each for each in trainer.callback_handler.callbacks if isinstance(each, Counting)]
-    return counting.events, counting.arguments
+    events = {name: number for name, number in counting.events.items() if name != "on_train_begin"}  # once a launch
+    return events, counting.arguments
 
 
 def columns(samples):
@@ -437,16 +439,45 @@ def measured(trainer, act):
     return trainer.model.state_dict(), log, seen
 
 
-def train(name, out):
+class Ended(Exception):  # noqa: N818 -- nobody's error
+    pass
+
+
+class Interrupting(TrainerCallback):
+    """Ends the process's training by an error, after so many steps of it."""
+
+    def __init__(self, after):
+        self.left = after
+
+    def on_step_end(self, args, state, control, **_):
+        self.left -= 1
+        if self.left == 0:
+            raise Ended
+
+
+def train(name, out, interrupted_after=0, run_dir=None):
     """On lockstep, in every process of a crew. Returns digest, log, and what the script has seen."""
     feature = FEATURES[name]
     kind, arguments = (Seq2SeqTrainer, Seq2SeqTrainingArguments) if feature.seq2seq else (Trainer, TrainingArguments)
-    trainer = prepared(name, kind, arguments, out, shards=SHARDS)
+    more = {} if run_dir is None else {"lockstep": {"run_dir": str(run_dir), "checkpoint_every": 2}}
+    trainer = prepared(name, kind, arguments, out, shards=SHARDS, **more)
+    if interrupted_after:
+        trainer.add_callback(Interrupting(interrupted_after))
     weights, log, seen = measured(trainer, feature.act)
     digest = hashlib.sha256()
     for key in sorted(weights):
         digest.update(key.encode() + weights[key].detach().float().numpy().tobytes())
     return digest.hexdigest()[:16], log, seen
+
+
+def train_until_interrupted(name, out, after, run_dir):
+    """As ``train``, until an error ends it."""
+    try:
+        train(name, out, after, run_dir)
+    except Ended:
+        joined_team().close()
+        return True
+    return False
 
 
 def train_plainly(name, out):

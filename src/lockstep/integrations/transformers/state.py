@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from pickle import UnpicklingError
 from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.trainer_callback import ExportableState
+
+from lockstep.base.atomic import write_atomic
+from lockstep.base.errors import CheckpointError
 
 _OF_PROCESS = ("is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "log_history", "trial_params")
 MOST_ITEMS = 1000
@@ -48,7 +54,7 @@ class TrainingState:
             ],
             "own": {name: _number(getattr(trainer, name, 0.0)) for name in self._own},
             "control": dataclasses.asdict(trainer.control),
-            "callbacks": [dict(callback.state()["attributes"]) for callback in self._callbacks()],
+            "callbacks": {name: dict(callback.state()["attributes"]) for name, callback in self._callbacks().items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -58,9 +64,10 @@ class TrainingState:
         self._state.log_history = [dict(entry) for entry in state["log_history"]]
         for name, value in state["control"].items():
             setattr(self._trainer.control, name, value)
-        for callback, attributes in zip(self._callbacks(), state["callbacks"], strict=True):
-            for name, value in attributes.items():
-                setattr(callback, name, value)
+        callbacks = self._callbacks()
+        for key in callbacks.keys() & state["callbacks"].keys():
+            for name, value in state["callbacks"][key].items():
+                setattr(callbacks[key], name, value)
         self._restored = state["own"]
 
     def reapply(self) -> None:
@@ -70,8 +77,8 @@ class TrainingState:
             is_tensor = isinstance(getattr(self._trainer, name, None), Tensor)
             setattr(self._trainer, name, torch.tensor(value, device=self._trainer.args.device) if is_tensor else value)
 
-    def _callbacks(self) -> list[Any]:
-        return [each for each in self._trainer.callback_handler.callbacks if isinstance(each, ExportableState)]
+    def _callbacks(self) -> dict[str, Any]:
+        return _named(each for each in self._trainer.callback_handler.callbacks if isinstance(each, ExportableState))
 
 
 class Attributes:
@@ -115,19 +122,19 @@ class CallbackAttributes:
     """
 
     def __init__(self, trainer: Any) -> None:
-        self._callbacks = [each for each in trainer.callback_handler.callbacks if not _is_of_libraries(type(each))]
+        self._callbacks = _named(each for each in trainer.callback_handler.callbacks if not _is_of_libraries(type(each)))
 
     def state_dict(self) -> dict[str, Any]:
-        """The attributes, by the number of the callback."""
+        """The attributes, by the callback's class."""
         return {
-            str(number): {name: value for name, value in vars(callback).items() if is_plain(value)}
-            for number, callback in enumerate(self._callbacks)
+            key: {name: value for name, value in vars(callback).items() if is_plain(value)}
+            for key, callback in self._callbacks.items()
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
-        for number, attributes in state.items():
-            vars(self._callbacks[int(number)]).update(attributes)
+        """Restore those of callbacks that are there again."""
+        for key in self._callbacks.keys() & state.keys():
+            vars(self._callbacks[key]).update(state[key])
 
 
 class Clocks:
@@ -153,6 +160,42 @@ class Clocks:
         for number, said in state.items():
             if int(number) < len(self._state.log_history):
                 self._state.log_history[int(number)].update(said)
+
+
+class Outcome:
+    """A file that tells later launches what has come of a training, should they resume behind it: ``train`` then returns what
+    it had returned.
+
+    Args:
+        path: the file.
+        parts: objects with ``state_dict`` and ``load_state_dict``.
+    """
+
+    def __init__(self, path: Path, parts: Sequence[Any]) -> None:
+        self._path = path
+        self._parts = parts
+
+    def keep(self) -> None:
+        """Write the file."""
+        content = io.BytesIO()
+        torch.save([part.state_dict() for part in self._parts], content)
+        write_atomic(self._path, content.getvalue(), durable=True)
+
+    def recall(self) -> None:
+        """Restore the parts from the file.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+        try:
+            states = torch.load(self._path, weights_only=True)
+        except (OSError, RuntimeError, UnpicklingError) as error:
+            raise CheckpointError(
+                f"{self._path}, with the log of a training that this run has finished, cannot be read: {error}. Without it "
+                "train() would return other numbers than it has. Start over, with --fresh (fresh=True)."
+            ) from error
+        for part, state in zip(self._parts, states, strict=True):
+            part.load_state_dict(state)
 
 
 def names_in(kind: type) -> set[str]:
@@ -183,6 +226,16 @@ def is_plain(value: Any) -> bool:
 
 def _is_of_libraries(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in ("transformers", "lockstep")
+
+
+def _named(callbacks: Iterable[Any]) -> dict[str, Any]:
+    """The callbacks, by their class, and the number among those of one class."""
+    named: dict[str, Any] = {}
+    for callback in callbacks:
+        kind = type(callback).__qualname__
+        number = sum(key.rpartition(" ")[0] == kind for key in named)
+        named[f"{kind} {number}"] = callback
+    return named
 
 
 def _number(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from lockstep.data.loader import PreparedLoader
 from lockstep.integrations.transformers.host import OWN, Stages
 from lockstep.integrations.transformers.session import next_training
-from lockstep.integrations.transformers.state import CallbackAttributes, Clocks, TrainingState, attributes_of
+from lockstep.integrations.transformers.state import CallbackAttributes, Clocks, Outcome, TrainingState, attributes_of
 from lockstep.joining.team import Team
 from lockstep.loop.hosted import HostedEpochs
 
@@ -64,6 +64,7 @@ class Training(Stages):
         self._is_cut = False
         """Whether the newest pass was left before its end."""
         self._state: TrainingState | None = None
+        self._outcome: Outcome | None = None
 
     @override
     def begin(self, num_epochs: int) -> int:
@@ -73,15 +74,18 @@ class Training(Stages):
             team.prepare(schedule)
         elif schedule is not None:
             team.register(f"trainer-{number}-schedule", schedule)
-        self._state = TrainingState(trainer, OWN)
+        self._state, clocks = TrainingState(trainer, OWN), Clocks(trainer.state)
+        self._outcome = Outcome(team.run_dir / f"trainer-{number}.pt", [self._state, clocks])
         team.register(f"trainer-{number}", self._state)
-        team.register(f"trainer-{number}-clocks", Clocks(trainer.state), compare=False)
+        team.register(f"trainer-{number}-clocks", clocks, compare=False)
         self._num_epochs = num_epochs
         for name, attributes in attributes_of(trainer).items():
             team.register(f"trainer-{number}: {name}", attributes)
         team.register(f"trainer-{number}-callbacks", CallbackAttributes(trainer), compare=False)
         self._epochs = team.hosted_epochs(num_epochs)
         first = min(self._epochs.first, num_epochs)
+        if first >= num_epochs > 0 and trainer.state.global_step == 0:
+            self._outcome.recall()  # the run resumes behind this training, which an earlier launch has done
         trainer.check_start(is_resumed=first > 0 or self._epochs.is_within)
         self._epoch = first - 1
         return first
@@ -154,3 +158,5 @@ class Training(Stages):
     def end(self) -> None:
         assert self._epochs is not None
         self._epochs.end(early=self._is_cut)
+        if self._team.is_main and self._outcome is not None:
+            self._outcome.keep()
