@@ -2,11 +2,68 @@
 
 import pytest
 
-pytest.importorskip("transformers")
-
-import trainer_features
-from trainer_features import FEATURES
-
+FEATURES = (
+    "usual",
+    "tokens, accumulation, clipping, warmup",
+    "label smoothing, no clipping",
+    "an own loss function",
+    "drop_last, fractional epochs",
+    "adafactor, weight decay",
+    "max_steps",
+    "random samples",
+    "loader workers",
+    "bf16",
+    "fp16",
+    "group_by_length",
+    "batch_rebalance",
+    "activation checkpointing",
+    "streams",
+    "best of steps",
+    "save the best",
+    "own compute_loss",
+    "own training_step",
+    "own prediction_step",
+    "NEFTune",
+    "several evaluation sets",
+    "batch_eval_metrics",
+    "inputs for metrics",
+    "preprocessed logits",
+    "plateau",
+    "greedy schedule",
+    "auto_find_batch_size",
+    "tokens seen",
+    "LoRA",
+    "train() twice",
+    "evaluate() first",
+    "predict()",
+    "save_model()",
+    "early stopping",
+    "callbacks",
+    "TensorBoard",
+    "optimizers=",
+    "datasets",
+    "model_init",
+    "eval_on_start, full determinism",
+    "a module of one's own",
+    "losses only",
+    "generation",
+)
+"""See ``trainer_features``."""
+LIKE_PLAIN = (
+    "tokens, accumulation, clipping, warmup",
+    "label smoothing, no clipping",
+    "an own loss function",
+    "drop_last, fractional epochs",
+    "adafactor, weight decay",
+)
+"""Those that are compared with a plain Trainer: neither samples nor dropout are drawn at random."""
+SAME_AS = {
+    "loader workers": "random samples",
+    "activation checkpointing": "usual",
+    "auto_find_batch_size": "usual",
+    "TensorBoard": "usual",
+}
+"""Features of which another has the results."""
 RESUMED = {
     "tokens, accumulation, clipping, warmup": 3,
     "fp16": 5,
@@ -32,12 +89,12 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 
 @pytest.fixture
-def trained(standing_crew, tmp_path, results):
+def trained(there, tmp_path, results):
     """``trained(name, nproc)``: what a feature gives."""
 
     def run(name, nproc):
         if (name, nproc) not in results:
-            by_rank = standing_crew(nproc, trainer_features.train, name, tmp_path / f"out{nproc}")
+            by_rank = there(nproc, "trainer_features.train", name, tmp_path / f"out{nproc}")
             assert all(each == by_rank[0] for each in by_rank)
             results[name, nproc] = by_rank[0]
         return results[name, nproc]
@@ -45,29 +102,38 @@ def trained(standing_crew, tmp_path, results):
     return run
 
 
+def test_every_feature_has_its_tests(there):
+    (names,) = there(1, "trainer_features.names")
+    assert names == FEATURES
+
+
 @pytest.mark.parametrize("name", FEATURES)
 def test_a_feature_gives_the_same_weights_and_log_on_every_number_of_processes(trained, name):
     alone = trained(name, 1)
     assert trained(name, 2) == alone
-    if FEATURES[name].same_as:
-        assert alone[0] == trained(FEATURES[name].same_as, 1)[0]
+    if name in SAME_AS:
+        assert alone[0] == trained(SAME_AS[name], 1)[0]
 
 
 @pytest.mark.parametrize(("name", "after"), RESUMED.items())
 def test_a_feature_resumes_on_another_number_of_processes_as_if_it_had_not_been_interrupted(
-    standing_crew, trained, tmp_path, name, after
+    there, trained, tmp_path, name, after
 ):
-    run = (name, tmp_path / "out", after, tmp_path / "run")
-    assert all(standing_crew(2, trainer_features.train_until_interrupted, *run))
-    (resumed,) = standing_crew(1, trainer_features.train, name, tmp_path / "out", 0, tmp_path / "run")
+    assert all(there(2, "trainer_features.train_until_interrupted", name, tmp_path / "out", after, tmp_path / "run"))
+    (resumed,) = there(1, "trainer_features.train", name, tmp_path / "out", 0, tmp_path / "run")
     assert resumed == trained(name, 1)
 
 
-@pytest.mark.parametrize("name", [name for name, feature in FEATURES.items() if feature.like_plain])
-def test_training_is_that_of_a_plain_trainer_with_the_same_global_batch(standing_crew, trained, tmp_path, name):
-    (plain,) = standing_crew(1, trainer_features.train_plainly, name, tmp_path / "plain")
+@pytest.mark.parametrize("name", LIKE_PLAIN)
+def test_training_is_that_of_a_plain_trainer_with_the_same_global_batch(there, trained, tmp_path, name):
+    (plain,) = there(1, "trainer_features.train_plainly", name, tmp_path / "plain")
     _, ours, _ = trained(name, 1)
     assert len(ours) == len(plain)
     for mine, theirs in zip(ours, plain, strict=True):
         padded = {"total_flos": mine.get("total_flos")} if "total_flos" in mine else {}  # each shard is padded by itself
         assert mine == pytest.approx({**theirs, **padded}, rel=3e-3, abs=1e-6)
+
+
+def test_the_arguments_are_parsed_from_a_command_line(there, tmp_path):
+    (parsed,) = there(1, "trainer_features.parsed", tmp_path / "out")
+    assert parsed == (4, {"keep": 3}, 4, 3, 32)

@@ -2,11 +2,6 @@
 
 import pytest
 
-pytest.importorskip("transformers")
-
-import trainer_features
-import trainer_host
-
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
 MOVED = (
@@ -29,11 +24,11 @@ _finalize_training
 """
 
 
-def test_the_stages_of_training_come_in_the_order_that_is_relied_upon(standing_crew, tmp_path):
-    (calls,) = standing_crew(1, trainer_features.stages, tmp_path / "out")
+def test_the_stages_of_training_come_in_the_order_that_is_relied_upon(there, tmp_path):
+    (calls,) = there(1, "trainer_features.stages", tmp_path / "out")
     assert calls == f"{BEFORE}{STEP}{STEP}{AFTER}".split(), MOVED
 
 
-def test_private_methods_take_what_is_given_to_them(standing_crew):
-    (moved,) = standing_crew(1, trainer_host.moved)
+def test_private_methods_take_what_is_given_to_them(there):
+    (moved,) = there(1, "trainer_host.moved")
     assert moved == [], MOVED

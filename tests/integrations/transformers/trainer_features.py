@@ -239,10 +239,6 @@ class Feature:
     eval_set: Any = list
     metrics: Any = accuracy
     seq2seq: bool = False
-    like_plain: bool = False
-    """Whether it is compared with a plain Trainer: neither samples nor dropout are drawn at random."""
-    same_as: str = ""
-    """Another feature, of which its results are no other."""
 
 
 def _text(**kwargs):
@@ -254,7 +250,7 @@ def _sequential(**kwargs):
 
 
 def _fixed(**kwargs):
-    return _text(model=lambda: writer(0.0), like_plain=True, **kwargs)
+    return _text(model=lambda: writer(0.0), **kwargs)
 
 
 def train_twice(trainer):
@@ -319,12 +315,12 @@ FEATURES = {
     "adafactor, weight decay": Feature(_sequential(optim="adafactor", weight_decay=0.1), **_fixed()),
     "max_steps": Feature({"max_steps": 8, "logging_first_step": True}),
     "random samples": Feature({}, train_set=Noisy),
-    "loader workers": Feature({"dataloader_num_workers": 2}, train_set=Noisy, same_as="random samples"),
+    "loader workers": Feature({"dataloader_num_workers": 2}, train_set=Noisy),
     "bf16": Feature({"bf16": True, "eval_strategy": "epoch"}),
     "fp16": Feature({"fp16": True, "eval_strategy": "epoch"}),
     "group_by_length": Feature({"train_sampling_strategy": "group_by_length", "gradient_accumulation_steps": 2}, **_text()),
     "batch_rebalance": Feature({"train_sampling_strategy": "batch_rebalance"}, **_text()),
-    "activation checkpointing": Feature({"activation_checkpointing": True, "eval_strategy": "epoch"}, same_as="usual"),
+    "activation checkpointing": Feature({"activation_checkpointing": True, "eval_strategy": "epoch"}),
     "streams": Feature({"max_steps": 8, "eval_strategy": "steps", "eval_steps": 4}, train_set=Stream, eval_set=Stream),
     "best of steps": Feature(
         {
@@ -364,7 +360,7 @@ FEATURES = {
     ),
     "plateau": Feature({"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"}),
     "greedy schedule": Feature({"lr_scheduler_type": "greedy", "eval_strategy": "epoch"}),
-    "auto_find_batch_size": Feature({"auto_find_batch_size": True, "eval_strategy": "epoch"}, same_as="usual"),
+    "auto_find_batch_size": Feature({"auto_find_batch_size": True, "eval_strategy": "epoch"}),
     "tokens seen": Feature({"include_num_input_tokens_seen": "non_padding", "gradient_accumulation_steps": 2}, **_text()),
     "LoRA": Feature(
         {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True},
@@ -390,7 +386,7 @@ FEATURES = {
         more=lambda model: {"callbacks": [Counting()]},
         act=count,
     ),
-    "TensorBoard": Feature({"report_to": ["tensorboard"], "eval_strategy": "epoch"}, same_as="usual"),
+    "TensorBoard": Feature({"report_to": ["tensorboard"], "eval_strategy": "epoch"}),
     "optimizers=": Feature({}, more=lambda model: {"optimizers": own_optimizer(model)}),
     "datasets": Feature({"eval_strategy": "epoch"}, train_set=columns, eval_set=columns),
     "model_init": Feature(
@@ -408,6 +404,10 @@ FEATURES = {
         metrics=lambda prediction: {"sum": int(prediction.predictions.sum()), "count": len(prediction.predictions)},
     ),
 }
+
+
+def names():
+    return tuple(FEATURES)
 
 
 def prepared(name, kind, make_arguments, out, **more):
@@ -562,3 +562,22 @@ def stages(out):
     CALLS.clear()
     trainer.train()
     return CALLS
+
+
+def parsed(out):
+    """What ``HfArgumentParser`` makes of a command line."""
+    parser = transformers.HfArgumentParser(TrainingArguments)
+    words = [
+        "--output_dir",
+        str(out),
+        "--shards",
+        "4",
+        "--lockstep",
+        '{"keep": 3}',
+        "--use_cpu",
+        "True",
+        "--report_to",
+        "none",
+    ]
+    (args,) = parser.parse_args_into_dataclasses(words)
+    return args.shards, args.lockstep, args.team.num_shards, args.team.config.keep, args.train_batch_size
