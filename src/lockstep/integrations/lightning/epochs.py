@@ -1,0 +1,115 @@
+"""Where Lightning's loops are, told to the engine: when epochs, passes and evaluations begin and end, and what resumes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+
+from lockstep import Team
+from lockstep.base.errors import UsageError
+from lockstep.integrations.lightning import host
+from lockstep.integrations.lightning.loaders import Evaluations, HostBatch, TrainLoader
+from lockstep.integrations.lightning.state import RunState
+
+
+class Epochs:
+    """The epochs of ``trainer.fit``.
+
+    Args:
+        team: of the run.
+        evaluations: ended when a loop over evaluation batches is over.
+    """
+
+    def __init__(self, team: Team, evaluations: Evaluations) -> None:
+        self._team = team
+        self._turns = _Turns(self, evaluations)
+        self._trainer: L.Trainer | None = None
+        self._loader: TrainLoader | None = None
+        self._hosted: Any = None
+        self._num_fits = 0
+
+    def attach(self, trainer: L.Trainer) -> None:
+        """Follow a trainer, before all other callbacks. Every rank must call it, before each of its loops."""
+        self._trainer = trainer
+        self._loader = None
+        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        if self._turns not in callbacks:
+            callbacks.insert(0, self._turns)
+
+    def set_loader(self, loader: TrainLoader) -> TrainLoader:
+        """Take the training loader.
+
+        Raises:
+            UsageError: there is one already.
+        """
+        if self._loader is not None:
+            raise UsageError(
+                "trainer.fit was given several training loaders: LockstepStrategy trains on one. Zip data sets into one, or write "
+                "lockstep's own loop: docs/how-to/several-loaders.md."
+            )
+        self._loader = loader
+        return loader
+
+    def start(self) -> None:
+        """Restore the run, if it resumes. Every rank must call it, after all hooks of the start and before the first epoch."""
+        trainer = self._trainer
+        assert trainer is not None
+        self._num_fits += 1
+        name = "lightning" if self._num_fits == 1 else f"lightning, fit {self._num_fits}"
+        state = RunState(trainer, lambda callback: callback is self._turns)
+        self._team.register(name, state)
+        self._team.register(f"{name}, callbacks", state.callbacks(), compare=False)
+        self._hosted = self._team.hosted_epochs(host.num_epochs(trainer))
+        if state.is_restored:
+            host.resume(trainer, within=self._hosted.is_within)
+        if self._hosted.is_within:
+            self._hosted.begin(self._hosted.first)
+
+    def begin(self, epoch: int) -> None:
+        """An epoch begins."""
+        self._hosted.begin(epoch)
+
+    def finish_pass(self) -> None:
+        """The last batch of an epoch is done: Lightning counts them, and does not ask for the end."""
+        if self._loader is not None:
+            self._loader.prepared.finish()
+
+    def end(self) -> None:
+        """The loop over epochs is over."""
+        self.finish_pass()
+        self._hosted.end()
+
+
+class _Turns(L.Callback):
+    """Called before all other callbacks."""
+
+    def __init__(self, epochs: Epochs, evaluations: Evaluations) -> None:
+        self._epochs = epochs
+        self._evaluations = evaluations
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._epochs.begin(trainer.current_epoch)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._epochs.finish_pass()
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+        _note_size(trainer, batch)
+
+    def _on_evaluation_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, *_: Any) -> None:
+        _note_size(trainer, batch)
+
+    on_validation_batch_start = on_test_batch_start = _on_evaluation_batch_start
+
+    def _on_evaluation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._evaluations.end()
+
+    on_validation_epoch_end = on_test_epoch_end = on_predict_epoch_end = _on_evaluation_epoch_end
+
+
+def _note_size(trainer: L.Trainer, batch: HostBatch) -> None:
+    try:
+        host.note_batch_size(trainer, batch.inner.num_samples)
+    except UsageError:  # a ready-made batch of an evaluation: only its owner can count its samples
+        host.note_batch_size(trainer, None)

@@ -1,0 +1,108 @@
+"""One call of ``training_step`` or another step, for one shard or batch: what it does beside its result is noted, shared, and then
+done once on every rank."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lockstep.data.batches import map_tensors
+from lockstep.integrations.lightning.attributes import Attributes, Growth
+from lockstep.integrations.lightning.logs import Log, as_plain, combine
+from lockstep.integrations.lightning.metrics import Metrics, Update, metrics_of
+
+
+@dataclass
+class Noted:
+    """What a step did for one shard."""
+
+    num_samples: int
+    logs: list[Log] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+    grown: list[Growth] = field(default_factory=list)
+    assigned: list[str] = field(default_factory=list)
+    result: Any = None
+    """What else is shared of it: a loss, a prediction."""
+
+    def shared(self) -> tuple[Any, ...]:
+        """As a tree of tensors and plain values."""
+        grown = map_tensors(Tensor.detach, self.grown)
+        return self.num_samples, self.logs, self.updates, grown, self.assigned, self.result
+
+
+class Steps:
+    """Runs steps of a module.
+
+    Args:
+        module: the module.
+        device: where it is.
+    """
+
+    def __init__(self, module: L.LightningModule, device: torch.device) -> None:
+        self._module = module
+        self._device = device
+        self._metrics = Metrics(module)
+        self._attributes = Attributes(module)
+        self._metric_names = {id(metric): name for name, metric in metrics_of(module).items()}
+        self.running: str | None = None
+        """The step that runs."""
+
+    @contextlib.contextmanager
+    def noting(self, step: str, num_samples: int) -> Iterator[Noted]:
+        """Run a step inside, for one shard of so many samples, and note what it does."""
+        noted = Noted(num_samples)
+        before = self._attributes.look()
+        self._metrics.shadow(noted.updates, step)
+        vars(self._module)["log"] = self._noting_log(noted.logs)
+        self.running = step
+        try:
+            yield noted
+        finally:
+            self.running = None
+            del vars(self._module)["log"]
+            self._metrics.restore()
+        noted.grown, noted.assigned = self._attributes.changes(before, step)
+
+    def _noting_log(self, logs: list[Log]) -> Callable[..., None]:
+        real = type(self._module).log
+
+        def log(name: str, value: Any, *args: Any, **options: Any) -> None:
+            plain = None if args else as_plain(value, options, self._metric_names)
+            if plain is None:
+                names = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx")
+                options.update(zip(names, args, strict=False))
+                plain = as_plain(value, options, self._metric_names)
+            if plain is None:
+                real(self._module, name, value, **options)  # raises
+                return
+            logs.append((name, *plain))
+
+        return log
+
+    def repeat(self, step: str, shares: list[tuple[Any, ...]]) -> list[tuple[int, Any]]:
+        """Do on this rank what the step did for all shards of a batch. Every rank must call it, with the same.
+
+        Returns:
+            For each shard, its number of samples and its result.
+        """
+        noted = [Noted(*share) for share in shares]
+        logs = combine([(one.logs, one.num_samples) for one in noted])
+        with_values = any(options.get("on_step") is not False for _, value, options in logs if value is None)
+        self._metrics.replay([one.updates for one in noted], lambda tensor: tensor.to(self._device), with_values=with_values)
+        for one in noted:
+            self._attributes.hide(one.assigned, step)
+            for path, items in one.grown:
+                self._attributes.append(tuple(path), list(map_tensors(lambda tensor: tensor.to(self._device), items)))
+        for name, value, options in logs:
+            if value is None:
+                value = self._module.get_submodule(options["metric_attribute"])
+            else:
+                value = value.to(self._device)
+            self._module.log(name, value, **options)
+        return [(one.num_samples, one.result) for one in noted]
