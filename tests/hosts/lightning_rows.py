@@ -20,6 +20,7 @@ from lockstep.integrations.lightning import LockstepStrategy
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 ROWS = {}
+SETTINGS = {"shards": 4, "run_dir": "run", "checkpoint_every": "off", "progress": "off"}
 
 
 def data(num_samples=68, seed=5):
@@ -60,7 +61,7 @@ class Net(L.LightningModule):
     def test_step(self, batch, batch_idx):
         self.log("test_loss", self.step(batch)[0])
 
-    def predict_step(self, batch, batch_idx):
+    def predict_step(self, batch, batch_idx, dataloader_idx=0):
         return self(batch[0]).argmax(1)
 
     def configure_optimizers(self):
@@ -103,7 +104,7 @@ def fitted(strategy, model=None, train=None, val=None, **settings):
     model = model or Net()
     mine = loaders()
     one = trainer(strategy, **settings)
-    one.fit(model, train or mine[0], val or mine[1])
+    one.fit(model, mine[0] if train is None else train, mine[1] if val is None else val)
     return outcome(model, one)
 
 
@@ -112,7 +113,7 @@ def run_row(name, root):
     Path(root).mkdir(exist_ok=True)
     with warnings.catch_warnings(), contextlib.chdir(root):
         warnings.simplefilter("ignore")
-        strategy = LockstepStrategy(shards=4, run_dir="run", checkpoint_every="off", progress="off")
+        strategy = LockstepStrategy(**SETTINGS)
         try:
             L.seed_everything(3, verbose=False)
             return ROWS[name](strategy)
@@ -458,6 +459,8 @@ def fit_twice(strategy):
     model = Net()
     first = trainer(strategy)
     first.fit(model, *loaders())
-    second = trainer(strategy, max_epochs=1)
+    second = trainer(LockstepStrategy(**SETTINGS), max_epochs=1)
     second.fit(model, *loaders())
-    return outcome(model, second)
+    first.fit_loop.max_epochs = 3
+    first.fit(model, *loaders())
+    return outcome(model, second, *outcome(model, first))

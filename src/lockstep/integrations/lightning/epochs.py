@@ -6,9 +6,9 @@ from typing import Any
 
 import lightning as L
 
-from lockstep import Team
 from lockstep.base.errors import UsageError
 from lockstep.integrations.lightning import host
+from lockstep.integrations.lightning.joined import Joined
 from lockstep.integrations.lightning.loaders import Evaluations, HostBatch, TrainLoader
 from lockstep.integrations.lightning.state import RunState
 
@@ -17,17 +17,18 @@ class Epochs:
     """The epochs of ``trainer.fit``.
 
     Args:
-        team: of the run.
+        joined: the run.
         evaluations: ended when a loop over evaluation batches is over.
     """
 
-    def __init__(self, team: Team, evaluations: Evaluations) -> None:
-        self._team = team
+    def __init__(self, joined: Joined, evaluations: Evaluations) -> None:
+        self._joined = joined
         self._turns = _Turns(self, evaluations)
         self._trainer: L.Trainer | None = None
         self._loader: TrainLoader | None = None
         self._hosted: Any = None
-        self._num_fits = 0
+        self._state: RunState | None = None
+        self._start = 0
 
     def attach(self, trainer: L.Trainer) -> None:
         """Follow a trainer, before all other callbacks. Every rank must call it, before each of its loops."""
@@ -55,20 +56,24 @@ class Epochs:
         """Restore the run, if it resumes. Every rank must call it, after all hooks of the start and before the first epoch."""
         trainer = self._trainer
         assert trainer is not None
-        self._num_fits += 1
-        name = "lightning" if self._num_fits == 1 else f"lightning, fit {self._num_fits}"
-        state = RunState(trainer, lambda callback: callback is self._turns)
-        self._team.register(name, state)
-        self._team.register(f"{name}, callbacks", state.callbacks(), compare=False)
-        self._hosted = self._team.hosted_epochs(host.num_epochs(trainer))
+        team, joined = self._joined.team, self._joined
+        joined.num_fits += 1
+        name = "lightning" if joined.num_fits == 1 else f"lightning, fit {joined.num_fits}"
+        self._state = state = RunState(trainer, lambda callback: callback is self._turns)
+        team.register(name, state)
+        team.register(f"{name}, callbacks", state.callbacks(), compare=False)
+        self._start = trainer.current_epoch  # not 0 if the trainer goes on with a fit that is over
+        self._hosted = team.hosted_epochs(host.num_epochs(trainer) - self._start)
         if state.is_restored:
             host.resume(trainer, within=self._hosted.is_within)
+        elif self._hosted.first:  # the run was interrupted in a later fit
+            host.skip(trainer, self._start + self._hosted.num_epochs)
         if self._hosted.is_within:
             self._hosted.begin(self._hosted.first)
 
     def begin(self, epoch: int) -> None:
         """An epoch begins."""
-        self._hosted.begin(epoch)
+        self._hosted.begin(epoch - self._start)
 
     def finish_pass(self) -> None:
         """The last batch of an epoch is done: Lightning counts them, and does not ask for the end."""
@@ -78,6 +83,8 @@ class Epochs:
     def end(self) -> None:
         """The loop over epochs is over."""
         self.finish_pass()
+        if self._state is not None:
+            self._state.freeze()
         self._hosted.end()
 
 

@@ -118,7 +118,7 @@ def put_gradients(taken: list[tuple[Tensor, Tensor | None]]) -> None:
 
 
 def num_epochs(trainer: L.Trainer) -> int:
-    """The epochs until ``max_epochs`` or ``max_steps`` is reached, whichever is first. Known when the training has started.
+    """The epochs, from 0, until ``max_epochs`` or ``max_steps`` is reached, whichever is first. Known when the training has started.
 
     Raises:
         UsageError: neither is given.
@@ -133,7 +133,7 @@ def num_epochs(trainer: L.Trainer) -> int:
             )
         return int(most)
     per_epoch = -(-int(loop.max_batches) // trainer.accumulate_grad_batches)
-    enough = -(-trainer.max_steps // max(1, per_epoch))
+    enough = trainer.current_epoch + -(-(trainer.max_steps - trainer.global_step) // max(1, per_epoch))
     return enough if most is None or most < 0 else min(enough, int(most))
 
 
@@ -187,6 +187,15 @@ def resume(trainer: L.Trainer, *, within: bool) -> None:
         del epochs.reset
 
     epochs.reset = reset
+
+
+def skip(trainer: L.Trainer, num_epochs: int) -> None:
+    """Let the loops find that all is done."""
+    loop = trainer.fit_loop
+    progress = loop.epoch_progress.current
+    progress.ready = progress.started = progress.processed = progress.completed = num_epochs
+    if trainer.max_steps != -1:
+        loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = trainer.max_steps
 
 
 def _of_result(key: str, metric: Any) -> dict[str, Any]:

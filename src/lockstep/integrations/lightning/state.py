@@ -31,9 +31,16 @@ class RunState:
         self._trainer = trainer
         self._ignored = ignored
         self.is_restored = False
+        self._last: dict[str, Any] | None = None
+
+    def freeze(self) -> None:
+        """The fit is over: what the trainer validates or tests from here on is no part of it."""
+        self._last = copy.deepcopy(self.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
         """The state, as a tree of tensors and plain values."""
+        if self._last is not None:
+            return self._last
         trainer = self._trainer
         module, data = trainer.lightning_module, trainer.datamodule
         return {

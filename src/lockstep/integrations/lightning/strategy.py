@@ -17,11 +17,11 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from torch import Tensor
 from typing_extensions import override
 
-import lockstep
 from lockstep.base.errors import UsageError
 from lockstep.data.batches import count_samples
 from lockstep.integrations.lightning import host
 from lockstep.integrations.lightning.epochs import Epochs
+from lockstep.integrations.lightning.joined import joined
 from lockstep.integrations.lightning.loaders import EvaluationLoader, Evaluations, HostBatch, TrainLoader
 from lockstep.integrations.lightning.local import Local
 from lockstep.integrations.lightning.refusals import check_length, check_module, check_settings, check_trainer
@@ -56,15 +56,14 @@ class LockstepStrategy(SingleDeviceStrategy):
 
     def __init__(self, shards: int | None = None, **settings: Any) -> None:
         check_settings(settings)
-        self.team = lockstep.join(**({} if shards is None else {"shards": shards}), **settings)
+        self._joined = joined({**({} if shards is None else {"shards": shards}), **settings})
+        self.team = self._joined.team
         """The run, for what else lockstep offers."""
         super().__init__(self.team.device)
-        self._stack = contextlib.ExitStack()
-        self._stack.enter_context(self.team.hide_launcher())  # held: Lightning would open a process group of its own
         self._steps: Steps | None = None
         self._in_step: int | None = None
         self._evaluations = Evaluations(self.team)
-        self._epochs = Epochs(self.team, self._evaluations)
+        self._epochs = Epochs(self._joined, self._evaluations)
         self._gradients: list[tuple[Tensor, Tensor | None]] | None = None
         rank_zero_only.rank = self.team.rank
         # The process group is lockstep's, and all values are those of all processes.
@@ -73,8 +72,7 @@ class LockstepStrategy(SingleDeviceStrategy):
     def close(self) -> None:
         """Leave the run, and show the launcher's variables again. Called automatically when the script ends. Every rank must call
         it."""
-        self._stack.close()
-        self.team.close()
+        self._joined.close()
 
     # One logical process
 

@@ -1,0 +1,255 @@
+"""What is refused beneath Lightning's Trainer, by name: each is to raise the error that it returns."""
+
+import contextlib
+import logging
+import warnings
+from pathlib import Path
+
+import lightning as L
+import torch
+from lightning.pytorch import callbacks as cb
+from lightning.pytorch.utilities import CombinedLoader
+from lightning_rows import SETTINGS, Net, data, loaders, trainer
+from torch.utils.data import DataLoader, IterableDataset
+from torchmetrics.classification import MulticlassAccuracy
+
+from lockstep.base.errors import ConfigError, UsageError
+from lockstep.integrations.lightning import LockstepStrategy
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+REFUSED = {}
+
+
+def run_refusal(name, root):
+    """Whether the error is raised, in this directory, and the error as it is."""
+    Path(root).mkdir(exist_ok=True)
+    with warnings.catch_warnings(), contextlib.chdir(root):
+        warnings.simplefilter("ignore")
+        strategy = LockstepStrategy(**SETTINGS)
+        try:
+            kind, function = REFUSED[name]
+            try:
+                function(strategy)
+            except Exception as error:
+                return type(error) is kind, repr(error)
+            return False, "no error"
+        finally:
+            with contextlib.suppress(Exception):
+                strategy.close()
+
+
+def refused(kind=UsageError):
+    def add(function):
+        REFUSED[function.__name__] = kind, function
+        return function
+
+    return add
+
+
+def fit(strategy, model=None, **settings):
+    trainer(strategy, max_epochs=1, num_sanity_val_steps=0, **settings).fit(model or Net(), *loaders())
+
+
+def in_step(name, body):
+    """A module with this in a step."""
+
+    def step(self, batch, *others):
+        body(self, batch)
+        return getattr(super(kind, self), name)(batch, *others)
+
+    kind = type("Changed", (Net,), {name: step})
+    return kind()
+
+
+@refused()
+def manual_optimization(strategy):
+    model = Net()
+    model.automatic_optimization = False
+    fit(strategy, model)
+
+
+@refused()
+def no_optimizer(strategy):
+    model = Net()
+    model.configure_optimizers = lambda: None
+    fit(strategy, model)
+
+
+@refused()
+def several_optimizers(strategy):
+    class Two(Net):
+        def configure_optimizers(self):
+            return [torch.optim.SGD(self.net[0].parameters(), 0.1), torch.optim.SGD(self.net[4].parameters(), 0.1)]
+
+    fit(strategy, Two())
+
+
+@refused()
+def backward_overridden(strategy):
+    class Own(Net):
+        def backward(self, loss):
+            loss.backward()
+
+    fit(strategy, Own())
+
+
+@refused()
+def several_training_loaders(strategy):
+    one = loaders()[0]
+    trainer(strategy).fit(Net(), CombinedLoader({"a": one, "b": one}))
+
+
+@refused()
+def validation_loaders_side_by_side(strategy):
+    train, val = loaders()
+    trainer(strategy).fit(Net(), train, CombinedLoader({"a": val, "b": val}, "min_size"))
+
+
+@refused()
+def a_checkpoint_to_go_on_from(strategy):
+    model, one = Net(), trainer(strategy, max_epochs=1)
+    one.fit(model, *loaders())
+    one.save_checkpoint("saved.ckpt")
+    one.fit(model, *loaders(), ckpt_path="saved.ckpt", weights_only=False)
+
+
+@refused()
+def several_devices(strategy):
+    fit_on = L.Trainer(strategy=strategy, accelerator="cpu", devices=2, logger=False)
+    fit_on.fit(Net(), *loaders())
+
+
+@refused()
+def several_nodes(strategy):
+    fit(strategy, num_nodes=2)
+
+
+@refused(ConfigError)
+def float16(strategy):
+    fit(strategy, precision="16-true")
+
+
+@refused()
+def loaders_made_again(strategy):
+    fit(strategy, reload_dataloaders_every_n_epochs=1)
+
+
+@refused()
+def validation_by_the_clock(strategy):
+    fit(strategy, val_check_interval="00:00:00:05")
+
+
+@refused()
+def weight_averaging(strategy):
+    fit(strategy, callbacks=[cb.StochasticWeightAveraging(0.1)])
+
+
+@refused()
+def epochs_without_end(strategy):
+    trainer(strategy, max_epochs=-1).fit(Net(), *loaders())
+
+
+@refused()
+def a_loader_of_unknown_length(strategy):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(data())
+
+    trainer(strategy).fit(Net(), DataLoader(Stream(), 10))
+
+
+@refused()
+def samples_in_a_hook(strategy):
+    class Reads(L.Callback):
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            images, labels = batch
+
+    fit(strategy, callbacks=[Reads()])
+
+
+@refused()
+def samples_in_a_hook_of_validation(strategy):
+    class Reads(L.Callback):
+        def on_validation_batch_end(self, trainer, module, outputs, batch, batch_idx, dataloader_idx=0):
+            return batch[0]
+
+    fit(strategy, callbacks=[Reads()])
+
+
+@refused()
+def other_outputs_in_a_hook(strategy):
+    class Returns(Net):
+        def training_step(self, batch, batch_idx):
+            return {"loss": super().training_step(batch, batch_idx), "inputs": batch[0]}
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            torch.sum(outputs["inputs"])
+
+    fit(strategy, Returns())
+
+
+@refused()
+def a_metric_computed_in_a_step(strategy):
+    fit(strategy, in_step("validation_step", lambda self, _: self.val_acc.compute()))
+
+
+@refused()
+def a_metric_in_a_list(strategy):
+    model = Net()
+    model.others = [MulticlassAccuracy(3)]
+    fit(strategy, model)
+
+
+@refused()
+def a_count_of_steps(strategy):
+    def count(self, _):
+        self.num_steps += 1
+
+    model = in_step("training_step", count)
+    model.num_steps = 0
+    fit(strategy, model)
+
+
+@refused()
+def a_sum_in_place(strategy):
+    def add(self, _):
+        self.total += 1
+
+    model = in_step("validation_step", add)
+    model.total = torch.zeros(())
+    fit(strategy, model)
+
+
+@refused()
+def a_count_in_a_mapping(strategy):
+    def count(self, _):
+        self.counts["steps"] += 1
+
+    model = in_step("validation_step", count)
+    model.counts = {"steps": 0}
+    fit(strategy, model)
+
+
+@refused()
+def a_value_of_the_last_shard(strategy):
+    def keep(self, batch):
+        self.newest = batch[0]
+
+    model = in_step("training_step", keep)
+    model.on_train_epoch_end = lambda: model.newest.mean()
+    fit(strategy, model)
+
+
+@refused()
+def gathered_in_a_step(strategy):
+    fit(strategy, in_step("training_step", lambda self, batch: self.all_gather(batch[0])))
+
+
+@refused(ConfigError)
+def accumulation_by_lockstep(_):
+    LockstepStrategy(shards=4, accumulate=2)
+
+
+@refused()
+def another_run(_):
+    LockstepStrategy(shards=8)

@@ -1,0 +1,31 @@
+"""Lightning's Trainer on lockstep: equal weights, metrics and hooks on any number of processes, through kills; and what is refused."""
+
+import re
+from pathlib import Path
+
+import pytest
+from lightning_calls import missing, run_refusal, run_row
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(100)]
+HERE = Path(__file__).parent
+ROWS = re.findall(r"^@row\ndef (\w+)", (HERE / "lightning_rows.py").read_text(), re.MULTILINE)
+REFUSED = re.findall(r"^@refused\(.*\)\ndef (\w+)", (HERE / "lightning_refusals.py").read_text(), re.MULTILINE)
+THREE = "every_kind_of_log"
+
+
+def test_this_version_of_lightning_has_the_order_of_calls_that_is_relied_on(standing_crew):
+    [found] = standing_crew(1, missing)
+    assert found == [], "Lightning has changed where lockstep.integrations.lightning.host relies on it"
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_weights_metrics_and_hooks_do_not_depend_on_the_number_of_processes(standing_crew, tmp_path, row):
+    [one] = standing_crew(1, run_row, row, str(tmp_path / "1"))
+    for processes in (2, 3) if row == THREE else (2,):
+        assert standing_crew(processes, run_row, row, str(tmp_path / str(processes))) == [one] * processes
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_give_other_results_is_refused(standing_crew, tmp_path, name):
+    [(is_refused, error)] = standing_crew(1, run_refusal, name, str(tmp_path / "1"))
+    assert is_refused, error
