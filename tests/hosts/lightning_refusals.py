@@ -162,7 +162,8 @@ def a_loader_of_unknown_length(strategy):
 def samples_in_a_hook(strategy):
     class Reads(L.Callback):
         def on_train_batch_start(self, trainer, module, batch, batch_idx):
-            images, labels = batch
+            _, labels = batch
+            return labels
 
     fit(strategy, callbacks=[Reads()])
 
@@ -237,6 +238,17 @@ def a_value_of_the_last_shard(strategy):
 
     model = in_step("training_step", keep)
     model.on_train_epoch_end = lambda: model.newest.mean()
+    fit(strategy, model)
+
+
+@refused()
+def a_list_read_in_an_evaluation(strategy):
+    def few(self, batch):
+        if len(self.few) < 2:
+            self.few.append(batch[0])
+
+    model = in_step("validation_step", few)
+    model.few = []
     fit(strategy, model)
 
 

@@ -219,6 +219,33 @@ class Collecting(Net):
         self.val_losses, self.outputs = [], {"logits": [], "labels": []}
 
 
+class Uneven(Net):
+    """Values that depend on the number of the batch, and lists, without hooks between batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = {"logits": [], "numbers": []}
+
+    def validation_step(self, batch, batch_idx):
+        loss, logits, _ = self.step(batch)
+        self.log("val_loss", loss)
+        self.log("numbered", loss * batch_idx, on_step=True, on_epoch=True)
+        self.found["numbers"].append(batch_idx)
+        if batch_idx % 2 == 0:
+            self.found["logits"].append(logits)
+            self.log("even", float(len(logits)), reduce_fx="sum")
+
+    def on_validation_epoch_end(self):
+        assert self.found["numbers"] == list(range(len(self.found["numbers"])))
+        self.log("spread", torch.cat(self.found["logits"]).std())
+        self.found = {"logits": [], "numbers": []}
+
+
+@row
+def batches_by_their_number(strategy):
+    return fitted(strategy, Uneven())
+
+
 @row
 def lists_that_steps_append_to(strategy):
     return fitted(strategy, Collecting())

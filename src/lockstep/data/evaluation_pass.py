@@ -224,6 +224,12 @@ class EvaluationPass:
         if self._place is not None:
             self._updates.add(self._place, metric, args)
 
+    def running(self) -> tuple[int, int | None]:
+        """Number and samples of the batch that this process runs."""
+        if not self._guard.evaluated or self._place is None:
+            raise UsageError(f"batch.running outside of the loop over shards: {LINES}")
+        return self._place[0], self._round.num_samples
+
     def share(self, batch: EvaluationBatch, value: Any) -> None:
         """Note a result of the batch that this process is in, for ``shared``."""
         if not self._shares:
@@ -324,6 +330,12 @@ class EvaluationBatch(GlobalBatch):
         in ``compute()`` of torchmetrics is disabled, since it would count every batch once per rank.
         """
         self._pass.update(self, metric, args)
+
+    @property
+    def running(self) -> tuple[int, int | None]:
+        """Inside ``batch.shards``: number of the batch whose samples these are, and how many (None: unknown). With ``share=True``
+        batches of a round run at once, in the loop over the shards of the first, so it is not always this one."""
+        return self._pass.running()
 
     def share(self, value: Any) -> None:
         """Share a result of the batch with all processes, inside ``batch.shards``: ``shared()`` returns it on each. Local.

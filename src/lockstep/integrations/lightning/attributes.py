@@ -82,6 +82,20 @@ class Attributes:
         self.hide(assigned, step)
         return grown, assigned
 
+    def lists(self) -> list[tuple[Path, Any, str]]:
+        """For each list: its path, what holds it (by the last part of the path), and how the script calls it."""
+        return [
+            (path, self._at(path[:-1]), _name(path))
+            for path, (value, _) in self._walk()
+            if type(value) is list and not any(isinstance(self._at(path[:end]), list) for end in range(1, len(path)))
+        ]
+
+    def _at(self, path: Path) -> Any:
+        found: Any = vars(self._module)
+        for key in path:
+            found = found[key]
+        return found
+
     def hide(self, names: list[str], step: str) -> None:
         """Let attributes raise errors when they are used."""
         for name in names:
@@ -102,11 +116,14 @@ class Attributes:
                 yield from _walk((name,), value, 3)
 
     def _refuse(self, path: Path, step: str) -> None:
-        name = f"self.{path[0]}" + "".join(f"[{key!r}]" for key in path[1:])
         raise UsageError(
-            f"{step} changes {name} in place. It runs once per shard (in an evaluation, once per batch), each on one process, so "
+            f"{step} changes {_name(path)} in place. It runs once per shard (in an evaluation, once per batch), each on one process, so "
             f"every process would have a different value. {_REMEDY}"
         )
+
+
+def _name(path: Path) -> str:
+    return f"self.{path[0]}" + "".join(f"[{key!r}]" for key in path[1:])
 
 
 def _walk(path: Path, value: Any, depth: int) -> Iterator[tuple[Path, Any]]:

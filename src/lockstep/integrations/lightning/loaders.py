@@ -92,15 +92,36 @@ class Evaluations:
     def __init__(self, team: Team) -> None:
         self.model: Any = None
         """The model of the next evaluation."""
+        self.at_once = True
+        """Whether as many batches as there are processes are evaluated at once, in the next evaluation. Else they are evaluated
+        one after another, for hooks that run between two batches."""
         self._team = team
         self._open: Any = None
 
     def begin(self, loader: Any) -> Iterator[Any]:
         """Begin an evaluation of a loader, and end the one before. Every rank must call it."""
         self.end()
-        evaluation = self._team.evaluate(self.model, loader, share=True)
+        evaluation = self._team.evaluate(self.model, loader, share=self.at_once)
         self._open = evaluation.__enter__()
         return iter(evaluation)
+
+    def run(self, batch: Any) -> Iterator[tuple[int, int | None, Any]]:
+        """The batch that this process has to run now, if any: its number, its number of samples (None: unknown), its samples."""
+        for samples in batch.shards:
+            yield (*batch.running, samples)
+
+    def exchange(self, batch: Any, mine: Any) -> Any:
+        """What the process that has run a batch has noted of it, on every rank. Every rank must call it, after ``run``.
+
+        Args:
+            batch: the batch.
+            mine: what this process has noted in ``run``; None: it had no batch. (With ``at_once`` it has shared it by ``share``.)
+        """
+        if self.at_once:
+            [noted] = batch.shared()
+            return noted
+        [noted] = [each for each in self._team.all_gather_object(mine) if each is not None]
+        return noted
 
     def end(self, error: BaseException | None = None) -> None:
         """End the evaluation, if one is under way. Every rank must call it, unless there is an error."""

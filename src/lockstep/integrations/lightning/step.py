@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.data.batches import map_tensors
+from lockstep.integrations.lightning.append_only import append_only
 from lockstep.integrations.lightning.attributes import Attributes, Growth
 from lockstep.integrations.lightning.logs import Log, as_plain, combine
 from lockstep.integrations.lightning.metrics import Metrics, Update, metrics_of
@@ -50,24 +51,29 @@ class Steps:
         self._metrics = Metrics(module)
         self._attributes = Attributes(module)
         self._metric_names = {id(metric): name for name, metric in metrics_of(module).items()}
-        self.running: str | None = None
-        """The step that runs."""
 
     @contextlib.contextmanager
-    def noting(self, step: str, num_samples: int) -> Iterator[Noted]:
-        """Run a step inside, for one shard of so many samples, and note what it does."""
+    def noting(self, step: str, num_samples: int, *, at_once: bool = False) -> Iterator[Noted]:
+        """Run a step inside, for one shard of so many samples, and note what it does.
+
+        Args:
+            step: its name.
+            num_samples: of the shard.
+            at_once: whether other batches are evaluated at the same time, so that the step must not see what they append to lists.
+        """
         noted = Noted(num_samples)
         before = self._attributes.look()
         self._metrics.shadow(noted.updates, step)
         vars(self._module)["log"] = self._noting_log(noted.logs)
-        self.running = step
+        lists = self._attributes.lists() if at_once else []
         try:
-            yield noted
+            with append_only([(holder, path[-1], name) for path, holder, name in lists], step) as taken:
+                yield noted
         finally:
-            self.running = None
             del vars(self._module)["log"]
             self._metrics.restore()
         noted.grown, noted.assigned = self._attributes.changes(before, step)
+        noted.grown += [(lists[number][0], items) for number, items in taken.items()]
 
     def _noting_log(self, logs: list[Log]) -> Callable[..., None]:
         real = type(self._module).log

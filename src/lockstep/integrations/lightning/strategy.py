@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from lockstep.base.errors import UsageError
 from lockstep.data.batches import count_samples
+from lockstep.data.shared import keep
 from lockstep.integrations.lightning import host
 from lockstep.integrations.lightning.epochs import Epochs
 from lockstep.integrations.lightning.joined import joined
@@ -134,6 +135,8 @@ class LockstepStrategy(SingleDeviceStrategy):
             for tensor in [*module.parameters(), *module.buffers()]:
                 self.team.broadcast(tensor.data)  # a module that was not trained here may be initialized differently on each rank
         self._evaluations.model = self.model
+        hooks = [f"on_{stage}_batch_{end}" for stage in ("validation", "test", "predict") for end in ("start", "end")]
+        self._evaluations.at_once = not any(map(self._has_hook, hooks))
         self._steps = Steps(module, self.root_device)
         host.leave_batches_alone(module)
         self._epochs.attach(trainer)
@@ -257,16 +260,22 @@ class LockstepStrategy(SingleDeviceStrategy):
 
     def _evaluate(self, stage: str, batch: HostBatch, *others: Any) -> Any:
         """Run a step of an evaluation on the process that has the batch. Its result is on every process, if a hook reads it."""
-        assert self._steps is not None
-        name, inner = f"{stage}_step", batch.inner
+        steps, evaluations = self._steps, self._evaluations
+        assert steps is not None
+        name, inner, mine = f"{stage}_step", batch.inner, None
         is_read = stage == "predict" or self._has_hook(f"on_{stage}_batch_end")
-        for samples in inner.shards:
-            with self._as_rank(0), self._steps.noting(name, _num_samples(inner, samples)) as noted:
+        for number, known, samples in evaluations.run(inner):
+            # With others at once, it is not the batch that the loop is at.
+            others = (number, *others[1:]) if others else others
+            num_samples = count_samples(samples) if known is None else known
+            with self._as_rank(0), steps.noting(name, num_samples, at_once=evaluations.at_once) as noted:
                 samples = host.to_shard(self.trainer, samples, self.root_device, _loader_index(others))
                 output = self._run(name, samples, *others)
                 noted.result = output if is_read else None
-            inner.share(noted.shared())
-        [(_, output)] = self._steps.repeat(name, inner.shared())
+            mine = keep(noted.shared())
+            if evaluations.at_once:
+                inner.share(mine)
+        [(_, output)] = steps.repeat(name, [evaluations.exchange(inner, mine)])
         return output
 
     def _has_hook(self, name: str) -> bool:
@@ -294,13 +303,6 @@ class LockstepStrategy(SingleDeviceStrategy):
             yield
         finally:
             self._in_step, rank_zero_only.rank = None, before
-
-
-def _num_samples(batch: Any, samples: Any) -> int:
-    try:
-        return int(batch.num_samples)
-    except UsageError:  # a ready-made batch
-        return count_samples(samples)
 
 
 def _loader_index(others: tuple[Any, ...]) -> int:
