@@ -215,7 +215,9 @@ class Collecting(Net):
 
     def on_validation_epoch_end(self):
         self.log("val_mean", torch.stack(self.val_losses).mean())
-        self.log("val_accuracy", (torch.cat(self.outputs["logits"]).argmax(1) == torch.cat(self.outputs["labels"])).float().mean())
+        self.log(
+            "val_accuracy", (torch.cat(self.outputs["logits"]).argmax(1) == torch.cat(self.outputs["labels"])).float().mean()
+        )
         self.val_losses, self.outputs = [], {"logits": [], "labels": []}
 
 
@@ -478,7 +480,9 @@ def iterable_data(strategy):
         def __iter__(self):
             return iter(data())
 
-    return fitted(strategy, train=DataLoader(Stream(), 10), val=DataLoader(Stream(), 8), limit_train_batches=6, limit_val_batches=3)
+    return fitted(
+        strategy, train=DataLoader(Stream(), 10), val=DataLoader(Stream(), 8), limit_train_batches=6, limit_val_batches=3
+    )
 
 
 @row

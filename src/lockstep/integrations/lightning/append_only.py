@@ -1,7 +1,7 @@
 """Lists that a step of an evaluation may append to, and not read.
 
-As many batches as there are processes are evaluated at once. A step that reads what the batches before it have appended would see
-more or less of them, by the number of processes.
+As many batches as there are processes are evaluated at once. A step that reads what the batches before it have
+appended would see more or less of them, by the number of processes.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ class AppendOnly(list[Any]):
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise UsageError(
-            f"{self._name} is read in {self._step}, where batches are evaluated on several processes at once: what is in the list would "
+            f"{self._name} is read in {self._step}, where batches are evaluated on several processes at once: what "
+            "is in the list would "
             "depend on their number. Only append to it there. Read it in on_validation_epoch_end (on_test_epoch_end), or "
             "define on_validation_batch_end, and fill and read it there: then batches are evaluated one after another."
         )
 
-    __len__ = __iter__ = __getitem__ = __setitem__ = __delitem__ = __contains__ = __reversed__ = _refuse  # type: ignore[assignment]
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __add__ = __mul__ = __rmul__ = __imul__ = _refuse  # type: ignore[assignment]
-    clear = copy = count = index = insert = pop = remove = reverse = sort = _refuse  # type: ignore[assignment]
-    __hash__ = None  # type: ignore[assignment]
+    __len__ = __iter__ = __getitem__ = __setitem__ = __delitem__ = __contains__ = __reversed__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __add__ = __mul__ = __rmul__ = __imul__ = _refuse
+    clear = copy = count = index = insert = pop = remove = reverse = sort = _refuse
+    __hash__ = None
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """The module's own attributes, and what a step does to them.
 
-``self.outputs.append(loss)`` in ``validation_step`` is how Lightning's documentation collects values for the end of the epoch. The
-step runs for each shard or batch on one process, so such a list would hold that process's part only. What a step appends to a list
-is therefore taken off again, shared, and appended on every rank in the order of shards and batches. What a step assigns lasts until
-the step ends (see ``Local``), and any other change is an error.
+``self.outputs.append(loss)`` in ``validation_step`` is how Lightning's documentation collects values for the end of
+the epoch. The step runs for each shard or batch on one process, so such a list would hold that process's part only.
+What a step appends to a list is therefore taken off again, shared, and appended on every rank in the order of shards
+and batches. What a step assigns lasts until the step ends (see ``Local``), and any other change is an error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping, MutableSequence, MutableSet
 from typing import Any
 
-import lightning as L
+from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lockstep.base.errors import UsageError
@@ -37,16 +37,17 @@ class Attributes:
         module: the module.
     """
 
-    def __init__(self, module: L.LightningModule) -> None:
+    def __init__(self, module: LightningModule) -> None:
         self._module = module
-        self._ignored = {*vars(L.LightningModule()), "forward", "log", "_on_before_batch_transfer"}
+        self._ignored = {*vars(LightningModule()), "forward", "log", "_on_before_batch_transfer"}
 
     def look(self) -> dict[Path, Any]:
         """The attributes now. Each list, mapping, set or tensor in them stands with its size or version."""
         return dict(self._walk())
 
     def changes(self, before: dict[Path, Any], step: str) -> tuple[list[Growth], list[str]]:
-        """What has happened since, undone: lists are as long as before, and assigned attributes raise errors when they are used.
+        """What has happened since, undone: lists are as long as before, and assigned attributes raise errors when
+        they are used.
 
         Returns:
             What was appended to lists, and the names of attributes that were assigned.
@@ -117,7 +118,8 @@ class Attributes:
 
     def _refuse(self, path: Path, step: str) -> None:
         raise UsageError(
-            f"{step} changes {_name(path)} in place. It runs once per shard (in an evaluation, once per batch), each on one process, so "
+            f"{step} changes {_name(path)} in place. It runs once per shard (in an evaluation, once per batch), each "
+            "on one process, so "
             f"every process would have a different value. {_REMEDY}"
         )
 

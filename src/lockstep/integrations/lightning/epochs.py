@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import lightning as L
+from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lockstep.base.errors import UsageError
 from lockstep.integrations.lightning import host
@@ -24,17 +24,17 @@ class Epochs:
     def __init__(self, joined: Joined, evaluations: Evaluations) -> None:
         self._joined = joined
         self._turns = _Turns(self, evaluations)
-        self._trainer: L.Trainer | None = None
+        self._trainer: Trainer | None = None
         self._loader: TrainLoader | None = None
         self._hosted: Any = None
         self._state: RunState | None = None
         self._start = 0
 
-    def attach(self, trainer: L.Trainer) -> None:
+    def attach(self, trainer: Trainer) -> None:
         """Follow a trainer, before all other callbacks. Every rank must call it, before each of its loops."""
         self._trainer = trainer
         self._loader = None
-        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks = host.callbacks(trainer)
         if self._turns not in callbacks:
             callbacks.insert(0, self._turns)
 
@@ -46,7 +46,8 @@ class Epochs:
         """
         if self._loader is not None:
             raise UsageError(
-                "trainer.fit was given several training loaders: LockstepStrategy trains on one. Zip data sets into one, or write "
+                "trainer.fit was given several training loaders: LockstepStrategy trains on one. Zip data sets into "
+                "one, or write "
                 "lockstep's own loop: docs/how-to/several-loaders.md."
             )
         self._loader = loader
@@ -88,34 +89,36 @@ class Epochs:
         self._hosted.end()
 
 
-class _Turns(L.Callback):
+class _Turns(Callback):
     """Called before all other callbacks."""
 
     def __init__(self, epochs: Epochs, evaluations: Evaluations) -> None:
         self._epochs = epochs
         self._evaluations = evaluations
 
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._epochs.begin(trainer.current_epoch)
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._epochs.finish_pass()
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         _note_size(trainer, batch)
 
-    def _on_evaluation_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, *_: Any) -> None:
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         _note_size(trainer, batch)
 
-    on_validation_batch_start = on_test_batch_start = _on_evaluation_batch_start
+    on_test_batch_start = on_validation_batch_start
 
-    def _on_evaluation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def _on_evaluation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._evaluations.end()
 
     on_validation_epoch_end = on_test_epoch_end = on_predict_epoch_end = _on_evaluation_epoch_end
 
 
-def _note_size(trainer: L.Trainer, batch: HostBatch) -> None:
+def _note_size(trainer: Trainer, batch: HostBatch) -> None:
     try:
         host.note_batch_size(trainer, batch.inner.num_samples)
     except UsageError:  # a ready-made batch of an evaluation: only its owner can count its samples

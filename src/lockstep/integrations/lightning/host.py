@@ -2,14 +2,14 @@
 
 The order that training relies on, in ``lightning.pytorch``:
 
-- ``strategy.training_step`` runs inside the closure that the optimizer's ``step`` calls. Between it and ``strategy.backward``, at the
-  first batch of an accumulation, gradients are zeroed.
-- ``strategy.on_train_start`` is called last of all hooks of that name, before the first epoch. The fit loop then asks whether it is
-  ``done``.
-- The epoch loop asks for a batch when validation, schedules and callbacks of the batch before are done; there a checkpoint of the run
-  may be saved.
-- ``fit_loop.on_advance_start`` leaves out the hooks of an epoch's begin in the stage ``restarted_mid_epoch``; ``epoch_loop.reset``
-  puts the counts of the epoch to zero.
+- ``strategy.training_step`` runs inside the closure that the optimizer's ``step`` calls. Between it and
+  ``strategy.backward``, at the first batch of an accumulation, gradients are zeroed.
+- ``strategy.on_train_start`` is called last of all hooks of that name, before the first epoch. The fit loop then
+  asks whether it is ``done``.
+- The epoch loop asks for a batch when validation, schedules and callbacks of the batch before are done; there a
+  checkpoint of the run may be saved.
+- ``fit_loop.on_advance_start`` leaves out the hooks of an epoch's begin in the stage ``restarted_mid_epoch``;
+  ``epoch_loop.reset`` puts the counts of the epoch to zero.
 
 ``missing()`` says what of it this version of Lightning has not.
 """
@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
 from typing import Any
 
-import lightning as L
 import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loops import fit_loop, training_epoch_loop
 from lightning.pytorch.loops.optimization import automatic
 from lightning.pytorch.strategies import strategy as strategies
@@ -36,12 +35,20 @@ _RELIED_ON: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (automatic._AutomaticOptimization, "_training_step", ('"training_step"', "accumulate_grad_batches")),
     (automatic._AutomaticOptimization, "_make_zero_grad_fn", ("batch_idx % self.trainer.accumulate_grad_batches",)),
     (fit_loop._FitLoop, "run", ("self.setup_data()", "self.skip", "self.reset()", "self.on_run_start()", "self.done")),
-    (fit_loop._FitLoop, "on_run_start", ('lightning_module_hook(trainer, "on_train_start")', '_strategy_hook(trainer, "on_train_start")')),
+    (
+        fit_loop._FitLoop,
+        "on_run_start",
+        ('lightning_module_hook(trainer, "on_train_start")', '_strategy_hook(trainer, "on_train_start")'),
+    ),
     (fit_loop._FitLoop, "on_run_end", ('_strategy_hook(trainer, "on_train_end")',)),
     (fit_loop._FitLoop, "on_advance_start", ("restarted_mid_epoch", "increment_ready()", '"on_train_epoch_start"')),
     (training_epoch_loop._TrainingEpochLoop, "run", ("self.reset()", "self.on_run_start(", "self.done", "self.advance(")),
     (training_epoch_loop._TrainingEpochLoop, "on_run_start", ("data_fetcher.fetched += self.batch_progress.current.ready",)),
-    (training_epoch_loop._TrainingEpochLoop, "advance", ("next(data_fetcher)", "_on_before_batch_transfer", '"batch_to_device"')),
+    (
+        training_epoch_loop._TrainingEpochLoop,
+        "advance",
+        ("next(data_fetcher)", "_on_before_batch_transfer", '"batch_to_device"'),
+    ),
     (strategies.Strategy, "setup", ("convert_module", "model_to_device", "setup_optimizers", "setup_precision_plugin")),
     (result._ResultMetric, "update", ("self.value", "self.cumulated_batch_size", "value._forward_cache")),
 )
@@ -59,7 +66,9 @@ def missing() -> list[str]:
         for part in parts:
             place = source.find(part, place)
             if place < 0:
-                found.append(f"{owner.__module__}.{owner.__qualname__}.{name}: {part} is not there, or comes in another order")
+                found.append(
+                    f"{owner.__module__}.{owner.__qualname__}.{name}: {part} is not there, or comes in another order"
+                )
                 break
     return found
 
@@ -67,17 +76,17 @@ def missing() -> list[str]:
 # Batches
 
 
-def leave_batches_alone(module: L.LightningModule) -> None:
+def leave_batches_alone(module: LightningModule) -> None:
     """Keep the loops from calling ``on_before_batch_transfer`` with a batch of all processes: ``to_shard`` calls it."""
     vars(module)["_on_before_batch_transfer"] = lambda batch, dataloader_idx=0: batch
 
 
-def restore_batches(module: L.LightningModule) -> None:
+def restore_batches(module: LightningModule) -> None:
     """Undo ``leave_batches_alone``."""
     vars(module).pop("_on_before_batch_transfer", None)
 
 
-def to_shard(trainer: L.Trainer, samples: Any, device: torch.device, dataloader_idx: int) -> Any:
+def to_shard(trainer: Trainer, samples: Any, device: torch.device, dataloader_idx: int) -> Any:
     """Samples of one shard after all that Lightning does to a batch before a step: conversion, and the hooks of transfers."""
     module = trainer.lightning_module
     samples = trainer.precision_plugin.convert_input(samples)
@@ -85,7 +94,7 @@ def to_shard(trainer: L.Trainer, samples: Any, device: torch.device, dataloader_
     return module._apply_batch_transfer_handler(samples, device=device, dataloader_idx=dataloader_idx)
 
 
-def note_batch_size(trainer: L.Trainer, num_samples: int | None) -> None:
+def note_batch_size(trainer: Trainer, num_samples: int | None) -> None:
     """Tell ``self.log`` in hooks of a batch its number of samples, which Lightning would look for in the batch."""
     results = trainer._results
     if results is not None:
@@ -95,14 +104,14 @@ def note_batch_size(trainer: L.Trainer, num_samples: int | None) -> None:
 # Steps
 
 
-def epoch_batch_idx(trainer: L.Trainer) -> int:
+def epoch_batch_idx(trainer: Trainer) -> int:
     """Number of the running batch in its epoch, from 0."""
     return int(trainer.fit_loop.batch_idx)
 
 
-def take_gradients(module: L.LightningModule) -> list[tuple[Tensor, Tensor | None]]:
+def take_gradients(module: LightningModule) -> list[tuple[Tensor, Tensor | None]]:
     """Take the gradients off the parameters."""
-    taken = [(parameter, parameter.grad) for parameter in module.parameters()]
+    taken: list[tuple[Tensor, Tensor | None]] = [(parameter, parameter.grad) for parameter in module.parameters()]
     for parameter, _ in taken:
         parameter.grad = None
     return taken
@@ -117,8 +126,9 @@ def put_gradients(taken: list[tuple[Tensor, Tensor | None]]) -> None:
 # The position
 
 
-def num_epochs(trainer: L.Trainer) -> int:
-    """The epochs, from 0, until ``max_epochs`` or ``max_steps`` is reached, whichever is first. Known when the training has started.
+def num_epochs(trainer: Trainer) -> int:
+    """The epochs, from 0, until ``max_epochs`` or ``max_steps`` is reached, whichever is first. Known when the
+    training has started.
 
     Raises:
         UsageError: neither is given.
@@ -128,7 +138,8 @@ def num_epochs(trainer: L.Trainer) -> int:
     if trainer.max_steps == -1:
         if most is None or most < 0:
             raise UsageError(
-                "Trainer(max_epochs=-1) without max_steps: a run that can be resumed needs an end. Give max_epochs or max_steps, and "
+                "Trainer(max_epochs=-1) without max_steps: a run that can be resumed needs an end. Give max_epochs "
+                "or max_steps, and "
                 "stop earlier by EarlyStopping or trainer.should_stop."
             )
         return int(most)
@@ -137,7 +148,7 @@ def num_epochs(trainer: L.Trainer) -> int:
     return enough if most is None or most < 0 else min(enough, int(most))
 
 
-def loop_state(trainer: L.Trainer) -> dict[str, Any]:
+def loop_state(trainer: Trainer) -> dict[str, Any]:
     """The counts of Lightning's loops, the logged values that are not averaged yet, and those of the newest averages."""
     loop, connector = trainer.fit_loop, trainer._logger_connector
     epochs = loop.epoch_loop
@@ -146,12 +157,16 @@ def loop_state(trainer: L.Trainer) -> dict[str, Any]:
         "seen": dict(epochs.val_loop._seen_batches_per_dataloader),
         "should_stop": trainer.should_stop,
         "results": [_of_result(key, metric) for key, metric in epochs._results.items()],
-        "newest": [dict(connector._callback_metrics), dict(connector._logged_metrics), dict(connector._progress_bar_metrics)],
+        "newest": [
+            dict(connector._callback_metrics),
+            dict(connector._logged_metrics),
+            dict(connector._progress_bar_metrics),
+        ],
         "hook": [connector._first_loop_iter, connector._current_fx],
     }
 
 
-def load_loop_state(trainer: L.Trainer, state: dict[str, Any]) -> None:
+def load_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
     """Restore what ``loop_state`` has returned. Call it in ``on_train_start`` of the strategy, and then ``resume``."""
     loop, connector = trainer.fit_loop, trainer._logger_connector
     epochs = loop.epoch_loop
@@ -164,18 +179,21 @@ def load_loop_state(trainer: L.Trainer, state: dict[str, Any]) -> None:
     epochs._results.clear()
     for one in state["results"]:
         epochs._results[one["key"]] = _to_result(trainer, one)
-    for kept, values in zip(
-        (connector._callback_metrics, connector._logged_metrics, connector._progress_bar_metrics), state["newest"], strict=True
-    ):
+    newest: tuple[dict[str, Any], ...] = (
+        connector._callback_metrics,
+        connector._logged_metrics,
+        connector._progress_bar_metrics,
+    )
+    for kept, values in zip(newest, state["newest"], strict=True):
         kept.clear()
         kept.update(values)
     connector._first_loop_iter, connector._current_fx = state["hook"]
 
 
-def resume(trainer: L.Trainer, *, within: bool) -> None:
+def resume(trainer: Trainer, *, within: bool) -> None:
     """Let the loops go on where the restored state was saved: within an epoch, between two batches, or between epochs."""
     loop = trainer.fit_loop
-    progress = loop.epoch_progress
+    progress: Any = loop.epoch_progress
     if not within:
         for counts in (progress.current, progress.total):
             counts.ready = counts.started = counts.processed = counts.completed
@@ -189,10 +207,10 @@ def resume(trainer: L.Trainer, *, within: bool) -> None:
     epochs.reset = reset
 
 
-def skip(trainer: L.Trainer, num_epochs: int) -> None:
+def skip(trainer: Trainer, num_epochs: int) -> None:
     """Let the loops find that all is done."""
     loop = trainer.fit_loop
-    progress = loop.epoch_progress.current
+    progress: Any = loop.epoch_progress.current
     progress.ready = progress.started = progress.processed = progress.completed = num_epochs
     if trainer.max_steps != -1:
         loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = trainer.max_steps
@@ -214,29 +232,36 @@ def _of_result(key: str, metric: Any) -> dict[str, Any]:
     }
 
 
-def _to_result(trainer: L.Trainer, one: dict[str, Any]) -> Any:
+def _to_result(trainer: Trainer, one: dict[str, Any]) -> Any:
     meta = result._Metadata(**one["meta"])
     meta.sync = result._Sync(_should=False, fn=trainer.strategy.reduce, _group=None, rank_zero_only=one["only_main"])
     metric = result._ResultMetric(meta, one["is_tensor"])
     vars(metric).update(one["values"])
     if not one["is_tensor"]:
-        metric.value = trainer.lightning_module.get_submodule(meta.metric_attribute)
+        metric.value = trainer.lightning_module.get_submodule(str(meta.metric_attribute))
     return metric.to(trainer.strategy.root_device)
 
 
 # The trainer
 
 
-def explicit_devices(trainer: L.Trainer) -> int:
+def explicit_devices(trainer: Trainer) -> int:
     """Number of devices that Lightning takes for its own. On a machine with several GPUs, ``auto`` means all."""
     return int(trainer.num_devices)
 
 
-def is_sequential(loop: Any) -> bool:
-    """Whether an evaluation loop goes through its loaders one after another."""
-    return bool(loop._combined_loader is None or loop._combined_loader._mode == "sequential")
+def device_type(trainer: Trainer) -> str:
+    """The kind of device that Lightning's accelerator is for."""
+    name = type(trainer.strategy.accelerator).__name__
+    return {"CPUAccelerator": "cpu", "CUDAAccelerator": "cuda"}.get(name, name)
 
 
-def hook_of(module: L.LightningModule, name: str) -> Callable[..., Any]:
-    """A method of the module, for calls of the strategy."""
-    return getattr(module, name)  # type: ignore[no-any-return]
+def callbacks(trainer: Trainer) -> list[Callback]:
+    """The trainer's callbacks: the list itself."""
+    found: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return found
+
+
+def data_module(trainer: Trainer) -> LightningDataModule | None:
+    """The trainer's data module."""
+    return getattr(trainer, "datamodule", None)

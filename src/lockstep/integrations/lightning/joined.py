@@ -45,7 +45,8 @@ def joined(settings: dict[str, Any]) -> Joined:
         _newest = Joined(settings)
     elif _newest.settings != settings:
         raise UsageError(
-            f"LockstepStrategy({_written(settings)}) after LockstepStrategy({_written(_newest.settings)}): a process takes part in "
+            f"LockstepStrategy({_written(settings)}) after LockstepStrategy({_written(_newest.settings)}): a process "
+            "takes part in "
             "one run. Give all trainers of the script the same arguments, or start one script per run."
         )
     return _newest

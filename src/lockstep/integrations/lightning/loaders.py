@@ -29,7 +29,8 @@ class HostBatch(GlobalBatch):
     @override
     def refuse(self, use: str) -> NoReturn:
         raise UsageError(
-            f"{use}: hooks such as on_train_batch_start and on_validation_batch_end get the batch of all processes, of which no "
+            f"{use}: hooks such as on_train_batch_start and on_validation_batch_end get the batch of all processes, "
+            "of which no "
             "process has all samples. Use the samples in training_step, validation_step, test_step or predict_step, or in "
             "on_before_batch_transfer and on_after_batch_transfer: these get one shard (in an evaluation, one batch)."
         )
@@ -106,7 +107,8 @@ class Evaluations:
         return iter(evaluation)
 
     def run(self, batch: Any) -> Iterator[tuple[int, int | None, Any]]:
-        """The batch that this process has to run now, if any: its number, its number of samples (None: unknown), its samples."""
+        """The batch that this process has to run now, if any: its number, its number of samples (None: unknown), its
+        samples."""
         for samples in batch.shards:
             yield (*batch.running, samples)
 
@@ -115,7 +117,8 @@ class Evaluations:
 
         Args:
             batch: the batch.
-            mine: what this process has noted in ``run``; None: it had no batch. (With ``at_once`` it has shared it by ``share``.)
+            mine: what this process has noted in ``run``; None: it had no batch. (With ``at_once`` it has shared it
+                by ``share``.)
         """
         if self.at_once:
             [noted] = batch.shared()

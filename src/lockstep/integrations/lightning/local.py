@@ -24,7 +24,8 @@ class Local:
     def _refuse(self, *_: object) -> NoReturn:
         raise UsageError(
             f"{self._what} was read outside of the step that set it. The step runs once per shard (in an evaluation, once per "
-            f"batch), each on one process, so the value belongs to one of them, and processes have different ones. {self._remedy}"
+            "batch), each on one process, so the value belongs to one of them, and processes have different ones. "
+            f"{self._remedy}"
         )
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -35,8 +36,12 @@ class Local:
     def __repr__(self) -> str:
         return f"<{self._what}, of one shard>"
 
-    __bool__ = __call__ = __contains__ = __float__ = __format__ = __getitem__ = __index__ = __int__ = __iter__ = __len__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = __matmul__ = _refuse
+    __bool__ = __call__ = __contains__ = __float__ = __format__ = __getitem__ = __index__ = __int__ = __iter__ = __len__ = (
+        _refuse
+    )
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = __matmul__ = (
+        _refuse
+    )
     __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
     @classmethod

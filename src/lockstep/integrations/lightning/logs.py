@@ -11,13 +11,24 @@ from torch import Tensor
 from torchmetrics import Metric
 
 Log = tuple[str, Any, dict[str, Any]]
-"""The name, the value (a number, a scalar tensor; None for a metric object, whose name is among the options) and the options."""
-_REDUCTIONS: dict[Any, str] = {torch.mean: "mean", torch.sum: "sum", torch.max: "max", torch.min: "min", max: "max", min: "min", sum: "sum"}
+"""The name, the value (a number, a scalar tensor; None for a metric object, whose name is among the options) and the
+options."""
+_REDUCTIONS: dict[Any, str] = {
+    torch.mean: "mean",
+    torch.sum: "sum",
+    torch.max: "max",
+    torch.min: "min",
+    max: "max",
+    min: "min",
+    sum: "sum",
+}
 
 
 def as_plain(value: Any, options: dict[str, Any], metric_names: dict[int, str]) -> tuple[Any, dict[str, Any]] | None:
     """A logged value and its options as they are shared; None: Lightning is to say what is wrong with them."""
-    options = {name: given for name, given in options.items() if name not in ("sync_dist", "sync_dist_group", "enable_graph")}
+    options = {
+        name: given for name, given in options.items() if name not in ("sync_dist", "sync_dist_group", "enable_graph")
+    }
     reduction = options.get("reduce_fx", "mean")
     reduction = reduction.lower() if isinstance(reduction, str) else _REDUCTIONS.get(reduction)
     if reduction not in ("mean", "avg", "sum", "max", "min"):
@@ -32,7 +43,8 @@ def as_plain(value: Any, options: dict[str, Any], metric_names: dict[int, str]) 
 
 
 def combine(shards: list[tuple[list[Log], int]]) -> list[Log]:
-    """One call of ``self.log`` for the calls of all shards of a batch, with the same name and place among the calls of its shard.
+    """One call of ``self.log`` for the calls of all shards of a batch, with the same name and place among the calls
+    of its shard.
 
     A mean is weighted by ``batch_size``, or else by the shard's number of samples. All sums run in shard order and in double
     precision, so that the result does not depend on where shards ran.

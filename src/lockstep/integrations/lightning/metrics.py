@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-import lightning as L
+from lightning.pytorch import LightningModule
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
@@ -18,7 +18,7 @@ Update = tuple[str, bool, tuple[Any, ...], dict[str, Any]]
 _SHADOWED = ("forward", "update", "compute", "reset")
 
 
-def metrics_of(module: L.LightningModule) -> dict[str, Metric | MetricCollection]:
+def metrics_of(module: LightningModule) -> dict[str, Metric | MetricCollection]:
     """The metrics and collections of a module, by name, those inside of others included."""
     return {name: part for name, part in module.named_modules() if isinstance(part, Metric | MetricCollection)}
 
@@ -33,7 +33,7 @@ class Metrics:
         UsageError: a metric is in a plain list or mapping, where neither Lightning nor lockstep finds it.
     """
 
-    def __init__(self, module: L.LightningModule) -> None:
+    def __init__(self, module: LightningModule) -> None:
         _refuse_hidden(module)
         self._metrics = metrics_of(module)
         for metric in self._metrics.values():
@@ -69,7 +69,8 @@ class Metrics:
         Args:
             shards: the updates of each shard.
             to_device: moves a tensor to where the metrics are.
-            with_values: whether metrics that were called get the value of this batch, which ``self.log(..., on_step=True)`` shows.
+            with_values: whether metrics that were called get the value of this batch, which ``self.log(...,
+                on_step=True)`` shows.
         """
         calls: dict[str, list[tuple[Any, Any]]] = {}
         for name, is_call, args, kwargs in (update for shard in shards for update in shard):
@@ -122,7 +123,8 @@ def _updated(name: str, updates: list[Update]) -> Callable[..., None]:
 def _refused(name: str, call: str, step: str) -> Callable[..., NoReturn]:
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise UsageError(
-            f"self.{name}.{call}() inside {step}: there the metric is not yet given what other processes' shards and batches have "
+            f"self.{name}.{call}() inside {step}: there the metric is not yet given what other processes' shards and "
+            "batches have "
             f"for it, so the result would depend on their number. Log the object, self.log({name!r}, self.{name}), or call "
             f"{call}() in a hook such as on_validation_epoch_end."
         )
@@ -144,12 +146,13 @@ def _never() -> bool:
     return False
 
 
-def _refuse_hidden(module: L.LightningModule) -> None:
+def _refuse_hidden(module: LightningModule) -> None:
     for name, value in vars(module).items():
         items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
         if not name.startswith("_") and any(isinstance(item, Metric | MetricCollection) for item in items):
             raise UsageError(
-                f"self.{name} holds torchmetrics objects in a plain {type(value).__name__}, where they are no parts of the module: "
+                f"self.{name} holds torchmetrics objects in a plain {type(value).__name__}, where they are no parts "
+                "of the module: "
                 "updates in a step would stay on the process that runs it. Use torch.nn.ModuleList, torch.nn.ModuleDict or "
                 "torchmetrics.MetricCollection."
             )

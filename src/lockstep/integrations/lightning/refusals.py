@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import lightning as L
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging
 from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
 from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 from lightning.pytorch.trainer.states import TrainerFn
@@ -24,7 +23,7 @@ _SETTINGS = {
     "find_unused_parameters": "It is not needed: parameters may be unused in any step.",
 }
 _STRATEGIES = ("auto", "exact", "single")
-_CALLBACKS: dict[type[L.Callback], str] = {
+_CALLBACKS: dict[type[Callback], str] = {
     StochasticWeightAveraging: "it trains an epoch without an optimizer, and replaces schedules that lockstep saves",
     WeightAveraging: "its averaged weights are in no checkpoint of lockstep, so a resumed run would lose them",
     LearningRateFinder: "it trains, and then goes back, which would be steps of the run",
@@ -44,12 +43,13 @@ def check_settings(settings: dict[str, Any]) -> None:
     strategy = settings.get("strategy", "auto")
     if strategy not in _STRATEGIES:
         raise ConfigError(
-            f"LockstepStrategy(strategy={strategy!r}): beneath Lightning, gradients are combined by {', '.join(_STRATEGIES)} only. "
+            f"LockstepStrategy(strategy={strategy!r}): beneath Lightning, gradients are combined by "
+            f"{', '.join(_STRATEGIES)} only. "
             f"{LOOP}"
         )
 
 
-def check_trainer(trainer: L.Trainer, team: Team) -> None:
+def check_trainer(trainer: Trainer, team: Team) -> None:
     """Refuse settings and callbacks of the trainer.
 
     Raises:
@@ -58,38 +58,42 @@ def check_trainer(trainer: L.Trainer, team: Team) -> None:
     """
     if trainer.num_nodes > 1 or (team.device.type == "cpu" and host.explicit_devices(trainer) > 1):
         raise UsageError(
-            f"Trainer(num_nodes={trainer.num_nodes}, devices={host.explicit_devices(trainer)}): lockstep's launcher decides how "
-            "many processes train, on which machines: `lockstep run --nproc-per-node 4 train.py`. Leave both arguments out. The "
+            f"Trainer(num_nodes={trainer.num_nodes}, devices={host.explicit_devices(trainer)}): lockstep's launcher "
+            "decides how "
+            "many processes train, on which machines: `lockstep run --nproc-per-node 4 train.py`. Leave both "
+            "arguments out. The "
             "number of shards, LockstepStrategy(shards=...), decides how a batch is split."
         )
-    accelerator = trainer.strategy.accelerator
-    expected = accelerator.get_parallel_devices(accelerator.parse_devices(1) if team.device.type == "cpu" else [0])[0].type
+    expected = host.device_type(trainer)
     if expected != team.device.type:
         raise ConfigError(
             f"Trainer(accelerator=...) chooses {expected}, and lockstep has chosen {team.device}: give LockstepStrategy("
             f"device={expected!r}), or Trainer(accelerator={team.device.type!r})."
         )
-    if trainer.reload_dataloaders_every_n_epochs:
+    if every := getattr(trainer, "reload_dataloaders_every_n_epochs", 0):
         raise UsageError(
-            f"Trainer(reload_dataloaders_every_n_epochs={trainer.reload_dataloaders_every_n_epochs}): a run has one training "
+            f"Trainer(reload_dataloaders_every_n_epochs={every}): a run has one training "
             "loader, whose position is in its checkpoints. Let the data set depend on the epoch, by a method set_epoch(epoch)."
         )
     if getattr(trainer, "_val_check_time_interval", None) is not None:
         raise UsageError(
-            "Trainer(val_check_interval=<a duration>): validation at times of the clock comes at other steps in each run. Give a "
+            "Trainer(val_check_interval=<a duration>): validation at times of the clock comes at other steps in each "
+            "run. Give a "
             "number of batches, or a fraction of an epoch."
         )
     _check_precision(trainer.precision_plugin)
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+    for callback in host.callbacks(trainer):
         for kind, reason in _CALLBACKS.items():
             if isinstance(callback, kind):
                 raise UsageError(
-                    f"the callback {type(callback).__name__} does not work with LockstepStrategy: {reason}. Leave it out. For averaged "
+                    f"the callback {type(callback).__name__} does not work with LockstepStrategy: {reason}. Leave it "
+                    "out. For averaged "
                     "weights, lockstep's own loop has team.prepare(AveragedModel(model)): docs/loop.md."
                 )
     if trainer.state.fn == TrainerFn.FITTING and trainer.ckpt_path is not None:
         raise UsageError(
-            f"trainer.fit(ckpt_path={str(trainer.ckpt_path)!r}): a run resumes by itself, when the same command is repeated, from "
+            f"trainer.fit(ckpt_path={str(trainer.ckpt_path)!r}): a run resumes by itself, when the same command is "
+            "repeated, from "
             "lockstep's checkpoints, which also hold the position in the data. To begin a new run with the weights of a file: "
             f"{type(trainer.lightning_module).__name__}.load_from_checkpoint(path) before trainer.fit."
         )
@@ -100,12 +104,13 @@ def _check_precision(plugin: Precision) -> None:
     kept = kept or (isinstance(plugin, MixedPrecision | HalfPrecision) and str(plugin.precision).startswith("bf16"))
     if not kept:
         raise ConfigError(
-            f"precision {plugin.precision!r} ({type(plugin).__name__}) does not work with LockstepStrategy. Give Trainer(precision=...) "
+            f"precision {plugin.precision!r} ({type(plugin).__name__}) does not work with LockstepStrategy. Give "
+            "Trainer(precision=...) "
             "'32-true', 'bf16-mixed', 'bf16-true' or '64-true'. For float16 with a loss scaler, see docs/precision.md."
         )
 
 
-def check_module(trainer: L.Trainer, module: L.LightningModule) -> None:
+def check_module(trainer: Trainer, module: LightningModule) -> None:
     """Refuse modules that control the backward pass and the optimizers themselves.
 
     Raises:
@@ -115,12 +120,14 @@ def check_module(trainer: L.Trainer, module: L.LightningModule) -> None:
     if not module.automatic_optimization:
         raise UsageError(
             f"{name}.automatic_optimization is False: with manual optimization, training_step itself calls backward and "
-            "optimizer.step(). But it runs once per shard here, and an optimizer steps once per global batch, after gradients of "
+            "optimizer.step(). But it runs once per shard here, and an optimizer steps once per global batch, after "
+            "gradients of "
             f"all shards are combined. {LOOP}"
         )
     if len(trainer.strategy.optimizers) != 1 or not trainer.strategy.optimizers[0].param_groups:
         raise UsageError(
-            f"{name}.configure_optimizers returns {len(trainer.strategy.optimizers)} optimizers, and LockstepStrategy trains with "
+            f"{name}.configure_optimizers returns {len(trainer.strategy.optimizers)} optimizers, and "
+            "LockstepStrategy trains with "
             f"one. {LOOP}"
         )
     if is_overridden("backward", module):
@@ -130,7 +137,8 @@ def check_module(trainer: L.Trainer, module: L.LightningModule) -> None:
         )
     if "dataloader_iter" in inspect.signature(module.training_step).parameters:
         raise UsageError(
-            f"{name}.training_step(dataloader_iter) takes batches from the loader itself. It runs once per shard here, so write "
+            f"{name}.training_step(dataloader_iter) takes batches from the loader itself. It runs once per shard "
+            "here, so write "
             "training_step(batch, batch_idx). lockstep fetches batches ahead."
         )
 
@@ -146,6 +154,8 @@ def check_length(loader: Any, limit: Any, argument: str) -> None:
     except TypeError:
         if not isinstance(limit, int):
             raise UsageError(
-                f"a loader of unknown length ({type(getattr(loader, 'dataset', loader)).__name__}): Lightning would take each batch "
-                f"before the one before it is done, to know which is the last. Give Trainer({argument}=N), the number of batches."
+                f"a loader of unknown length ({type(getattr(loader, 'dataset', loader)).__name__}): Lightning would "
+                "take each batch "
+                f"before the one before it is done, to know which is the last. Give Trainer({argument}=N), the "
+                "number of batches."
             ) from None

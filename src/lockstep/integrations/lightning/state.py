@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import lightning as L
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -19,15 +19,15 @@ _PLAIN = (Tensor, bool, int, float, str, type(None))
 
 
 class RunState:
-    """Everything that must be equal on all ranks: loops, logged values, metrics, callbacks, and what the script's module and data
-    module put into Lightning's checkpoints.
+    """Everything that must be equal on all ranks: loops, logged values, metrics, callbacks, and what the script's
+    module and data module put into Lightning's checkpoints.
 
     Args:
         trainer: the trainer.
         ignored: callbacks without state.
     """
 
-    def __init__(self, trainer: L.Trainer, ignored: Callable[[L.Callback], bool]) -> None:
+    def __init__(self, trainer: Trainer, ignored: Callable[[Callback], bool]) -> None:
         self._trainer = trainer
         self._ignored = ignored
         self.is_restored = False
@@ -42,10 +42,12 @@ class RunState:
         if self._last is not None:
             return self._last
         trainer = self._trainer
-        module, data = trainer.lightning_module, trainer.datamodule
+        module, data = trainer.lightning_module, host.data_module(trainer)
         return {
             "loops": host.loop_state(trainer),
-            "metrics": {name: _of_metric(metric) for name, metric in metrics_of(module).items() if isinstance(metric, Metric)},
+            "metrics": {
+                name: _of_metric(metric) for name, metric in metrics_of(module).items() if isinstance(metric, Metric)
+            },
             "callbacks": {
                 key: _numbers(callback.state_dict())
                 for key, callback in self._callbacks()
@@ -60,7 +62,7 @@ class RunState:
         self.is_restored = True
         state = copy.deepcopy(state)
         trainer = self._trainer
-        module, data = trainer.lightning_module, trainer.datamodule
+        module, data = trainer.lightning_module, host.data_module(trainer)
         host.load_loop_state(trainer, state["loops"])
         metrics = metrics_of(module)
         for name, kept in state["metrics"].items():
@@ -74,10 +76,10 @@ class RunState:
         """The states of callbacks as a whole, to be registered beside this."""
         return CallbackStates(self._callbacks)
 
-    def _callbacks(self) -> list[tuple[str, L.Callback]]:
+    def _callbacks(self) -> list[tuple[str, Callback]]:
         """The callbacks with a state, with a key for each."""
-        found: dict[str, L.Callback] = {}
-        for callback in self._trainer.callbacks:  # type: ignore[attr-defined]
+        found: dict[str, Callback] = {}
+        for callback in host.callbacks(self._trainer):
             key, number = callback.state_key, 1
             while key in found:
                 number += 1
@@ -89,7 +91,7 @@ class RunState:
         trainer, module = self._trainer, self._trainer.lightning_module
         return {"epoch": trainer.current_epoch, "global_step": trainer.global_step, "state_dict": module.state_dict()}
 
-    def _added_by(self, module: L.LightningModule) -> dict[str, Any]:
+    def _added_by(self, module: LightningModule) -> dict[str, Any]:
         """What ``on_save_checkpoint`` of the module adds to a checkpoint."""
         checkpoint = self._checkpoint()
         before = set(checkpoint)
@@ -98,10 +100,10 @@ class RunState:
 
 
 class CallbackStates:
-    """The states of callbacks. They hold paths and clocks, so they need not be equal on all ranks, and rank 0's count. Their numbers
-    are in ``RunState``, where they are compared."""
+    """The states of callbacks. They hold paths and clocks, so they need not be equal on all ranks, and rank 0's
+    count. Their numbers are in ``RunState``, where they are compared."""
 
-    def __init__(self, callbacks: Callable[[], list[tuple[str, L.Callback]]]) -> None:
+    def __init__(self, callbacks: Callable[[], list[tuple[str, Callback]]]) -> None:
         self._callbacks = callbacks
 
     def state_dict(self) -> dict[str, Any]:
@@ -115,7 +117,7 @@ class CallbackStates:
                 _restore(callback, copy.deepcopy(state[key]))
 
 
-def _restore(callback: L.Callback, state: dict[str, Any]) -> None:
+def _restore(callback: Callback, state: dict[str, Any]) -> None:
     if isinstance(callback, ModelCheckpoint) and state.get("dirpath"):
         callback.dirpath = state["dirpath"]  # of the first launch: loggers of this one may have numbered another directory
     callback.load_state_dict(state)

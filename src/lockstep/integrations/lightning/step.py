@@ -1,5 +1,5 @@
-"""One call of ``training_step`` or another step, for one shard or batch: what it does beside its result is noted, shared, and then
-done once on every rank."""
+"""One call of ``training_step`` or another step, for one shard or batch: what it does beside its result is noted,
+shared, and then done once on every rank."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import lightning as L
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lockstep.data.batches import map_tensors
@@ -45,7 +45,7 @@ class Steps:
         device: where it is.
     """
 
-    def __init__(self, module: L.LightningModule, device: torch.device) -> None:
+    def __init__(self, module: LightningModule, device: torch.device) -> None:
         self._module = module
         self._device = device
         self._metrics = Metrics(module)
@@ -59,7 +59,8 @@ class Steps:
         Args:
             step: its name.
             num_samples: of the shard.
-            at_once: whether other batches are evaluated at the same time, so that the step must not see what they append to lists.
+            at_once: whether other batches are evaluated at the same time, so that the step must not see what they
+                append to lists.
         """
         noted = Noted(num_samples)
         before = self._attributes.look()
@@ -106,9 +107,8 @@ class Steps:
             for path, items in one.grown:
                 self._attributes.append(tuple(path), list(map_tensors(lambda tensor: tensor.to(self._device), items)))
         for name, value, options in logs:
-            if value is None:
-                value = self._module.get_submodule(options["metric_attribute"])
-            else:
-                value = value.to(self._device)
-            self._module.log(name, value, **options)
+            logged: Any = (
+                self._module.get_submodule(options["metric_attribute"]) if value is None else value.to(self._device)
+            )
+            self._module.log(name, logged, **options)
         return [(one.num_samples, one.result) for one in noted]

@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import lightning as L
 import torch
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -28,6 +28,8 @@ from lockstep.integrations.lightning.local import Local
 from lockstep.integrations.lightning.refusals import check_length, check_module, check_settings, check_trainer
 from lockstep.integrations.lightning.step import Steps
 
+_rank_zero: Any = rank_zero_only
+_OWN = ("lightning.", "lockstep.")
 _RETURN_LOSS = "Return the loss only, and log other values with self.log, or append them to a list that is an attribute."
 
 
@@ -40,9 +42,9 @@ class LockstepStrategy(SingleDeviceStrategy):
         trainer.fit(model, loader)
 
     Create it at the top of the script, in every process: it calls ``lockstep.join``. The loader's batches are global batches.
-    ``training_step`` runs once for each of their shards, with the shard's samples. To Lightning all processes are one, of world size
-    1, so that all other code of the module and of callbacks runs once per step, with the same values, on every process. Inside
-    ``training_step``, ``global_rank`` is the number of the shard.
+    ``training_step`` runs once for each of their shards, with the shard's samples. To Lightning all processes are
+    one, of world size 1, so that all other code of the module and of callbacks runs once per step, with the same
+    values, on every process. Inside ``training_step``, ``global_rank`` is the number of the shard.
 
     Args:
         shards: parts of each global batch; the result depends on this number, and not on that of processes.
@@ -66,13 +68,13 @@ class LockstepStrategy(SingleDeviceStrategy):
         self._evaluations = Evaluations(self.team)
         self._epochs = Epochs(self._joined, self._evaluations)
         self._gradients: list[tuple[Tensor, Tensor | None]] | None = None
-        rank_zero_only.rank = self.team.rank
+        _rank_zero.rank = self.team.rank
         # The process group is lockstep's, and all values are those of all processes.
         warnings.filterwarnings("ignore", message=r"It is recommended to use `self\.log\(")
 
     def close(self) -> None:
-        """Leave the run, and show the launcher's variables again. Called automatically when the script ends. Every rank must call
-        it."""
+        """Leave the run, and show the launcher's variables again. Called automatically when the script ends. Every
+        rank must call it."""
         self._joined.close()
 
     # One logical process
@@ -117,7 +119,8 @@ class LockstepStrategy(SingleDeviceStrategy):
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         if self._in_step is not None:
             raise UsageError(
-                "self.all_gather inside a step: a step has the samples of one shard, and does not see those of others. A loss over "
+                "self.all_gather inside a step: a step has the samples of one shard, and does not see those of "
+                "others. A loss over "
                 "the whole batch needs lockstep's own loop, with team.all_gather_rows: docs/how-to/contrastive.md."
             )
         return tensor
@@ -125,7 +128,7 @@ class LockstepStrategy(SingleDeviceStrategy):
     # Setup
 
     @override
-    def setup(self, trainer: L.Trainer) -> None:
+    def setup(self, trainer: Trainer) -> None:
         check_trainer(trainer, self.team)
         self.trainer = trainer
         module = self.lightning_module
@@ -133,7 +136,9 @@ class LockstepStrategy(SingleDeviceStrategy):
         super().setup(trainer)
         if trainer.state.fn != TrainerFn.FITTING:
             for tensor in [*module.parameters(), *module.buffers()]:
-                self.team.broadcast(tensor.data)  # a module that was not trained here may be initialized differently on each rank
+                self.team.broadcast(
+                    tensor.data
+                )  # a module that was not trained here may be initialized differently on each rank
         self._evaluations.model = self.model
         hooks = [f"on_{stage}_batch_{end}" for stage in ("validation", "test", "predict") for end in ("start", "end")]
         self._evaluations.at_once = not any(map(self._has_hook, hooks))
@@ -142,7 +147,7 @@ class LockstepStrategy(SingleDeviceStrategy):
         self._epochs.attach(trainer)
 
     @override
-    def setup_optimizers(self, trainer: L.Trainer) -> None:
+    def setup_optimizers(self, trainer: Trainer) -> None:
         super().setup_optimizers(trainer)
         module = self.lightning_module
         assert module is not None
@@ -164,8 +169,10 @@ class LockstepStrategy(SingleDeviceStrategy):
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         if not isinstance(batch, HostBatch):
             raise UsageError(
-                f"Lightning combines batches of several loaders into a {type(batch).__name__}: LockstepStrategy trains on one loader, "
-                "and evaluates several one after another (a list of loaders). To train on several, zip data sets into one, or write "
+                f"Lightning combines batches of several loaders into a {type(batch).__name__}: LockstepStrategy "
+                "trains on one loader, "
+                "and evaluates several one after another (a list of loaders). To train on several, zip data sets "
+                "into one, or write "
                 "lockstep's own loop: docs/how-to/several-loaders.md."
             )
         return batch  # its samples are moved when a step gets them
@@ -196,8 +203,8 @@ class LockstepStrategy(SingleDeviceStrategy):
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's step, with its backward pass, for each shard of this process. The gradient of the whole batch is put in
-        place by ``backward``, since Lightning zeroes gradients before that."""
+        """Run the module's step, with its backward pass, for each shard of this process. The gradient of the whole
+        batch is put in place by ``backward``, since Lightning zeroes gradients before that."""
         batch, *others = args
         inner, module, parts = batch.inner, self.lightning_module, self.trainer.accumulate_grad_batches
         assert module is not None
@@ -230,7 +237,9 @@ class LockstepStrategy(SingleDeviceStrategy):
         total = math.fsum(num_samples * float(loss) for num_samples, loss, _ in results)
         loss = torch.tensor(total / sum(num_samples for num_samples, _, _ in results), dtype=results[0][1].dtype)
         self.team.log(loss=float(loss))
-        extra = {name: Local(f"outputs[{name!r}] of training_step", _RETURN_LOSS) for _, _, names in results for name in names}
+        extra = {
+            name: Local(f"outputs[{name!r}] of training_step", _RETURN_LOSS) for _, _, names in results for name in names
+        }
         return {"loss": loss.to(self.root_device), **extra}
 
     @override
@@ -280,9 +289,9 @@ class LockstepStrategy(SingleDeviceStrategy):
 
     def _has_hook(self, name: str) -> bool:
         """Whether a hook of the script reads outputs. Lightning's own callbacks do not."""
-        callbacks = [each for each in self.trainer.callbacks if not type(each).__module__.startswith(("lightning.", "lockstep."))]  # type: ignore[attr-defined]
+        callbacks = [each for each in host.callbacks(self.trainer) if not type(each).__module__.startswith(_OWN)]
         assert self.lightning_module is not None
-        return is_overridden(name, self.lightning_module) or any(is_overridden(name, each, L.Callback) for each in callbacks)
+        return is_overridden(name, self.lightning_module) or any(is_overridden(name, each, Callback) for each in callbacks)
 
     def _run(self, name: str, *args: Any) -> Any:
         module = self.lightning_module
@@ -293,16 +302,16 @@ class LockstepStrategy(SingleDeviceStrategy):
 
     @contextlib.contextmanager
     def _as_rank(self, number: int) -> Iterator[None]:
-        """What runs inside takes itself for a process of this rank, as if each shard had one. So whatever it does on rank 0 only,
-        it does for shard 0, on any number of processes."""
-        before = rank_zero_only.rank
+        """What runs inside takes itself for a process of this rank, as if each shard had one. So whatever it does on
+        rank 0 only, it does for shard 0, on any number of processes."""
+        before = _rank_zero.rank
         self._in_step = number
         if self._steps is not None and number:
-            rank_zero_only.rank = number
+            _rank_zero.rank = number
         try:
             yield
         finally:
-            self._in_step, rank_zero_only.rank = None, before
+            self._in_step, _rank_zero.rank = None, before
 
 
 def _loader_index(others: tuple[Any, ...]) -> int:
