@@ -30,7 +30,7 @@ NO_TRAINING = (
 TRAINING = [script for script in SCRIPTS if script[1] not in NO_TRAINING]
 STREAMS = ("hugging-face-streams", "webdataset")
 MIGRATIONS = {page for page, name, _ in SCRIPTS if name == "before.py"}
-NEEDED = ("accelerate", "datasets", "transformers", "webdataset")
+NEEDED = ("accelerate", "datasets", "lightning", "transformers", "webdataset")
 
 pytestmark = pytest.mark.timeout(120)
 

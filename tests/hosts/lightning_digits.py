@@ -23,6 +23,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from lockstep.integrations.lightning import LockstepStrategy
 
 KILL = int(os.environ.get("KILL", "0"))
+SETTINGS = {"shards": 6} | ({"run_dir": sys.argv[1], "checkpoint_every": 2} if sys.argv[1:] else {})
 
 
 class Digits(L.LightningDataModule):
@@ -116,7 +117,7 @@ def main():
     L.seed_everything(7)
     model, data = Classifier(lr=0.005), Digits(batch_size=36)
     trainer = L.Trainer(
-        strategy=LockstepStrategy(shards=6, run_dir=sys.argv[1] if sys.argv[1:] else None, checkpoint_every=2),
+        strategy=LockstepStrategy(**SETTINGS),
         accelerator="cpu",
         max_epochs=3,
         accumulate_grad_batches=2,

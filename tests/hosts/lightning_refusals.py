@@ -75,7 +75,7 @@ def no_optimizer(strategy):
     fit(strategy, model)
 
 
-@refused()
+@refused(RuntimeError)  # Lightning's, with a note
 def several_optimizers(strategy):
     class Two(Net):
         def configure_optimizers(self):

@@ -10,7 +10,7 @@ from lightning_calls import missing, run_refusal, run_row
 pytestmark = [pytest.mark.long, pytest.mark.timeout(100)]
 HERE = Path(__file__).parent
 ROWS = re.findall(r"^@row\ndef (\w+)", (HERE / "lightning_rows.py").read_text(), re.MULTILINE)
-REFUSED = re.findall(r"^@refused\(.*\)\ndef (\w+)", (HERE / "lightning_refusals.py").read_text(), re.MULTILINE)
+REFUSED = re.findall(r"^@refused\(.*\n+def (\w+)", (HERE / "lightning_refusals.py").read_text(), re.MULTILINE)
 ON_THREE = ("every_kind_of_log", "batches_by_their_number")
 
 

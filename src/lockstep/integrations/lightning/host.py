@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loops import fit_loop, training_epoch_loop
 from lightning.pytorch.loops.optimization import automatic
 from lightning.pytorch.strategies import strategy as strategies
@@ -53,6 +54,7 @@ _RELIED_ON: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (result._ResultMetric, "update", ("self.value", "self.cumulated_batch_size", "value._forward_cache")),
 )
 """Functions, and what stands in them, in this order."""
+_KEPT_OF_CHECKPOINT = ("current_score", "_last_global_step_saved", "_last_checkpoint_saved")
 _KEPT_OF_RESULT = ("value", "cumulated_batch_size", "has_reset", "_forward_cache", "_update_count")
 
 
@@ -254,6 +256,27 @@ def device_type(trainer: Trainer) -> str:
     """The kind of device that Lightning's accelerator is for."""
     name = type(trainer.strategy.accelerator).__name__
     return {"CPUAccelerator": "cpu", "CUDAAccelerator": "cuda"}.get(name, name)
+
+
+def callback_state(callback: Callback) -> dict[str, Any]:
+    """The state of a callback. That of ModelCheckpoint is what it restores itself, and what it leaves to be set at
+    its next file."""
+    state = copy.deepcopy(callback.state_dict())
+    if isinstance(callback, ModelCheckpoint):
+        kept = vars(callback)
+        state["lockstep"] = {name: copy.deepcopy(kept[name]) for name in _KEPT_OF_CHECKPOINT if name in kept}
+    return state
+
+
+def load_callback_state(callback: Callback, state: dict[str, Any]) -> None:
+    """Restore what ``callback_state`` has returned."""
+    state = copy.deepcopy(state)
+    own = state.pop("lockstep", {})
+    if isinstance(callback, ModelCheckpoint) and state.get("dirpath"):
+        callback.dirpath = state["dirpath"]  # of the first launch: loggers of this one may have numbered another directory
+    if state:
+        callback.load_state_dict(state)
+    vars(callback).update(own)
 
 
 def callbacks(trainer: Trainer) -> list[Callback]:

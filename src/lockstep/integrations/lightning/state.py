@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
@@ -49,7 +49,7 @@ class RunState:
                 name: _of_metric(metric) for name, metric in metrics_of(module).items() if isinstance(metric, Metric)
             },
             "callbacks": {
-                key: _numbers(callback.state_dict())
+                key: _numbers(host.callback_state(callback))
                 for key, callback in self._callbacks()
                 if not isinstance(callback, Timer)
             },
@@ -108,19 +108,13 @@ class CallbackStates:
 
     def state_dict(self) -> dict[str, Any]:
         """The state of each callback, by its key."""
-        return {key: copy.deepcopy(callback.state_dict()) for key, callback in self._callbacks()}
+        return {key: host.callback_state(callback) for key, callback in self._callbacks()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the states."""
         for key, callback in self._callbacks():
             if state.get(key):
-                _restore(callback, copy.deepcopy(state[key]))
-
-
-def _restore(callback: Callback, state: dict[str, Any]) -> None:
-    if isinstance(callback, ModelCheckpoint) and state.get("dirpath"):
-        callback.dirpath = state["dirpath"]  # of the first launch: loggers of this one may have numbered another directory
-    callback.load_state_dict(state)
+                host.load_callback_state(callback, state[key])
 
 
 def _numbers(value: Any) -> Any:

@@ -25,7 +25,7 @@ from lockstep.integrations.lightning.epochs import Epochs
 from lockstep.integrations.lightning.joined import joined
 from lockstep.integrations.lightning.loaders import EvaluationLoader, Evaluations, HostBatch, TrainLoader
 from lockstep.integrations.lightning.local import Local
-from lockstep.integrations.lightning.refusals import check_length, check_module, check_settings, check_trainer
+from lockstep.integrations.lightning.refusals import LOOP, check_length, check_module, check_settings, check_trainer
 from lockstep.integrations.lightning.step import Steps
 
 _rank_zero: Any = rank_zero_only
@@ -148,7 +148,11 @@ class LockstepStrategy(SingleDeviceStrategy):
 
     @override
     def setup_optimizers(self, trainer: Trainer) -> None:
-        super().setup_optimizers(trainer)
+        try:
+            super().setup_optimizers(trainer)
+        except RuntimeError as error:
+            error.add_note(f"LockstepStrategy trains with one optimizer, which is not that of manual optimization. {LOOP}")
+            raise
         module = self.lightning_module
         assert module is not None
         check_module(trainer, module)

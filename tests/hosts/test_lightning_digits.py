@@ -1,0 +1,61 @@
+"""A whole script with Lightning's Trainer: one result, all metrics included, on any number of processes, through kills."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
+SCRIPT = Path(__file__).parent / "lightning_digits.py"
+
+
+def ended(done):
+    """The steps and the digest of weights and metrics."""
+    assert done.returncode == 0, done.stderr
+    [found] = re.findall(r"^ended .*", done.stdout, flags=re.MULTILINE)
+    return found
+
+
+@pytest.fixture
+def train(run_here):
+    """``train(processes, run_dir, kill=0)``: what it has come to; killed after that step, nothing."""
+
+    def run(processes, run_dir, kill=0):
+        done = run_here(SCRIPT, "--nproc-per-node", str(processes), args=[run_dir], env={"KILL": str(kill)})
+        if not kill:
+            return ended(done)
+        assert done.returncode != 0
+        assert "ended" not in done.stdout
+        return None
+
+    return run
+
+
+def test_a_script_killed_twice_within_epochs_ends_as_an_undisturbed_one(train):
+    train(2, "run", kill=10)
+    train(3, "run", kill=17)
+    assert train(1, "run") == train(2, "whole")
+
+
+def command(directory, *words, timeout):
+    """The output of a Python module, run as a command."""
+    words = [sys.executable, "-m", *map(str, words)]
+    done = subprocess.run(words, cwd=directory, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.longest
+def test_a_script_does_not_depend_on_the_number_of_processes_or_the_launcher(train, tmp_path):
+    whole = train(1, "1")
+    assert train(3, "3") == whole
+    assert train(3, "3") == whole  # a finished run, reached again
+    assert whole in command(tmp_path, "torch.distributed.run", "--nproc-per-node", 2, SCRIPT, "2", timeout=100)
+
+
+@pytest.mark.longest
+@pytest.mark.timeout(600)
+def test_verify_finds_no_difference_in_a_script_with_lightning(tmp_path):
+    command(tmp_path, "lockstep.cli.main", "verify", SCRIPT, timeout=500)
