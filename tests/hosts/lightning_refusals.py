@@ -115,8 +115,7 @@ def a_checkpoint_to_go_on_from(strategy):
 
 @refused()
 def several_devices(strategy):
-    fit_on = L.Trainer(strategy=strategy, accelerator="cpu", devices=2, logger=False)
-    fit_on.fit(Net(), *loaders())
+    fit(strategy, devices=2)
 
 
 @refused()

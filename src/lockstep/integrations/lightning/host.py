@@ -248,8 +248,14 @@ def _to_result(trainer: Trainer, one: dict[str, Any]) -> Any:
 
 
 def explicit_devices(trainer: Trainer) -> int:
-    """Number of devices that Lightning takes for its own. On a machine with several GPUs, ``auto`` means all."""
-    return int(trainer.num_devices)
+    """The number of devices that ``Trainer(devices=...)`` asks for. On a machine with several GPUs, ``auto`` means all."""
+    flag = trainer._accelerator_connector._devices_flag
+    return len(flag) if isinstance(flag, list) else int(flag)
+
+
+def explicit_nodes(trainer: Trainer) -> int:
+    """The number that ``Trainer(num_nodes=...)`` asks for."""
+    return int(trainer._accelerator_connector._num_nodes_flag)
 
 
 def device_type(trainer: Trainer) -> str:

@@ -35,6 +35,9 @@ class HostBatch(GlobalBatch):
             "on_before_batch_transfer and on_after_batch_transfer: these get one shard (in an evaluation, one batch)."
         )
 
+    def __getitem__(self, key: Any) -> NoReturn:
+        self.refuse(f"batch[{key!r}]")
+
     def __repr__(self) -> str:
         return f"HostBatch({self.inner!r})"
 

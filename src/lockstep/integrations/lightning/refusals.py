@@ -56,9 +56,10 @@ def check_trainer(trainer: Trainer, team: Team) -> None:
         UsageError: one is given that has no meaning here.
         ConfigError: Lightning and lockstep are to use different devices, or the precision is not supported.
     """
-    if trainer.num_nodes > 1 or (team.device.type == "cpu" and host.explicit_devices(trainer) > 1):
+    num_nodes = host.explicit_nodes(trainer)
+    if num_nodes > 1 or (team.device.type == "cpu" and host.explicit_devices(trainer) > 1):
         raise UsageError(
-            f"Trainer(num_nodes={trainer.num_nodes}, devices={host.explicit_devices(trainer)}): lockstep's launcher "
+            f"Trainer(num_nodes={num_nodes}, devices={host.explicit_devices(trainer)}): lockstep's launcher "
             "decides how "
             "many processes train, on which machines: `lockstep run --nproc-per-node 4 train.py`. Leave both "
             "arguments out. The "
