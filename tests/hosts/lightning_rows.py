@@ -291,11 +291,21 @@ def callbacks(strategy):
         "logger": CSVLogger("logs", flush_logs_every_n_steps=1),
         "max_epochs": 9,
     }
-    result = fitted(strategy, **settings)
+    model, one = Net(), trainer(strategy, **settings)
+    one.fit(model, *loaders())
+    result = outcome(model, one)
+    tested = one.test(model, loaders()[1], ckpt_path="best", verbose=False)
     strategy.barrier()
     logs = Path("logs/lightning_logs/version_0/metrics.csv").read_text()
     saved = torch.load(best.best_model_path, weights_only=True)["state_dict"]
-    return *result, recorder.calls, logs, float(best.best_model_score).hex(), float(saved["net.0.weight"].sum()).hex()
+    return (
+        *result,
+        tested,
+        recorder.calls,
+        logs,
+        float(best.best_model_score).hex(),
+        float(saved["net.0.weight"].sum()).hex(),
+    )
 
 
 @row
@@ -347,6 +357,17 @@ def several_validation_loaders(strategy):
     model, (train, val) = Net(), loaders()
     one.fit(model, train, [val, DataLoader(data(12, 2), 5)])
     return outcome(model, one)
+
+
+@row
+def stopped_by_a_shard(strategy):
+    class Stops(Net):
+        def training_step(self, batch, batch_idx):
+            if self.global_step == 9 and self.global_rank == 3:
+                self.trainer.should_stop = True
+            return super().training_step(batch, batch_idx)
+
+    return fitted(strategy, Stops(), max_epochs=5)
 
 
 class Scheduled(Net):

@@ -55,6 +55,12 @@ class TrainLoader:
     def __init__(self, prepared: PreparedLoader) -> None:
         self.prepared = prepared
 
+    @property
+    def dataset(self) -> Any:
+        """The script's data set."""
+        wrapped: Any = self.prepared.wrapped
+        return wrapped.dataset
+
     def __len__(self) -> int:
         return len(self.prepared)
 
@@ -77,6 +83,11 @@ class EvaluationLoader:
         self.batch_sampler = getattr(loader, "batch_sampler", None)
         """The indices of predictions are read from it."""
         self._evaluations = evaluations
+
+    @property
+    def dataset(self) -> Any:
+        """The script's data set."""
+        return self.loader.dataset
 
     def __len__(self) -> int:
         return len(self.loader)

@@ -6,7 +6,13 @@ import inspect
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
 from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 from lightning.pytorch.trainer.states import TrainerFn
@@ -26,6 +32,8 @@ _STRATEGIES = ("auto", "exact", "single")
 _CALLBACKS: dict[type[Callback], str] = {
     StochasticWeightAveraging: "it trains an epoch without an optimizer, and replaces schedules that lockstep saves",
     WeightAveraging: "its averaged weights are in no checkpoint of lockstep, so a resumed run would lose them",
+    BaseFinetuning: "it gives the optimizer more parameters during the training, which a resumed run would not have",
+    ModelPruning: "it replaces parameters by others, which lockstep has not prepared",
     LearningRateFinder: "it trains, and then goes back, which would be steps of the run",
     BatchSizeFinder: "it trains, and then goes back, which would be steps of the run",
 }

@@ -32,10 +32,12 @@ class RunState:
         self._ignored = ignored
         self.is_restored = False
         self._last: dict[str, Any] | None = None
+        self._callback_states = CallbackStates(self._callbacks)
 
     def freeze(self) -> None:
         """The fit is over: what the trainer validates or tests from here on is no part of it."""
         self._last = copy.deepcopy(self.state_dict())
+        self._callback_states.freeze()
 
     def state_dict(self) -> dict[str, Any]:
         """The state, as a tree of tensors and plain values."""
@@ -74,7 +76,7 @@ class RunState:
 
     def callbacks(self) -> CallbackStates:
         """The states of callbacks as a whole, to be registered beside this."""
-        return CallbackStates(self._callbacks)
+        return self._callback_states
 
     def _callbacks(self) -> list[tuple[str, Callback]]:
         """The callbacks with a state, with a key for each."""
@@ -105,9 +107,16 @@ class CallbackStates:
 
     def __init__(self, callbacks: Callable[[], list[tuple[str, Callback]]]) -> None:
         self._callbacks = callbacks
+        self._last: dict[str, Any] | None = None
+
+    def freeze(self) -> None:
+        """The fit is over: a checkpoint that is loaded to test, say, is no part of it."""
+        self._last = self.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
         """The state of each callback, by its key."""
+        if self._last is not None:
+            return self._last
         return {key: host.callback_state(callback) for key, callback in self._callbacks()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -28,13 +28,15 @@ class Noted:
     updates: list[Update] = field(default_factory=list)
     grown: list[Growth] = field(default_factory=list)
     assigned: list[str] = field(default_factory=list)
+    stops: bool = False
+    """Whether it has set ``trainer.should_stop``."""
     result: Any = None
     """What else is shared of it: a loss, a prediction."""
 
     def shared(self) -> tuple[Any, ...]:
         """As a tree of tensors and plain values."""
         grown = map_tensors(Tensor.detach, self.grown)
-        return self.num_samples, self.logs, self.updates, grown, self.assigned, self.result
+        return self.num_samples, self.logs, self.updates, grown, self.assigned, self.stops, self.result
 
 
 class Steps:
@@ -66,11 +68,14 @@ class Steps:
         before = self._attributes.look()
         self._metrics.shadow(noted.updates, step)
         vars(self._module)["log"] = self._noting_log(noted.logs)
+        trainer = self._module.trainer
+        stopped, trainer.should_stop = trainer.should_stop, False
         lists = self._attributes.lists() if at_once else []
         try:
             with append_only([(holder, path[-1], name) for path, holder, name in lists], step) as taken:
                 yield noted
         finally:
+            noted.stops, trainer.should_stop = trainer.should_stop, stopped
             del vars(self._module)["log"]
             self._metrics.restore()
         noted.grown, noted.assigned = self._attributes.changes(before, step)
@@ -102,6 +107,8 @@ class Steps:
         logs = combine([(one.logs, one.num_samples) for one in noted])
         with_values = any(options.get("on_step") is not False for _, value, options in logs if value is None)
         self._metrics.replay([one.updates for one in noted], lambda tensor: tensor.to(self._device), with_values=with_values)
+        if any(one.stops for one in noted):
+            self._module.trainer.should_stop = True
         for one in noted:
             self._attributes.hide(one.assigned, step)
             for path, items in one.grown:
