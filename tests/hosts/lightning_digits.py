@@ -1,6 +1,7 @@
 """A tutorial's script: a data module and a classifier of handwritten digits, with callbacks, metrics and a logger.
 
-KILL=STEP,STEP: SIGKILL on all processes after that step, once a checkpoint is there. The last line has what it has come to.
+KILL=STEP: SIGKILL on all processes after that step, once a checkpoint is there; STOP=STEP: SIGTERM. The last line has what it
+has come to.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lockstep.integrations.lightning import LockstepStrategy
 
-KILL = int(os.environ.get("KILL", "0"))
+KILL, STOP = (int(os.environ.get(name, "0")) for name in ("KILL", "STOP"))
 SETTINGS = {"shards": 6} | ({"run_dir": sys.argv[1], "checkpoint_every": 2} if sys.argv[1:] else {})
 
 
@@ -105,6 +106,8 @@ class Classifier(L.LightningModule):
 
 class Kill(L.Callback):
     def on_train_batch_end(self, trainer, *_):
+        if STOP and trainer.strategy.team.step == STOP:
+            os.kill(os.getpid(), signal.SIGTERM)
         if KILL and trainer.strategy.team.step == KILL:
             deadline = time.monotonic() + 60
             while not Path("run/checkpoints/newest").exists() and time.monotonic() < deadline:

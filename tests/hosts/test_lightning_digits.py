@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
+SAVED = 75  # the status of a run that was stopped and is saved
 SCRIPT = Path(__file__).parent / "lightning_digits.py"
 
 
@@ -20,22 +21,20 @@ def ended(done):
 
 @pytest.fixture
 def train(run_here):
-    """``train(processes, run_dir, kill=0)``: what it has come to; killed after that step, nothing."""
+    """``train(processes, run_dir)``: what it has come to; with ``KILL=STEP`` or ``STOP=STEP``, the status."""
 
-    def run(processes, run_dir, kill=0):
-        done = run_here(SCRIPT, "--nproc-per-node", str(processes), args=[run_dir], env={"KILL": str(kill)})
-        if not kill:
-            return ended(done)
-        assert done.returncode != 0
-        assert "ended" not in done.stdout
-        return None
+    def run(processes, run_dir, **signals):
+        env = {name: str(step) for name, step in signals.items()}
+        done = run_here(SCRIPT, "--nproc-per-node", str(processes), args=[run_dir], env=env)
+        return done.returncode if signals else ended(done)
 
     return run
 
 
-def test_a_script_killed_twice_within_epochs_ends_as_an_undisturbed_one(train):
-    train(2, "run", kill=10)
-    train(3, "run", kill=29)  # in the last epoch, of which averages remain
+def test_a_script_killed_and_stopped_within_epochs_ends_as_an_undisturbed_one(train):
+    assert train(2, "run", KILL=10) not in (0, SAVED)
+    assert train(3, "run", STOP=17) == SAVED
+    assert train(2, "run", KILL=29) not in (0, SAVED)  # in the last epoch, of which averages remain
     assert train(1, "run") == train(2, "whole")
 
 

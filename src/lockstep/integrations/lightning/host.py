@@ -8,6 +8,7 @@ The order that training relies on, in ``lightning.pytorch``:
   asks whether it is ``done``.
 - The epoch loop asks for a batch when validation, schedules and callbacks of the batch before are done; there a
   checkpoint of the run may be saved.
+- Handlers of signals are registered by a method of the signal connector, after ``strategy.setup``.
 - ``fit_loop.on_advance_start`` leaves out the hooks of an epoch's begin in the stage ``restarted_mid_epoch``;
   ``epoch_loop.reset`` puts the counts of the epoch to zero.
 
@@ -26,6 +27,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loops import fit_loop, training_epoch_loop
 from lightning.pytorch.loops.optimization import automatic
 from lightning.pytorch.strategies import strategy as strategies
+from lightning.pytorch.trainer import trainer as trainers
 from lightning.pytorch.trainer.connectors.logger_connector import result
 from torch import Tensor
 
@@ -49,6 +51,11 @@ _RELIED_ON: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
         training_epoch_loop._TrainingEpochLoop,
         "advance",
         ("next(data_fetcher)", "_on_before_batch_transfer", '"batch_to_device"'),
+    ),
+    (
+        trainers.Trainer,
+        "_run",
+        ("self.strategy.setup(self)", "self._signal_connector.register_signal_handlers()", "_run_stage"),
     ),
     (strategies.Strategy, "setup", ("convert_module", "model_to_device", "setup_optimizers", "setup_precision_plugin")),
     (result._ResultMetric, "update", ("self.value", "self.cumulated_batch_size", "value._forward_cache")),
@@ -101,6 +108,11 @@ def note_batch_size(trainer: Trainer, num_samples: int | None) -> None:
     results = trainer._results
     if results is not None:
         results.batch_size = num_samples
+
+
+def leave_signals_alone(trainer: Trainer) -> None:
+    """Keep Lightning from acting on signals: by its own handlers a run would end without being saved."""
+    vars(trainer._signal_connector)["register_signal_handlers"] = lambda: None
 
 
 # Steps

@@ -144,6 +144,7 @@ class LockstepStrategy(SingleDeviceStrategy):
         self._evaluations.at_once = not any(map(self._has_hook, hooks))
         self._steps = Steps(module, self.root_device)
         host.leave_batches_alone(module)
+        host.leave_signals_alone(trainer)
         self._epochs.attach(trainer)
 
     @override
