@@ -17,3 +17,20 @@ def missing():
     from lockstep.integrations.lightning import host
 
     return host.missing()
+
+
+def missing_where_gradients_are_zeroed_first():
+    from lightning.pytorch.loops.optimization.automatic import Closure
+
+    from lockstep.integrations.lightning import host
+
+    def closure(self):
+        self._zero_grad_fn()
+        output = self._step_fn()
+        self._backward_fn(output)
+
+    own, Closure.closure = Closure.closure, closure
+    try:
+        return host.missing()
+    finally:
+        Closure.closure = own

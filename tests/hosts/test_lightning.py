@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from lightning_calls import missing, run_refusal, run_row
+from lightning_calls import missing, missing_where_gradients_are_zeroed_first, run_refusal, run_row
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(100)]
 HERE = Path(__file__).parent
@@ -17,6 +17,11 @@ ON_THREE = ("every_kind_of_log", "batches_by_their_number")
 def test_this_version_of_lightning_has_the_order_of_calls_that_is_relied_on(standing_crew):
     [found] = standing_crew(1, missing)
     assert found == [], "Lightning has changed where lockstep.integrations.lightning.host relies on it"
+
+
+def test_another_order_of_calls_is_noticed(standing_crew):
+    [found] = standing_crew(1, missing_where_gradients_are_zeroed_first)
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("row", ROWS)
