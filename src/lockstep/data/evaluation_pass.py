@@ -226,8 +226,10 @@ class EvaluationPass:
 
     def running(self) -> tuple[int, int | None]:
         """Number and samples of the batch that this process runs."""
-        if not self._guard.evaluated or self._place is None:
+        if not self._guard.evaluated:
             raise UsageError(f"batch.running outside of the loop over shards: {LINES}")
+        if self._place is None:  # another rank's samples, in a round with fewer batches than ranks: they do not count
+            return self._guard.evaluated[-1].number, None
         return self._place[0], self._round.num_samples
 
     def share(self, batch: EvaluationBatch, value: Any) -> None:
@@ -333,8 +335,13 @@ class EvaluationBatch(GlobalBatch):
 
     @property
     def running(self) -> tuple[int, int | None]:
-        """Inside ``batch.shards``: number of the batch whose samples these are, and how many (None: unknown). With ``share=True``
-        batches of a round run at once, in the loop over the shards of the first, so it is not always this one."""
+        """Inside ``batch.shards``: number of the batch whose samples these are, and how many (None: unknown).
+
+        With ``share=True`` batches of a round run at once, in the loop over the shards of the first: it is not always this one.
+
+        Raises:
+            UsageError: outside of ``batch.shards``.
+        """
         return self._pass.running()
 
     def share(self, value: Any) -> None:
