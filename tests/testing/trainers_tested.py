@@ -3,8 +3,9 @@
 
 def fit_by_transformers(out, by_rank=False):
     import torch
-    from lockstep.integrations.transformers import Trainer, TrainingArguments
     from transformers import GPT2Config, GPT2LMHeadModel
+
+    from lockstep.integrations.transformers import Trainer, TrainingArguments
 
     class Faulty(Trainer):
         def compute_loss(self, *args, **kwargs):
@@ -35,8 +36,9 @@ def fit_by_transformers(out, by_rank=False):
 def fit_by_lightning(out):
     import lightning
     import torch
-    from lockstep.integrations.lightning import LockstepStrategy
     from torch.utils.data import DataLoader, TensorDataset
+
+    from lockstep.integrations.lightning import LockstepStrategy
 
     class Module(lightning.LightningModule):
         def __init__(self):

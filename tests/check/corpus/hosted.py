@@ -1,13 +1,13 @@
 """Libraries that drive training on lockstep call some of a script's methods once per shard."""
 
 import lightning as L
-from lockstep.integrations.lightning import LockstepStrategy
-from lockstep.integrations.transformers import Trainer, TrainingArguments
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 from lockstep.integrations.accelerate import Accelerator
+from lockstep.integrations.lightning import LockstepStrategy
+from lockstep.integrations.transformers import Trainer, TrainingArguments
 
 
 def by_trainer(data):
