@@ -268,7 +268,12 @@ class HostTrainer(transformers.Trainer):
     @override
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         if state_dict is None and self.team.config.strategy == "fsdp":  # a collective
-            state_dict = {name: full_tensor(value).cpu() for name, value in self.model.state_dict().items()}
+            whole: dict[Any, Any] = {}  # by parameter: names that share one must share a tensor, which is then written once
+            of = dict(self.model.named_parameters(remove_duplicate=False))
+            state_dict = {}
+            for name, value in self.model.state_dict().items():
+                key = of.get(name, name)
+                state_dict[name] = whole[key] if key in whole else whole.setdefault(key, full_tensor(value).cpu())
         super()._save(output_dir, state_dict)
 
 
