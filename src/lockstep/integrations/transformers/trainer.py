@@ -41,7 +41,10 @@ class Trainer(HostTrainer):
                 "Trainer, TrainingArguments`."
             )
         check_model(model)
-        super().__init__(model, args, *more, **named)
+        if more:
+            super().__init__(model, args, *more, **named)
+        else:  # of a class between, the second parameter may be another
+            super().__init__(model, args=args, **named)
         self.callback_handler: Any = Handler(vars(self)["callback_handler"], self)
 
     # Training
