@@ -59,6 +59,13 @@ PEERS = (
     Peer("StatefulDataLoader", "by_stateful.py", ("torchdata",), "snapshot.pt"),
     Peer("DDP", "by_tutorial.py", (), "snapshot.pt"),
     Peer("resumable + DDP", "by_resumable.py", (), "snapshot.pt"),
+    Peer(
+        "Trainer + lockstep",
+        "by_trainer_on_lockstep.py",
+        ("transformers", "accelerate"),
+        "run/checkpoints/step-*/model.safetensors",
+        "lockstep",
+    ),
     Peer("lockstep", "by_lockstep.py", (), "run/checkpoints/step-*/model.safetensors", "lockstep"),
 )
 

@@ -55,3 +55,19 @@ def _turn(work: Callable[[], None], before: Callable[[], None], after: Callable[
     took = time.perf_counter() - began, time.process_time() - cpu_began
     after()
     return took
+
+
+class Pauses:
+    """The same for work that cannot be called in parts: it calls ``pause`` after each."""
+
+    def __init__(self) -> None:
+        self._began: tuple[float, float] | None = None
+
+    def pause(self) -> bool:
+        """End a turn, or at first the warm-up, and wait for the next. Returns whether there is one."""
+        now = time.perf_counter(), time.process_time()
+        began = now if self._began is None else self._began
+        _answer(now[0] - began[0], now[1] - began[1])
+        is_told = bool(_orders.readline())
+        self._began = time.perf_counter(), time.process_time()
+        return is_told

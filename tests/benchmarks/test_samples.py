@@ -30,10 +30,11 @@ def test_a_killed_run_of_lockstep_resumes_with_each_sample_once():
 @pytest.mark.long
 @pytest.mark.longest
 @pytest.mark.timeout(1000)
-def test_lockstep_is_right_in_every_row():
-    rows = rows_of("--peers", "lockstep", timeout=900)
+@pytest.mark.parametrize("column", ["lockstep", "Trainer + lockstep"])
+def test_lockstep_is_right_in_every_row(column):
+    rows = rows_of("--peers", column, timeout=900)
     assert len(rows) == 15
-    assert all(columns["lockstep"] == columns["right"] for columns in rows.values()), rows
+    assert all(columns[column] == columns["right"] for columns in rows.values()), rows
 
 
 @pytest.fixture
