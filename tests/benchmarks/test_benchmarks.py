@@ -42,6 +42,7 @@ NAMES = (
     "resnet50 --device cpu --nproc 2",
     "balance --nproc 2 --shards 8",
     "scale",
+    "trainer",
 )
 LONG = [pytest.param(name, marks=[pytest.mark.long, pytest.mark.longest]) for name in NAMES]
 
