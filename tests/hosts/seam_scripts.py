@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -83,6 +84,67 @@ def refused():
             break
     attempt("shared afterwards", before.shared)
     return errors
+
+
+def overwrite():
+    """What is shared of an array, and of a metric's argument, that the script fills again for each shard."""
+    team = lockstep.join()
+    model, optimizer, loader = prepared(team)
+    filled, seen = np.zeros(1), []
+    for batch in loader:
+        for inputs, numbers in batch.shards:
+            team.backward(model(inputs).mean())
+            filled[:] = numbers[0]
+            batch.share({"array": filled, "also": [filled]})
+        optimizer.step()
+        optimizer.zero_grad()
+        seen += [(float(value["array"][0]), float(value["also"][0][0])) for value in batch.shared()]
+
+    class Metric:
+        def __init__(self):
+            self.seen = []
+
+        def update(self, values):
+            self.seen.append(float(values[0]))
+
+    metric = Metric()
+    with team.evaluate(model, loader, metrics=[metric]) as evaluation:
+        for batch in evaluation:
+            for _, numbers in batch.shards:
+                filled[:] = numbers[0]
+                batch.update(metric, filled)
+    return seen, metric.seen
+
+
+def places():
+    """Number and samples of each batch of an evaluation, as they are read within its shards."""
+    team = lockstep.join()
+    model, _, loader = prepared(team)
+    told, outside = [], []
+    with team.evaluate(model, loader, share=True) as evaluation:
+        for batch in evaluation:
+            for inputs, _ in batch.shards:
+                batch.share((batch.number, batch.num_samples, len(inputs)))
+                batch.add(number=float(batch.number), weight=batch.num_samples)
+            told += batch.shared()
+            outside.append((batch.number, batch.num_samples))
+    return told, outside, evaluation["number"]
+
+
+def unsendable():
+    """The error for sharing what no other process can read."""
+    team = lockstep.join()
+    _, _, loader = prepared(team)
+    for batch in loader:
+        for _ in batch.shards:
+            try:
+                batch.share({"value": a_lambda})
+            except lockstep.ConfigError:
+                return True
+    return False
+
+
+a_lambda = lambda: 1  # noqa: E731
 
 
 class Long:

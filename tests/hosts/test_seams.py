@@ -23,6 +23,28 @@ def test_what_shards_and_batches_share_is_the_same_on_any_number_of_processes(st
     assert len({sample for _, samples, _ in rows for sample in samples}) == 7 + 7 + 2
 
 
+def test_what_is_shared_may_be_overwritten(standing_crew):
+    [alone] = standing_crew(1, seam_scripts.overwrite, shards=4)
+    assert standing_crew(2, seam_scripts.overwrite, shards=4) == [alone] * 2
+    shared, updated = alone
+    assert all(array == also for array, also in shared)
+    assert len(set(shared)) > 4
+    assert len(set(updated)) == 4
+
+
+def test_a_batch_of_an_evaluation_has_the_number_of_its_samples_within_its_shards(standing_crew):
+    told = [(0, 7, 7), (1, 7, 7), (2, 7, 7), (3, 2, 2)]
+    outside = [place[:2] for place in told]
+    mean = sum(number * weight for number, weight in outside) / 23
+    for processes in (1, 2, 3):
+        assert standing_crew(processes, seam_scripts.places, shards=4) == [(told, outside, mean)] * processes
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_cannot_be_sent_is_refused_where_it_is_shared(standing_crew, processes):
+    assert standing_crew(processes, seam_scripts.unsendable, shards=2) == [True] * processes
+
+
 def test_calls_in_wrong_places_are_refused(standing_crew):
     by_rank = standing_crew(2, seam_scripts.refused, shards=4)
     expected = {

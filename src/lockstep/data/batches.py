@@ -75,6 +75,16 @@ def map_tensors(
     return convert("", batch)
 
 
+def map_leaves(function: Callable[[Any], Any], batch: Any) -> Any:
+    """The same batch with ``function`` applied to everything in it that is not a container."""
+
+    def convert(_: str, value: Any) -> Any:
+        rebuilt = _rebuild(value, convert, "")
+        return function(value) if rebuilt is None else rebuilt
+
+    return convert("", batch)
+
+
 def to_device(batch: Any, device: torch.device, *, non_blocking: bool = True) -> Any:
     """The batch on ``device``, copied asynchronously if its memory is pinned and ``non_blocking`` given. On the CPU it is the
     batch itself.

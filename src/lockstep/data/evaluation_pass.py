@@ -159,10 +159,10 @@ class EvaluationPass:
         self._guard.check_outside("another loop over batch.shards")
         if self.current is not batch:
             raise UsageError(
-                f"batch.shards of batch {batch.number} of an evaluation, outside of the body of the loop that yielded it: run "
+                f"batch.shards of batch {batch.place} of an evaluation, outside of the body of the loop that yielded it: run "
                 "over the shards of each batch before the next"
             )
-        self._requested.add((batch.number, turn))
+        self._requested.add((batch.place, turn))
         return self._run(batch, turn)
 
     def _run(self, batch: EvaluationBatch, turn: int) -> Iterator[Any]:
@@ -176,7 +176,7 @@ class EvaluationPass:
             yield samples
             # With the loops beside this one, as in zip(a.shards, b.shards), of which only the first is run to its end.
             del evaluated[evaluated.index(batch) :]
-        self._source.reseed_between(self._key, batch.number, turn + 1)
+        self._source.reseed_between(self._key, batch.place, turn + 1)
 
     def _take(self, turn: int) -> Sequence[Any]:
         """The samples for a pass over the current batch; none: they are another rank's.
@@ -229,8 +229,17 @@ class EvaluationPass:
         if not self._guard.evaluated:
             raise UsageError(f"batch.running outside of the loop over shards: {LINES}")
         if self._place is None:  # another rank's samples, in a round with fewer batches than ranks: they do not count
-            return self._guard.evaluated[-1].number, None
+            return self._guard.evaluated[-1].place, None
         return self._place[0], self._round.num_samples
+
+    def number_of(self, batch: EvaluationBatch) -> int:
+        """The number of a batch, or of the one whose samples this process runs in its place."""
+        return self._place[0] if self._place is not None and batch in self._guard.evaluated else batch.place
+
+    def samples_of(self, batch: EvaluationBatch, num_samples: int) -> int:
+        """The number of samples of the batch that ``number_of`` names. ``num_samples``: those of ``batch``."""
+        running = self._round.num_samples
+        return num_samples if running is None or batch not in self._guard.evaluated else running
 
     def share(self, batch: EvaluationBatch, value: Any) -> None:
         """Note a result of the batch that this process is in, for ``shared``."""
@@ -251,14 +260,14 @@ class EvaluationPass:
         now = self._round
         if self.current is not batch or turn < 0 or not self._shares:
             raise UsageError(
-                f"batch.shared() of batch {batch.number} of an evaluation, before a loop over its batch.shards or after the "
+                f"batch.shared() of batch {batch.place} of an evaluation, before a loop over its batch.shards or after the "
                 "next batch: results are shared by batch.share() in that loop, within "
                 "team.evaluate(model, loader, share=True), and are read right after it"
             )
         if now.num_gathered < now.num_passes:
             mine, now.mine, now.num_gathered = now.mine, [], now.num_passes
             now.shared += gather(mine, self._collectives, self._device)
-        return [value for place, value in now.shared if place == (batch.number, turn)]
+        return [value for place, value in now.shared if place == (batch.place, turn)]
 
     def gather(self) -> dict[str, Any]:
         """The means and sums over all ranks, by name; every rank must call it. Only here are values on a GPU waited for."""
@@ -278,18 +287,24 @@ class EvaluationPass:
 class EvaluationBatch(GlobalBatch):
     """One batch of an evaluation's loader, the same on every rank, whose samples one rank has."""
 
-    __slots__ = ("_num_passes", "_num_samples", "_pass", "number")
+    __slots__ = ("_num_passes", "_num_samples", "_pass", "place")
 
     def __init__(self, over: EvaluationPass, number: int, num_samples: int | None) -> None:
         self._pass = over
         self._num_samples = num_samples
         self._num_passes = 0
-        self.number = number
-        """Number of the batch in its loader, from 0."""
+        self.place = number
+        """Its number, also inside ``batch.shards``."""
+
+    @property
+    def number(self) -> int:
+        """Number of the batch in its loader, from 0: the same on every rank. Inside ``batch.shards`` that of the samples: where
+        batches of a round run at once, they may be those of another batch."""
+        return self._pass.number_of(self)
 
     @property
     def num_samples(self) -> int:
-        """Samples of the batch. The same on every rank.
+        """Samples of the batch. The same on every rank. Inside ``batch.shards``, as for ``number``.
 
         Raises:
             UsageError: the loader's batches are ready-made, so only the rank that owns one can count it.
@@ -299,7 +314,7 @@ class EvaluationBatch(GlobalBatch):
                 "batch.num_samples of a ready-made batch: only the process that owns it can count its samples. Add the "
                 "number inside batch.shards: batch.add(count=len(labels), weight=1)"
             )
-        return self._num_samples
+        return self._pass.samples_of(self, self._num_samples)
 
     @property
     def shards(self) -> Iterator[Any]:
@@ -395,14 +410,14 @@ class EvaluationBatch(GlobalBatch):
             UsageError: always.
         """
         raise UsageError(
-            f"{call} inside batch.shards, in batch {self.number} of an evaluation: there only the process that owns the batch "
+            f"{call} inside batch.shards, in batch {self.place} of an evaluation: there only the process that owns the batch "
             "runs, so the others would not do the same. Call it in the outer loop, or after the block. (If it is there "
             "already: the loop over batch.shards was left before its end, by break or an error that was caught. Run it to its "
             "end, with `continue`; `break` belongs in the outer loop.)"
         )
 
     def __repr__(self) -> str:
-        return f"EvaluationBatch(batch {self.number} of an evaluation)"
+        return f"EvaluationBatch(batch {self.place} of an evaluation)"
 
 
 class _Round:

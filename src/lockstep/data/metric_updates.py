@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lockstep.base.errors import UsageError
 from lockstep.data.batches import map_tensors
+from lockstep.data.shared import keep
 from lockstep.world.comm.collectives import Collectives
 
 
@@ -30,7 +31,7 @@ class MetricUpdates:
         index = next((i for i, known in enumerate(self._metrics) if known is metric), len(self._metrics))
         if index == len(self._metrics):
             self._metrics.append(metric)
-        self._updates.append((place, index, map_tensors(_keep, args)))
+        self._updates.append((place, index, keep(args, "batch.update()")))
 
     def replay(
         self, requested: set[tuple[int, int]], collectives: Collectives, device: torch.device, begin: Callable[[], None]
@@ -77,8 +78,3 @@ def _disable_sync(metric: Any) -> None:
 
 def _never() -> bool:
     return False
-
-
-def _keep(tensor: Tensor) -> Tensor:
-    # A copy: the script may overwrite its tensor, and pickling a view would send its whole base.
-    return tensor.detach().to("cpu", copy=True)

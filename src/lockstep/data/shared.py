@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from lockstep.base.errors import ConfigError
-from lockstep.data.batches import map_tensors
+from lockstep.data.batches import map_leaves, map_tensors
 from lockstep.world.comm.collectives import Collectives
 
 Shared = tuple[tuple[int, ...], Any]
 """A place, by which values are ordered, and the value that was shared there."""
 
 
-def keep(value: Any) -> Any:
-    """A copy of a value as it is when the script shares it, on the CPU: the script may overwrite its tensors, and pickling a
-    view would send its whole base."""
-    return map_tensors(_detached, value)
+_UNCHANGING = (int, float, complex, bool, str, bytes, type(None))
+_REFUSED = (pickle.PicklingError, AttributeError, TypeError)
+"""What pickle raises for a lambda, an object of a local class, or a generator."""
+
+
+def keep(value: Any, call: str = "batch.share()") -> Any:
+    """A copy of a value as it is when the script shares it, with tensors on the CPU: the script may overwrite it for the next
+    shard (an array that it fills again and again), and how many shards come next here depends on the number of processes.
+
+    Raises:
+        ConfigError: something in it cannot be pickled. (Found here, it is refused on one process, too.)
+    """
+    return map_leaves(lambda leaf: _kept(leaf, call), value)
 
 
 def gather(mine: Iterable[Shared], collectives: Collectives, device: torch.device) -> list[Shared]:
@@ -31,14 +41,25 @@ def gather(mine: Iterable[Shared], collectives: Collectives, device: torch.devic
     """
     try:
         everyone = collectives.all_gather_object(list(mine))
-    except (AttributeError, TypeError) as error:  # pickle's, for a lambda or a generator
-        raise ConfigError(
-            f"batch.share(): the value cannot be sent to the other processes ({error}). Share tensors and plain values, or "
-            "lists, tuples and dicts of them."
-        ) from error
+    except _REFUSED as error:  # a container of a local class
+        _refuse(error, "batch.share()")
     in_order = sorted((record for of_rank in everyone for record in of_rank), key=lambda record: record[0])
     return [(place, map_tensors(lambda tensor: tensor.to(device), value)) for place, value in in_order]
 
 
-def _detached(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
+def _kept(leaf: Any, call: str) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.detach().to("cpu", copy=True)  # (a view that is pickled would send its whole base)
+    if type(leaf) in _UNCHANGING:
+        return leaf
+    try:
+        return pickle.loads(pickle.dumps(leaf))
+    except _REFUSED as error:
+        _refuse(error, call)
+
+
+def _refuse(error: Exception, call: str) -> NoReturn:
+    raise ConfigError(
+        f"{call}: a value cannot be sent to the other processes ({error}). Give it tensors and plain values, or "
+        "lists, tuples and dicts of them."
+    ) from error

@@ -383,7 +383,9 @@ class Team(Collectives):
             loader: a plain ``DataLoader`` or iterable of ready batches. Of a prepared loader the original one is used.
             metrics: objects for ``batch.update``; needed if a process may get no batch.
             share: whether results of single batches are read on all processes: ``batch.share`` and ``batch.shared``. Then as
-                many batches as there are processes are computed at once.
+                many batches as there are processes are computed at once, in the loop over the shards of the first. So a
+                batch must not be computed with what was shared of the one before, nor with a counter of the outer loop:
+                ``batch.number`` and ``batch.num_samples``, read inside ``batch.shards``, are those of the samples.
         """
         self._phases.check_outside("team.evaluate()")
         models = [model] if isinstance(model, nn.Module) else list(model)
