@@ -31,6 +31,8 @@ class FakeDriver:
         self._phase = -1
         self._batch = None
 
+    next_is_done = False
+
     def skips(self):
         return False
 

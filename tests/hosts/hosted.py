@@ -1,5 +1,6 @@
 """A training that a library drives: it counts steps to ``len(loader)``, keeps its own state, and says where its epochs begin
-and end. ``hosted.py HOW``: how the loop is left (``whole``, ``break``, ``break pass``).
+and end. ``hosted.py HOW``: how the loop is left (``whole``, ``break``, ``break pass``), or ``two passes`` in each
+epoch.
 
 The last line has what it has come to. CATCH=STEP: an error leaves the loop there, and is caught. KILL=STEP: SIGKILL there, once
 a checkpoint is there. Each restore is printed.
@@ -47,7 +48,9 @@ def die(team):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-team = lockstep.join(shards=4, seed=7, threads=1, progress="off", run_dir="run", checkpoint_every=2)
+team = lockstep.join(
+    shards=4, seed=7, threads=1, progress="off", run_dir="run", checkpoint_every=8 if HOW == "two passes" else 2
+)
 with team.hide_launcher():
     assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"} & set(os.environ)
 torch.manual_seed(3)
@@ -55,6 +58,9 @@ data = TensorDataset(torch.randn(42, 6), torch.randint(0, 3, (42,)))
 model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Linear(8, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 8, shuffle=True))
+passes = [loader]
+if HOW == "two passes":
+    passes.append(team.prepare(DataLoader(data, 16, shuffle=True)))
 host, clock = Host(), {"now": 0.0}
 team.register("host", host)
 team.register("clock", clock, compare=False)
@@ -64,23 +70,24 @@ try:
         epochs.begin(epoch)
         if not epochs.is_within or epoch > epochs.first:
             host.began.append((epoch, float(torch.rand(()))))
-        batches = iter(loader)
-        for _ in range(loader.num_skipped, len(loader)):
-            batch = next(batches)
-            for inputs, labels in batch.shards:
-                loss = nn.functional.cross_entropy(model(inputs), labels)
-                team.backward(loss)
-                batch.add(loss=loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            host.losses.append(batch["loss"])
-            clock["now"] = time.time()
-            die(team)
-            if HOW == "break pass" and team.step % len(loader) == 3:
-                break
-            if team.step == CATCH:
-                raise KeyError
-        loader.finish()
+        for part in passes:
+            batches = iter(part)
+            for _ in range(part.num_skipped, len(part)):
+                batch = next(batches)
+                for inputs, labels in batch.shards:
+                    loss = nn.functional.cross_entropy(model(inputs), labels)
+                    team.backward(loss)
+                    batch.add(loss=loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                host.losses.append(batch["loss"])
+                clock["now"] = time.time()
+                die(team)
+                if HOW == "break pass" and team.step % len(part) == 3:
+                    break
+                if team.step == CATCH:
+                    raise KeyError
+            part.finish()
         with team.evaluate(model, DataLoader(data, 9), share=True) as evaluation:
             rows = []
             for batch in evaluation:

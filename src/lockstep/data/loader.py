@@ -29,8 +29,12 @@ class Driver(Protocol):
     def phases(self) -> PhaseDriver:
         """Runs the phases of each step."""
 
+    @property
+    def next_is_done(self) -> bool:
+        """Whether ``skips`` would be true."""
+
     def skips(self) -> bool:
-        """Whether the next pass was completed before the run was interrupted, and is skipped."""
+        """Whether the next pass was completed before the run was interrupted, and is skipped. It is counted then."""
 
     def enter(self, loader: object) -> bool:
         """Begin a pass over ``loader``. True: it leads the steps; False: it runs beside another pass that does."""
@@ -197,6 +201,8 @@ class PreparedLoader:
             DataError: the loader yields more steps than ``len(loader)``.
         """
         iterator = None if self._iterator is None else self._iterator()
+        if iterator is not None and inspect.getgeneratorstate(iterator) == inspect.GEN_CREATED and self._driver.next_is_done:
+            next(iterator, None)  # the loop had no step to take
         if not self._is_running or iterator is None or inspect.getgeneratorstate(iterator) != inspect.GEN_SUSPENDED:
             return
         length = length_of(self)
@@ -375,7 +381,9 @@ class PreparedLoader:
 
     @property
     def num_skipped(self) -> int:
-        """Steps of the next pass that were taken before the run was interrupted."""
+        """Steps of the next pass that were taken before the run was interrupted: all of a pass that is skipped."""
+        if self._driver.next_is_done and (length := length_of(self)) is not None:
+            return length
         return self._skip
 
     @property

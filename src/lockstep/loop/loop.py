@@ -208,6 +208,11 @@ class Loop:
 
     # Passes
 
+    @property
+    def next_is_done(self) -> bool:
+        """See Driver."""
+        return self._leader is None and self.resumption.next_is_done
+
     def skips(self) -> bool:
         """Whether the next pass was completed before the run was interrupted: it is counted, and not made."""
         if self._leader is not None or not self.resumption.skips():

@@ -129,7 +129,7 @@ class Resumption:
         """
         self._arrive()  # at the end of an earlier launch that had not reached this loop
         self._go_to(self._section + 1, num_epochs)
-        self._check_num_epochs(num_epochs)
+        self._check_num_epochs(num_epochs, "hosted_epochs" if at_once else "epochs")
         self._end = None
         target = self.target
         if target is None or target.section < self._section:
@@ -166,6 +166,11 @@ class Resumption:
         self._end = None if num_epochs is None else ScriptPosition(section=section, epoch=num_epochs, num_epochs=num_epochs)
         if num_epochs is not None:
             self._arrive()
+
+    @property
+    def next_is_done(self) -> bool:
+        """Whether the next pass in this loop over epochs was completed before the interruption."""
+        return self.target is not None and self.is_in_epochs and self.here().key() < self.target.key()
 
     def skips(self) -> bool:
         """Whether the next pass was completed before the interruption. If so it is counted as completed."""
@@ -219,7 +224,7 @@ class Resumption:
             self._is_at_end = False
             self._restore(True)
 
-    def _check_num_epochs(self, num_epochs: int) -> None:
+    def _check_num_epochs(self, num_epochs: int, call: str) -> None:
         target = self.target
         if target is None or self._target_is_end or target.section != self._section:
             return
@@ -227,7 +232,7 @@ class Resumption:
         if before is None or target.epoch >= before or num_epochs >= (least if self._may_shorten else before):
             return
         raise UsageError(
-            f"team.epochs({num_epochs}): the run was interrupted in epoch {target.epoch + 1} of {before}, so it would end "
+            f"team.{call}({num_epochs}): the run was interrupted in epoch {target.epoch + 1} of {before}, so it would end "
             "before its time. If the script resumes by itself, too, as in team.epochs(n - start), one of the two is too "
             "many: leave it to lockstep, by team.epochs(n), which begins with the right epoch; or leave it to the script, "
             f"and start a new run each time: --fresh (fresh=True). To have this run end earlier, give it {least} epochs or "
