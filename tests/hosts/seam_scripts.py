@@ -202,6 +202,35 @@ def differ(compare):
     return 0
 
 
+class Clock:
+    """State of which each rank has other tensors, and other numbers of them."""
+
+    def __init__(self, rank):
+        self.rank, self.loaded = rank, None
+
+    def state_dict(self):
+        return {"own": [torch.full((1 + 1000 * self.rank,), self.rank) for _ in range(1 + self.rank)], "rank": self.rank}
+
+    def load_state_dict(self, state):
+        self.loaded = [tensor.tolist() for tensor in state["own"]], state["rank"]
+
+
+def save_different(num_epochs):
+    """What a clock is resumed with; and the momentum of the optimizer, of which no part may be missing."""
+    team = lockstep.join(checkpoint_every=1)
+    model, optimizer, loader = prepared(team)
+    optimizer.param_groups[0]["momentum"] = 0.9
+    clock = team.register("clock", Clock(team.rank), compare=False)
+    team.register("another", {"a": torch.ones(3), "b": torch.ones(500)})
+    for _ in team.epochs(num_epochs):
+        for batch in loader:
+            for inputs, _ in batch.shards:
+                team.backward(model(inputs).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+    return clock.loaded, [state["momentum_buffer"].tolist() for state in optimizer.state.values()]
+
+
 def prepare_again():
     """What prepare returns for each kind of object that is prepared, in all ways; and the names in the run's state."""
     team = lockstep.join()

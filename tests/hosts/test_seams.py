@@ -73,6 +73,14 @@ def test_ranks_may_differ_in_what_is_not_compared(standing_crew):
     assert standing_crew(2, seam_scripts.differ, True, shards=2) == [1, 1]
 
 
+def test_of_what_is_not_compared_rank_0s_is_saved(standing_crew, tmp_path):
+    settings = {"shards": 4, "run_dir": str(tmp_path / "run")}
+    standing_crew(3, seam_scripts.save_different, 1, **settings)
+    [(loaded, momentum)] = standing_crew(1, seam_scripts.save_different, 2, **settings)
+    assert loaded == ([[0]], 0)
+    assert standing_crew(1, seam_scripts.save_different, 2, shards=4) == [(None, momentum)]
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_object_that_is_prepared_again_is_the_same(standing_crew, processes):
     assert standing_crew(processes, seam_scripts.prepare_again, shards=2) == [([True] * 5, 1)] * processes

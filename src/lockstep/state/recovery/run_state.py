@@ -91,8 +91,8 @@ class RunState:
         """The files that a rank writes of a checkpoint, with their tensors, and the JSON value of ``state.json``, which is the
         same on every rank. Every rank must call it.
 
-        Each rank writes its own rows of what is cut over the ranks. Of what is whole, rank 0 writes the weights, and the rest
-        goes to the ranks with least to write."""
+        Each rank writes its own rows of what is cut over the ranks. Of what is whole, rank 0 writes the weights and what is not
+        compared, and the rest goes to the ranks with least to write."""
         tensors: dict[str, Tensor] = {}
 
         def apart(tree: Any, name: str) -> Any:
@@ -108,7 +108,9 @@ class RunState:
             "best_epoch": self.best_epoch,
         }
         files = self.weights(rank)
-        of_rank_0 = {name for name in tensors if f".{ATTRIBUTES}." in name}
+        # Of what may differ, ranks would deal out different sizes, too, and leave out a tensor, or write it twice.
+        differing = tuple(f"registered.{name}" for name, adapter in self.registered.items() if not adapter.is_compared)
+        of_rank_0 = {name for name in tensors if f".{ATTRIBUTES}." in name or name.startswith(differing)}
         held = [0] * world_size
         held[0] = sum(tensor.nbytes for each in self._weights().values() for tensor in each.values() if not is_cut(tensor))
         sizes = {name: t.nbytes for name, t in tensors.items() if not is_cut(t) and name not in of_rank_0}
