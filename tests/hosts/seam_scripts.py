@@ -131,6 +131,20 @@ def places():
     return told, outside, evaluation["number"]
 
 
+def share_side_by_side():
+    """What two evaluations share whose loops run side by side."""
+    team = lockstep.join()
+    model, _, loader = prepared(team)
+    told = []
+    with team.evaluate(model, loader, share=True) as one, team.evaluate(model, loader.wrapped, share=True) as two:
+        for a, b in zip(one, two, strict=True):
+            for (_, numbers), (_, others) in zip(a.shards, b.shards, strict=False):
+                a.share(numbers.tolist())
+                b.share((b.number, others.tolist()))
+            told.append((a.shared(), b.shared()))
+    return told
+
+
 def unsendable():
     """The error for sharing what no other process can read."""
     team = lockstep.join()

@@ -40,6 +40,13 @@ def test_a_batch_of_an_evaluation_has_the_number_of_its_samples_within_its_shard
         assert standing_crew(processes, seam_scripts.places, shards=4) == [(told, outside, mean)] * processes
 
 
+def test_evaluations_side_by_side_share(standing_crew):
+    [alone] = standing_crew(1, seam_scripts.share_side_by_side, shards=4)
+    assert [(len(a), [number for number, _ in b]) for a, b in alone] == [(1, [number]) for number in range(4)]
+    for processes in (2, 3):
+        assert standing_crew(processes, seam_scripts.share_side_by_side, shards=4) == [alone] * processes
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_what_cannot_be_sent_is_refused_where_it_is_shared(standing_crew, processes):
     assert standing_crew(processes, seam_scripts.unsendable, shards=2) == [True] * processes

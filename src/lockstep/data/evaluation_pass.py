@@ -163,6 +163,7 @@ class EvaluationPass:
                 "over the shards of each batch before the next"
             )
         self._requested.add((batch.place, turn))
+        self._round.num_requested = max(self._round.num_requested, turn + 1)
         return self._run(batch, turn)
 
     def _run(self, batch: EvaluationBatch, turn: int) -> Iterator[Any]:
@@ -264,8 +265,8 @@ class EvaluationPass:
                 "next batch: results are shared by batch.share() in that loop, within "
                 "team.evaluate(model, loader, share=True), and are read right after it"
             )
-        if now.num_gathered < now.num_passes:
-            mine, now.mine, now.num_gathered = now.mine, [], now.num_passes
+        if now.num_gathered < now.num_requested:
+            mine, now.mine, now.num_gathered = now.mine, [], now.num_requested
             now.shared += gather(mine, self._collectives, self._device)
         return [value for place, value in now.shared if place == (batch.place, turn)]
 
@@ -423,7 +424,17 @@ class EvaluationBatch(GlobalBatch):
 class _Round:
     """Batches that the ranks run at once: one for each rank, or a single one."""
 
-    __slots__ = ("_fetch", "mine", "num_gathered", "num_passes", "num_samples", "number", "samples", "shared")
+    __slots__ = (
+        "_fetch",
+        "mine",
+        "num_gathered",
+        "num_passes",
+        "num_requested",
+        "num_samples",
+        "number",
+        "samples",
+        "shared",
+    )
 
     def __init__(self, batches: Sequence[Dealt]) -> None:
         self.number: int | None = None
@@ -434,6 +445,9 @@ class _Round:
         """This rank's batch, once it is fetched."""
         self.num_passes = 0
         """Passes that were run."""
+        self.num_requested = 0
+        """Passes that the script has requested. The same on every rank: in ``zip(a.shards, b.shards)`` a rank without a batch
+        of a's does not run b's."""
         self.mine: list[Shared] = []
         """What this rank has shared since it was gathered."""
         self.shared: list[Shared] = []
