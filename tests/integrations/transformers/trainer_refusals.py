@@ -46,6 +46,18 @@ class Counts(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
+class Masking:
+    """A collator that draws from a generator of its own, made when it is first called."""
+
+    def __init__(self):
+        self.seed, self.generator = 1, None
+
+    def __call__(self, samples):
+        self.generator = self.generator or torch.Generator().manual_seed(self.seed)
+        batch = transformers.default_data_collator(samples)
+        return {**batch, "input_ids": batch["input_ids"] * torch.randint(0, 2, (8,), generator=self.generator)}
+
+
 @dataclass
 class Case:
     """``name`` is in the message, beside the arguments and what is done with them."""
@@ -57,6 +69,7 @@ class Case:
     act: Any = Trainer.train
     eval_set: Any = list
     metrics: Any = accuracy
+    collate: Any = None
 
 
 def search(trainer):
@@ -69,6 +82,15 @@ def resume_from_path(trainer):
 
 def resume_from_number(trainer):
     trainer.train(resume_from_checkpoint=5)
+
+
+def assign(trainer):
+    trainer.training_step = lambda model, inputs, num_items_in_batch=None: torch.zeros(())
+    trainer.train()
+
+
+def evaluate(trainer):
+    trainer.evaluate()
 
 
 def more_arguments(trainer):
@@ -109,6 +131,9 @@ CASES = [
         eval_set=Stream,
         metrics=running_mean,
     ),
+    Case("seed=1", collate=Masking()),
+    Case("Masking", act=evaluate, collate=Masking()),
+    Case("trainer.training_step", act=assign),
     Case("TrainingArguments", arguments=plain_arguments, kind=Trainer),
 ]
 
@@ -125,6 +150,7 @@ def attempt(number, out):
             train_dataset=rows(20),
             eval_dataset=case.eval_set(rows(5)),
             compute_metrics=case.metrics,
+            data_collator=case.collate,
         )
         case.act(trainer)
     except (lockstep.ConfigError, lockstep.UsageError) as error:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import recursively_apply
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -34,8 +33,9 @@ class LogicalAccelerator(Accelerator):
         self._team = team
         self.weight: Tensor | None = None
         """The running shard's weight in the gradient of the global batch; None: its number of samples."""
-        self.num_samples: int | None = None
-        """Samples of the evaluation batch whose results are gathered; None: unknown."""
+        self.losses: Tensor | None = None
+        """What the next gathering gives: the loss of an evaluation batch, once for each of its samples. The host gathers the
+        losses of a batch first, and repeats them by the size of full batches. None: what is given."""
         self._last_norm: Tensor | None = None
 
     @override
@@ -86,10 +86,9 @@ class LogicalAccelerator(Accelerator):
 
     @override
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """What is given, less what the host has repeated beyond the batch's samples."""
-        if self.num_samples is None:
-            return input_data
-        return recursively_apply(lambda tensor: tensor[: self.num_samples] if tensor.ndim else tensor, input_data)
+        """What is given, which is that of the whole batch already; but see ``losses``."""
+        losses, self.losses = self.losses, None
+        return input_data if losses is None else losses
 
     @override
     def unwrap_model(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -105,11 +105,14 @@ class Predictions:
                 logits = self._preprocess(logits, labels)
             asked_for = dict(samples) if self._shares_inputs else {}
             collected = trainer.collect() if trainer.collects else None
-            batch.share((loss, logits, labels, find_batch_size(samples), asked_for, collected))
+            _, num_samples = batch.running  # (the first tensor of the samples may count patches, or tokens)
+            num_samples = find_batch_size(samples) if num_samples is None else num_samples
+            batch.share((loss, logits, labels, num_samples, asked_for, collected))
         ((loss, logits, labels, num_samples, asked_for, collected),) = batch.shared()
         if trainer.collects:
             trainer.take([collected])
         inputs.update(asked_for)
         self.num_samples += num_samples or 0
-        trainer.accelerator.num_samples = num_samples
+        is_mean = loss is not None and loss.numel() == 1 and num_samples is not None
+        trainer.accelerator.losses = loss.reshape(1).repeat(num_samples) if is_mean else None
         return loss, logits, labels

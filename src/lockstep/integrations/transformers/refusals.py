@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.base.errors import ConfigError, UsageError
+from lockstep.data.states import generators_of
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,25 @@ def check_model(model: Any) -> None:
         raise ConfigError(
             f"the model was loaded with tensor parallelism (tp_plan or distributed_config): {_OTHER_PARALLELISM} Load it "
             "without them."
+        )
+
+
+def check_collator(loader: Any) -> None:
+    """Refuse loaders whose collator draws from a random generator of its own: each process would draw for its own samples, in
+    their order, and the next samples would get other numbers on other processes.
+
+    Raises:
+        ConfigError: it has one, or makes one from a seed when it is first called.
+    """
+    collate = getattr(loader, "collate_fn", None)
+    collator = getattr(collate, "data_collator", collate)  # without the host's wrapper, which removes columns
+    seed = getattr(collator, "seed", None) if hasattr(collator, "generator") else None
+    names = [f"seed={seed!r}"] if seed is not None else [*generators_of(collator)]
+    if names:
+        raise ConfigError(
+            f"data_collator={type(collator).__name__}(...) with {names[0]}: a random generator of its own. Each process "
+            "collates its own samples, so what they get would depend on the number of processes. Leave it out, and draw from "
+            "the global generators: these follow from the seed of the run, and are the same on any number of processes."
         )
 
 

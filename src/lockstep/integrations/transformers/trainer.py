@@ -14,7 +14,7 @@ from lockstep.base.errors import ConfigError, UsageError
 from lockstep.integrations.transformers.arguments import OnLockstep, TrainingArguments
 from lockstep.integrations.transformers.evaluation import Dealt, Predictions
 from lockstep.integrations.transformers.host import Handler, HostTrainer, standing_in
-from lockstep.integrations.transformers.refusals import check_methods, check_model, check_resume
+from lockstep.integrations.transformers.refusals import check_collator, check_methods, check_model, check_resume
 from lockstep.integrations.transformers.state import is_clock
 from lockstep.integrations.transformers.training import Training
 
@@ -98,6 +98,7 @@ class Trainer(HostTrainer):
 
     @override
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
+        check_collator(dataloader)
         self.training = Training(self, dataloader)
         with self.accumulating(1):
             return super().set_initial_training_values(args, self.training.loader)
@@ -142,6 +143,7 @@ class Trainer(HostTrainer):
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         predictions = Predictions(self)
         predictions.check(dataloader)
+        check_collator(dataloader)
         dealt = Dealt(self.team, self.team.prepare(self.model), dataloader)
         before: Any = vars(self)["preprocess_logits_for_metrics"]
         self.preprocess_logits_for_metrics = None
@@ -149,7 +151,7 @@ class Trainer(HostTrainer):
             with standing_in(self, prediction_step=predictions.step):
                 output = super().evaluation_loop(dealt, *args, **kwargs)
         finally:
-            self.preprocess_logits_for_metrics, self.accelerator.num_samples = before, None
+            self.preprocess_logits_for_metrics, self.accelerator.losses = before, None
         return output if has_length(dealt.dataset) else output._replace(num_samples=predictions.num_samples)
 
 
