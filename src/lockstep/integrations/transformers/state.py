@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import dis
 import inspect
 import io
+import itertools
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from types import CodeType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.trainer_callback import ExportableState
 
 from lockstep.base.atomic import write_atomic
+from lockstep.base.digest import digest
 from lockstep.base.errors import CheckpointError
+from lockstep.state.checkpoint.kinds import IN_NUMPY, TAGS
 
 _OF_PROCESS = ("is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "log_history", "trial_params")
 MOST_ITEMS = 1000
-"""Items of a list or dict that may be a count or a log of the script's own; larger ones are data."""
+"""Items of a container or array that may be a count or a log of the script's own; larger ones are data."""
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque, OrderedDict, Counter, defaultdict)
+_FACTORIES = (None, int, float, list, dict, set, str)
 _CLOCKS = ("_runtime", "_per_second", "_preparation_time")
 
 
@@ -93,22 +101,21 @@ class Attributes:
     """
 
     def __init__(self, trainer: Any, chosen: Callable[[str], bool]) -> None:
-        self._trainer = trainer
-        self._chosen = chosen
+        self._values = _Values(trainer, chosen)
 
     def state_dict(self) -> dict[str, Any]:
         """The attributes, by name."""
-        return {name: value for name, value in vars(self._trainer).items() if self._chosen(name) and is_plain(value)}
+        return self._values.take()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore them."""
-        vars(self._trainer).update(state)
+        self._values.put(state)
 
 
 def attributes_of(trainer: Any) -> dict[str, Attributes]:
     """Those of a trainer, by the names under which they are registered."""
     known = names_in(type(trainer))
-    there = [name for name, value in vars(trainer).items() if name not in known and is_plain(value)]
+    there = list(_Values(trainer, lambda name: name not in known).take())
     kind = type(trainer).__name__
     own = {f"{kind}.{name}": Attributes(trainer, name.__eq__) for name in there}
     return {**own, f"{kind}, later": Attributes(trainer, lambda name: name not in known and name not in there)}
@@ -122,19 +129,26 @@ class CallbackAttributes:
     """
 
     def __init__(self, trainer: Any) -> None:
-        self._callbacks = _named(each for each in trainer.callback_handler.callbacks if not _is_of_libraries(type(each)))
+        own = _named(each for each in trainer.callback_handler.callbacks if not _is_of_libraries(type(each)))
+        self._callbacks = {key: _Values(callback) for key, callback in own.items()}
+        self._restored: dict[tuple[str, str], str] = {}
+        """Digests of what was restored, by callback and attribute."""
 
     def state_dict(self) -> dict[str, Any]:
         """The attributes, by the callback's class."""
-        return {
-            key: {name: value for name, value in vars(callback).items() if is_plain(value)}
-            for key, callback in self._callbacks.items()
-        }
+        return {key: values.take() for key, values in self._callbacks.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore those of callbacks that are there again."""
         for key in self._callbacks.keys() & state.keys():
-            vars(self._callbacks[key]).update(state[key])
+            self._callbacks[key].put(state[key])
+            self._restored.update({(key, name): digest(value) for name, value in state[key].items()})
+
+    def lost(self) -> list[str]:
+        """The attributes that are no longer as they were restored, such as ``Averaging.losses``."""
+        now = {(key, name): digest(value) for key, taken in self.state_dict().items() for name, value in taken.items()}
+        lost = sorted(place for place, before in self._restored.items() if now.get(place) != before)
+        return [f"{key.rpartition(' ')[0]}.{name}" for key, name in lost]
 
 
 class Clocks:
@@ -198,8 +212,47 @@ class Outcome:
             part.load_state_dict(state)
 
 
+class _Values:
+    """Those attributes of an object that a checkpoint can hold, and that are not data.
+
+    Data is what is large when it is first looked at. What is small then is followed, however long it becomes.
+
+    Args:
+        owner: the object.
+        chosen: whether an attribute is looked at, by name.
+    """
+
+    def __init__(self, owner: Any, chosen: Callable[[str], bool] = lambda name: True) -> None:
+        self._owner = owner
+        self._chosen = chosen
+        self._followed: set[str] = set()
+
+    def take(self) -> dict[str, Any]:
+        """The values, by name."""
+        chosen = {name: value for name, value in vars(self._owner).items() if self._chosen(name)}
+        taken = {name: value for name, value in chosen.items() if is_plain(value, is_small=name not in self._followed)}
+        self._followed.update(taken)
+        return taken
+
+    def put(self, values: dict[str, Any]) -> None:
+        """Restore them. Containers stay the same objects, since others may hold them, too."""
+        self._followed.update(values)
+        held = vars(self._owner)
+        for name, value in values.items():
+            now = held.get(name)
+            if type(now) is not type(value) or now is value or not isinstance(now, (list, deque, dict, set)):
+                held[name] = value
+                continue
+            now.clear()
+            if isinstance(now, (list, deque)):
+                now.extend(value)
+            else:
+                now.update(value)
+
+
 def names_in(kind: type) -> set[str]:
-    """All names that the methods of a class use, among them the attributes that they set."""
+    """The attributes that the methods of a class's bases in transformers and lockstep set. (Other names in their code, such as
+    ``metrics``, may be those of a subclass's attributes.)"""
     names: set[str] = set()
     for base in kind.__mro__:
         if _is_of_libraries(base):
@@ -211,17 +264,32 @@ def names_in(kind: type) -> set[str]:
 
 
 def _names(code: CodeType) -> set[str]:
-    inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
-    return set(code.co_names).union(*inner)
+    steps = list(dis.get_instructions(code))
+    own = {
+        step.argval
+        for before, step in itertools.pairwise(steps)
+        if step.opname == "STORE_ATTR"
+        and "self" in (before.argval, *(before.argval if type(before.argval) is tuple else ()))
+    }
+    return own.union(*(_names(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
-def is_plain(value: Any) -> bool:
-    """Whether a checkpoint can hold the value, and it is not data: a number, text, a tensor, or a small tree of them."""
-    if isinstance(value, (list, tuple, dict)):
-        items = value.values() if isinstance(value, dict) else value
-        is_keyed = not isinstance(value, dict) or all(isinstance(key, str) for key in value)
-        return type(value) in (list, tuple, dict) and is_keyed and len(value) <= MOST_ITEMS and all(map(is_plain, items))
-    return value is None or type(value) in (bool, int, float, str, Tensor)
+def is_plain(value: Any, *, is_small: bool = True) -> bool:
+    """Whether a checkpoint can hold the value: a number, text, a tensor, an array, or a container of them.
+
+    Args:
+        value: the value.
+        is_small: whether it must be small, too.
+    """
+    kind = type(value)
+    if kind in _CONTAINERS:
+        if (is_small and len(value) > MOST_ITEMS) or (kind is defaultdict and value.default_factory not in _FACTORIES):
+            return False
+        items = [*value, *value.values()] if isinstance(value, dict) else value
+        return all(is_plain(each, is_small=is_small) for each in items)
+    if kind is np.ndarray:
+        return value.dtype.name in IN_NUMPY and (value.size <= MOST_ITEMS or not is_small)
+    return value is None or kind in (bool, int, float, str, Tensor) or kind in TAGS
 
 
 def _is_of_libraries(kind: type) -> bool:
