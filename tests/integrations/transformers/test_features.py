@@ -45,6 +45,9 @@ FEATURES = (
     "model_init",
     "eval_on_start, full determinism",
     "a module of one's own",
+    "collections of one's own",
+    "callbacks that look at batches",
+    "logits of each word",
     "losses only",
     "generation",
 )
@@ -62,6 +65,7 @@ SAME_AS = {
     "activation checkpointing": "usual",
     "auto_find_batch_size": "usual",
     "TensorBoard": "usual",
+    "callbacks that look at batches": "usual",
 }
 """Features of which another has the results."""
 RESUMED = {
@@ -82,6 +86,8 @@ RESUMED = {
     "callbacks": 5,
     "optimizers=": 7,
     "eval_on_start, full determinism": 5,
+    "collections of one's own": 7,
+    "callbacks that look at batches": 7,
 }
 """Features with a state of their own, and the step after which an error ends them."""
 
@@ -122,6 +128,13 @@ def test_a_feature_resumes_on_another_number_of_processes_as_if_it_had_not_been_
     assert all(there(2, "trainer_features.train_until_interrupted", name, tmp_path / "out", after, tmp_path / "run"))
     (resumed,) = there(1, "trainer_features.train", name, tmp_path / "out", 0, tmp_path / "run")
     assert resumed == trained(name, 1)
+
+
+def test_a_resumed_run_warns_of_what_a_callback_begins_anew(there, tmp_path):
+    (first,) = there(1, "trainer_features.warnings_of", tmp_path / "out", tmp_path / "run", 5)
+    (resumed,) = there(1, "trainer_features.warnings_of", tmp_path / "out", tmp_path / "run")
+    assert [len(first), len(resumed)] == [0, 1]
+    assert "Resetting.num_steps" in resumed[0]
 
 
 @pytest.mark.parametrize("name", LIKE_PLAIN)

@@ -1,10 +1,13 @@
 """Trainings by transformers' Trainer, a feature or some each: run in every process of a crew, and once without lockstep."""
 
+import collections
 import hashlib
 import os
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import nn
@@ -14,7 +17,7 @@ from transformers.trainer_callback import ExportableState
 
 from lockstep.integrations.transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from lockstep.integrations.transformers.session import team as joined_team
-from lockstep.integrations.transformers.state import is_clock
+from lockstep.integrations.transformers.state import MOST_ITEMS, is_clock
 
 SHARDS = 4
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of a process in its run
@@ -137,6 +140,14 @@ def accuracy(prediction):
     return {"accuracy": float(right[labels != -100].float().mean()), "count": len(labels)}
 
 
+class PerWord(Plain):
+    """Its logits have a row for each word, not for each sample."""
+
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        logits = self.head(self.words(input_ids)).flatten(0, 1)
+        return {"loss": nn.functional.cross_entropy(logits, input_ids.flatten() % 2), "logits": logits}
+
+
 # What a row changes
 
 
@@ -178,6 +189,46 @@ class Counting(TrainerCallback, ExportableState):
         control.should_epoch_stop = state.global_step == 3
 
 
+class Collecting:
+    """Keeps what it has seen in containers of several kinds, and logs of it."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.metrics = collections.defaultdict(list)  # a name that the code of transformers uses, too
+        self.logged = collections.Counter()
+        self.recent = collections.deque(maxlen=3)
+        self.lowest = np.float64(9)
+        self.long = []
+
+    def log(self, logs, start_time=None):
+        self.metrics["loss"].append(logs.get("loss", 0.0))
+        self.logged.update(logs.keys())
+        self.recent.append(len(self.recent))
+        self.lowest = np.minimum(self.lowest, logs.get("loss", 9.0))
+        self.long += [self.state.global_step] * (MOST_ITEMS // 2)
+        count = self.logged["loss"] + len(self.recent) + len(self.long)
+        super().log({**logs, "count": count, "sum": sum(self.metrics["loss"]), "lowest": float(self.lowest)}, start_time)
+
+
+class Looking(TrainerCallback):
+    """Looks at a batch of the training data now and then, as one does to log examples."""
+
+    def look(self, args, state, control, train_dataloader=None, **_):
+        assert len(next(iter(train_dataloader))["labels"]) > 0
+
+    on_train_begin = on_epoch_end = look
+
+
+class Resetting(TrainerCallback):
+    """Begins to count anew whenever a launch begins."""
+
+    def on_train_begin(self, args, state, control, **_):
+        self.num_steps = 0
+
+    def on_step_end(self, args, state, control, **_):
+        self.num_steps += 1
+
+
 def _counts(event, act=None):
     def count(self, args, state, control, **kwargs):
         self.events[event] = self.events.get(event, 0) + 1
@@ -202,6 +253,11 @@ def running_mean(prediction, compute_result, seen=[]):  # noqa: B006 -- kept fro
 
 def with_inputs(prediction):
     return {"words": int(prediction.inputs.sum()), "largest": float(prediction.losses.max()), **accuracy(prediction)}
+
+
+def all_words(prediction):
+    assert len(prediction.predictions) == 8 * len(prediction.label_ids) == 8 * EVALUATED
+    return {"largest": float(prediction.predictions.max())}
 
 
 def own_loss(outputs, labels, num_items_in_batch=None):
@@ -394,6 +450,9 @@ FEATURES = {
     ),
     "eval_on_start, full determinism": Feature({"eval_on_start": True, "eval_strategy": "epoch", "full_determinism": True}),
     "a module of one's own": Feature({"eval_strategy": "epoch"}, model=Plain),
+    "collections of one's own": Feature({}, mixin=Collecting),
+    "callbacks that look at batches": Feature({}, more=lambda model: {"callbacks": [Looking()]}),
+    "logits of each word": Feature({"eval_strategy": "epoch"}, model=PerWord, metrics=all_words),
     "losses only": Feature({"eval_strategy": "epoch", "prediction_loss_only": True}, metrics=None),
     "generation": Feature(
         {"eval_strategy": "epoch", "predict_with_generate": True, "generation_max_length": 6},
@@ -478,6 +537,21 @@ def train_until_interrupted(name, out, after, run_dir):
         joined_team().close()
         return True
     return False
+
+
+def warnings_of(out, run_dir, after=0):
+    """Train with ``Resetting``, until an error ends it after so many steps; returns the warnings of lockstep."""
+    args = {"lockstep": {"run_dir": str(run_dir), "checkpoint_every": 2}}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = prepared("usual", Trainer, TrainingArguments, out, shards=SHARDS, **args)
+        trainer.add_callback(Resetting())
+        trainer.add_callback(Interrupting(after))
+        try:
+            trainer.train()
+        except Ended:
+            joined_team().close()
+    return [str(each.message) for each in caught if str(each.message).startswith("lockstep: ")]
 
 
 def train_plainly(name, out):

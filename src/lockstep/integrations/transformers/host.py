@@ -38,6 +38,7 @@ from accelerate.state import AcceleratorState, PartialState
 from transformers.trainer_callback import CallbackHandler
 from typing_extensions import override
 
+from lockstep.base.errors import UsageError
 from lockstep.integrations.transformers.accelerator import LogicalAccelerator
 from lockstep.integrations.transformers.session import team as joined_team
 from lockstep.joining.team import Team
@@ -162,6 +163,8 @@ class HostTrainer(transformers.Trainer):
         assert self.training is not None
         super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, None, trial)
         self._made = super()._prepare_for_training(max_steps, self.training.loader, None)
+        # Callbacks look at batches of it, and would otherwise begin, and leave, a pass of the run.
+        self.callback_handler.train_dataloader = self.training.loader.wrapped
         return self.training.begin(num_train_epochs), 0
 
     @override
@@ -290,6 +293,13 @@ class Handler(CallbackHandler):
         self.trainer = trainer
 
     @override
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        control = super().on_train_begin(args, state, control, **kwargs)
+        if self.trainer.training is not None:
+            self.trainer.training.check_callbacks()
+        return control
+
+    @override
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         training = self.trainer.training
         if training is None or training.begin_epoch():
@@ -317,7 +327,17 @@ class Handler(CallbackHandler):
 
 @contextlib.contextmanager
 def standing_in(target: Any, **methods: Callable[..., Any]) -> Iterator[None]:
-    """Within the block, these take the place of the target's methods of the same names."""
+    """Within the block, these take the place of the target's methods of the same names.
+
+    Raises:
+        UsageError: the script has assigned one to the target, which would not be called.
+    """
+    if assigned := vars(target).keys() & methods.keys():
+        (name, *_) = sorted(assigned)
+        raise UsageError(
+            f"trainer.{name} = ... was assigned to this trainer, and would not be called: lockstep runs that of its class. "
+            f"Override {name} in a subclass."
+        )
     vars(target).update(methods)
     try:
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,6 +66,7 @@ class Training(Stages):
         """Whether the newest pass was left before its end."""
         self._state: TrainingState | None = None
         self._outcome: Outcome | None = None
+        self._callbacks: CallbackAttributes | None = None
 
     @override
     def begin(self, num_epochs: int) -> int:
@@ -81,7 +83,8 @@ class Training(Stages):
         self._num_epochs = num_epochs
         for name, attributes in attributes_of(trainer).items():
             team.register(f"trainer-{number}: {name}", attributes)
-        team.register(f"trainer-{number}-callbacks", CallbackAttributes(trainer), compare=False)
+        self._callbacks = CallbackAttributes(trainer)
+        team.register(f"trainer-{number}-callbacks", self._callbacks, compare=False)
         self._epochs = team.hosted_epochs(num_epochs)
         first = min(self._epochs.first, num_epochs)
         if first >= num_epochs > 0 and trainer.state.global_step == 0:
@@ -89,6 +92,18 @@ class Training(Stages):
         trainer.check_start(is_resumed=first > 0 or self._epochs.is_within)
         self._epoch = first - 1
         return first
+
+    def check_callbacks(self) -> None:
+        """``on_train_begin`` was called: warn of what it has begun anew in a run that resumes."""
+        assert self._callbacks is not None
+        if self._team.is_main and (lost := self._callbacks.lost()):
+            warnings.warn(
+                f"lockstep: the run resumes, and on_train_begin has set {', '.join(lost)} anew, so what the launch before has "
+                "counted there is lost. Unless that is meant, as for a clock, set it in the callback's __init__: "
+                "on_train_begin is called in each launch, and attributes are restored before.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     @override
     def reapply(self) -> None:
@@ -120,6 +135,10 @@ class Training(Stages):
         trainer, kind = self._trainer, type(self._trainer)
         counts_tokens = trainer.args.include_num_input_tokens_seen != "no"
         trainer.current_gradient_accumulation_steps = 1
+        # Here, on every rank, what the host does in training_step: ranks without samples in this step do not run that.
+        model.train()
+        if callable(change := getattr(trainer.optimizer, "train", None)):
+            change()  # of a schedule-free optimizer, which exchanges the weights
         for inputs in batch.shards:
             num_items = trainer.count_items(inputs)
             trainer.accelerator.weight = num_items
