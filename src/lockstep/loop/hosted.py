@@ -28,6 +28,7 @@ class HostedEpochs:
         num_epochs: their number.
         first: the first that is left.
         is_within: whether the run resumes within the first one's pass.
+        is_past: whether it resumes in a later loop.
         turns: called at their ends.
     """
 
@@ -35,13 +36,16 @@ class HostedEpochs:
     """Where an error has left the loop, unless ``end`` is called."""
     is_unclear = False
 
-    def __init__(self, num_epochs: int, first: int, turns: Turns, *, is_within: bool) -> None:
+    def __init__(self, num_epochs: int, first: int, turns: Turns, *, is_within: bool, is_past: bool = False) -> None:
         self.num_epochs = num_epochs
         self.first = first
         """The first epoch to run. ``num_epochs`` or more: all were run by an earlier launch."""
         self.is_within = is_within
         """Whether the run was interrupted in the pass over the training loader of that epoch, and resumes there: what comes
         before the pass has been done."""
+        self.is_past = is_past
+        """Whether the run was interrupted in a later loop, and resumes there: what was prepared is not as it was at the end of
+        this one, although code behind it runs again."""
         self._turns = turns
         self._current: int | None = None
         self._is_over = False

@@ -130,7 +130,8 @@ class Loop:
         has_arrived = target is not None and self.resumption.target is None
         self.has_run_out, self.left_by_error = False, None
         is_within = has_arrived and target is not None and target.in_pass and first < num_epochs
-        self._hosted = HostedEpochs(num_epochs, first, self, is_within=is_within)
+        is_past = self.resumption.target is not None and first >= num_epochs
+        self._hosted = HostedEpochs(num_epochs, first, self, is_within=is_within, is_past=is_past)
         return self._hosted
 
     def _turns(self, epochs: Epochs) -> Iterator[int]:

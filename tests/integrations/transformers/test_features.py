@@ -131,10 +131,19 @@ def test_a_feature_resumes_on_another_number_of_processes_as_if_it_had_not_been_
 
 
 def test_a_resumed_run_warns_of_what_a_callback_begins_anew(there, tmp_path):
-    (first,) = there(1, "trainer_features.warnings_of", tmp_path / "out", tmp_path / "run", 5)
-    (resumed,) = there(1, "trainer_features.warnings_of", tmp_path / "out", tmp_path / "run")
+    (first,) = there(1, "trainer_features.warnings_of", tmp_path / "out", tmp_path / "run", "once", 5)
+    (resumed,) = there(1, "trainer_features.warnings_of", tmp_path / "out", tmp_path / "run", "once")
     assert [len(first), len(resumed)] == [0, 1]
     assert "Resetting.num_steps" in resumed[0]
+
+
+def test_a_run_that_resumes_in_a_later_training_saves_nothing_behind_the_first_and_warns(there, tmp_path):
+    saved = tmp_path / "out" / "model.safetensors"
+    (first,) = there(1, "trainer_features.warnings_of", tmp_path / "out", tmp_path / "run", "saving between", 17)
+    before = saved.read_bytes()
+    (resumed,) = there(1, "trainer_features.warnings_of", tmp_path / "out", tmp_path / "run", "saving between")
+    assert [first, saved.read_bytes()] == [[], before]
+    assert [call for call in ("an evaluation", "save_model()") if not any(call in each for each in resumed)] == []
 
 
 @pytest.mark.parametrize("name", LIKE_PLAIN)

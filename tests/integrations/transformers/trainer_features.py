@@ -539,16 +539,28 @@ def train_until_interrupted(name, out, after, run_dir):
     return False
 
 
-def warnings_of(out, run_dir, after=0):
+def once(trainer):
+    trainer.train()
+
+
+def saving_between(trainer):
+    trainer.train()
+    trainer.evaluate()
+    trainer.save_model()
+    trainer.train()
+
+
+def warnings_of(out, run_dir, act, after=0):
     """Train with ``Resetting``, until an error ends it after so many steps; returns the warnings of lockstep."""
     args = {"lockstep": {"run_dir": str(run_dir), "checkpoint_every": 2}}
+    act = {"once": once, "saving between": saving_between}[act]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer = prepared("usual", Trainer, TrainingArguments, out, shards=SHARDS, **args)
         trainer.add_callback(Resetting())
         trainer.add_callback(Interrupting(after))
         try:
-            trainer.train()
+            act(trainer)
         except Ended:
             joined_team().close()
     return [str(each.message) for each in caught if str(each.message).startswith("lockstep: ")]

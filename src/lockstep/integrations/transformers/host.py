@@ -131,6 +131,9 @@ class HostTrainer(transformers.Trainer):
     training: Stages | None = None
     """The training under way."""
 
+    is_past = False
+    """Whether the run was interrupted in a later training, and resumes there: the weights are not as they were behind this."""
+
     @property
     def team(self) -> Team:
         """The run's."""
@@ -201,8 +204,11 @@ class HostTrainer(transformers.Trainer):
         self.training.reapply()
         self.training.end()
         with contextlib.ExitStack() as stack:
-            if not self.args.should_save:  # rank 0 removes checkpoints, while these would look at them in vain
+            # Rank 0 removes checkpoints, while others would look at them in vain. So would all, where a later training has.
+            if self.is_past or not self.args.should_save:
                 stack.enter_context(standing_in(self, _get_output_dir=lambda trial: self.args.output_dir + "/none"))
+            if self.is_past:
+                stack.enter_context(standing_in(self, _load_best_model=lambda: None))
             return super()._finalize_training(trial, num_train_samples, start_time)
 
     @contextlib.contextmanager

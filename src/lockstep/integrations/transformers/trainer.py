@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any, NoReturn
 
 import transformers
@@ -137,10 +138,30 @@ class Trainer(HostTrainer):
             "Start each trial as a run of its own, with its arguments on the command line."
         )
 
+    @override
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As transformers'. In a run that resumes in a later training, an earlier launch has done it."""
+        if self.is_past and self.training is None:
+            self._warn_of_past("save_model()", "does nothing: the launch that has trained them has saved them")
+            return
+        super().save_model(output_dir, _internal_call)
+
+    def _warn_of_past(self, call: str, consequence: str) -> None:
+        if self.team.is_main:
+            warnings.warn(
+                f"lockstep: the run resumes in a later training, so {call} behind this one, which an earlier launch has "
+                f"finished, {consequence}. The weights of that moment are in no checkpoint. To have such results in a run that "
+                "is interrupted, write them to a file, or start each training as a run of its own.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
     # Evaluation
 
     @override
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.is_past and self.training is None:
+            self._warn_of_past("an evaluation", "gives other numbers than it gave there: IGNORE them")
         predictions = Predictions(self)
         predictions.check(dataloader)
         check_collator(dataloader)

@@ -86,7 +86,7 @@ class Training(Stages):
         self._callbacks = CallbackAttributes(trainer)
         team.register(f"trainer-{number}-callbacks", self._callbacks, compare=False)
         self._epochs = team.hosted_epochs(num_epochs)
-        first = min(self._epochs.first, num_epochs)
+        first, trainer.is_past = min(self._epochs.first, num_epochs), self._epochs.is_past
         if first >= num_epochs > 0 and trainer.state.global_step == 0:
             self._outcome.recall()  # the run resumes behind this training, which an earlier launch has done
         trainer.check_start(is_resumed=first > 0 or self._epochs.is_within)
