@@ -218,6 +218,9 @@ class Looking(TrainerCallback):
 
     on_train_begin = on_epoch_end = look
 
+    def on_evaluate(self, args, state, control, eval_dataloader=None, **_):
+        assert sum(len(batch["labels"]) for batch in eval_dataloader) == EVALUATED
+
 
 class Resetting(TrainerCallback):
     """Begins to count anew whenever a launch begins."""
@@ -451,7 +454,7 @@ FEATURES = {
     "eval_on_start, full determinism": Feature({"eval_on_start": True, "eval_strategy": "epoch", "full_determinism": True}),
     "a module of one's own": Feature({"eval_strategy": "epoch"}, model=Plain),
     "collections of one's own": Feature({}, mixin=Collecting),
-    "callbacks that look at batches": Feature({}, more=lambda model: {"callbacks": [Looking()]}),
+    "callbacks that look at batches": Feature({"eval_strategy": "epoch"}, more=lambda model: {"callbacks": [Looking()]}),
     "logits of each word": Feature({"eval_strategy": "epoch"}, model=PerWord, metrics=all_words),
     "losses only": Feature({"eval_strategy": "epoch", "prediction_loss_only": True}, metrics=None),
     "generation": Feature(

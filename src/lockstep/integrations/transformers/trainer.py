@@ -173,6 +173,9 @@ class Trainer(HostTrainer):
                 output = super().evaluation_loop(dealt, *args, **kwargs)
         finally:
             self.preprocess_logits_for_metrics, self.accelerator.losses = before, None
+            self.callback_handler.eval_dataloader = (
+                dataloader  # whose batches callbacks find whole, unlike in the host's loop
+            )
         return output if has_length(dealt.dataset) else output._replace(num_samples=predictions.num_samples)
 
 

@@ -57,6 +57,8 @@ class Training(Stages):
     def __init__(self, trainer: Any, loader: Any) -> None:
         self._trainer = trainer
         self._team: Team = trainer.team
+        # One that each process makes, by tempfile.mkdtemp(), say: the host looks for rank 0's files there.
+        trainer.args.output_dir = self._team.all_gather_object(trainer.args.output_dir)[0]
         prepared = loader if isinstance(loader, PreparedLoader) else self._team.prepare(loader)
         self.loader: Passes = Passes(prepared)
         self._epochs: HostedEpochs | None = None
