@@ -176,6 +176,20 @@ def two_models_by_turns(accelerator):
     return told, digest(first, second)
 
 
+def losses_of_an_evaluation(accelerator):
+    """The loss of each batch, repeated for its samples: those of the last, smaller batch count less."""
+    model, _, _, test = parts(accelerator)
+    model.eval()
+    losses, sizes = [], []
+    for x, y in test:
+        loss = nn.functional.cross_entropy(model(x), y)
+        losses.append(accelerator.gather_for_metrics(loss.repeat(test.batch_size)))
+        sizes.append(len(y))
+    assert [len(part) for part in losses] == sizes
+    assert sizes[-1] < sizes[0]
+    return torch.cat(losses).mean().item()
+
+
 def accumulation(accelerator):
     """By ``accumulate``, with a schedule and clipping; then by the script's own count."""
     model, optimizer, loader, _ = parts(accelerator, batch_size=4)
@@ -267,6 +281,7 @@ LOOPS = [
     sums_and_weights,
     parts_of_a_loss,
     two_models_by_turns,
+    losses_of_an_evaluation,
     accumulation,
     evaluation,
     helpers,

@@ -4,12 +4,14 @@ import hashlib
 import os
 import signal
 import time
+import warnings
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from lockstep.base.errors import UsageError
 from lockstep.integrations.accelerate import Accelerator
 
 
@@ -80,3 +82,26 @@ def count_from_the_first_epoch(kill_at=0):
         print(error, flush=True)
         return type(error).__name__
     return None
+
+
+def accumulate_by_hand(kill_at=0):
+    """Gradients of two batches, counted by ``enumerate``: the name of the error, if there is one, and the warnings."""
+    accelerator = Accelerator(cpu=True, shards=2, run_dir="run", checkpoint_every=1, progress="off")
+    model = nn.Linear(3, 1)
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(torch.ones(20, 3), 4)
+    )
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        try:
+            for _ in accelerator.epochs(2):
+                for number, batch in enumerate(loader):
+                    accelerator.backward(model(batch).mean() / 2)
+                    if number % 2 == 1 or number == len(loader) - 1:
+                        optimizer.step()
+                        optimizer.zero_grad()
+                    if accelerator.team.step == kill_at:
+                        die(accelerator)
+        except UsageError:
+            return "UsageError", None
+    return None, sum("gradients are accumulated by a count" in str(one.message) for one in found)

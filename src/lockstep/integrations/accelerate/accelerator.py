@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from lockstep.integrations.accelerate.evaluated import EvaluatedBatch
 from lockstep.integrations.accelerate.gathering import gather, reduce
 from lockstep.integrations.accelerate.loader import PromisedLoader
 from lockstep.integrations.accelerate.models import per_shard, with_noted_calls
+from lockstep.integrations.accelerate.noting import NotingOptimizer
 from lockstep.integrations.accelerate.outputs import Outputs
 from lockstep.integrations.accelerate.promise import Promise
 
@@ -129,10 +131,16 @@ class Accelerator(Outputs):
         )
         self.gradient_state = GradientState(plugin)
         host.set_sync_gradients(True)
+        self._newest: int | None = None
+        """The batch of the newest backward pass outside of ``accumulate``."""
         self._is_last: bool | None = True
         """Whether the current training batch is the last of its pass; None: unknown."""
         self._in_epochs = False
         self._has_begun = False
+        self._accumulates = False
+        """Whether the script is in ``accumulate``."""
+        self._is_resumed = False
+        """Whether the current pass was begun by an earlier launch."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -187,7 +195,7 @@ class Accelerator(Outputs):
                 self._models.append(with_noted_calls(prepared))
             return prepared
         if isinstance(plain, Optimizer) and not isinstance(plain, AcceleratedOptimizer):
-            self._optimizers.append(AcceleratedOptimizer(prepared, device_placement=False))
+            self._optimizers.append(NotingOptimizer(prepared, self._counts))
             return self._optimizers[-1]
         if isinstance(plain, DataLoader):
             return PromisedLoader(self.team, plain, prepared, self._models, self)
@@ -216,8 +224,9 @@ class Accelerator(Outputs):
         finally:
             self._in_epochs = False
 
-    def begin_step(self, is_last: bool | None) -> None:
+    def begin_step(self, is_last: bool | None, *, is_resumed: bool) -> None:
         """See Host."""
+        self._is_resumed = is_resumed
         if not self._has_begun and self.team.step > 1:
             self._refuse_range()
         self._has_begun, self._is_last = True, is_last
@@ -263,7 +272,36 @@ class Accelerator(Outputs):
                 why = f"it is a {type(loss).__name__}, not computed from a batch of a prepared loader"
                 remedy = "Loop over the loader that accelerator.prepare() returned, and call the model that it returned"
             raise UsageError(f"accelerator.backward(loss): {why}. {remedy}.")
+        if not self._accumulates:
+            self._note_accumulation(source)
         source.backward(loss, self.gradient_accumulation_steps, weight, reduction, options)
+
+    def _note_accumulation(self, batch: TrainingBatch) -> None:
+        """Notice that the script adds up gradients of several batches by itself, as by ``step % 2 == 0``.
+
+        Raises:
+            UsageError: the run was resumed within this pass, so that the script's count is another.
+        """
+        counts = self._counts
+        if counts["since"] and self._newest != batch.serial and not counts["by_hand"]:
+            counts["by_hand"] = True
+            if self.is_main_process:
+                warnings.warn(
+                    "the optimizer has not stepped since backward() of an earlier batch, outside of accelerator.accumulate(): "
+                    "gradients are accumulated by a count of the script. The count of enumerate(loader) starts over if the "
+                    "run resumes in mid-epoch, so that it would step after other batches: it will not resume there. Use "
+                    "Accelerator(gradient_accumulation_steps=...) and `with accelerator.accumulate(model):`.",
+                    stacklevel=3,
+                )
+        self._newest, counts["since"] = batch.serial, True
+        if counts["by_hand"] and self._is_resumed:
+            raise UsageError(
+                "the run resumes in mid-epoch, and the script accumulates gradients of several batches by a count of its own, "
+                "outside of accelerator.accumulate(). If it is the count of enumerate(loader), it has started over, so the "
+                "optimizer would step after other batches than in a run that was not interrupted. Start the run from its "
+                "beginning (--fresh), with Accelerator(gradient_accumulation_steps=...) and `with "
+                "accelerator.accumulate(model):`, which counts through a resume."
+            )
 
     @contextlib.contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:
@@ -282,7 +320,11 @@ class Accelerator(Outputs):
         else:
             self._counts["accumulated"] += 1
             host.set_sync_gradients(self._counts["accumulated"] % state.num_steps == 0)
-        yield
+        self._accumulates = True
+        try:
+            yield
+        finally:
+            self._accumulates = False
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -354,8 +396,9 @@ class Accelerator(Outputs):
         return gather(tensors)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """``gather``."""
-        return gather(input_data)
+        """``gather``; of the last, smaller batch of an evaluation, at most as many rows as it has samples, as of
+        ``loss.repeat(batch_size)``."""
+        return gather(input_data, truncate=True)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
         """The values themselves: the batch is whole."""

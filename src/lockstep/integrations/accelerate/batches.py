@@ -245,7 +245,15 @@ class TrainingBatch(PromisedBatch):
         else:
             results = root.results
         mine = [(shard, size, *_along(path, value)) for shard, size, value in results]
-        everyone = sorted(itertools.chain.from_iterable(self.team.all_gather_object(mine)), key=operator.itemgetter(0))
+        try:
+            gathered = self.team.all_gather_object(mine)
+        except RuntimeError as error:
+            error.add_note(
+                f"The value of {root.name} over the whole batch was being read, which every process must do. If the line runs "
+                "on some processes only (if accelerator.is_main_process), read it before: number = value.item()."
+            )
+            raise
+        everyone = sorted(itertools.chain.from_iterable(gathered), key=operator.itemgetter(0))
         num_done = everyone[0][2]
         value = join([value for _, _, _, value in everyone], [size for _, size, _, _ in everyone], root.name)
         value = map_tensors(value, lambda tensor: tensor.to(self.device))

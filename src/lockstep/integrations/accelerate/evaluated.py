@@ -24,12 +24,14 @@ class EvaluatedBatch(PromisedBatch):
         team: of this process.
         batch: what the evaluation yielded.
         round_: what the batches of the same round have computed.
+        num_rows: samples of the batch, if it is a last, smaller one.
     """
 
     is_ready = is_evaluated = True
 
-    def __init__(self, team: lockstep.Team, batch: EvaluationBatch, round_: Round) -> None:
+    def __init__(self, team: lockstep.Team, batch: EvaluationBatch, round_: Round, num_rows: int | None = None) -> None:
         super().__init__(team)
+        self.num_rows = num_rows
         self._batch: EvaluationBatch | None = batch
         self._round = round_
         self._turn = 0

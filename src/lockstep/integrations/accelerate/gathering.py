@@ -8,12 +8,17 @@ from lockstep.base.errors import ConfigError
 from lockstep.integrations.accelerate.batches import Reduced
 from lockstep.integrations.accelerate.evaluated import EvaluatedBatch
 from lockstep.integrations.accelerate.promise import Promise, note, promises_in, replaced, value_of
+from lockstep.integrations.accelerate.structure import map_tensors
 
 
-def gather(tensors: Any) -> Any:
+def gather(tensors: Any, *, truncate: bool = False) -> Any:
     """The same tree with the values of its promises that are known, or can be computed. Every rank must call it.
 
     The values of an evaluation batch are exchanged together.
+
+    Args:
+        tensors: the tree.
+        truncate: whether to leave out rows beyond the samples of a last, smaller batch of an evaluation.
     """
     evaluated: dict[int, tuple[EvaluatedBatch, list[Promise]]] = {}
     for promise in promises_in(tensors):
@@ -23,7 +28,15 @@ def gather(tensors: Any) -> Any:
     for batch, promises in evaluated.values():
         for promise, value in zip(promises, batch.values([promise._node for promise in promises]), strict=True):
             promise._node.settle(value)
-    return replaced(tensors, lambda promise: value_of(promise) if _is_known(promise) else promise)
+
+    def gathered(promise: Promise) -> Any:
+        if not _is_known(promise):
+            return promise
+        rows = getattr(promise._node.source, "num_rows", None) if truncate else None
+        value = value_of(promise)
+        return value if rows is None else map_tensors(value, lambda tensor: tensor[:rows] if tensor.ndim else tensor)
+
+    return replaced(tensors, gathered)
 
 
 def reduce(tensors: Any, reduction: str) -> Any:

@@ -19,8 +19,9 @@ from lockstep.integrations.accelerate.structure import shape_of
 class Host(Protocol):
     """Follows the training passes of loaders."""
 
-    def begin_step(self, is_last: bool | None) -> None:
-        """A training batch is about to be handed out. ``is_last``: whether it is the last of its pass; None: unknown."""
+    def begin_step(self, is_last: bool | None, *, is_resumed: bool) -> None:
+        """A training batch is about to be handed out. ``is_last``: whether it is the last of its pass; None: unknown.
+        ``is_resumed``: whether an earlier launch has taken the first batches of the pass."""
 
     def skip_pass(self) -> None:
         """A pass is skipped, since an earlier launch of the run has completed it."""
@@ -91,23 +92,33 @@ class PromisedLoader:
                 mine = shape_of(batch.data[0]) if batch.data else None
                 self._structure = next(item for item in self._team.all_gather_object(mine) if item is not None)
             number += 1
-            self._host.begin_step(None if length is None else number == length)
+            self._host.begin_step(None if length is None else number == length, is_resumed=before > 0)
             promised = TrainingBatch(self._team, batch, shape_of(batch.data[0]) if batch.data else self._structure)
             yield from self._lent(promised, promised.structure)
         if number == before:
             self._host.skip_pass()
 
     def _evaluate(self) -> Iterator[Any]:
-        size = self._team.world_size
+        size, length, last_rows = self._team.world_size, length_of(self._prepared), self._last_rows()
         with self._team.evaluate(self._models, self.wrapped, share=True) as evaluation:
             for batch in evaluation:
                 if batch.number % size == 0:  # a round is computed at once
                     round_ = Round()
-                promised = EvaluatedBatch(self._team, batch, round_)
+                is_last = length is not None and batch.number == length - 1
+                promised = EvaluatedBatch(self._team, batch, round_, last_rows if is_last else None)
                 if self._structure is None:
                     self._structure = promised.read_structure()
                 promised.structure = self._structure
                 yield from self._lent(promised, self._structure)
+
+    def _last_rows(self) -> int | None:
+        """The number of samples of the last batch, if it has fewer than others."""
+        loader, data = self.wrapped, getattr(self.wrapped, "dataset", None)
+        size = getattr(loader, "batch_size", None)
+        if not size or getattr(loader, "drop_last", False) or not hasattr(data, "__len__"):
+            return None
+        sampler = getattr(loader, "sampler", None)
+        return len(sampler if hasattr(sampler, "__len__") else data) % size or None  # type: ignore[arg-type]
 
     def _lent(self, batch: PromisedBatch, structure: Any) -> Iterator[Any]:
         try:

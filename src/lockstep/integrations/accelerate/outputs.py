@@ -39,7 +39,7 @@ class Outputs(Processes):
         self._optimizers: list[AcceleratedOptimizer] = []
         self._schedulers: list[AcceleratedScheduler] = []
         self._registered: list[Any] = []
-        self._counts = team.register("accelerator", {"accumulated": 0, "saved": 0})
+        self._counts = team.register("accelerator", {"accumulated": 0, "saved": 0, "since": False, "by_hand": False})
 
     def save_state(self, output_dir: Any = None, safe_serialization: bool = True, **_: Any) -> str:
         """Write a folder that plain accelerate can load. Every rank must call it; rank 0 writes. lockstep does not read it:
