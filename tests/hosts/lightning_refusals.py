@@ -1,16 +1,19 @@
 """What is refused beneath Lightning's Trainer, by name: each is to raise the error that it returns."""
 
+import collections
 import contextlib
 import logging
 import warnings
 from pathlib import Path
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch import callbacks as cb
 from lightning.pytorch.utilities import CombinedLoader
 from lightning_rows import SETTINGS, Net, data, loaders, trainer
 from torch.utils.data import DataLoader, IterableDataset
+from torchmetrics import MetricTracker
 from torchmetrics.classification import MulticlassAccuracy
 
 from lockstep.base.errors import ConfigError, UsageError
@@ -248,6 +251,117 @@ def a_list_read_in_an_evaluation(strategy):
 
     model = in_step("validation_step", few)
     model.few = []
+    fit(strategy, model)
+
+
+class Meter:
+    """A running average, as many scripts have one."""
+
+    def __init__(self):
+        self.total, self.count, self.values = 0.0, 0, []
+
+    def update(self, value):
+        self.total, self.count = self.total + value, self.count + 1
+
+
+@refused()
+def a_running_average_in_an_object(strategy):
+    model = in_step("training_step", lambda self, batch: self.meter.update(float(batch[0].mean())))
+    model.meter = Meter()
+    fit(strategy, model)
+
+
+@refused()
+def a_list_in_an_object(strategy):
+    model = in_step("validation_step", lambda self, batch: self.meter.values.append(len(batch[0])))
+    model.meter = Meter()
+    fit(strategy, model)
+
+
+@refused()
+def a_metric_in_an_object(strategy):
+    model = Net()
+    model.meter = Meter()
+    model.meter.accuracy = MulticlassAccuracy(3)
+    fit(strategy, model)
+
+
+@refused()
+def a_metric_that_is_made_later(strategy):
+    class Tracks(Net):
+        def __init__(self):
+            super().__init__()
+            self.tracker = MetricTracker(MulticlassAccuracy(3))
+
+        def on_train_epoch_start(self):
+            self.tracker.increment()
+
+    fit(strategy, Tracks())
+
+
+@refused()
+def counts_in_an_array(strategy):
+    def count(self, batch):
+        self.confusion[0, batch[1][0]] += 1
+
+    model = in_step("validation_step", count)
+    model.confusion = np.zeros((3, 3))
+    fit(strategy, model)
+
+
+@refused()
+def counts_in_a_list(strategy):
+    def count(self, _):
+        self.counts[0] += 1
+
+    model = in_step("training_step", count)
+    model.counts = [0]
+    fit(strategy, model)
+
+
+@refused()
+def a_list_that_forgets(strategy):
+    model = in_step("training_step", lambda self, batch: self.newest.append(len(batch[0])))
+    model.newest = collections.deque(maxlen=3)
+    fit(strategy, model)
+
+
+@refused()
+def a_generator_of_the_module(strategy):
+    model = in_step("training_step", lambda self, _: torch.rand((), generator=self.generator))
+    model.generator = torch.Generator()
+    fit(strategy, model)
+
+
+@refused()
+def a_buffer_changed_in_an_evaluation(strategy):
+    def add(self, _):
+        self.seen += 1
+
+    model = in_step("validation_step", add)
+    model.register_buffer("seen", torch.zeros(()))
+    fit(strategy, model)
+
+
+@refused(UserWarning)
+def a_count_of_a_submodule(strategy):
+    def count(self, _):
+        self.net[0].num_calls += 1
+
+    model = in_step("training_step", count)
+    model.net[0].num_calls = 0
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", module="lightning")
+    fit(strategy, model)
+
+
+@refused()
+def a_value_of_a_step_that_is_compared(strategy):
+    def keep(self, _):
+        self.phase = "warm-up"
+
+    model = in_step("training_step", keep)
+    model.on_train_batch_end = lambda *_: model.phase == "warm-up"
     fit(strategy, model)
 
 

@@ -486,6 +486,57 @@ def overridden_hooks(strategy):
     return fitted(strategy, Overriding(), callbacks=[cb.GradientAccumulationScheduler({0: 2, 1: 1})])
 
 
+class Dicts(Net):
+    """Values that a step keeps in a list of dicts, and a metric that is made anew in each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.kept.append({"loss": loss.detach(), "size": len(batch[0])})
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log("kept", sum(float(one["loss"]) * one["size"] for one in self.kept))
+        self.kept.clear()
+
+    def on_validation_epoch_start(self):
+        self.val_acc = MulticlassAccuracy(3)
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        return float(batch[0].sum())
+
+
+@row
+def dicts_metrics_and_functions_as_callbacks(strategy):
+    sums = []
+    one = cb.LambdaCallback(on_validation_batch_end=lambda _, __, outputs, *rest: sums.append(outputs.hex()))
+    return *fitted(strategy, Dicts(), callbacks=[one]), sums
+
+
+@row
+def max_steps_with_a_schedule_of_accumulation(strategy):
+    return fitted(strategy, max_epochs=-1, max_steps=20, callbacks=[cb.GradientAccumulationScheduler({0: 1, 1: 4})])
+
+
+@row
+def predictions_written_by_a_callback(strategy):
+    written = []
+
+    class Writer(cb.BasePredictionWriter):
+        def write_on_batch_end(self, trainer, module, prediction, batch_indices, batch, batch_idx, dataloader_idx):
+            written.append((batch_idx, prediction.tolist(), batch_indices))
+
+        def write_on_epoch_end(self, trainer, module, predictions, batch_indices):
+            written.append(batch_indices)
+
+    trainer(strategy, callbacks=[Writer("batch_and_epoch")]).predict(Net(), loaders()[1])
+    return written
+
+
 @row
 def lbfgs(strategy):
     class Closures(Net):

@@ -74,6 +74,13 @@ class Epochs:
 
     def begin(self, epoch: int) -> None:
         """An epoch begins."""
+        if epoch - self._start >= self._hosted.num_epochs:
+            raise UsageError(
+                f"epoch {epoch} begins, and by Trainer(max_epochs=..., max_steps=...) the training was to have "
+                f"{self._hosted.num_epochs} epochs when it began: accumulate_grad_batches or a limit has been changed in a "
+                "hook, or steps were left out. Change accumulate_grad_batches by GradientAccumulationScheduler, or give "
+                "max_epochs alone."
+            )
         self._hosted.begin(epoch - self._start)
 
     def finish_pass(self) -> None:

@@ -23,13 +23,15 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.loops import fit_loop, training_epoch_loop
 from lightning.pytorch.loops.optimization import automatic
+from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.strategies import strategy as strategies
 from lightning.pytorch.trainer import trainer as trainers
 from lightning.pytorch.trainer.connectors.logger_connector import result
 from torch import Tensor
+from torch.utils.data import SequentialSampler
 
 from lockstep.base.errors import UsageError
 
@@ -110,6 +112,15 @@ def note_batch_size(trainer: Trainer, num_samples: int | None) -> None:
         results.batch_size = num_samples
 
 
+def noting_sampler(loader: Any) -> Any:
+    """The batch sampler by which Lightning knows the samples of each prediction: the engine reads a copy of it, so it is to be
+    iterated beside. None: the loader has none, or its order is not that of the data set, and a second pass would have another.
+    """
+    sampler = getattr(loader, "batch_sampler", None)
+    in_order = type(getattr(loader, "sampler", None)) is SequentialSampler
+    return sampler if isinstance(sampler, _IndexBatchSamplerWrapper) and in_order else None
+
+
 def leave_signals_alone(trainer: Trainer) -> None:
     """Keep Lightning from acting on signals: by its own handlers a run would end without being saved."""
     vars(trainer._signal_connector)["register_signal_handlers"] = lambda: None
@@ -157,9 +168,19 @@ def num_epochs(trainer: Trainer) -> int:
                 "stop earlier by EarlyStopping or trainer.should_stop."
             )
         return int(most)
-    per_epoch = -(-int(loop.max_batches) // trainer.accumulate_grad_batches)
-    enough = trainer.current_epoch + -(-(trainer.max_steps - trainer.global_step) // max(1, per_epoch))
+    enough, steps = trainer.current_epoch, trainer.global_step
+    while steps < trainer.max_steps:
+        steps += max(1, -(-int(loop.max_batches) // _accumulated(trainer, enough)))
+        enough += 1
     return enough if most is None or most < 0 else min(enough, int(most))
+
+
+def _accumulated(trainer: Trainer, epoch: int) -> int:
+    """The batches of a step in an epoch."""
+    for callback in callbacks(trainer):
+        if isinstance(callback, GradientAccumulationScheduler):
+            return callback.get_accumulate_grad_batches(epoch)
+    return trainer.accumulate_grad_batches
 
 
 def loop_state(trainer: Trainer) -> dict[str, Any]:

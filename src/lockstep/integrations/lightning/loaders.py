@@ -12,6 +12,7 @@ from lockstep import Team
 from lockstep.base.errors import UsageError
 from lockstep.data.batch import GlobalBatch
 from lockstep.data.loader import PreparedLoader
+from lockstep.integrations.lightning import host
 
 
 class HostBatch(GlobalBatch):
@@ -80,8 +81,8 @@ class EvaluationLoader:
 
     def __init__(self, loader: Any, evaluations: Evaluations) -> None:
         self.loader = loader
-        self.batch_sampler = getattr(loader, "batch_sampler", None)
-        """The indices of predictions are read from it."""
+        self.batch_sampler = host.noting_sampler(loader)
+        """Lightning reads the indices of predictions from it; None: they are unknown."""
         self._evaluations = evaluations
 
     @property
@@ -93,7 +94,9 @@ class EvaluationLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[HostBatch]:
+        indices = iter(()) if self.batch_sampler is None else iter(self.batch_sampler)
         for batch in self._evaluations.begin(self.loader):
+            next(indices, None)  # notes them
             yield HostBatch(batch)
 
 

@@ -42,7 +42,11 @@ class Local:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = __matmul__ = (
         _refuse
     )
-    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __pow__ = __rpow__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __rmatmul__ = __and__ = __or__ = __xor__ = (
+        _refuse
+    )
+    __abs__ = __invert__ = __pos__ = __round__ = __array__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __hash__ = _refuse
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from lightning.pytorch import LightningModule
@@ -12,6 +12,7 @@ from torchmetrics import Metric, MetricCollection
 
 from lockstep.base.errors import UsageError
 from lockstep.data.batches import map_tensors
+from lockstep.integrations.lightning.contents import items_of
 
 Update = tuple[str, bool, tuple[Any, ...], dict[str, Any]]
 """The metric's name, whether it was called (else updated), and the arguments."""
@@ -35,13 +36,42 @@ class Metrics:
 
     def __init__(self, module: LightningModule) -> None:
         _refuse_hidden(module)
+        self._module = module
         self._metrics = metrics_of(module)
         for metric in self._metrics.values():
             _disable_sync(metric)
         self._trials: dict[str, Metric | MetricCollection] = {}
 
+    @property
+    def names(self) -> dict[int, str]:
+        """The name of each metric, by its id."""
+        return {id(metric): name for name, metric in self._metrics.items()}
+
+    def refresh(self) -> None:
+        """Look again for the module's metrics: a hook may have put others in their place.
+
+        Raises:
+            UsageError: there is one of a new name.
+        """
+        now = metrics_of(self._module)
+        for name, metric in now.items():
+            if (known := self._metrics.get(name)) is metric:
+                continue
+            if known is None:
+                raise UsageError(
+                    f"self.{name}, a {type(metric).__name__}, was made after the trainer had begun: the run's checkpoints "
+                    "restore the metrics that are there at the beginning, so a resumed run would not have it. Make all "
+                    "metrics in __init__. In place of MetricTracker, which makes one for each epoch, log the value in each "
+                    "epoch, and keep the best by torchmetrics.MaxMetric."
+                )
+            _disable_sync(metric)
+            self._trials.pop(name, None)
+        _refuse_hidden(self._module)
+        self._metrics = now
+
     def shadow(self, updates: list[Update], step: str) -> None:
         """Until ``restore``, note updates instead of making them. A call returns the value of its arguments alone."""
+        self.refresh()
         for name, metric in self._metrics.items():
             trial = self._trial(name)
             replaced = {
@@ -72,6 +102,7 @@ class Metrics:
             with_values: whether metrics that were called get the value of this batch, which ``self.log(...,
                 on_step=True)`` shows.
         """
+        self.refresh()
         calls: dict[str, list[tuple[Any, Any]]] = {}
         for name, is_call, args, kwargs in (update for shard in shards for update in shard):
             args, kwargs = map_tensors(to_device, (args, kwargs))
@@ -148,11 +179,19 @@ def _never() -> bool:
 
 def _refuse_hidden(module: LightningModule) -> None:
     for name, value in vars(module).items():
-        items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-        if not name.startswith("_") and any(isinstance(item, Metric | MetricCollection) for item in items):
+        if not name.startswith("_") and (found := _hidden_in(value, f"self.{name}", 3)) is not None:
             raise UsageError(
-                f"self.{name} holds torchmetrics objects in a plain {type(value).__name__}, where they are no parts "
-                "of the module: "
-                "updates in a step would stay on the process that runs it. Use torch.nn.ModuleList, torch.nn.ModuleDict or "
-                "torchmetrics.MetricCollection."
+                f"{found} is a torchmetrics object, and no part of the module: updates in a step would stay on the process "
+                "that runs it. Make it an attribute of the module, or use torch.nn.ModuleList, torch.nn.ModuleDict or "
+                "torchmetrics.MetricCollection in place of lists, dicts and other objects."
             )
+
+
+def _hidden_in(value: Any, name: str, depth: int) -> str | None:
+    """How the script calls a metric that is in lists, mappings or plain objects; None: there is none."""
+    if isinstance(value, Metric | MetricCollection):
+        return name
+    for key, item in items_of(value) if depth else ():
+        if (found := _hidden_in(item, name + key, depth - 1)) is not None:
+            return found
+    return None

@@ -16,7 +16,7 @@ from lockstep.data.batches import map_tensors
 from lockstep.integrations.lightning.append_only import append_only
 from lockstep.integrations.lightning.attributes import Attributes, Growth
 from lockstep.integrations.lightning.logs import Log, as_plain, combine
-from lockstep.integrations.lightning.metrics import Metrics, Update, metrics_of
+from lockstep.integrations.lightning.metrics import Metrics, Update
 
 
 @dataclass
@@ -52,7 +52,6 @@ class Steps:
         self._device = device
         self._metrics = Metrics(module)
         self._attributes = Attributes(module)
-        self._metric_names = {id(metric): name for name, metric in metrics_of(module).items()}
 
     @contextlib.contextmanager
     def noting(self, step: str, num_samples: int, *, at_once: bool = False) -> Iterator[Noted]:
@@ -65,7 +64,7 @@ class Steps:
                 append to lists.
         """
         noted = Noted(num_samples)
-        before = self._attributes.look()
+        before, inside = self._attributes.look(), self._attributes.look_inside(buffers=step != "training_step")
         self._metrics.shadow(noted.updates, step)
         vars(self._module)["log"] = self._noting_log(noted.logs)
         trainer = self._module.trainer
@@ -78,6 +77,7 @@ class Steps:
             noted.stops, trainer.should_stop = trainer.should_stop, stopped
             del vars(self._module)["log"]
             self._metrics.restore()
+        self._attributes.check_inside(inside, step)
         noted.grown, noted.assigned = self._attributes.changes(before, step)
         noted.grown += [(lists[number][0], items) for number, items in taken.items()]
 
@@ -85,11 +85,11 @@ class Steps:
         real = type(self._module).log
 
         def log(name: str, value: Any, *args: Any, **options: Any) -> None:
-            plain = None if args else as_plain(value, options, self._metric_names)
+            plain = None if args else as_plain(value, options, self._metrics.names)
             if plain is None:
                 names = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx")
                 options.update(zip(names, args, strict=False))
-                plain = as_plain(value, options, self._metric_names)
+                plain = as_plain(value, options, self._metrics.names)
             if plain is None:
                 real(self._module, name, value, **options)  # raises
                 return

@@ -293,10 +293,15 @@ class LockstepStrategy(SingleDeviceStrategy):
         return output
 
     def _has_hook(self, name: str) -> bool:
-        """Whether a hook of the script reads outputs. Lightning's own callbacks do not."""
-        callbacks = [each for each in host.callbacks(self.trainer) if not type(each).__module__.startswith(_OWN)]
+        """Whether a hook of the script reads outputs. Lightning's own callbacks do not, but for functions that the
+        script gives to LambdaCallback."""
+        callbacks = [
+            each for each in host.callbacks(self.trainer) if not type(each).__module__.startswith(_OWN) or name in vars(each)
+        ]
         assert self.lightning_module is not None
-        return is_overridden(name, self.lightning_module) or any(is_overridden(name, each, Callback) for each in callbacks)
+        return is_overridden(name, self.lightning_module) or any(
+            name in vars(each) or is_overridden(name, each, Callback) for each in callbacks
+        )
 
     def _run(self, name: str, *args: Any) -> Any:
         module = self.lightning_module
