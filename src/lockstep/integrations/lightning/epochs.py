@@ -65,12 +65,28 @@ class Epochs:
         team.register(f"{name}, callbacks", state.callbacks(), compare=False)
         self._start = trainer.current_epoch  # not 0 if the trainer goes on with a fit that is over
         self._hosted = team.hosted_epochs(host.num_epochs(trainer) - self._start)
+        joined.is_behind = not state.is_restored and bool(self._hosted.first)
         if state.is_restored:
             host.resume(trainer, within=self._hosted.is_within)
-        elif self._hosted.first:  # the run was interrupted in a later fit
+        elif joined.is_behind:  # the run was interrupted in a later fit
             host.skip(trainer, self._start + self._hosted.num_epochs)
         if self._hosted.is_within:
             self._hosted.begin(self._hosted.first)
+
+    def check_evaluation(self, trainer: Trainer) -> None:
+        """Refuse to evaluate a module that is not as its training has left it.
+
+        Raises:
+            UsageError: the run resumes in a later fit, and no file of weights is given.
+        """
+        if self._joined.is_behind and trainer.ckpt_path is None:
+            raise UsageError(
+                "an evaluation after trainer.fit number "
+                f"{self._joined.num_fits}, which an earlier launch has completed: the run resumes in a later fit, whose "
+                "checkpoint does not restore the weights that this one has come to, so the result would be of others. For "
+                "cross-validation, start a run for each fold (--run-dir), or evaluate by a file: trainer.validate(model, "
+                "ckpt_path=...). Or start this run from its beginning: --fresh."
+            )
 
     def begin(self, epoch: int) -> None:
         """An epoch begins."""

@@ -22,6 +22,9 @@ class Joined:
         self.team: Team = lockstep.join(**settings)
         self.num_fits = 0
         """The calls of ``trainer.fit`` so far, by which their states are told apart."""
+        self.is_behind = False
+        """Whether the newest fit was left out, since an earlier launch has completed it and the run resumes in a later one: its
+        module has the weights of the beginning."""
         self._stack = contextlib.ExitStack()  # held: Lightning would open a process group of its own
         self._stack.enter_context(self.team.hide_launcher())
 

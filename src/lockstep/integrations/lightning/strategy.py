@@ -135,6 +135,7 @@ class LockstepStrategy(SingleDeviceStrategy):
         assert module is not None
         super().setup(trainer)
         if trainer.state.fn != TrainerFn.FITTING:
+            self._epochs.check_evaluation(trainer)
             for tensor in [*module.parameters(), *module.buffers()]:
                 self.team.broadcast(
                     tensor.data
