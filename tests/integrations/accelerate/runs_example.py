@@ -20,6 +20,11 @@ EXAMPLES = Path(__file__).parent / "examples"
 def run_example(name, config, options):
     """The lines that the example has printed on this rank, and the digests of the models that it has prepared last."""
     sys.path.insert(0, str(EXAMPLES))
+    return run_module(lambda: importlib.import_module(name), config, options)
+
+
+def run_module(make, config, options):
+    """The same of the module that ``make`` returns."""
     torch.set_num_threads(1)
     ended, digests, texts = Accelerator.end_training, [], io.StringIO()
 
@@ -31,8 +36,7 @@ def run_example(name, config, options):
     Accelerator.end_training = end_training
     arguments = SimpleNamespace(**{"cpu": True, "mixed_precision": None, **options})
     with contextlib.redirect_stdout(texts):
-        example = importlib.import_module(name)
-        example.training_function({"lr": 0.02, "num_epochs": 2, "seed": 42, "batch_size": 16, **config}, arguments)
+        make().training_function({"lr": 0.02, "num_epochs": 2, "seed": 42, "batch_size": 16, **config}, arguments)
     return [line for line in texts.getvalue().splitlines() if re.match(r"epoch \d+:|Average", line)], digests
 
 

@@ -1,5 +1,10 @@
 """A training by accelerate's interface that is killed on some processes and resumed on others."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
@@ -35,3 +40,26 @@ def test_a_pass_whose_gradients_the_script_counts_itself_is_not_resumed_in_the_m
     assert run(nest, whole, 1, "accumulate_by_hand") == ([0], [[None, 1]])
     assert run(nest, parts, 1, "accumulate_by_hand", 3)[0] == [-9]
     assert run(nest, parts, 1, "accumulate_by_hand") == ([0], [["UsageError", None]])
+
+
+def by_torchrun(place, processes, kill_at):
+    """accelerate's nlp_example under torchrun: what its last line says; None: it was killed."""
+    script = Path(__file__).parent / "interrupted_example.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    done = subprocess.run([*command, script, str(kill_at)], cwd=place, capture_output=True, text=True, timeout=150)
+    ended = [line for line in done.stdout.splitlines() if line.startswith("ended ")]
+    assert bool(ended) == (done.returncode == 0) == (kill_at == 0), done
+    return json.loads(ended[0].removeprefix("ended ")) if ended else None
+
+
+def test_a_public_example_that_is_killed_ends_with_the_weights_and_lines_of_an_undisturbed_one(nest, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    parts.mkdir()
+    _, [(printed, digests)] = nest.run(1, "interrupted_example", "run", [0], whole)
+    assert len(printed) == 4
+    assert by_torchrun(parts, 2, 3) is None
+    assert nest.run(3, "interrupted_example", "run", [6], parts)[0] == [-9] * 3
+    statuses, [found] = nest.run(1, "interrupted_example", "run", [0], parts)
+    assert statuses == [0], (parts / "log-0").read_text()[-3000:]
+    assert found == [printed[-len(found[0]) :], digests]
