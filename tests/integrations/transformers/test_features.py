@@ -1,5 +1,8 @@
 """Each feature of transformers' Trainer: the same weights and the same log on one process and on two."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 FEATURES = (
@@ -159,3 +162,9 @@ def test_training_is_that_of_a_plain_trainer_with_the_same_global_batch(there, t
 def test_the_arguments_are_parsed_from_a_command_line(there, tmp_path):
     (parsed,) = there(1, "trainer_features.parsed", tmp_path / "out")
     assert parsed == (4, {"keep": 3}, 4, 3, 32)
+
+
+def test_the_page_has_a_row_for_each_feature():
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "trainer.md").read_text()
+    table = page.partition("| feature | row |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"\| ([^|]+) \|$", table, flags=re.MULTILINE)) == sorted(FEATURES)
