@@ -86,11 +86,10 @@ def last_line(done):
 @pytest.mark.parametrize(
     ("without", "two", "one"),
     [
-        (OUTERMOST, ("lockstep run", "2"), ("python",)),
         ((*OUTERMOST, "tools"), ("lockstep run", "2"), ("python",)),
         ((*OUTERMOST, "tools", "launch"), ("torchrun", "2"), ("python",)),
     ],
-    ids=["without integrations", "without tools", "without tools and launcher"],
+    ids=["without integrations and tools", "and without launcher"],
 )
 def test_a_part_of_the_package_trains_and_resumes_with_the_answer_of_the_whole(train, run_here, tmp_path, without, two, one):
     whole = run_here(SCRIPT, args=("run-whole", NEVER))

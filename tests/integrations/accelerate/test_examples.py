@@ -50,7 +50,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", RUN)
+# The profiler's own work takes half a minute.
+SLOW = {"profiler"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.longest] if name in SLOW else []) for name in RUN])
 def test_an_example_is_the_same_on_any_number_of_processes(nest, tmp_path, name):
     if "cv" in name:
         from offline import make_images
