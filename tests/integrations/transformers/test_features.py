@@ -49,6 +49,7 @@ FEATURES = (
     "eval_on_start, full determinism",
     "a module of one's own",
     "collections of one's own",
+    "values of all shards",
     "callbacks that look at batches",
     "logits of each word",
     "losses only",

@@ -189,6 +189,25 @@ class Counting(TrainerCallback, ExportableState):
         control.should_epoch_stop = state.global_step == 3
 
 
+class Shares:
+    """Logs, of each step and evaluation batch, what was computed with the losses of all shards."""
+
+    found = None
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        self.found = outputs.logits.argmax(-1).tolist(), inputs["labels"].tolist()
+        return (loss, outputs) if return_outputs else loss
+
+    def collect(self):
+        found, self.found = self.found, None
+        return found
+
+    def take(self, collected):
+        pairs = [pair for found, labels in collected for pair in zip(found, labels, strict=True)]
+        self.log({"right": sum(found == label for found, label in pairs), "of": len(pairs)})
+
+
 class Collecting:
     """Keeps what it has seen in containers of several kinds, and logs of it."""
 
@@ -454,6 +473,7 @@ FEATURES = {
     "eval_on_start, full determinism": Feature({"eval_on_start": True, "eval_strategy": "epoch", "full_determinism": True}),
     "a module of one's own": Feature({"eval_strategy": "epoch"}, model=Plain),
     "collections of one's own": Feature({}, mixin=Collecting),
+    "values of all shards": Feature({"eval_strategy": "epoch"}, mixin=Shares),
     "callbacks that look at batches": Feature({"eval_strategy": "epoch"}, more=lambda model: {"callbacks": [Looking()]}),
     "logits of each word": Feature({"eval_strategy": "epoch"}, model=PerWord, metrics=all_words),
     "losses only": Feature({"eval_strategy": "epoch", "prediction_loss_only": True}, metrics=None),

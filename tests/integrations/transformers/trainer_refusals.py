@@ -27,6 +27,13 @@ class Backward(Trainer):
         return loss.detach()
 
 
+class Logs(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        self.log({"of this shard": loss.item()})
+        return (loss, outputs) if return_outputs else loss
+
+
 class Full(Trainer):
     def compute_loss(self, *args, **kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory.")
@@ -120,6 +127,7 @@ CASES = [
     Case("stratgy", {"lockstep": {"stratgy": "fsdp"}}),
     Case("_run_epoch", kind=Replaced),
     Case("team.backward", kind=Backward),
+    Case("team.log", kind=Logs),
     Case("per_device_train_batch_size", {"auto_find_batch_size": True}, kind=Full),
     Case("hyperparameter_search", act=search),
     Case("checkpoint-5", act=resume_from_path),

@@ -116,14 +116,24 @@ class Trainer(HostTrainer):
 
     @override
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log values, which must be equal on every rank but for clocks. They are in lockstep's journal, too."""
-        self.team.log(
-            **{
-                name: value
-                for name, value in logs.items()
-                if isinstance(value, (int, float)) and not is_clock(name) and name != "epoch"
-            }
-        )
+        """Log values, which must be equal on every rank but for clocks. They are in lockstep's journal, too.
+
+        Raises:
+            UsageError: called for a single shard, in ``compute_loss`` or ``training_step``, or for an evaluation batch.
+        """
+        values = {
+            name: value
+            for name, value in logs.items()
+            if isinstance(value, (int, float)) and not is_clock(name) and name != "epoch"
+        }
+        try:
+            self.team.log(**values)
+        except UsageError as error:
+            error.add_note(
+                "In a Trainer: return the value of a shard from collect(), and log it in take(collected), which has those of "
+                "all shards: docs/how-to/trainer.md#what-runs-where."
+            )
+            raise
         super().log(logs, start_time)
 
     @override
