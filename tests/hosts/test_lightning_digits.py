@@ -38,6 +38,18 @@ def test_a_script_killed_and_stopped_within_epochs_ends_as_an_undisturbed_one(tr
     assert train(1, "run") == train(2, "whole")
 
 
+def test_a_fold_that_a_resumed_run_has_not_restored_is_not_evaluated(run_here, tmp_path):
+    def folds(processes, kill):
+        done = run_here(SCRIPT.with_name("lightning_folds.py"), "--nproc-per-node", str(processes), env={"KILL": str(kill)})
+        assert (done.returncode == 0) == (kill == 0), done
+        return [line for line in done.stdout.splitlines() if line.startswith("fold")]
+
+    first, second = folds(1, 0)
+    (tmp_path / "run").rename(tmp_path / "whole")
+    assert folds(2, kill=20) == [first]  # in the second fold
+    assert folds(1, kill=0) == ["fold 0 UsageError", second]
+
+
 def command(directory, *words, timeout):
     """The output of a Python module, run as a command."""
     words = [sys.executable, "-m", *map(str, words)]

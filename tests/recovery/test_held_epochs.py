@@ -87,7 +87,7 @@ class Told:
 
     def _begin(self, loop):
         if self._open is not None:
-            self._open.end()
+            self._open.leave()
         self._open = loop
 
     def _turns(self, epochs):

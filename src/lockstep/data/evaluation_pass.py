@@ -225,22 +225,14 @@ class EvaluationPass:
         if self._place is not None:
             self._updates.add(self._place, metric, args)
 
-    def running(self) -> tuple[int, int | None]:
-        """Number and samples of the batch that this process runs."""
-        if not self._guard.evaluated:
-            raise UsageError(f"batch.running outside of the loop over shards: {LINES}")
+    def running(self, batch: EvaluationBatch, num_samples: int | None) -> tuple[int, int | None]:
+        """The number of a batch and its number of samples; inside its shards those of the batch whose samples this process
+        runs, which may be another of the round. ``num_samples``: of ``batch``, as the loader tells it."""
+        if batch not in self._guard.evaluated:
+            return batch.place, num_samples
         if self._place is None:  # another rank's samples, in a round with fewer batches than ranks: they do not count
-            return self._guard.evaluated[-1].place, None
+            return batch.place, None
         return self._place[0], self._round.num_samples
-
-    def number_of(self, batch: EvaluationBatch) -> int:
-        """The number of a batch, or of the one whose samples this process runs in its place."""
-        return self._place[0] if self._place is not None and batch in self._guard.evaluated else batch.place
-
-    def samples_of(self, batch: EvaluationBatch, num_samples: int) -> int:
-        """The number of samples of the batch that ``number_of`` names. ``num_samples``: those of ``batch``."""
-        running = self._round.num_samples
-        return num_samples if running is None or batch not in self._guard.evaluated else running
 
     def share(self, batch: EvaluationBatch, value: Any) -> None:
         """Note a result of the batch that this process is in, for ``shared``."""
@@ -301,7 +293,7 @@ class EvaluationBatch(GlobalBatch):
     def number(self) -> int:
         """Number of the batch in its loader, from 0: the same on every rank. Inside ``batch.shards`` that of the samples: where
         batches of a round run at once, they may be those of another batch."""
-        return self._pass.number_of(self)
+        return self.running[0]
 
     @property
     def num_samples(self) -> int:
@@ -310,12 +302,13 @@ class EvaluationBatch(GlobalBatch):
         Raises:
             UsageError: the loader's batches are ready-made, so only the rank that owns one can count it.
         """
-        if self._num_samples is None:
+        num_samples = self.running[1]
+        if num_samples is None:
             raise UsageError(
                 "batch.num_samples of a ready-made batch: only the process that owns it can count its samples. Add the "
                 "number inside batch.shards: batch.add(count=len(labels), weight=1)"
             )
-        return self._pass.samples_of(self, self._num_samples)
+        return num_samples
 
     @property
     def shards(self) -> Iterator[Any]:
@@ -351,14 +344,8 @@ class EvaluationBatch(GlobalBatch):
 
     @property
     def running(self) -> tuple[int, int | None]:
-        """Inside ``batch.shards``: number of the batch whose samples these are, and how many (None: unknown).
-
-        With ``share=True`` batches of a round run at once, in the loop over the shards of the first: it is not always this one.
-
-        Raises:
-            UsageError: outside of ``batch.shards``.
-        """
-        return self._pass.running()
+        """``number`` and ``num_samples``, with None where the latter is unknown."""
+        return self._pass.running(self, self._num_samples)
 
     def share(self, value: Any) -> None:
         """Share a result of the batch with all processes, inside ``batch.shards``: ``shared()`` returns it on each. Local.

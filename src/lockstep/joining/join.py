@@ -60,6 +60,11 @@ def _with_settings(function: Callable[..., Team]) -> Callable[..., Team]:
     return function
 
 
+def joined_team() -> Team | None:
+    """The team of the run that this process takes part in; None: it takes part in none."""
+    return None if _joined is None or _joined.is_closed else _joined
+
+
 @_with_settings
 def join(*, rank: int | None = None, world_size: int | None = None, **settings: Any) -> Team:
     """Join the run for which this process was started, alone or as one of many. Call it once, at the top of the script.
@@ -84,7 +89,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
     global _joined, _num_joined
     check_not_imported()
     show_uncaught()
-    if _joined is not None and not _joined.is_closed:
+    if joined_team() is not None:
         raise UsageError("join() was called before in this process: keep the team that it returned, one per process")
     environment = read_environment()
     instruments, given = make_instruments(environment.asked), dict(settings)

@@ -65,7 +65,7 @@ class EpochLoop(Iterator[int]):
             self._leave_by_error(frame)
             raise
 
-    def end(self) -> None:
+    def leave(self) -> None:
         """Leave the loop, which the script has not finished and still holds."""
         if self._is_open:
             self._is_open, self._is_superseded = False, True

@@ -82,6 +82,10 @@ class HostedEpochs:
             self._turns.end_epoch(self._current)
         self._turns.leave_epochs(max(self.first, self.num_epochs))
 
+    def leave(self) -> None:
+        """Leave the loop, which the host has not ended."""
+        self.end(early=True)
+
     @property
     def is_over(self) -> bool:
         """Whether the loop has ended."""

@@ -158,7 +158,7 @@ class Loop:
     def _end_open_epochs(self) -> None:
         """End the loop over epochs that the script has left and still holds (by ``iterator = iter(team.epochs(n))``)."""
         if (loop := self._open_loop()) is not None:
-            _leave(loop)
+            loop.leave()
 
     def _open_loop(self) -> EpochLoop | HostedEpochs | None:
         if self._hosted is not None and not self._hosted.is_over:
@@ -383,7 +383,7 @@ class Loop:
         if not failed and (loop := self._open_loop()) is not None:
             if not self._was_ended and (line := loop.unclear_at) is not None:
                 self.left_by_error, is_unclear = line, loop.is_unclear
-            _leave(loop)
+            loop.leave()
         if self.phases.was_left and not failed:
             left_step, self.phases.was_left = self.phases.was_left, 0
             say(
@@ -460,11 +460,3 @@ class Loop:
             self._saver.close(end, step, self.epoch, failed=True)
             raise
         return self._saver.close(end, step, self.epoch, failed=failed, is_saved=is_saved)
-
-
-def _leave(loop: EpochLoop | HostedEpochs) -> None:
-    """Leave a loop over epochs before its end."""
-    if isinstance(loop, HostedEpochs):
-        loop.end(early=True)
-    else:
-        loop.end()

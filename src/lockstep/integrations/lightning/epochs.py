@@ -65,7 +65,7 @@ class Epochs:
         team.register(f"{name}, callbacks", state.callbacks(), compare=False)
         self._start = trainer.current_epoch  # not 0 if the trainer goes on with a fit that is over
         self._hosted = team.hosted_epochs(host.num_epochs(trainer) - self._start)
-        joined.is_behind = not state.is_restored and bool(self._hosted.first)
+        joined.is_behind = self._hosted.is_past
         if state.is_restored:
             host.resume(trainer, within=self._hosted.is_within)
         elif joined.is_behind:  # the run was interrupted in a later fit

@@ -28,9 +28,10 @@ The order of calls in ``Trainer.train``, of which only the names with a ``>`` ar
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import transformers
@@ -57,9 +58,8 @@ else:  # a mixin: the defaults of the class beside it are to hold
 class HostArguments(_Arguments):
     """The private part of ``TrainingArguments``."""
 
-    def join(self) -> Team:
-        """Join the run."""
-        raise NotImplementedError
+    join: ClassVar[Callable[[Any], Team]]
+    """Joins the run."""
 
     @cached_property
     def _setup_devices(self) -> torch.device:
@@ -81,48 +81,48 @@ class HostArguments(_Arguments):
         return joined_team()
 
 
-class Stages:
+class Stages(ABC):
     """What a training on lockstep does at the stages of the host's loop. Implemented by ``training.Training``."""
 
     loader: Any
     """Stands for the prepared loader in the host's loop."""
 
+    @abstractmethod
     def begin(self, num_epochs: int) -> int:
         """All is made: prepare the rest, and restore the run. Returns the first epoch to run."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reapply(self) -> None:
         """Restore what the host has reset since ``begin``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def begin_epoch(self) -> bool:
         """An epoch begins. Whether this is its beginning, and not where an earlier launch was interrupted."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def epoch(self) -> float:
         """How many epochs were trained."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end_pass(self) -> None:
         """The host has taken the steps of an epoch that it wants."""
-        raise NotImplementedError
 
+    @abstractmethod
     def step(self, model: Any, batch: Any) -> torch.Tensor:
         """Compute the gradient of a global batch; returns its mean loss."""
-        raise NotImplementedError
 
+    @abstractmethod
     def floating_point_ops(self, batch: Any) -> float:
         """Those of the newest global batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def track_tokens(self, batch: Any) -> None:
         """Count the input tokens of the newest global batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self) -> None:
         """The loop over epochs is over."""
-        raise NotImplementedError
 
 
 class HostTrainer(transformers.Trainer):

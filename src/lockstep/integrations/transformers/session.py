@@ -6,7 +6,7 @@ from typing import Any
 
 import lockstep
 from lockstep.base.errors import ConfigError
-from lockstep.joining import join as joining
+from lockstep.joining.join import joined_team
 from lockstep.joining.team import Team
 
 _team: Team | None = None
@@ -27,8 +27,8 @@ def join_with(settings: dict[str, Any], names: dict[str, str]) -> Team:
     """
     global _team, _asked, _num_trainings
     if _team is None or _team.is_closed:
-        earlier = joining._joined  # the script's own lockstep.join(...)
-        _team = lockstep.join(**settings) if earlier is None or earlier.is_closed else earlier
+        earlier = joined_team()  # by the script's own lockstep.join(...)
+        _team = earlier or lockstep.join(**settings)
         _num_trainings = 0
         _asked = settings if _team is not earlier else {name: getattr(_team.config, name) for name in names}
     for setting, argument in names.items():

@@ -109,8 +109,8 @@ class RunState:
         }
         files = self.weights(rank)
         # Of what may differ, ranks would deal out different sizes, too, and leave out a tensor, or write it twice.
-        differing = tuple(f"registered.{name}" for name, adapter in self.registered.items() if not adapter.is_compared)
-        of_rank_0 = {name for name in tensors if f".{ATTRIBUTES}." in name or name.startswith(differing)}
+        differing = tuple(f"registered.{name}." for name, adapter in self.registered.items() if not adapter.is_compared)
+        of_rank_0 = {name for name in tensors if f".{ATTRIBUTES}." in name or f"{name}.".startswith(differing)}
         held = [0] * world_size
         held[0] = sum(tensor.nbytes for each in self._weights().values() for tensor in each.values() if not is_cut(tensor))
         sizes = {name: t.nbytes for name, t in tensors.items() if not is_cut(t) and name not in of_rank_0}
