@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.base.errors import ConfigError, DataError, UsageError
+from lockstep.base.errors import ConfigError, UsageError
 from lockstep.data.batch import GlobalBatch
-from lockstep.data.batches import count_samples
+from lockstep.data.evaluation_round import Round
 from lockstep.data.evaluation_source import Dealt, EvaluationKey, EvaluationSource
 from lockstep.data.metric_updates import MetricUpdates
-from lockstep.data.shared import Shared, gather, keep
+from lockstep.data.shared import gather, keep
 from lockstep.data.uploads import Uploads
 from lockstep.data.values import SUM, Part, Weight, check_weight, checked, combine, on_cpu, part_of, take
 from lockstep.world.comm.collectives import Collectives
@@ -83,7 +83,7 @@ class EvaluationPass:
         self._shares = shares
         self._num_at_once = collectives.size if together or shares else 1
         self._is_open = self._has_begun = False
-        self._round = _Round(())
+        self._round = Round(())
         self._dealt: Generator[Dealt] | None = None
         self._is_short = False
         """Whether some ranks have no batch of their own in the current round, the last."""
@@ -107,7 +107,7 @@ class EvaluationPass:
     def ending(self) -> Iterator[None]:
         """Leave the block."""
         self._is_open = False
-        self.current, self._round = None, _Round(())
+        self.current, self._round = None, Round(())
         if self._dealt is not None:
             self._dealt.close()  # the script may have left the loop, and hold its iterator
         if self._uploads is not None:
@@ -131,7 +131,7 @@ class EvaluationPass:
         at_once = self._num_at_once
         rounds = zip(dealt, strict=True) if at_once == 1 else iter(lambda: tuple(itertools.islice(dealt, at_once)), ())
         for batches in rounds:
-            self._round, self._is_short = _Round(batches), self._together and len(batches) < at_once
+            self._round, self._is_short = Round(batches), self._together and len(batches) < at_once
             for number, num_samples, _ in batches:
                 self.current = batch = EvaluationBatch(self, number, num_samples)
                 yield batch
@@ -406,49 +406,3 @@ class EvaluationBatch(GlobalBatch):
 
     def __repr__(self) -> str:
         return f"EvaluationBatch(batch {self.place} of an evaluation)"
-
-
-class _Round:
-    """Batches that the ranks run at once: one for each rank, or a single one."""
-
-    __slots__ = (
-        "_fetch",
-        "mine",
-        "num_gathered",
-        "num_passes",
-        "num_requested",
-        "num_samples",
-        "number",
-        "samples",
-        "shared",
-    )
-
-    def __init__(self, batches: Sequence[Dealt]) -> None:
-        self.number: int | None = None
-        """That of this rank's batch; None: it has none."""
-        self.num_samples: int | None = None
-        self._fetch: Callable[[], Any] | None = None
-        self.samples: Sequence[Any] = ()
-        """This rank's batch, once it is fetched."""
-        self.num_passes = 0
-        """Passes that were run."""
-        self.num_requested = 0
-        """Passes that the script has requested. The same on every rank: in ``zip(a.shards, b.shards)`` a rank without a batch
-        of a's does not run b's."""
-        self.mine: list[Shared] = []
-        """What this rank has shared since it was gathered."""
-        self.shared: list[Shared] = []
-        """What all ranks have shared of the first ``num_gathered`` passes."""
-        self.num_gathered = 0
-        for number, num_samples, fetch in batches:
-            if fetch is not None:
-                self.number, self.num_samples, self._fetch = number, num_samples, fetch
-
-    def fetch(self) -> None:
-        """Fetch this rank's batch, if it has one."""
-        if self._fetch is None:
-            return
-        self.samples = (self._fetch(),)
-        if self.num_samples is None:
-            with contextlib.suppress(DataError):
-                self.num_samples = count_samples(self.samples[0])
