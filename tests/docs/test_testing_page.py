@@ -30,7 +30,13 @@ def run(tmp_path):
     def command(words):
         python, *args = words.split()
         assert python == "python"
-        outer = ("PYTEST_ADDOPTS", "PYTEST_XDIST", "COLUMNS", "CI", "BUILD_NUMBER")  # With the last two pytest does not cut its lines.
+        outer = (
+            "PYTEST_ADDOPTS",
+            "PYTEST_XDIST",
+            "COLUMNS",
+            "CI",
+            "BUILD_NUMBER",
+        )  # With the last two pytest does not cut its lines.
         environ = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
         environ |= {"OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": "-p no:cacheprovider"}
         return subprocess.run(

@@ -118,7 +118,7 @@ def test_a_rank_whose_program_is_over_is_named_as_such_even_in_a_collective_of_i
     over = rank(1, [[C10D, 10, "all_gather"]], at=("0", 7, "all_gather"), begun={"0": 7})
     for report in (over, same):
         report.record.update(ending={"how": "ended", "since_s": 20.0, "holders": []}, host="here", pid=1)
-    assert "rank 0 waits for rank 1" in who_waits([others, over])
+    assert "rank 0 waits for rank 1" in who_waits([others, over]).text
     assert who_waits([others, same]) is None, "the same call, at the end of one's program and in the other's"
 
 

@@ -7,7 +7,8 @@ import pytest
 from lockstep.base.tracebacks.frames import OURS
 from lockstep.tools.explain.process import ProcessFacts
 from lockstep.tools.explain.rank_reports import RankReport
-from lockstep.tools.explain.stuck import BUSY_S, limit_of_script_s, limit_s, who_waits
+from lockstep.tools.explain.stuck import BUSY_S, limit_of_script_s, limit_s
+from lockstep.tools.explain.stuck import who_waits as report_of
 
 WAITING = [["/site-packages/torch/distributed/distributed_c10d.py", 10, "all_reduce"], ["/home/me/train.py", 20, "<module>"]]
 
@@ -26,6 +27,12 @@ def rank(number, stack, state="running", collective=None, since_s=30.0, **more):
         **more,
     }
     return RankReport(record, state, 0.0)
+
+
+def who_waits(*args, **options):
+    """The words of the report."""
+    report = report_of(*args, **options)
+    return report and report.text
 
 
 def test_the_missing_rank_is_named_with_what_it_does_and_where():

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from lockstep.base import exit_status
 from lockstep.base.errors import CheckpointError, ConfigError, LaunchError, LossError, MismatchError, ModelError, UsageError
+from lockstep.base.reports import FAILED, Report
 from lockstep.base.stopping import AUDIT_STATUS, AuditFailed
 from lockstep.base.tracebacks.excerpt import excerpt, first_line, message_of, plain_message, without_noise
+from lockstep.base.tracebacks.frames import owner
 from lockstep.launch.echoes import handled_before, is_echo, what_followed
 from lockstep.world.environment import shows_tracebacks
 
@@ -191,6 +193,20 @@ def from_deadlock(rank: int, report: str, how: str, status: int = 1) -> Failure:
         status: the exit status of the launcher.
     """
     return Failure(rank=rank, kind="", message=how, is_of_all=True, waited=report, exit_status=status)
+
+
+def as_report(failure: Failure) -> Report:
+    """The failure in fields. Its place is the innermost line of the user's code in its traceback."""
+    places = [(file, int(line), name) for file, line, name in _LINE.findall(failure.text) if owner(file) == "user"]
+    # A traceback ends with the innermost frame, and faulthandler's begins with it.
+    at = places[-1 if "most recent call last" in failure.text else 0] if places else None
+    return Report(
+        kind=FAILED,
+        text=failure.summary(),
+        ranks=(failure.rank,),
+        cause=failure.kind or ("ended early" if failure.ended_early else ""),
+        places={} if at is None else {failure.rank: f"{at[0]}:{at[1]} in {at[2]}"},
+    )
 
 
 def fault_path(private_dir: str, rank: int) -> Path:

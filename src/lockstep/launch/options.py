@@ -59,6 +59,9 @@ class LaunchOptions:
     """Write the output of rank R to DIR/rank-R.log instead of the terminal."""
     tee: bool = option(False, group=OUTPUT)
     """Prefix each line with its rank; with --log-dir, also show it on the terminal."""
+    reports: Path | None = option(None, group=OUTPUT, metavar="FILE")
+    """Append each warning about a stuck or slow rank, and each failure, to FILE as a line of JSON: kind, ranks, cause,
+    places."""
     attach: int | None = option(None, group=OUTPUT, metavar="RANK")
     """Connect this rank to the terminal, so that breakpoint() works.  [default: none]"""
 

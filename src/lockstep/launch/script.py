@@ -15,6 +15,7 @@ from typing import Any
 
 from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError
+from lockstep.base.reports import recorded_in
 from lockstep.base.stopping import UNSAVED_END_STATUS, UNSAVED_STATUS, say
 from lockstep.launch import restarts
 from lockstep.launch.binding import check_binding
@@ -99,7 +100,7 @@ def run_script(
     endpoint = None
     if nodes is not None:
         endpoint = find_endpoint(nodes, shared_secret(nodes, config.run_dir, options.rdzv_secret_file, read_secret()))
-    with Interrupts() as interrupts, private_directory() as private_dir:
+    with recorded_in(options.reports), Interrupts() as interrupts, private_directory() as private_dir:
         spec = LaunchSpec(
             program=script,
             nproc=count,

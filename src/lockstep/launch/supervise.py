@@ -11,6 +11,7 @@ import socket
 import time
 from dataclasses import dataclass
 
+from lockstep.base import reports
 from lockstep.base.errors import LaunchError
 from lockstep.base.observers import Observers
 from lockstep.base.stopping import catches
@@ -79,7 +80,10 @@ def supervise(server: ForkServer, spec: LaunchSpec, streams: Streams, interrupts
                 raise
         finally:
             sweep(watch.workers.sessions, spec.private_dir, succeeded=succeeded)
-        return watch.outcome()
+        outcome = watch.outcome()
+    for failure in outcome.failures:
+        reports.note(failures.as_report(failure))
+    return outcome
 
 
 class _Watch:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from typing_extensions import override
 
-from lockstep.base.stopping import say
+from lockstep.base.reports import SLOW, Report, publish
 from lockstep.joining.instrument import Instrument, Run
 from lockstep.listener import Listener
 from lockstep.tools.explain.run_box import RunBox
@@ -29,7 +29,8 @@ class Explanation(Instrument):
                 run.journal.write("slow", step=step, host=run.hosts[slow.rank], **asdict(slow))
                 if cause not in told:
                     told.add(cause)
-                    say(f"WARNING: {slow.describe(run.hosts, step)}")
+                    text = slow.describe(run.hosts, step)
+                    publish(Report(kind=SLOW, text=text, ranks=(slow.rank,), cause=slow.activity))
 
         run.clock.tell = SlowRanks(may_judge=run.sync.times_forward, tell=report).add
         return [RunBox(run)]

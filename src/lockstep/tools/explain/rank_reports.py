@@ -125,6 +125,13 @@ class RankReport:
     def _since_in(self, record: Mapping[str, Any], event: str) -> float:
         return float(self.record["time_s"]) - float(record.get(event, 0.0)) + self.late_s
 
+    @property
+    def cause(self) -> str:
+        """Why others may wait for it, in one word; empty: it runs, or works."""
+        if self.state not in _ALIVE:
+            return self.state
+        return "ending" if self.ending and not self.is_waiting else ""
+
     def describe(self) -> str:
         """What it does, in words."""
         at, of = _step_words(self.record)

@@ -5,11 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from lockstep.base.reports import Report
+
 
 class Remarks:
-    """What one process has told. ``say``: tells the user a line or more."""
+    """What one process has told.
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    Args:
+        publish: tells the user of a report.
+        say: tells the user a line.
+    """
+
+    def __init__(self, publish: Callable[[Report], None], say: Callable[[str], None]) -> None:
+        self._publish = publish
         self._say = say
         self._began_s: float | None = None
         """When the wait began of which the user was warned, in the time of ``time.monotonic``; None: of none, or it is over."""
@@ -19,10 +27,10 @@ class Remarks:
         """Whether there was a warning, and no all-clear since."""
         return self._began_s is not None
 
-    def warn(self, text: str, waited_s: float) -> None:
+    def warn(self, report: Report, waited_s: float) -> None:
         """Say that ranks do not get on, which have waited for so many seconds."""
         self._began_s = time.monotonic() - waited_s
-        self._say(f"WARNING: {text}")
+        self._publish(report)
 
     def all_clear(self) -> None:
         """Say that the ranks get on, after a warning that they do not."""

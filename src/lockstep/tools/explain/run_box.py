@@ -6,12 +6,14 @@ from typing import Any
 
 from typing_extensions import override
 
+from lockstep.base.reports import publish
 from lockstep.base.stopping import end_stuck, say
 from lockstep.joining.instrument import Run
 from lockstep.journal.measure.split import LOADING
 from lockstep.journal.measure.step_clock import SAVING
 from lockstep.listener import Listener, Stage
 from lockstep.tools.explain.black_box import box_path
+from lockstep.tools.explain.remarks import Remarks
 from lockstep.tools.explain.sampler import Sampler, about_process
 from lockstep.tools.explain.stuck import StuckWatch, limit_s
 
@@ -38,7 +40,7 @@ class RunBox(Listener):
             lambda is_asked: limit_s(run.clock.step_s, run.clock.num_steps, is_asked=is_asked),
             lambda: run.stop_watch.asked() is not None,
             lambda: run.position[:2],
-            say,
+            Remarks(publish, say),
             self._end_stuck,
         )
         return Sampler(box_path(run.run_dir, world.rank), about, self._doing, stuck.look)

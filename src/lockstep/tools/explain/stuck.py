@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lockstep.base.reports import LOADER, MISMATCH, WAITING, Report
 from lockstep.base.tracebacks.frames import Frame, owner
 from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
 from lockstep.tools.explain.frames import MOST_FRAMES, users_location
@@ -70,7 +71,7 @@ class StuckWatch:
         limit_s: how long it may wait, in seconds, given whether it was asked to stop.
         asked: whether this process was asked to stop.
         progress: how far this process is in its steps.
-        tell: called with what the user is told, on the lowest of the waiting ranks.
+        remarks: what the user is told, by the lowest of the waiting ranks.
         end: called when this rank cannot finish its step, with the report, whether this rank is the one that tells it, and
             whether it is a deadlock; else it was asked to stop. Does not return.
     """
@@ -82,7 +83,7 @@ class StuckWatch:
         limit_s: Callable[[bool], float],
         asked: Callable[[], bool],
         progress: Callable[[], object],
-        tell: Callable[[str], None],
+        remarks: Remarks,
         end: Callable[[str, bool, bool], object],
     ) -> None:
         self._run_dir = run_dir
@@ -92,7 +93,7 @@ class StuckWatch:
         self._progress = progress
         self._end = end
         self._still_s = math.inf
-        self._remarks = Remarks(tell)
+        self._remarks = remarks
         self._warned_at: object = None
         """How far this process was when it warned."""
         self._told = ""
@@ -128,18 +129,18 @@ class StuckWatch:
 
     def _report(self, still_s: float) -> None:
         reports = read_reports(self._run_dir, time.time())
-        text = who_waits(reports, str(self._run_dir))
+        report = who_waits(reports, str(self._run_dir))
         self._is_first = self._rank == min(
             (report.rank for report in reports if report.is_waiting or _loads(report)), default=None
         )
-        if text is None:
+        if report is None:
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             self._next_s, self._dead_s = still_s + self._pause_s, math.inf
             return
         if not self._told and self._is_first:
             self._warned_at = self._progress()
-            self._remarks.warn(text, still_s)
-        self._told = text
+            self._remarks.warn(report, still_s)
+        self._told = report.text
         is_dead = self._rank in deadlocked(reports)
         self._dead_s = min(still_s, self._dead_s) if is_dead else math.inf
         self._next_s = still_s + (CERTAIN_S if is_dead else math.inf)
@@ -147,7 +148,7 @@ class StuckWatch:
 
 def who_waits(
     reports: Sequence[RankReport], run_dir: str = "", *, is_over: bool = False, is_here: bool = False
-) -> str | None:
+) -> Report | None:
     """Which ranks wait for which others, and what those are doing; None: none are missing, or with good reason.
 
     Args:
@@ -169,22 +170,33 @@ def who_waits(
     if not missing and _loads(waiting[0]):
         if still_s < BUSY_S and any(report.idle_s < LEAST_S for report in waiting):
             return None
+        kind, about = LOADER, waiting
         lines = [
             f"{_names(waiting)} {verb} for a batch of {'its' if len(waiting) == 1 else 'their'} own.",
             *_details(waiting),
         ]
     elif not missing:
+        kind, about = MISMATCH, []
         lines = _mismatch(waiting, is_certain=bool(deadlocked(waiting)))
         if not lines:
             return None
     elif not is_over and still_s < BUSY_S and not any(map(_is_still, missing)) and not deadlocked(reports):
         return None  # the missing ranks are working: rank 0 evaluates, say
     else:
+        kind, about = WAITING, missing
         lines = [f"{_names(waiting)} {verb} for {_names(missing)}.", *_details(missing)]
     if not is_over:
         whose = "the ranks of the machine that it is called on" if is_here else "all ranks"
         lines.append(f"`{f'lockstep stacks {run_dir}'.strip()}` shows {whose}, at any time.")
-    return "\n".join([f"no progress for {still_s:.0f} s: {lines[0]}", *lines[1:]])
+    return Report(
+        kind=kind,
+        text="\n".join([f"no progress for {still_s:.0f} s: {lines[0]}", *lines[1:]]),
+        ranks=tuple(report.rank for report in about),
+        cause=about[0].cause if about else "",
+        places={report.rank: at for report in reports if (at := users_location(report.frames))},
+        calls={report.rank: call for report in reports if (call := report.call or transfer_in(report.frames))},
+        seconds=still_s,
+    )
 
 
 def _divided(reports: Sequence[RankReport]) -> tuple[list[RankReport], list[RankReport]]:

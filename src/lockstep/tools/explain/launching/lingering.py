@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.base.stopping import say
+from lockstep.base.reports import LINGERING, Report, publish
+from lockstep.tools.explain.frames import users_location
 from lockstep.tools.explain.holders import CHILD, CLOSING, THREAD
 from lockstep.tools.explain.rank_reports import RankReport, grouped, read_reports
 from lockstep.world.machine.sizes import name_ranks
@@ -24,7 +25,16 @@ def tell(private_dir: Path, ranks: Collection[int]) -> set[int]:
     reports = read_reports(private_dir, time.time())
     groups = grouped([report for report in reports if report.rank in ranks and _is_held(report)])
     for group in groups:
-        say(f"WARNING: {_in_words(group)}")
+        publish(
+            Report(
+                kind=LINGERING,
+                text=_in_words(group),
+                ranks=tuple(report.rank for report in group),
+                cause=str(group[0].ending["holders"][0]["kind"]),
+                places={report.rank: at for report in group if (at := _held_at(report))},
+                seconds=group[0].ending_s,
+            )
+        )
     return {report.rank for group in groups for report in group}
 
 
@@ -32,6 +42,11 @@ def _is_held(report: RankReport) -> bool:
     """Whether something else keeps it than closing its run, or waiting for other ranks."""
     kinds = {str(holder["kind"]) for holder in report.ending.get("holders", ())}
     return not report.is_waiting and bool(kinds - {CLOSING})
+
+
+def _held_at(report: RankReport) -> str:
+    """Where what keeps it is in the user's code; empty: nowhere."""
+    return users_location([(str(file), int(line), str(name)) for file, line, name in report.ending["holders"][0]["stack"]])
 
 
 def _in_words(group: Sequence[RankReport]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstep.base.reports import Report, publish
 from lockstep.base.stopping import say
 from lockstep.launch.failures import Failure
 from lockstep.launch.observer import Launch, Observer
@@ -69,8 +70,13 @@ class Explainer(Observer):
     @functools.cached_property
     def _watching(self) -> Watching:
         from lockstep.tools.explain.launching.watching import Watching
+        from lockstep.tools.explain.remarks import Remarks
 
-        return Watching(self.launch, self._say)
+        return Watching(self.launch, Remarks(self._publish, self._say))
+
+    def _publish(self, report: Report) -> None:
+        if not self._closed.is_set():
+            publish(report)
 
     def _say(self, text: str) -> None:
         if not self._closed.is_set():

@@ -11,11 +11,12 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lockstep.base.reports import Report, note
 from lockstep.launch import failures
 from lockstep.launch.observer import Launch
 from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
@@ -33,16 +34,16 @@ class Watching:
 
     Args:
         launch: whose ranks they are.
-        say: tells the user.
+        remarks: what the user is told.
     """
 
-    def __init__(self, launch: Launch, say: Callable[[str], None]) -> None:
+    def __init__(self, launch: Launch, remarks: Remarks) -> None:
         self._dir, self._end = Path(launch.private_dir), launch.end
         self._is_whole = len(launch.ranks) == launch.world_size
         """Whether all ranks are of this machine."""
         self._told = ""
         """The last warning."""
-        self._remarks = Remarks(say)
+        self._remarks = remarks
         self._warned_at: dict[int, int] = {}
         """How many collectives the ranks that waited had finished when the user was warned."""
         self._waited: tuple[int, ...] = ()
@@ -59,10 +60,13 @@ class Watching:
         Args:
             echoes: ranks that have just failed because they timed out; they are treated as still waiting.
         """
-        text: str | None = None
+        report: Report | None = None
         with contextlib.suppress(Exception):  # the failure is reported even without this
-            text = self._who_waits(self._reports(echoes), is_over=True)
-        return text or self._told
+            report = self._who_waits(self._reports(echoes), is_over=True)
+        if report is None:
+            return self._told
+        note(report)  # it is told with the failure
+        return report.text
 
     def _where(self) -> Path:
         return run_joined(self._dir) or self._dir
@@ -90,11 +94,11 @@ class Watching:
 
     def _report(self, waited: tuple[int, ...], records: Sequence[Mapping[str, Any]]) -> None:
         reports = self._reports(())
-        text = self._who_waits(reports, is_over=False)
-        if text is not None:
-            self._told = text
+        report = self._who_waits(reports, is_over=False)
+        if report is not None:
+            self._told = report.text
             self._warned_at = {int(record["rank"]): _num_done(record) for record in records if record["rank"] in waited}
-            self._remarks.warn(text, max((report.still_s for report in reports if report.is_waiting), default=0.0))
+            self._remarks.warn(report, report.seconds or 0.0)
             self._look_for_deadlock()
 
     def _has_moved(self, records: Sequence[Mapping[str, Any]]) -> bool:
@@ -113,9 +117,9 @@ class Watching:
         elif self._dead_since is None:
             self._dead_since = now
         else:
-            report = self._who_waits(reports, is_over=False) or self._told
+            report = self._who_waits(reports, is_over=False)
             how = "deadlock: ranks that wait like this never go on, so the run was ended"
-            self._end(failures.from_deadlock(min(ranks), report, how))
+            self._end(failures.from_deadlock(min(ranks), self._told if report is None else report.text, how))
 
     def _reports(self, echoes: Collection[int]) -> list[RankReport]:
         """``echoes`` have just failed because they timed out; they are treated as still waiting."""
@@ -123,7 +127,7 @@ class Watching:
             reports = read_reports(self._where(), time.time())
         return [replace(report, state="running") if report.rank in echoes else report for report in reports]
 
-    def _who_waits(self, reports: Sequence[RankReport], *, is_over: bool) -> str | None:
+    def _who_waits(self, reports: Sequence[RankReport], *, is_over: bool) -> Report | None:
         if is_over:
             reports = [replace(report, state="running") if report.state == "failed" else report for report in reports]
         where = self._where()
