@@ -90,6 +90,7 @@ BUILD_ENVIRONMENTS = ("launch", "tools.trials", "tools.doctor")
 # And these read one variable, for the reason given.
 READ_ENVIRONMENT = {
     "world.environment": "the one place",
+    "base.reports": "where reports go: set around a launch, and read by whoever has one to note, in any ring",
     "world.comm.horovod": "Horovod learns who it is from variables alone: set while it starts, then put back",
     "world.comm.group": "Gloo learns its interface from GLOO_SOCKET_IFNAME alone: set while a group opens, then put back",
     "journal.measure.trackers": "the project that a tracker's user has named, by the tracker's own variable",
