@@ -40,7 +40,7 @@ def test_after_an_error_the_old_content_is_there_and_nothing_else(file, call, er
 def test_after_a_kill_the_old_content_is_there_and_what_is_left_is_known_by_its_name(file):
     source = f"""
         import os, pathlib, signal, lockstep.base.atomic
-        os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        os.replace = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
         lockstep.base.atomic.write_atomic(pathlib.Path({str(file)!r}), "after")
     """
     assert subprocess.run([sys.executable, "-c", textwrap.dedent(source)]).returncode == -signal.SIGKILL
@@ -68,9 +68,9 @@ def test_durable_content_is_on_the_disk_before_it_has_its_name(file, monkeypatch
 def test_a_file_for_its_user_alone_is_nobody_elses_at_any_time(file, monkeypatch):
     modes, replace = [], os.replace
 
-    def look(source, target):
-        modes.append(source.stat().st_mode & 0o777)
-        replace(source, target)
+    def look(source, target, **directories):
+        modes.append(os.stat(source, dir_fd=directories["src_dir_fd"]).st_mode & 0o777)
+        replace(source, target, **directories)
 
     monkeypatch.setattr(os, "replace", look)
     write_atomic(file, "secret", mode=0o600)

@@ -107,6 +107,7 @@ PRINT = ("cli.echo", "cli.terminal")
 WITHOUT_TORCH = (
     "base.visible",
     "base.atomic",
+    "base.beneath",
     "base.errors",
     "base.regular",
     "base.shapes",

@@ -5,9 +5,17 @@ A message gives the problem, the values, the consequence and the remedy.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 
 from lockstep.base.visible import visible
+
+
+def in_words(error: OSError) -> str:
+    """What the system says, without the error's number and path."""
+    if error.errno == errno.ELOOP:  # "Too many levels of symbolic links", although one is enough
+        return "a symbolic link leads in a circle"
+    return error.strerror or str(error)
 
 
 class LockstepError(Exception):
@@ -48,6 +56,13 @@ class LossError(LockstepError, ArithmeticError):
 
 class CheckpointError(LockstepError, RuntimeError):
     """A checkpoint is unreadable, damaged, or of another version of lockstep."""
+
+
+class UnfitFileError(LockstepError, OSError):
+    """Something else is at a path than what is read or written there."""
+
+    def __str__(self) -> str:
+        return visible(f"{self.filename}: {self.strerror}")  # the number of the error would say something else
 
 
 class PeerError(LockstepError, RuntimeError):

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from lockstep.base.beneath import check_named
 from lockstep.base.config import RUNS, RunConfig
-from lockstep.base.errors import CheckpointError, ConfigError
+from lockstep.base.errors import CheckpointError, ConfigError, in_words
 from lockstep.plan.blocks import block
 from lockstep.state.checkpoint.manifest import Manifest
 from lockstep.state.checkpoint.store import Store
@@ -108,6 +109,7 @@ def open_run(launch: LaunchRequest) -> OpenRun:
     try:
         if launch.config.run_dir is not None:
             return _open_named(Path(launch.config.run_dir), launch)
+        check_named(RUNS)
         notices: list[str] = []
         earlier = earlier_run_dirs(RUNS, launch.command.script)
         if launch.is_named:
@@ -127,11 +129,13 @@ def open_run(launch: LaunchRequest) -> OpenRun:
         return OpenRun(run_dir=path, birth=launch.born_with, checkpoint=None, lock=lock, is_new=True, notices=notices)
     except OSError as error:
         raise ConfigError(
-            f"the run directory cannot be used: {error}. Give another one with run_dir= or --run-dir."
+            f"the run directory cannot be used: {error.filename}: {in_words(error)}. Give another one with run_dir= or "
+            "--run-dir."
         ) from error
 
 
 def _open_named(path: Path, launch: LaunchRequest) -> OpenRun:
+    check_named(path)
     path.mkdir(parents=True, exist_ok=True)
     begins_anew = launch.begins_anew(path)
     lock = launch.lock(path, leave_no_name=begins_anew)

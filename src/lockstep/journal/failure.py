@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.base.regular import read_bytes
 from lockstep.base.shapes import check, parse
 
 _MOST_BYTES = 1 << 20
@@ -40,6 +41,6 @@ class FailureRecord:
 def read_failure(path: Path) -> FailureRecord | None:
     """The failure in a file; None: none was told, or it cannot be read."""
     try:
-        return check(FailureRecord(**parse(path.read_bytes())))
+        return check(FailureRecord(**parse(read_bytes(path, _MOST_BYTES))))
     except (OSError, TypeError, ValueError):
         return None

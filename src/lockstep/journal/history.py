@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.base.regular import MOST_LINE_BYTES, MOST_LINES_BYTES, open_to_read, read_lines
 from lockstep.journal.events import FILE_NAME, REPEATED, Event, kind_of, number_in, read_event, repeated_after
 
 _SPARE = 4
@@ -72,14 +73,13 @@ def read_events(run_dir: Path, damaged: list[int] | None = None) -> Iterator[dic
 
     Raises:
         FileNotFoundError: the directory holds no journal.
-        OSError: it cannot be read.
+        OSError: it cannot be read, is too large, or is not a regular file.
     """
-    with (run_dir / FILE_NAME).open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if (event := read_event(line)) is not None:
-                yield event
-            elif damaged is not None and line.endswith(b"\n"):
-                damaged.append(number)
+    for number, line in enumerate(read_lines(run_dir / FILE_NAME), start=1):
+        if (event := read_event(line)) is not None:
+            yield event
+        elif damaged is not None and line.endswith(b"\n"):
+            damaged.append(number)
 
 
 def read_launches(run_dir: Path) -> list[Launch]:
@@ -87,10 +87,9 @@ def read_launches(run_dir: Path) -> list[Launch]:
 
     Raises:
         FileNotFoundError: the directory holds no journal.
-        OSError: it cannot be read.
+        OSError: it cannot be read, is too large, or is not a regular file.
     """
-    with (run_dir / FILE_NAME).open("rb") as lines:
-        return launches(_last_of_each_kind(lines))
+    return launches(_last_of_each_kind(read_lines(run_dir / FILE_NAME)))
 
 
 def _last_of_each_kind(lines: Iterable[bytes]) -> Iterator[Event]:
@@ -162,7 +161,7 @@ def read_history(run_dir: Path) -> list[Event]:
 
     Raises:
         FileNotFoundError: the directory holds no journal.
-        OSError: it cannot be read.
+        OSError: it cannot be read, is too large, or is not a regular file.
     """
     return history(read_events(run_dir))
 
@@ -182,7 +181,7 @@ class Tail:
     def read(self) -> tuple[list[dict[str, Any]], bool]:
         """The new events, and whether these are all, since the file was replaced or truncated."""
         try:
-            with self._path.open("rb", buffering=0) as file:
+            with open_to_read(self._path, MOST_LINES_BYTES) as file:
                 status = os.fstat(file.fileno())
                 is_replaced = status.st_ino != self._file or status.st_size < self._at
                 if is_replaced:
@@ -192,6 +191,8 @@ class Tail:
                 while data := file.read(_BLOCK_BYTES):
                     self._at += len(data)
                     *lines, self._rest = (self._rest + data).split(b"\n")
+                    if len(self._rest) > MOST_LINE_BYTES:
+                        self._rest = b"\0"  # no event, whatever follows until the line's end
                     events += [event for line in lines if (event := read_event(line)) is not None]
                 return events, is_replaced
         except OSError:  # it has not begun, or the file server does not answer

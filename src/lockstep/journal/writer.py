@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.base.regular import open_to_write
+from lockstep.base.beneath import open_to_write
 from lockstep.base.visible import visible
 from lockstep.journal.events import FILE_NAME
 
@@ -40,7 +40,7 @@ class LineWriter:
     def __init__(self, run_dir: Path, name: str, *, is_fresh: bool = False) -> None:
         self._path = run_dir / name
         more = os.O_TRUNC if is_fresh else 0
-        self._fd = open_to_write(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | more, 0o644)
+        self._fd = open_to_write(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | more, 0o644, within=run_dir)
         self._waiting = b""
         self._has_warned = False
         size = os.fstat(self._fd).st_size

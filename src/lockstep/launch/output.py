@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from lockstep.base.beneath import open_to_write
 from lockstep.base.errors import ConfigError
-from lockstep.base.regular import open_to_write
 
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 

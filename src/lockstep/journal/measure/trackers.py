@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lockstep.base.atomic import write_atomic
+from lockstep.base.regular import read_bytes
 from lockstep.base.shapes import fits, parse
 from lockstep.base.stopping import say
 from lockstep.base.trackers import OFF, TENSORBOARD
@@ -29,6 +30,7 @@ TRAINING, EVALUATION = "training", "evaluation"
 GROUPS = {"step": TRAINING, "evaluate": EVALUATION}
 """The group of the values of each kind of events that have some."""
 _FILE_NAME = "trackers.json"
+_MOST_BYTES = 1 << 20
 _RETRY_S = 30.0
 
 
@@ -225,7 +227,7 @@ class WandbLike(Tracker):
 
     def _read(self) -> dict[str, str]:
         try:
-            known = parse((self._about.run_dir / _FILE_NAME).read_bytes())
+            known = parse(read_bytes(self._about.run_dir / _FILE_NAME, _MOST_BYTES))
         except (OSError, ValueError):
             return {}
         return known if fits(known, dict[str, str]) else {}

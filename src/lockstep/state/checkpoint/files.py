@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.base.atomic import write_atomic
-from lockstep.base.regular import open_to_write
+from lockstep.base.beneath import open_to_write
+from lockstep.base.regular import open_to_read
 
 Bytes = NDArray[np.uint8]
 """A flat array of bytes."""
@@ -21,24 +22,25 @@ Bytes = NDArray[np.uint8]
 _BLOCK_BYTES = 1 << 22
 
 
-def write_json(path: Path, value: Any) -> bytes:
-    """Write a JSON value, atomically and durably. Returns the bytes written."""
+def write_json(path: Path, value: Any, *, within: Path | None = None) -> bytes:
+    """Write a JSON value, atomically and durably. Returns the bytes written. ``within``: see ``open_to_write``."""
     content = (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
-    write_atomic(path, content, durable=True)
+    write_atomic(path, content, durable=True, within=within)
     return content
 
 
-def write_bytes(path: Path, parts: Iterable[Bytes]) -> tuple[int, str]:
+def write_bytes(path: Path, parts: Iterable[Bytes], *, within: Path | None = None) -> tuple[int, str]:
     """Write a file and flush it to disk.
 
     Args:
         parts: its content, in order.
+        within: see ``open_to_write``.
 
     Returns:
         The number of bytes, and the SHA-256 of what was *to be* written, in hexadecimal digits.
     """
     hasher, size = hashlib.sha256(), 0
-    with os.fdopen(open_to_write(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+    with os.fdopen(open_to_write(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, within=within), "wb") as file:
         for block in _blocks(parts):
             hasher.update(block.data)
             file.write(block.data)
@@ -58,7 +60,7 @@ def _blocks(parts: Iterable[Bytes]) -> Iterator[Bytes]:
 def checksum(path: Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal digits."""
     hasher = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
+    with open_to_read(path) as file:
         while block := file.read(_BLOCK_BYTES):
             hasher.update(block)
     return hasher.hexdigest()

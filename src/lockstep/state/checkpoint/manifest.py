@@ -32,13 +32,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from lockstep.base.errors import CheckpointError
+from lockstep.base.regular import read_bytes, size_of
+from lockstep.base.shapes import Count, Ranks, Seconds, check, parse
 from lockstep.state.checkpoint.files import checksum, write_json
 
 FORMAT = 3
 FILE_NAME = "manifest.json"
+_Name = Annotated[str, lambda name: "/" not in name and name not in ("", ".", "..")]
+"""Of a file in the checkpoint's directory, not elsewhere."""
 
 
 class NewerFormatError(CheckpointError):
@@ -48,12 +52,12 @@ class NewerFormatError(CheckpointError):
 class File(TypedDict):
     """A file of a checkpoint."""
 
-    bytes: int
+    bytes: Count
     sha256: str
 
 
 class _Object(TypedDict):
-    kind: str
+    kind: Annotated[str, bool]
     name: str
     type: str
     lines: list[str]
@@ -63,7 +67,7 @@ class _Object(TypedDict):
 class Object(_Object, total=False):
     """A prepared object."""
 
-    file: str
+    file: _Name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,30 +75,30 @@ class Manifest:
     """See the table above."""
 
     kind: str = "checkpoint"
-    step: int
-    epoch: int
-    time_s: float
+    step: Count
+    epoch: Count
+    time_s: Seconds
     finished: bool = False
-    position: Mapping[str, int] = field(default_factory=dict)
+    position: Mapping[str, Count | bool | None] = field(default_factory=dict)
     birth: Mapping[str, Any] = field(default_factory=dict)
     numerics: Mapping[str, Any] = field(default_factory=dict)
-    world_size: int = 1
+    world_size: Ranks = 1
     versions: Mapping[str, str] = field(default_factory=dict)
     objects: list[Object] = field(default_factory=list)
     registered: list[str] = field(default_factory=list)
     loaders: list[list[str]] = field(default_factory=list)
     metric: float | None = None
-    files: Mapping[str, File] = field(default_factory=dict)
+    files: Mapping[_Name, File] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
         """Total size of all files except the manifest."""
         return sum(int(entry["bytes"]) for entry in self.files.values())
 
-    def write(self, directory: Path) -> None:
-        """Write it atomically."""
+    def write(self, directory: Path, *, within: Path | None = None) -> None:
+        """Write it atomically. ``within``: see ``open_to_write``."""
         content = {"format": FORMAT, **dataclasses.asdict(self)}
-        write_json(directory / FILE_NAME, {**content, "checksum": _digest(content)})
+        write_json(directory / FILE_NAME, {**content, "checksum": _digest(content)}, within=within)
 
     @staticmethod
     def read(directory: Path) -> Manifest:
@@ -105,7 +109,7 @@ class Manifest:
         """
         path = directory / FILE_NAME
         try:
-            content = json.loads(path.read_bytes())
+            content = parse(read_bytes(path))
             content = content if isinstance(content, dict) else {}
             is_whole = content.pop("checksum", None) == _digest(content)
         except FileNotFoundError:
@@ -123,8 +127,8 @@ class Manifest:
         if version != FORMAT:
             raise CheckpointError(f"{path} has format {version!r}, and this lockstep knows format {FORMAT}")
         try:
-            return Manifest(**content)
-        except TypeError as error:
+            return check(Manifest(**content))
+        except (TypeError, ValueError) as error:
             raise CheckpointError(f"{path} was damaged: {error}") from error
 
 
@@ -156,7 +160,7 @@ def verify_file(directory: Path, manifest: Manifest, name: str, *, sizes_only: b
     """
     path, entry = directory / name, manifest.files[name]
     try:
-        size = path.stat().st_size
+        size = size_of(path)
         if size != entry["bytes"]:
             raise CheckpointError(f"{path} was damaged: it has {size} bytes, and {entry['bytes']} were written")
         if not sizes_only and checksum(path) != entry["sha256"]:

@@ -16,15 +16,16 @@ checkpoint's name was complete when it was written, even if the run was killed; 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from lockstep.base.atomic import UNFINISHED, flush, write_atomic
-from lockstep.base.errors import CheckpointError
+from lockstep.base.beneath import directory, remove, rename
+from lockstep.base.errors import CheckpointError, in_words
 from lockstep.state.checkpoint.manifest import FILE_NAME as MANIFEST
 from lockstep.state.checkpoint.manifest import Manifest, NewerFormatError, verify
 
@@ -61,6 +62,10 @@ class Store:
             return []
         except NotADirectoryError as error:
             raise CheckpointError(f"{self.directory} cannot be read: it is not a directory") from error
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise CheckpointError(f"{self.directory} cannot be read: {in_words(error)}") from error
         return sorted(paths, key=step_of, reverse=True)
 
     def has_unfinished(self) -> bool:
@@ -95,7 +100,7 @@ class Store:
                 damaged.append((path, str(error)))
                 continue
             for damaged_path, reason in damaged:
-                renamed = _rename_damaged(damaged_path)
+                renamed = self._rename_damaged(damaged_path)
                 say(f"{reason}. Going back to the checkpoint before it, of step {manifest.step}{renamed}.")
             return path, manifest
         if not damaged:
@@ -127,19 +132,19 @@ class Store:
         """
         path = self.directory / f"step-{manifest.step:08d}"
         self._put(unfinished, manifest, path)
-        write_atomic(self.directory / _NEWEST, path.name + "\n", durable=True)
+        write_atomic(self.directory / _NEWEST, path.name + "\n", durable=True, within=self.run_dir)
         flush(self.directory)
         older = [checkpoint for checkpoint in self.all() if checkpoint != path]
         # Those of later steps remain from before the run went back to an undamaged one: they are deleted first.
         older.sort(key=lambda checkpoint: step_of(checkpoint) > manifest.step)
         for checkpoint in older[keep - 1 :]:
-            _remove(checkpoint)
+            self._remove(checkpoint)
         return path
 
     def mark_finished(self, step: int) -> None:
         """Record in the checkpoint of a step that the script ended there."""
         path = self.directory / f"step-{step:08d}"
-        replace(Manifest.read(path), finished=True).write(path)
+        replace(Manifest.read(path), finished=True).write(path, within=self.run_dir)
         flush(path)
 
     def commit_best(self, unfinished: Path, manifest: Manifest) -> Path:
@@ -151,38 +156,45 @@ class Store:
         """Delete the leftovers of failed attempts, other than ``unfinished``. No rank may be writing another checkpoint."""
         for path in self.directory.glob(f"{_UNFINISHED}*"):
             if path != unfinished and not path.name.endswith(_OLD):
-                shutil.rmtree(path, ignore_errors=True)
+                remove(path, within=self.run_dir)
 
     def clean(self) -> None:
-        """Clean up after a killed launch. The caller must hold the run's lock."""
-        if not self.directory.is_dir():
+        """Clean up after a killed launch. The caller must hold the run's lock.
+
+        Raises:
+            OSError: the directory of the checkpoints is a symbolic link, or something else.
+        """
+        try:
+            with directory(self.directory, within=self.run_dir):
+                pass
+        except FileNotFoundError:
             return
         for path in sorted(self.directory.glob(f"{_UNFINISHED}*")):  # a new checkpoint before the old one that it replaces
             if path.name.endswith(_REMOVED):
-                _remove(path)
+                self._remove(path)
             else:
                 self._rescue(path)
-        for directory in (self.run_dir, self.directory, *(path for path in self.all() if not path.is_symlink())):
-            for path in directory.glob(UNFINISHED):
-                path.unlink(missing_ok=True)
+        for place in (self.run_dir, self.directory, *self.all()):
+            for path in place.glob(UNFINISHED):
+                remove(path, within=self.run_dir)
 
     def _put(self, unfinished: Path, manifest: Manifest, path: Path) -> None:
         """Complete a checkpoint by its manifest, verify that nothing is missing, and give it its name."""
-        manifest.write(unfinished)
+        manifest.write(unfinished, within=self.run_dir)
         flush(unfinished)
         verify(unfinished, sizes_only=True)
-        if path.exists():
+        if os.path.lexists(path):
             # The run went back beyond this step and reached it again. A directory cannot be replaced atomically.
             old = unfinished.with_name(f"{unfinished.name}{_OLD}")
-            os.replace(path, old)  # noqa: PTH105
+            rename(path, old, within=self.run_dir)
             try:
-                os.replace(unfinished, path)  # noqa: PTH105
+                rename(unfinished, path, within=self.run_dir)
             except OSError:
-                os.replace(old, path)  # noqa: PTH105
+                rename(old, path, within=self.run_dir)
                 raise
-            _remove(old)
+            self._remove(old)
         else:
-            os.replace(unfinished, path)  # noqa: PTH105
+            rename(unfinished, path, within=self.run_dir)
         flush(path.parent)
 
     def _rescue(self, unfinished: Path) -> None:
@@ -190,13 +202,31 @@ class Store:
         try:
             manifest = verify(unfinished)
         except CheckpointError:
-            _remove(unfinished)
+            self._remove(unfinished)
             return
         path = self.directory / f"step-{manifest.step:08d}" if manifest.kind == "checkpoint" else self.run_dir / BEST
-        if path.exists():
-            _remove(unfinished)
+        if os.path.lexists(path):
+            self._remove(unfinished)
         else:
-            os.replace(unfinished, path)  # noqa: PTH105
+            rename(unfinished, path, within=self.run_dir)
+
+    def _rename_damaged(self, path: Path) -> str:
+        """Rename a damaged checkpoint; returns an addition to the message."""
+        new_path = path.with_name(f"{DAMAGED}{path.name}")
+        try:
+            self._remove(new_path)  # left by an earlier damage of the same step
+            rename(path, new_path, within=self.run_dir)
+        except OSError:  # resuming matters more
+            return ""
+        return f"; it is now called {new_path.name}"
+
+    def _remove(self, path: Path) -> None:
+        # Renamed first, so that a partly deleted checkpoint is never found.
+        doomed = path.with_name(f"{_UNFINISHED}{path.name}{_REMOVED}")
+        with contextlib.suppress(OSError):
+            remove(doomed, within=self.run_dir)
+            rename(path, doomed, within=self.run_dir)
+        remove(doomed, within=self.run_dir)
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -224,23 +254,3 @@ def find_checkpoint(path: Path) -> Path:
 def step_of(path: Path) -> int:
     """The step after which a checkpoint was saved, by its name."""
     return int(path.name.removeprefix("step-"))
-
-
-def _rename_damaged(path: Path) -> str:
-    """Rename a damaged checkpoint; returns an addition to the message."""
-    new_path = path.with_name(f"{DAMAGED}{path.name}")
-    try:
-        _remove(new_path)  # left by an earlier damage of the same step
-        os.replace(path, new_path)  # noqa: PTH105
-    except OSError:  # resuming matters more
-        return ""
-    return f"; it is now called {new_path.name}"
-
-
-def _remove(path: Path) -> None:
-    # Renamed first, so that a partly deleted checkpoint is never found.
-    doomed = path.with_name(f"{_UNFINISHED}{path.name}{_REMOVED}")
-    with contextlib.suppress(OSError):
-        shutil.rmtree(doomed, ignore_errors=True)
-        os.replace(path, doomed)  # noqa: PTH105
-    shutil.rmtree(doomed, ignore_errors=True)

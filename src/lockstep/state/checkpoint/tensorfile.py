@@ -44,11 +44,12 @@ _NAMES = {
 }
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, within: Path | None = None) -> tuple[int, str]:
     """Write tensors, and flush them to disk.
 
     Args:
         tensors: contiguous CPU tensors by name. They must not change meanwhile.
+        within: see ``open_to_write``.
 
     Returns:
         The number of bytes, and the SHA-256 of the intended content, in hexadecimal digits.
@@ -58,7 +59,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
         OSError: it could not be written.
     """
     header = _header(tensors)
-    return write_bytes(path, _parts(header, tensors))
+    return write_bytes(path, _parts(header, tensors), within=within)
 
 
 def _header(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, object]]:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
-import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.base.beneath import make_directory, remove
 from lockstep.base.errors import CheckpointError
+from lockstep.base.regular import read_bytes
+from lockstep.base.shapes import parse
 from lockstep.state.checkpoint.files import write_json
 from lockstep.state.checkpoint.manifest import File, Manifest
 from lockstep.state.checkpoint.store import Store
@@ -149,13 +150,13 @@ class Writer:
                 event.synchronize()
             if job.rank == 0:
                 self._store.clear_failed(directory)
-            files = _write_part(directory, job)
+            files = _write_part(directory, job, self._store.run_dir)
             if job.rank == 0:
                 path = self._finish(directory, job, files)
         except Exception as problem:  # of any kind: if this thread ended, all ranks would wait for it
             error = f"{type(problem).__name__}: {problem}"
             if job.rank == 0 or job.world_size == 1:
-                shutil.rmtree(directory, ignore_errors=True)  # frees space on a full disk
+                remove(directory, within=self._store.run_dir)  # frees space on a full disk
         wall_s = time.perf_counter() - began
         return Written(manifest=job.manifest, wall_s=wall_s, path=path, num_writers=job.world_size, error=error)
 
@@ -166,7 +167,7 @@ class Writer:
             for rank in sorted(waiting):
                 note = _note(directory, rank)
                 if note.exists():
-                    files.update(json.loads(note.read_bytes()))
+                    files.update(parse(read_bytes(note)))
                     note.unlink()
                     waiting.discard(rank)
             with self._changed:
@@ -178,18 +179,18 @@ class Writer:
         return self._store.commit(directory, manifest, job.keep)
 
 
-def _write_part(directory: Path, job: Job) -> dict[str, File]:
+def _write_part(directory: Path, job: Job, run_dir: Path) -> dict[str, File]:
     """Write this rank's files, and flush them; returns their entries for the manifest."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory, within=run_dir)
     files: dict[str, File] = {}
     for name, tensors in job.tensors.items():
-        size, digest = write_tensors(directory / name, tensors)
+        size, digest = write_tensors(directory / name, tensors, within=run_dir)
         files[name] = {"bytes": size, "sha256": digest}
     if job.rank == 0:
-        text = write_json(directory / STATE, job.state)
+        text = write_json(directory / STATE, job.state, within=run_dir)
         files[STATE] = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
     if job.rank > 0:
-        write_json(_note(directory, job.rank), files)
+        write_json(_note(directory, job.rank), files, within=run_dir)
     return files
 
 

@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lockstep.base.errors import MismatchError
+from lockstep.base.errors import CheckpointError, MismatchError
+from lockstep.base.regular import read_bytes
 from lockstep.state.checkpoint.manifest import Manifest, Object
 from lockstep.state.checkpoint.parts import state_files, weights_files
 from lockstep.state.checkpoint.tree import put_together, take_apart
@@ -22,6 +23,8 @@ from lockstep.state.checkpoint.writer import STATE
 from lockstep.state.recovery.position import ScriptPosition
 from lockstep.state.recovery.run_state import RunState
 from lockstep.state.recovery.software import numerics
+
+_MOST_BYTES = 1 << 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +152,7 @@ class Restorer:
             self._check_all_there()
             self._check_numerics()
         tensors, devices = Tensors([directory / name for name in state_files(manifest.files)]), self.state.devices
-        state = json.loads((directory / STATE).read_bytes())  # verified, with the whole checkpoint
+        state = self._read_state(directory / STATE)
         records = zip(manifest.objects, state["objects"], strict=True)
         for number, (adapter, (record, object_state)) in enumerate(zip(self.state.objects, records, strict=False)):
             form = adapter.forms()
@@ -179,6 +182,16 @@ class Restorer:
             return lambda _: None
         now = {name: value for name, adapter in self.state.registered.items() for _, value in adapter.compared()}
         return take_apart(now, "registered")[1].get
+
+    def _read_state(self, file: Path) -> Any:
+        try:
+            state = json.loads(read_bytes(file, _MOST_BYTES))  # verified, with the whole checkpoint
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{file} cannot be read: {error}") from error
+        objects = state.get("objects") if isinstance(state, dict) else None
+        if not isinstance(objects, list) or len(objects) != len(self.checkpoint.manifest.objects):
+            raise CheckpointError(f"{file} does not have the state of the objects that its manifest lists")
+        return state
 
     def _check_all_there(self) -> None:
         manifest, state = self.checkpoint.manifest, self.state

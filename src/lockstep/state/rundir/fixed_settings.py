@@ -14,10 +14,13 @@ from typing import Any
 
 from lockstep.base.atomic import write_atomic
 from lockstep.base.config import ALLOWABLE, RunConfig
-from lockstep.base.errors import ConfigError
+from lockstep.base.errors import ConfigError, UnfitFileError
+from lockstep.base.regular import read_bytes
+from lockstep.base.shapes import check, parse
 
 _FILE_NAME = "birth.json"
 _FORMAT = 2
+_MOST_BYTES = 1 << 24
 NO_SCRIPT = ("", "-c", "-")
 _OF_LAUNCHERS = ("--local_rank=", "--local-rank=")
 """Arguments that some launchers add to a script's, ignored when commands are compared."""
@@ -83,7 +86,7 @@ def own_args() -> tuple[str, ...]:
 def script_sha256(path: Path) -> str | None:
     """The SHA-256 of a script; None: it cannot be read."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(read_bytes(path)).hexdigest()
     except OSError:
         return None
 
@@ -102,16 +105,16 @@ def read_fixed_settings(path: Path) -> tuple[FixedSettings, Command] | None:
     """
     file = path / _FILE_NAME
     try:
-        content = json.loads(file.read_bytes())
+        content = parse(read_bytes(file, _MOST_BYTES))
         version = content.pop("format")
         if version == _FORMAT:
             command = content.pop("command")
             # This checks the values. (A run without --device may be on a kind that the option does not name.)
             RunConfig(**{name: value for name, value in content.items() if name not in ("exact", "device")})
-            return FixedSettings(**content), Command(**{**command, "args": tuple(command["args"])})
+            return check(FixedSettings(**content)), check(Command(**{**command, "args": tuple(command["args"])}))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (UnfitFileError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
             f"{file} cannot be read as the initial settings of a run ({error}): use another run directory"
         ) from error

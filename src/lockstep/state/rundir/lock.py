@@ -10,8 +10,9 @@ import sys
 import time
 from pathlib import Path
 
+from lockstep.base.beneath import open_to_write
 from lockstep.base.errors import ConfigError
-from lockstep.base.regular import open_to_write
+from lockstep.base.regular import open_to_read, read_bytes
 from lockstep.base.visible import visible
 
 _FILE_NAME = "lock"
@@ -79,7 +80,7 @@ class RunLock:
 def holder_of(run_dir: Path) -> str | None:
     """A description of the process that holds the lock; None: none does. Must not be called by the holder."""
     try:
-        with (run_dir / _FILE_NAME).open("rb", buffering=0) as file:
+        with open_to_read(run_dir / _FILE_NAME) as file:
             # A shared lock needs no write permission, and concurrent checks do not mistake each other for the holder.
             return None if _try(file.fileno(), fcntl.LOCK_SH) else _holder(file.fileno())
     except OSError:  # there is no lock file, or it is not readable by this user
@@ -129,7 +130,7 @@ def last_job(run_dir: Path) -> str:
 
 def _line(run_dir: Path, number: int) -> str:
     try:
-        lines = (run_dir / _FILE_NAME).read_bytes().decode(errors="replace").splitlines()
+        lines = read_bytes(run_dir / _FILE_NAME, _MOST_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return ""
     return lines[number] if len(lines) > number else ""

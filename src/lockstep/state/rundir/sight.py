@@ -11,7 +11,8 @@ import os
 import time
 from pathlib import Path
 
-from lockstep.base.regular import open_to_write
+from lockstep.base.beneath import open_to_write
+from lockstep.base.regular import read_bytes
 from lockstep.world.comm.collectives import Collectives
 from lockstep.world.environment import World
 
@@ -55,7 +56,7 @@ def _sees_mark(run_dir: Path, token: str) -> bool:
     while True:
         with contextlib.suppress(OSError):
             list(run_dir.iterdir())  # refreshes the cache of a network file system
-            return (run_dir / _name(token)).read_bytes() == token.encode()
+            return read_bytes(run_dir / _name(token), 1000) == token.encode()
         if time.monotonic() >= deadline:
             return False
         time.sleep(0.1)

@@ -13,6 +13,7 @@ import click
 
 from lockstep.base.atomic import flush
 from lockstep.base.errors import CheckpointError, ConfigError, unknown_name
+from lockstep.base.regular import open_to_read
 from lockstep.cli.echo import Styled, echo, echo_json
 from lockstep.cli.options import CONTEXT
 from lockstep.state.checkpoint.files import checksum
@@ -200,7 +201,7 @@ def _write(directory: Path, manifest: Manifest, files: list[str], out: Path) -> 
 
 def _copy(directory: Path, manifest: Manifest, file: str, unfinished: Path, out: Path) -> None:
     verify_file(directory, manifest, file, sizes_only=True)
-    with (directory / file).open("rb") as reader, unfinished.open("xb") as writer:
+    with open_to_read(directory / file) as reader, unfinished.open("xb") as writer:
         shutil.copyfileobj(reader, writer)
     flush(unfinished)
     if checksum(unfinished) != manifest.files[file]["sha256"]:

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.base.regular import open_to_write
+from lockstep.base.beneath import make_directory, open_to_write
+from lockstep.base.regular import open_to_read
 from lockstep.base.shapes import parse
 
 DIRECTORY = "blackbox"
@@ -38,14 +39,15 @@ class BlackBox:
     """The black box of one process, its only writer while it lives.
 
     Args:
-        path: of the file.
+        path: of the file (see ``box_path``).
         is_shared: whether other machines read it: each record is then sent to the file server at once.
         is_over: whether its process is gone, and the one record that is written now comes after all of its own.
     """
 
     def __init__(self, path: Path, *, is_shared: bool = False, is_over: bool = False) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path.absolute()
+        self._place = self._path.parents[1]
+        make_directory(self._path.parent, within=self._place)
         self._is_shared = is_shared
         self._number = _LAST if is_over else 0
         if not is_over:
@@ -67,7 +69,7 @@ class BlackBox:
             self._put(header + data, self._number % 2 * SLOT_BYTES)
 
     def _put(self, data: bytes, offset: int, flags: int = 0) -> None:
-        fd = open_to_write(self._path, os.O_WRONLY | flags, 0o644)
+        fd = open_to_write(self._path, os.O_WRONLY | flags, 0o644, within=self._place)
         try:
             os.pwrite(fd, data, offset)
             if self._is_shared:
@@ -79,7 +81,7 @@ class BlackBox:
 def read_box(path: Path) -> dict[str, Any] | None:
     """The newest record of a black box; None: there is none."""
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_to_read(path) as file:
             content = file.read(2 * SLOT_BYTES)
     except OSError:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import math
 import signal
@@ -11,6 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from lockstep.base.regular import size_of
 from lockstep.base.shapes import fits
 from lockstep.base.tracebacks.frames import OURS, Frame, owner
 from lockstep.tools.explain.black_box import DIRECTORY, read_box
@@ -32,6 +34,7 @@ _STILL_S = 2.0
 """A rank that has not moved for this long is examined more closely."""
 _RECENT_S = 10.0
 """What was done longer ago than this is over."""
+_MOST_SOURCE_BYTES = 1 << 24
 _ALIVE = ("running", "late")
 DEFAULT_GROUP = "0"
 """PyTorch's name of the process group of all ranks."""
@@ -279,7 +282,11 @@ def read_records(run_dir: Path) -> list[dict[str, Any]]:
 
 def _source(file: str, line: int) -> str:
     """A line of a program; empty: it cannot be read. A record may name any file, whose lines a report would pass on."""
-    return linecache.getline(file, line).strip() if file.endswith(".py") else ""
+    with contextlib.suppress(OSError, ValueError):
+        if file.endswith(".py"):
+            size_of(Path(file), _MOST_SOURCE_BYTES)
+            return linecache.getline(file, line).strip()
+    return ""
 
 
 def _read(path: Path) -> dict[str, Any] | None:

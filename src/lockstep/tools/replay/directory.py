@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.base.errors import CheckpointError
+from lockstep.base.regular import read_bytes
 from lockstep.state.checkpoint.manifest import Manifest, verify
 from lockstep.state.checkpoint.store import Store, step_of
 
@@ -30,7 +31,7 @@ def checkpoint_before(run_dir: Path, step: int, say: Callable[[str], None]) -> t
 
 def make_directory(directory: Path, run_dir: Path, checkpoint: Path | None) -> None:
     """Fill a new, empty directory; ``checkpoint`` None: without one."""
-    (directory / _BIRTH).write_bytes((run_dir / _BIRTH).read_bytes())
+    (directory / _BIRTH).write_bytes(read_bytes(run_dir / _BIRTH))
     if checkpoint is not None:
         target = Store(directory).directory / checkpoint.name
         target.mkdir(parents=True)

@@ -40,6 +40,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep.base import regular
+from lockstep.base.beneath import make_directory
 from lockstep.journal.events import read_object
 from lockstep.journal.writer import LineWriter
 
@@ -71,7 +73,7 @@ class TraceWriter(LineWriter):
     """
 
     def __init__(self, run_dir: Path, name: str, directory: str = DIRECTORY, *, is_fresh: bool = True) -> None:
-        (run_dir / directory).mkdir(parents=True, exist_ok=True)
+        make_directory(run_dir / directory, within=run_dir)
         super().__init__(run_dir, f"{directory}/{name}.jsonl", is_fresh=is_fresh)
 
     def write(self, **fields: Any) -> None:
@@ -81,10 +83,7 @@ class TraceWriter(LineWriter):
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of one file. Truncated lines are skipped."""
-    with path.open("rb") as lines:
-        for line in lines:
-            if (found := read_object(line)) is not None:
-                yield found
+    return (found for line in regular.read_lines(path) if (found := read_object(line)) is not None)
 
 
 def read_ranks(run_dir: Path, directory: str) -> list[list[dict[str, Any]]]:
