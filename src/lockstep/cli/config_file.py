@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 
 import click
 
-from lockstep.base.errors import ConfigError
+from lockstep.base.errors import ConfigError, in_words
 from lockstep.base.visible import visible
+
+_MOST_BYTES = 1 << 20
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,11 +59,19 @@ def _apply(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:  # which a shell may make of the output of another command
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise ConfigError(f"--config {path}: it has more than {_MOST_BYTES} bytes. Give a TOML file with options")
+        content: dict[str, Any] = tomllib.loads(data.decode())
     except OSError as error:
         raise ConfigError(
-            f"--config {path}: {error.strerror}. Give a TOML file, with a line such as nproc-per-node = 2"
+            f"--config {path}: {in_words(error)}. Give a TOML file, with a line such as nproc-per-node = 2"
         ) from error
+    except RecursionError as error:
+        raise ConfigError(f"--config {path}: it is nested too deeply. Options are not: nproc-per-node = 2") from error
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(f"--config {path}: it is not valid TOML: {error}") from error
     return content

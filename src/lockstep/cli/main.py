@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import signal
@@ -12,9 +13,11 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
-from lockstep.base.errors import ConfigError, LaunchError, LockstepError, UsageError
+from lockstep.base.errors import ConfigError, LaunchError, LockstepError, UsageError, in_words
 
 _INTERRUPTED = 128 + signal.SIGINT
+_OF_PATHS = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS}
+"""What the system says of a path that the user has given or that a run's files name, where no command says more."""
 _STARTS_NOTHING = {"--help", "--help-all", "-h"}
 
 
@@ -63,6 +66,10 @@ def _run(args: list[str]) -> int:
         return _run_group(args)
     except LockstepError as error:
         return show_error(error)
+    except OSError as error:
+        if error.errno not in _OF_PATHS or error.filename is None:
+            raise
+        return show_error(ConfigError(f"{error.filename}: {in_words(error)}"))
     finally:
         if early is not None:
             early.close()

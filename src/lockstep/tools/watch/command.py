@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from lockstep.base.config import RUNS
-from lockstep.base.errors import ConfigError
+from lockstep.base.errors import ConfigError, in_words
 from lockstep.cli.options import CONTEXT
 from lockstep.cli.terminal import open_console
 from lockstep.tools.runs import inventory
@@ -71,7 +71,7 @@ def find_run(directory: Path) -> Path:
         runs = inventory.read_runs(directory)
     except OSError as error:
         raise ConfigError(
-            f"no run in {directory.absolute()}: {error.strerror}. Give the directory of a run, or one with runs in it"
+            f"no run in {directory.absolute()}: {in_words(error)}. Give the directory of a run, or one with runs in it"
         ) from error
     if not runs:
         raise ConfigError(f"no run in {directory.absolute()}. A run creates runs/SCRIPT-N where it is started")
