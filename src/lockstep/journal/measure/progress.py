@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from lockstep.base.stopping import note_bar
+from lockstep.base.visible import visible
 from lockstep.journal.measure.pass_progress import PassProgress, bar_line, clock, time_left
 from lockstep.listener import Listener, Stage
 
@@ -34,7 +35,7 @@ class Display(Listener):
 
     def values(self, values: Mapping[str, float]) -> None:
         """The latest logged values."""
-        self._values = [f"{name} {value:.4g}" for name, value in values.items()]
+        self._values = [f"{visible(name)} {value:.4g}" for name, value in values.items()]
 
 
 class Lines(Display):
