@@ -80,6 +80,13 @@ def test_a_file_that_is_missing_or_not_toml_is_told(call):
     assert "run.toml: it is not valid TOML" in call("run", "--config", "run.toml", "train.py", file="shards: 8\n")[2]
 
 
+def test_a_file_that_is_nested_too_deeply_or_too_large_is_told(call):
+    for text in ("shards = " + "[" * 100_000, "# " + "-" * 2_000_000):
+        status, out, said = call("run", "--config", "run.toml", "train.py", file=text)
+        assert (status, out) == (2, "")
+        assert said.startswith("error: --config run.toml: ")
+
+
 @pytest.mark.parametrize("verb", ["doctor", "tune"])
 def test_commands_with_the_options_of_a_run_take_its_file(call, verb):
     status, _, said = call(verb, "--config", "run.toml", "train.py", file="shards = 8\nmax-restarts = 1\nkeeps = 2\n")

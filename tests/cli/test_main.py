@@ -100,3 +100,16 @@ main()
 def test_a_thread_that_still_asks_a_store_changes_no_status_and_no_message():
     done = subprocess.run([sys.executable, "-c", LEAVES_A_THREAD], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (7, "said before\n", "error: it failed\n")
+
+
+@pytest.mark.parametrize("path", ["loop", "loop/run", "file/run", "n" * 300])
+@pytest.mark.parametrize("words", ["runs", "watch --once", "report", "stacks", "replay --step 1", "checkpoint inspect"])
+def test_a_path_that_leads_nowhere_is_told_without_a_traceback(command, tmp_path, monkeypatch, words, path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    status, out, said = command(*words.split(), path)
+    assert status in (1, 2)
+    assert out == ""
+    assert said.startswith("error: ")
+    assert path in said

@@ -72,6 +72,14 @@ def test_a_pass_ends_in_one_line_with_its_newest_values(capsys):
     assert re.fullmatch(r"epoch 1/2  step 3/3  [\d.]+ steps/s  loss 0\.3333", lines[0])
 
 
+@pytest.mark.parametrize("kind", [Lines, Bar])
+def test_control_characters_in_the_name_of_a_value_are_shown_as_text(capsys, kind):
+    Shown(kind).run_pass(values={"a\x1b]0;title\x07\rb\u202e": 1.0})
+    out = capsys.readouterr().out
+    assert r"a\x1b]0;title\x07\rb\u202e 1" in out
+    assert "\x1b]0" not in out
+
+
 def test_a_pass_that_failed_before_its_first_step_has_ended_says_nothing(capsys):
     Shown(Lines).run_pass(taken=0)
     assert capsys.readouterr().out == ""

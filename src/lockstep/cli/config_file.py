@@ -13,7 +13,7 @@ import click
 from lockstep.base.errors import ConfigError, in_words
 from lockstep.base.visible import visible
 
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 1 << 16
 
 F = TypeVar("F", bound=Callable[..., Any])
 

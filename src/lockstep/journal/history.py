@@ -191,8 +191,8 @@ class Tail:
                 while data := file.read(_BLOCK_BYTES):
                     self._at += len(data)
                     *lines, self._rest = (self._rest + data).split(b"\n")
-                    if len(self._rest) > MOST_LINE_BYTES:
-                        self._rest = b"\0"  # no event, whatever follows until the line's end
+                    if self._rest[:1] != b"{" or len(self._rest) > MOST_LINE_BYTES:
+                        self._rest = self._rest and b"\0"  # no event, whatever follows until the line's end
                     events += [event for line in lines if (event := read_event(line)) is not None]
                 return events, is_replaced
         except OSError:  # it has not begun, or the file server does not answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from pathlib import Path
@@ -21,7 +22,8 @@ def why_doubtful(record: RunRecord, start: Fields, *, runs_recorded: bool) -> st
         start: the event ``start`` of the launch that is repeated.
         runs_recorded: whether the script is that of the files, not one that the user has named.
     """
-    for path in (record.path, *record.path.rglob("*")):
+    inside = (Path(place, name) for place, *names in os.walk(record.path) for name in itertools.chain(*names))
+    for path in itertools.chain([record.path], inside):
         try:
             status = path.lstat()
         except FileNotFoundError:  # a checkpoint that an active run has deleted
