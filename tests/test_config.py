@@ -54,7 +54,7 @@ def test_where_both_name_a_setting_and_differ_neither_wins():
 
 @pytest.mark.parametrize("where", [({"sharts": 4}, {}), ({}, {"sharts": 4})])
 def test_a_setting_that_does_not_exist_is_an_error_that_lists_all(where):
-    with pytest.raises(ConfigError, match=r"unknown setting 'sharts': choose one of .*shards"):
+    with pytest.raises(ConfigError, match=r"unknown setting 'sharts'.*'shards'"):
         RunConfig.merge(*where)
 
 

@@ -80,13 +80,13 @@ def test_settings_that_differ_between_ranks_are_told(crew):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"strategy": "dpp"}, "unknown strategy 'dpp': choose one of auto, single, ddp"),
+        ({"strategy": "dpp"}, "unknown strategy 'dpp' (did you mean 'dp' or 'ddp'?): choose one of auto, single, ddp"),
         ({"precision": "fp8"}, "unknown precision 'fp8': choose one of 32-true, 16-mixed, 16-master, 16-true"),
         ({"backend": "smoke"}, "unknown backend 'smoke': choose one of auto, gloo, nccl, mpi"),
         ({"backend": "mpi"}, "backend='mpi' needs a PyTorch that was built from source on a machine with MPI"),
         ({"init_method": "tcp://localhost:29500"}, "the rank of this process is unknown: set RANK and WORLD_SIZE"),
         ({"init_method": "tcp:localhost"}, "init_method='tcp:localhost': give env://, tcp://HOST:PORT"),
-        ({"stratgy": "ddp"}, "unknown setting 'stratgy': choose one of"),
+        ({"stratgy": "ddp"}, "unknown setting 'stratgy' (did you mean 'strategy'?)"),
         ({"shards": 0}, "shards=0: it must be a whole number, 1 or more"),
         ({"backend": "nccl", "device": "cpu"}, "backend='nccl' needs a GPU"),
     ],

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--strategy", "dpp"), "unknown strategy 'dpp': choose one of auto, single, ddp"),
+        (("--strategy", "dpp"), "unknown strategy 'dpp' (did you mean 'dp' or 'ddp'?): choose one of auto, single, ddp"),
         (("--precision", "fp8"), "unknown precision 'fp8': choose one of 32-true, 16-mixed, 16-master, 16-true"),
         (("--nproc-per-node", "3", "--shards", "2"), "3 processes for 2 shards"),
         (("--device", "cuda", "--nproc-per-node", "99"), "99 processes, and"),
@@ -117,7 +117,7 @@ def test_it_is_told_without_a_launcher_too(python_here, tmp_path):
     assert told.report.strip() in done.stderr.replace("[rank0]: ", "")  # PyTorch's
 
 
-BAD_SETTING = "import lockstep\nlockstep.join(shards=0)\n"
+BAD_SETTING = "import lockstep\nlockstep.join(shards=int())\n"
 
 
 def test_a_bad_setting_takes_three_lines_unless_the_whole_traceback_is_asked_for(run_here):
@@ -125,7 +125,7 @@ def test_a_bad_setting_takes_three_lines_unless_the_whole_traceback_is_asked_for
     assert message.startswith("error: ")
     assert "shards=0" in message
     assert 'script.py", line 2' in file
-    assert line == "    lockstep.join(shards=0)"
+    assert line == "    lockstep.join(shards=int())"
     whole = run_here(BAD_SETTING, "--nproc", "2", env={"LOCKSTEP_TRACEBACK": "full"}).stderr
     assert "Traceback" in whole
     assert "join.py" in whole
@@ -137,5 +137,5 @@ def test_nor_does_it_show_more_without_a_launcher(python_here, tmp_path):
     message, *_, file, line = python_here(script).stderr.splitlines()  # between them, what stands in for `python` in tests
     assert message.startswith("error: ")
     assert 'script.py", line 2' in file
-    assert line == "    lockstep.join(shards=0)"
+    assert line == "    lockstep.join(shards=int())"
     assert "join.py" in python_here(script, env={"LOCKSTEP_TRACEBACK": "full"}).stderr

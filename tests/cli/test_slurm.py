@@ -85,3 +85,11 @@ def test_help_shows_the_job_the_run_and_examples(slurm):
     told = slurm("--help").stdout
     assert told.index("Job:") < told.index("--cpus-per-task") < told.index("Run (as") < told.index("--shards V")
     assert "  lockstep slurm -N 2 --gpus-per-node 4 -c 12 -t 8:00:00 --submit train.py\n" in told
+
+
+def test_what_the_script_itself_says_is_read_before_a_file_is_written(slurm, tmp_path):
+    (tmp_path / "train.py").write_text("import lockstep\nteam = lockstep.join(shards=6)\n")
+    done = slurm("--nodes", "2", "--nproc-per-node", "8", "train.py")
+    assert done.returncode == 2
+    assert "train.py, line 2" in done.stderr
+    assert not (tmp_path / "train.sbatch").exists()

@@ -86,9 +86,18 @@ class LaunchError(LockstepError, RuntimeError):
         self.summary = summary or message.partition("\n")[0]
 
 
+def did_you_mean(name: object, valid: Iterable[str]) -> str:
+    """The one or two valid names that are most like an unknown one, as a clause; empty: none is like it."""
+    import difflib  # for an error only: the launcher starts without it
+
+    near = difflib.get_close_matches(name, list(valid), n=2) if isinstance(name, str) else []
+    return f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
+
+
 def unknown_name(kind: str, name: object, valid: Iterable[str]) -> ConfigError:
     """The error for an unknown name, which lists the valid ones."""
-    return ConfigError(f"unknown {kind} {name!r}: choose one of {', '.join(valid)}")
+    names = list(valid)
+    return ConfigError(f"unknown {kind} {name!r}{did_you_mean(name, names)}: choose one of {', '.join(names)}")
 
 
 for _public in (

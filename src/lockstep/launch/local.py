@@ -55,8 +55,11 @@ def resolve_nproc(asked: str | int | None, config: RunConfig | None = None) -> i
     return count
 
 
-def check_fit(config: RunConfig, nproc: int, num_others: int = 0) -> None:
+def check_fit(config: RunConfig, nproc: int, num_others: int = 0, where: str = "") -> None:
     """Check that settings can work with ``nproc`` processes here and at least ``num_others`` elsewhere, before any is started.
+
+    Args:
+        where: the line of the script that gives the number of shards; empty: none does.
 
     Raises:
         ConfigError: they cannot, with this number of processes, or on this machine.
@@ -73,9 +76,10 @@ def check_fit(config: RunConfig, nproc: int, num_others: int = 0) -> None:
     least = nproc + num_others
     if config.shards is not None and config.shards < least:
         elsewhere = f" ({nproc} here, and one or more on each of the other nodes that may come)" if num_others else ""
+        more = f"write shards={least} or more in {where}" if where else f"for --shards {least} or more"
         raise ConfigError(
             f"{least} processes{elsewhere} for {config.shards} shard{'s' if config.shards > 1 else ''}: a process without a "
-            f"shard would have nothing to do. Ask for at most {config.shards} in all, or for --shards {least} or more"
+            f"shard would have nothing to do. Ask for at most {config.shards} in all, or {more}"
         )
     if config.backend == "mpi":
         raise ConfigError(

@@ -20,6 +20,7 @@ from lockstep.base.stopping import UNSAVED_END_STATUS, UNSAVED_STATUS, say
 from lockstep.launch import restarts
 from lockstep.launch.binding import check_binding
 from lockstep.launch.endpoint import Endpoint, find_endpoint, introduce
+from lockstep.launch.joins import Joining, joining_of
 from lockstep.launch.local import check_fit, resolve_nproc, run_workers
 from lockstep.launch.nodes import Nodes, plan_nodes
 from lockstep.launch.options import LaunchOptions
@@ -73,7 +74,10 @@ def run_script(
     source = None if path is None else Source.read(path, Path.cwd() if options.is_module else None)
     script = check_script(target, source, args, options)
     starts_itself = options.nproc_per_node is None and script.starter is not None
-    count = 1 if starts_itself else resolve_nproc(options.nproc_per_node, config)
+    # A trial may be asked for other settings than those in the script, and each process of a starter's is told its own.
+    joining = Joining() if asked or script.starter is not None else joining_of(source)
+    known = joining.merged(settings)
+    count = 1 if starts_itself else resolve_nproc(options.nproc_per_node, known)
     check_starter(script, count)
     remark = check_surroundings(on_nodes=nodes is not None)
     if nodes is not None and script.starter is not None:
@@ -81,7 +85,7 @@ def run_script(
             f"the script starts its processes itself ({script.starter}), and knows nothing of other nodes: start it on each "
             "machine as it wants to be. If it does not do that when a launcher has started it, say --spawns no"
         )
-    check_fit(config, count, nodes.most - 1 if nodes is not None else 0)
+    check_fit(known, count, nodes.most - 1 if nodes is not None else 0, "" if "shards" in settings else joining.where)
     check_binding(options.bind, config)
     plan = _plan_output(options, count, nodes)
     late = [] if source is None else source.lacks(arg.partition("=")[0] for arg in takewhile("--".__ne__, script.args))

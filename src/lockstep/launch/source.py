@@ -65,7 +65,7 @@ class Source:
         for source in (self, *self._imported(b"local")):
             for node in ast.walk(source.tree):
                 for option in _options_in(node):
-                    return option, source._line(node)
+                    return option, source.line_of(node)
         return None
 
     def starter(self) -> str | None:
@@ -75,14 +75,14 @@ class Source:
         only beside a process group that is opened by rank; and neither it nor ``mp.spawn`` counts if the script calls
         ``lockstep.join()`` without a rank: it is then told who it is, and so started by us.
         """
-        calls = self._calls()
+        calls = self.calls()
         says_rank = any(name.endswith("init_process_group") and _has_rank(node) for node, name in calls)
         is_told = any(name == "lockstep.join" and not _has_rank(node) for node, name in calls)
         for node, name in calls:
             is_process = name.rpartition(".")[2] == "Process" and not name.startswith("psutil.")
             starts_ranks = name in _STARTERS or (is_process and says_rank)
             if name == "lockstep.launch" or (starts_ranks and not is_told):
-                return f"{name} in {self._line(node)}"
+                return f"{name} in {self.line_of(node)}"
         return None
 
     def asks_launcher(self) -> bool:
@@ -112,10 +112,11 @@ class Source:
             waiting.extend(module for module in source._imported() if module.path.resolve() not in seen)
         return has_optimizer
 
-    def _line(self, node: ast.AST) -> str:
+    def line_of(self, node: ast.AST) -> str:
+        """``train.py, line 3``."""
         return f"{self.path}, line {getattr(node, 'lineno', 0)}"
 
-    def _calls(self) -> list[tuple[ast.Call, str]]:
+    def calls(self) -> list[tuple[ast.Call, str]]:
         """All calls, with the full names of what is called."""
         names = _imported_names(self.tree)
         return [(node, _full_name(node.func, names)) for node in ast.walk(self.tree) if isinstance(node, ast.Call)]

@@ -92,3 +92,8 @@ def model_made_before_join():
     model = nn.Linear(6, 3)  # LS304
     team = lockstep.join(seed=1)
     team.prepare(model)
+
+
+def argument_that_join_does_not_have():
+    team = lockstep.join(shard=4, seed=1)  # LS305
+    team.prepare(nn.Linear(6, 3))

@@ -1,10 +1,12 @@
 """Errors of one process, raised here by the installed torch."""
 
+import types
 from pathlib import Path
 
 import pytest
 import torch
 
+import lockstep
 from lockstep.tools.explain.errors.words import ROWS, in_words
 
 pytestmark = pytest.mark.timeout(60)
@@ -26,6 +28,25 @@ def keep_a_state():
 
 def test_a_hidden_state_that_was_kept_over_a_step_is_to_be_detached():
     assert "state = state.detach(); in a lockstep script, keep it with team.per_shard" in words_of(keep_a_state)
+
+
+@pytest.mark.parametrize(
+    ("call", "meant"),
+    [
+        (lambda team, loss: team.backward(loss, weigth=2.0), "weight"),
+        (lambda team, loss: team.backward(loss, retain_grap=True), "retain_graph"),
+        (lambda team, loss: team.evaluate(None, [], metric=[]), "metrics"),
+        (lambda team, loss: lockstep.load_weights("none", devise="cpu"), "device"),
+    ],
+)
+def test_a_misspelled_argument_of_a_call_of_lockstep_is_told_with_the_one_that_was_meant(call, meant):
+    team = object.__new__(lockstep.Team)
+    team._phases = types.SimpleNamespace(backward=lambda loss, weight, reduction, options: loss.backward(**options))
+    assert meant in words_of(call, team, torch.ones(1, requires_grad=True).sum())
+
+
+def test_a_misspelled_argument_of_another_library_is_left_to_its_own_error():
+    assert words_of(lambda: torch.ones(1, requires_grad=True).sum().backward(retain_grap=True)) == ""
 
 
 def test_an_error_underneath_is_explained():

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from lockstep.base.config import all_settings
+
+
+def join_arguments() -> list[str]:
+    """The names of the arguments of ``lockstep.join``."""
+    return [*all_settings(), "rank", "world_size"]
+
+
+def _argument_meant(name: str) -> str:
+    """Which argument of ``lockstep.join`` is like an unknown one, in words."""
+    near = difflib.get_close_matches(name, join_arguments(), n=1)
+    return f"{near[0]}=..., or another" if near else "one"
 
 
 @dataclass(frozen=True)
@@ -111,6 +125,10 @@ RULES = {
         "launch",
         "move lockstep.join() above it, or call torch.manual_seed(...) first",
     ),
+    "LS305": Rule(
+        "`{name}` is no argument of lockstep.join(), which refuses it",
+        "{meant} of those that `lockstep run --help` lists",
+    ),
 }
 
 
@@ -214,6 +232,7 @@ def make(
         "whole": whole,
         "copied": f"({whole})" if "," in whole else whole,
         "short": short,
+        "meant": _argument_meant(name) if code == "LS305" else "",
         "cls": cls,
         "call": call,
         "read": f", and is read {read}" if read else "",

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing_extensions import override
 
 from lockstep.tools.check import names, samples, source
+from lockstep.tools.check.findings import join_arguments
 from lockstep.tools.check.loops import BATCHES, EVALUATION, SHARDS
 from lockstep.tools.check.state import CONTENT
 from lockstep.tools.check.teams import Teams
@@ -40,6 +41,9 @@ class Libraries(Teams):
         last = name.rpartition(".")[2]
         if name in ("lockstep.join", "lockstep.joining.join.join"):
             self.has_joined = True
+            for given_by_name in node.keywords if isinstance(node, ast.Call) else ():
+                if given_by_name.arg is not None and given_by_name.arg not in join_arguments():
+                    self.find("LS305", given_by_name, given_by_name.arg)
             return Value.of(self.team)
         if names.CLOCKS.match(name):
             return Value.made(CLOCK)

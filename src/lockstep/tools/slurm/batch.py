@@ -62,7 +62,7 @@ def _head(request: Request, file: str, command: Sequence[str]) -> list[str]:
 
 
 def _options(request: Request) -> Iterator[str]:
-    devices_per_task = request.settings.get("devices_per_process") or 1
+    devices_per_task = request.config.devices_per_process or 1
     tasks_comment = (
         "one process per node"
         if request.tasks == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 from pathlib import Path
@@ -15,6 +16,9 @@ from lockstep.base.errors import ConfigError, LaunchError
 from lockstep.cli.config_file import config_option
 from lockstep.cli.echo import echo
 from lockstep.cli.options import CONTEXT_OF_SCRIPTS, GroupedCommand, given, given_settings, options_from
+from lockstep.launch.joins import joining_of
+from lockstep.launch.program import find_script
+from lockstep.launch.source import Source
 from lockstep.tools.slurm import commands
 from lockstep.tools.slurm.batch import batch_text, output_of
 from lockstep.tools.slurm.request import RUNTIMES, Request
@@ -80,6 +84,7 @@ def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool,
         script=script,
         args=args,
         settings=given_settings(values),
+        joining=joining_of(_source_of(script, is_module=is_module)),
         runtime=next((program for program in RUNTIMES if shutil.which(program)), RUNTIMES[0]),
         **{**defaults, **options},
     )
@@ -110,6 +115,14 @@ def command(script: str, args: tuple[str, ...], file: Path | None, submit: bool,
         _show_job(request, commands.submit(file))
     else:
         echo(f"submit it:  sbatch {file}")
+
+
+def _source_of(script: str, *, is_module: bool) -> Source | None:
+    """The script's source; None: it is elsewhere, or another Python will run it, whose syntax this one does not know."""
+    with contextlib.suppress(ConfigError):
+        path = find_script(script, is_module=is_module)
+        return None if path is None else Source.read(path, Path.cwd() if is_module else None)
+    return None
 
 
 def _write(file: Path, text: str) -> Path | None:

@@ -10,6 +10,7 @@ from typing import Any
 from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError
 from lockstep.base.option import option
+from lockstep.launch.joins import Joining
 
 JOB = "Job"
 RUNTIMES = ("apptainer", "singularity")
@@ -24,6 +25,8 @@ class Request:
     args: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ``RunConfig``, as given to ``lockstep run``."""
+    joining: Joining = field(default_factory=Joining)
+    """What the script itself gives to ``join()``."""
     runtime: str = "apptainer"
     """The program that runs the container."""
     nodes: int = option(1, "--nodes", "-N", group=JOB, metavar="N")
@@ -73,7 +76,7 @@ class Request:
     """Run SCRIPT as a module, as python -m does."""
 
     def __post_init__(self) -> None:
-        RunConfig.merge(self.settings, {})  # checks them
+        config = self.config  # checks the settings
         for name in ("nodes", "cpus_per_task"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -84,14 +87,19 @@ class Request:
                 f"--signal {self.signal}: give {' or '.join(_SIGNALS)}, which ask a run to save itself, with how many seconds "
                 "before the end: USR1@90"
             )
-        if self.array is not None and self.settings.get("run_dir") is not None:
+        if self.array is not None and config.run_dir is not None:
             raise ConfigError(
-                f"--array {self.array} and --run-dir {self.settings['run_dir']}: each task of an array is a run of its own, "
+                f"--array {self.array} and --run-dir {config.run_dir}: each task of an array is a run of its own, "
                 "and all but one would find that directory in use. Leave --run-dir out: each resumes its own run automatically"
             )
         if self.runtime not in RUNTIMES:
             raise ConfigError(f"{self.runtime!r} cannot run a container here: choose one of {', '.join(RUNTIMES)}")
         _check_shards(self)
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings of the command and those of the script, as far as they are known."""
+        return self.joining.merged(self.settings)
 
     @property
     def num_gpus(self) -> int:
@@ -101,7 +109,7 @@ class Request:
     @property
     def tasks(self) -> int:
         """Number of processes per node."""
-        devices_per_process = self.settings.get("devices_per_process") or 1
+        devices_per_process = self.config.devices_per_process or 1
         assert not isinstance(self.ntasks_per_node, str)
         return self.ntasks_per_node or max(1, self.num_gpus // devices_per_process)
 
@@ -131,11 +139,13 @@ def _count(value: int | str | None, num_gpus: int) -> int | None:
 
 
 def _check_shards(request: Request) -> None:
-    shards, processes = request.settings.get("shards"), request.nodes * request.tasks
+    shards, processes = request.config.shards, request.nodes * request.tasks
     if shards is not None and processes > shards:
+        is_asked = "shards" in request.settings
+        given = f"--shards {shards}" if is_asked else f"join(shards={shards}) in {request.joining.where}"
         raise ConfigError(
-            f"{processes} processes ({request.nodes} nodes x {request.tasks}) and --shards {shards}: more processes than "
-            f"shards cannot share the work. Ask for --shards {processes} or more, or for fewer processes"
+            f"{processes} processes ({request.nodes} nodes x {request.tasks}) and {given}: more processes than shards cannot "
+            f"share the work. Ask for {'--shards ' if is_asked else 'shards='}{processes} or more, or for fewer processes"
         )
 
 

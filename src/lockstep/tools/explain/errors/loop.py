@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
+from lockstep.base.errors import did_you_mean
 from lockstep.tools.explain.errors.row import row
 from lockstep.tools.explain.errors.scene import Scene
 
@@ -24,7 +26,32 @@ def _not_prepared(match: re.Match[str], scene: Scene) -> str:
     )
 
 
+def _misspelled(match: re.Match[str], scene: Scene) -> str:
+    """A call of lockstep's with an argument that it does not have. (Newer versions of Python say what was meant.)"""
+    lockstep = scene.modules.get("lockstep")
+    if lockstep is None or "Did you mean" in scene.text:
+        return ""
+    owner, _, called = match["call"].rpartition(".")
+    if (owner, called) == ("Tensor", "backward"):  # what team.backward() passes on
+        owner = "Team" if any(type(f.f_locals.get("self")).__name__ == "Team" for f in scene.frames) else ""
+    if (owner or called) not in lockstep.__all__:
+        return ""
+    function = getattr(getattr(lockstep, owner), called) if owner else getattr(lockstep, called)
+    names = [*inspect.signature(function).parameters, *(_OF_BACKWARD if called == "backward" else ())]
+    meant = did_you_mean(match["name"], [name for name in names if name not in ("self", "options")])
+    return f"{match['call']}() has no argument {match['name']!r}{meant}." if meant else ""
+
+
+_OF_BACKWARD = ("retain_graph", "create_graph", "inputs")
+"""Arguments of ``Tensor.backward`` that ``Team.backward`` passes on."""
+
 ROWS = (
+    row(
+        "misspelled argument",
+        r"^(?P<call>[\w.]+)\(\) got an unexpected keyword argument '(?P<name>\w+)'",
+        _misspelled,
+        ("TypeError",),
+    ),
     row("unprepared loader", "", _not_prepared, ("AttributeError",)),
     row(
         "a graph used twice",
