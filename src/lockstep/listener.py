@@ -54,7 +54,11 @@ class Listener:
         """A training loader was made: a ``PreparedLoader``, the script's first of which is number 1."""
 
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
-        """A pass of ``num_steps`` steps begins, ``done`` of them taken before the run was interrupted. None: unknown."""
+        """A pass of ``num_steps`` steps begins, ``done`` of them taken before the run was interrupted. None: unknown.
+
+        ``epoch``: from 0, as ``team.epochs`` counts them; outside of it, where ``num_epochs`` is None, the earlier passes over
+        this loader.
+        """
 
     def begin_step(self, step: int) -> None:
         """A step begins."""

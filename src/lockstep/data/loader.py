@@ -380,6 +380,11 @@ class PreparedLoader:
             yield from steps
 
     @property
+    def next_pass(self) -> int:
+        """Number of the next pass over this loader in the run, from 0: what launches before this one have made is counted."""
+        return self._epoch
+
+    @property
     def num_skipped(self) -> int:
         """Steps of the next pass that were taken before the run was interrupted: all of a pass that is skipped."""
         if self._driver.next_is_done and (length := length_of(self)) is not None:

@@ -364,7 +364,7 @@ class Team(Collectives):
         if self._loop.resumption.is_catching_up:
             return
         self._phases.check_outside("team.log()", _LOG_MEANS)
-        self._engine.log.add(self.epoch, self.step, values)
+        self._engine.log.add(self._loop.epoch_shown, self.step, values)
 
     # Evaluating
 
@@ -400,7 +400,7 @@ class Team(Collectives):
             return
         results = {name: float(value) for name, value in results.items() if not isinstance(value, Tensor)}
         self._engine.log.complete()  # trackers expect steps in order
-        self._engine.record("evaluate", self.epoch, self.step, results)
+        self._engine.record("evaluate", self._loop.epoch_shown, self.step, results)
         self._engine.listeners.evaluated(self.step, results)
 
     # Printing and one-rank work

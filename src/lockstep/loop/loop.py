@@ -53,6 +53,8 @@ class Loop:
     ) -> None:
         self.phases = phases
         self.epoch = 0
+        self.epoch_shown = 0
+        """The number of the epoch, from 0, for displays and records; outside of ``epochs`` too."""
         self.num_epochs: int | None = None
         self._saver = saver
         self._divergence = divergence
@@ -172,7 +174,7 @@ class Loop:
     def begin_epoch(self, epoch: int, num_epochs: int) -> None:
         """Begin an epoch with a random stream of its own, so that one that runs again draws the same numbers."""
         self.num_epochs = num_epochs
-        self.epoch = epoch
+        self.epoch = self.epoch_shown = epoch
         self.resumption.begin_epoch(epoch)
         self._reseed_between(epoch)
 
@@ -193,7 +195,7 @@ class Loop:
         elif not self.resumption.is_catching_up and self.step > self._resumed_after:
             self._divergence.leave_epochs()
             self._divergence.compare(self.step, "after the last epoch")
-            if self._saver.save_end(self.resumption.end(), self.step, self.epoch):
+            if self._saver.save_end(self.resumption.end(), self.step, self.epoch_shown):
                 self._end = (self.step, self._divergence.digest())
         self._reseed_between(0)  # a launch that resumes behind the loop has not drawn the numbers drawn inside it
 
@@ -245,8 +247,10 @@ class Loop:
         self._num_passes += 1
         self._num_in_pass = done = loader.num_skipped
         length = length_of(loader)
+        if not self.resumption.is_in_epochs:  # the script counts them itself: each pass over a loader is one
+            self.epoch_shown, self.num_epochs = loader.next_pass, None
         try:
-            self._listeners.begin_pass(self.epoch, self.num_epochs, length, done)
+            self._listeners.begin_pass(self.epoch_shown, self.num_epochs, length, done)
         except Ended:
             self._was_ended = True
             raise
@@ -343,7 +347,7 @@ class Loop:
         """Save the checkpoint that is due, between two steps: the next batch may have been fetched, but its step has not
         begun."""
         self._divergence.before_save(self.step)
-        self._saver.save_due(self.resumption.here(), self.step, self.epoch)
+        self._saver.save_due(self.resumption.here(), self.step, self.epoch_shown)
 
     # Between passes
 
@@ -457,6 +461,6 @@ class Loop:
                 # (What rank 0 alone has changed since is no part of the run.)
                 is_saved = is_saved and (not is_same or self._end == (step, self._divergence.digest()))
         except MismatchError:
-            self._saver.close(end, step, self.epoch, failed=True)
+            self._saver.close(end, step, self.epoch_shown, failed=True)
             raise
-        return self._saver.close(end, step, self.epoch, failed=failed, is_saved=is_saved)
+        return self._saver.close(end, step, self.epoch_shown, failed=failed, is_saved=is_saved)
