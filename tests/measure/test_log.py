@@ -1,5 +1,6 @@
 """Promises of the log: values as they are, in order, and a word if they are not the same on all ranks."""
 
+import json
 import time
 
 import pytest
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture
 def alone():
     rows = []
-    return MetricLog(1, 5, rows.append), rows
+    return MetricLog(1, 5, lambda row: rows.append(row[:3])), rows
 
 
 def test_a_single_process_writes_each_step_at_once_and_none_is_left_out(alone):
@@ -34,6 +35,28 @@ def test_what_is_not_one_number_is_refused_by_name(alone, value):
         alone[0].add(0, 1, {"loss": value})
 
 
+def test_values_that_are_of_no_training_step_are_told_apart():
+    rows = []
+    log = MetricLog(1, 1, rows.append)
+    for step in (1, 2):
+        log.begin_pass(step - 1, None, 1, 0)
+        log.add(0, step, {"loss": 1.0, "norm": 2.0})
+        if step == 2:  # within the step
+            log.evaluated(step, {"accuracy": 0.5})
+            log.add(0, step, {"best": 0.5, "loss": 3.0})
+        log.end_step(step, 4)
+        log.flush()
+        log.end_pass(step, exhausted=True)
+        log.add(0, step, {"time": 1.0})
+    log.flush()
+    assert [(step, sorted(values), sorted(apart)) for _, step, values, apart in rows] == [
+        (1, ["loss", "norm"], []),
+        (1, ["time"], ["time"]),
+        (2, ["best", "loss", "norm"], ["best", "loss"]),
+        (2, ["time"], ["time"]),
+    ]
+
+
 def test_a_dropped_step_is_forgotten_and_those_before_it_are_not(alone):
     log, rows = alone
     log.add(0, 1, {"loss": 1.0})
@@ -47,7 +70,7 @@ def test_a_dropped_step_is_forgotten_and_those_before_it_are_not(alone):
 
 def test_ranks_of_a_script_without_a_step_do_not_wait_for_each_other():
     rows = []
-    log = MetricLog(2, 5, rows.append)  # without a process group, any message would be an error
+    log = MetricLog(2, 5, lambda row: rows.append(row[:3]))  # without a process group, any message would be an error
     log.add(0, 0, {"accuracy": 0.5})
     log.flush()
     assert rows == [(0, 0, {"accuracy": 0.5})]
@@ -58,7 +81,7 @@ def log_on_several(every, rate=0.5):
     not come to its step; or the error. ``rate``: what rank 1 logs in step 2."""
     team = lockstep.join()
     rows, longest = [], 0.0
-    log = MetricLog(team.world_size, every, rows.append)
+    log = MetricLog(team.world_size, every, lambda row: rows.append(row[:3]))
     for step in range(1, 7):
         if team.rank == 1 and step == 6:
             time.sleep(2.0)
@@ -92,6 +115,28 @@ def test_what_is_not_the_same_on_all_ranks_is_told_of_on_all(crew):
     for message in crew(2, log_on_several, 1, 0.25):
         assert message.startswith("team.log(rate=...) in step 2: it is 0.5 on one rank and 0.25 on rank 1")
         assert "batch.add(rate=...) inside" in message
+
+
+def train_in_range():
+    """The fields of all passes and logged values, in a loop that counts its epochs itself; rank 0's."""
+    team = lockstep.join(checkpoint_every="off")
+    data = torch.utils.data.TensorDataset(torch.randn(8, 2))
+    model, loader = team.prepare(torch.nn.Linear(2, 1), torch.utils.data.DataLoader(data, 4))
+    other = team.prepare(torch.utils.data.DataLoader(data, 8))
+    for batches in (loader, loader, other, loader):
+        for batch in batches:
+            for (x,) in batch.shards:
+                team.backward(model(x).mean())
+        team.log(seen=1.0)
+    team.close()
+    events = [json.loads(line) for line in (team.run_dir / "events.jsonl").read_text().splitlines()]
+    return [(event["event"], event["epoch"]) for event in events if event["event"] in ("epoch", "step")]
+
+
+def test_outside_of_team_epochs_each_pass_over_a_loader_counts_as_an_epoch(crew):
+    seen, _ = crew(2, train_in_range)
+    assert [epoch for kind, epoch in seen if kind == "epoch"] == [0, 1, 0, 2]
+    assert [epoch for kind, epoch in seen if kind == "step"] == [0, 1, 0, 2]
 
 
 @pytest.mark.cuda

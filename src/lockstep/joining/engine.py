@@ -305,10 +305,11 @@ class Engine:
         assert config.shards is not None
         return None if config.shards == 1 else SplitRemarks(config.shards, say)
 
-    def record(self, kind: str, epoch: int, step: int, values: dict[str, float]) -> None:
-        """Write the values of a ``step``, or the results of an evaluation (``evaluate``), to the journal and the trackers."""
+    def record(self, kind: str, epoch: int, step: int, values: dict[str, float], apart: Sequence[str] = ()) -> None:
+        """Write the values of a ``step``, or the results of an evaluation (``evaluate``), to the journal and the trackers.
+        ``apart``: names of those of a step that were logged apart from it."""
         if values:
-            self.journal.write(kind, epoch=epoch, step=step, values=values)
+            self.journal.write(kind, epoch=epoch, step=step, values=values, **({"apart": list(apart)} if apart else {}))
             self.trackers.write(kind, step, values)
         if kind == "step" and self._display is not None:
             self._display.values(values)

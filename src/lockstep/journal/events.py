@@ -11,7 +11,8 @@ Rank 0 writes ``<run directory>/events.jsonl``. Each line is one JSON object wit
                        ``python``, ``lockstep`` (versions)
 ``resume``             ``step``, ``checkpoint`` (its name, or null): the run resumes after that step, and the events of
                        later steps will be written again
-``step``               ``epoch``, ``step``, ``values``: the values logged in that step
+``step``               ``epoch``, ``step``, ``values``: the values logged in that step, or after it. ``apart``, where there are
+                       any: the names of those that were logged between two passes, or after an evaluation
 ``epoch``              ``epoch``, ``step`` (the last), ``num_steps``, ``num_samples`` and ``wall_s`` of one pass over a
                        training loader, as far as this launch took it (it may be asked to stop in the middle); the same
                        without warm-up as ``steady_steps``, ``steady_samples``, ``steady_s``; ``cpu_s`` (a list, by rank:
@@ -84,6 +85,7 @@ class _Resume(_Any, total=False):
 
 class _Values(_Any, total=False):
     values: dict[str, float | None]
+    apart: list[str]
 
 
 class _Epoch(_Any, total=False):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,8 +21,9 @@ from lockstep.listener import Listener
 from lockstep.world.comm.plain import all_gather_plain
 
 Value = float | Tensor
-Row = tuple[int, int, dict[str, float]]
-"""Epoch, step, and the values of that step."""
+Row = tuple[int, int, dict[str, float], tuple[str, ...]]
+"""Epoch, step, the values of that step, and the names of those that were logged apart from it: between two passes, or after an
+evaluation."""
 
 
 class MetricLog(Listener):
@@ -37,10 +38,13 @@ class MetricLog(Listener):
         self._world_size = world_size
         self._every = every
         self._write = write
-        self._current: tuple[int, int, dict[str, Value]] | None = None
-        self._closed: list[tuple[int, int, dict[str, Value]]] = []
+        self._current: tuple[int, int, dict[str, Value], dict[str, None]] | None = None
+        self._closed: list[tuple[int, int, dict[str, Value], dict[str, None]]] = []
         self._compared: tuple[list[Row], Tensor, Any] | None = None
         """The window that the ranks compare: its values, the digest (and its negative), and the work that finds extremes."""
+        self._is_in_pass = False
+        self._evaluated_after = -1
+        """The step in which, or after which, the newest evaluation was."""
         self._has_begun = False
         """Whether a step has ended. Until then nothing is compared: ranks of a script that takes none may end apart."""
 
@@ -55,8 +59,23 @@ class MetricLog(Listener):
         """
         if self._current is None or self._current[1] != step:
             self._close_step()
-            self._current = epoch, step, {}
-        self._current[2].update({name: _number(name, value) for name, value in values.items() if value is not None})
+            self._current = epoch, step, {}, {}
+        given = {name: _number(name, value) for name, value in values.items() if value is not None}
+        self._current[2].update(given)
+        if step == self._evaluated_after or not self._is_in_pass:
+            self._current[3].update(dict.fromkeys(given))
+
+    @override
+    def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
+        self._is_in_pass = True
+
+    @override
+    def end_pass(self, step: int, *, exhausted: bool) -> None:
+        self._is_in_pass = False
+
+    @override
+    def evaluated(self, step: int, results: Mapping[str, float]) -> None:
+        self._evaluated_after = step
 
     @override
     def end_step(self, step: int, num_samples: int) -> None:
@@ -79,7 +98,7 @@ class MetricLog(Listener):
         if step % self._every == 0:
             self._close_window()
         elif self._closed and self._world_size == 1:
-            on_device = any(isinstance(value, Tensor) for _, _, values in self._closed for value in values.values())
+            on_device = any(isinstance(value, Tensor) for _, _, values, _ in self._closed for value in values.values())
             if not on_device:
                 self._close_window()
 
@@ -96,7 +115,10 @@ class MetricLog(Listener):
     def _close_window(self) -> None:
         self._end_comparison()
         closed, self._closed = self._closed, []
-        rows = [(epoch, step, {name: float(value) for name, value in values.items()}) for epoch, step, values in closed]
+        rows = [
+            (epoch, step, {name: float(value) for name, value in values.items()}, tuple(apart))
+            for epoch, step, values, apart in closed
+        ]
         if self._world_size > 1 and self._has_begun:
             signature = int.from_bytes(hashlib.blake2b(repr(rows).encode(), digest_size=7).digest(), "little")
             extremes = torch.tensor([signature, -signature])
@@ -124,9 +146,11 @@ def _merge(by_rank: list[list[Row]]) -> list[Row]:
         UsageError: two ranks have logged different values.
     """
     merged: dict[tuple[int, int], dict[str, float]] = {}
+    all_apart: dict[tuple[int, int], dict[str, None]] = {}
     for rank, rows in enumerate(by_rank):
-        for epoch, step, values in rows:
+        for epoch, step, values, apart in rows:
             known = merged.setdefault((step, epoch), {})
+            all_apart.setdefault((step, epoch), {}).update(dict.fromkeys(apart))
             for name, value in values.items():
                 expected = known.setdefault(name, value)
                 if expected != value and not (math.isnan(expected) and math.isnan(value)):
@@ -135,7 +159,7 @@ def _merge(by_rank: list[list[Row]]) -> list[Row]:
                         " and must be the same on all. For a value of one shard, log the mean over the global batch: "
                         f"batch.add({name}=...) inside batch.shards, and team.log({name}=batch[{name!r}])."
                     )
-    return [(epoch, step, values) for (step, epoch), values in sorted(merged.items())]
+    return [(*key[::-1], values, tuple(all_apart[key])) for key, values in sorted(merged.items())]
 
 
 def _number(name: str, value: Any) -> Value:

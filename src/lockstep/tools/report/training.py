@@ -37,6 +37,15 @@ def values_of(events: Events, kind: str) -> dict[str, Pairs]:
     return dict(pairs)
 
 
+def _logged_in_steps(events: Events) -> set[str]:
+    """The names that were logged in training steps, and not only between passes and after evaluations."""
+    found = set[str]()
+    for event in events:
+        if event["event"] == "step" and isinstance(values := event.get("values"), Mapping):
+            found |= set(map(str, values)).difference(event.get("apart", ()))
+    return found
+
+
 def passes_of(events: Events) -> list[Mapping[str, Any]]:
     """Passes over a training loader that have ended."""
     return [event for event in events if event["event"] == "epoch" and number_in(event, "step") is not None]
@@ -46,12 +55,18 @@ def curves(events: Events) -> tuple[list[Lines], list[str]]:
     """A picture for each name that was logged, with evaluation results of the same name in it; and names not drawn."""
     trained, evaluated = values_of(events, "step"), values_of(events, "evaluate")
     names = list(dict.fromkeys((*trained, *evaluated)))
+    in_steps = _logged_in_steps(events)
     drawn, most = names[:_MOST_CURVES], points_each(min(len(names), _MOST_CURVES))
     resumes = [Mark(step, f"{step:,.0f}") for event in events if (step := _resumed_after(event))]
     pictures = []
     for name in drawn:
         series = [
-            Series(name="training", curve=thin(trained.get(name, ()), most), tone="training"),
+            Series(
+                name="training" if name in in_steps else "logged",  # between passes, say: of what, only the script knows
+                curve=thin(trained.get(name, ()), most),
+                tone="training",
+                has_dots=name not in in_steps,
+            ),
             Series(name="evaluation", curve=thin(evaluated.get(name, ()), most), tone="evaluation", has_dots=True),
         ]
         picture = chart.lines(name, series, resumes)
