@@ -66,7 +66,7 @@ def test_every_run_is_one_line_with_its_state_and_the_one_active_last_comes_last
     lines = done.out.splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["run", "finished-1", "stopped-1", "early-1", "going-1"]
     for name, words in {
-        "finished-1": ("finished", f"{STEPS}  ", "2 → 1", "0.75", "train.py --kill 15"),
+        "finished-1": ("finished", f"{STEPS}  ", "2 → 1", "0.75", "train.py --kill 14"),
         "stopped-1": ("interrupted in epoch 2", "0.75", "train.py --kill 15"),
         "early-1": ("ended before its first checkpoint", "train.py --kill 3"),
         "going-1": ("running: process ", " 6 "),
@@ -93,7 +93,7 @@ def test_what_other_programs_get_is_what_the_files_say(made, look):
     finished, stopped, early, going = (found[f"{name}-1"] for name in ("finished", "stopped", "early", "going"))
     assert (finished["world_sizes"], finished["num_launches"], finished["shards"]) == ([2, 1], 2, 2)
     assert (finished["step"], finished["checkpoint"]["step"], finished["checkpoint"]["finished"]) == (STEPS, STEPS, True)
-    assert (finished["script"], finished["args"]) == (str(made / "train.py"), ["--kill", "15"])
+    assert (finished["script"], finished["args"]) == (str(made / "train.py"), ["--kill", "14"])
     files = saved(made / "runs" / "stopped-1")
     size = sum(file.stat().st_size for file in files.iterdir() if file.name != "manifest.json")
     assert stopped["checkpoint"] == {**stopped["checkpoint"], "name": files.name, "bytes": size, "epoch": 1}
@@ -103,6 +103,16 @@ def test_what_other_programs_get_is_what_the_files_say(made, look):
     assert (early["checkpoint"], early["best"]) == (None, None)
     assert going["holder"].startswith("process ")
     assert [run["active_s"] for run in found.values()] == sorted(run["active_s"] for run in found.values())
+
+
+def test_an_interrupted_run_whose_newest_launch_had_other_arguments_than_the_first_is_told_how_to_resume(look, stopped):
+    [found] = json.loads(look(stopped.parent.parent, "--json").out)
+    assert found["remarks"] == []
+    with (stopped / "events.jsonl").open("a") as journal:
+        journal.write('{"event": "start", "time_s": 2e9, "args": ["--kill", "16"], "world_size": 1}\n')
+    [found] = json.loads(look(stopped.parent.parent, "--json").out)
+    assert found["args"] == ["--kill", "16"]
+    assert ["--run-dir" in remark for remark in found["remarks"]] == [True]
 
 
 def test_looking_takes_nothing_from_a_run_and_writes_nothing(made, look):

@@ -300,10 +300,29 @@ def test_another_command_is_a_new_run_and_leaves_the_interrupted_one_alone(then,
     run_dir = interrupted(20, **then)
     before = content(run_dir)
     run = start(**now)
-    assert (run.is_new, step_of(run), run.notices) == (True, None, [])
+    assert (run.is_new, step_of(run)) == (True, None)
+    assert [str(run_dir) in notice for notice in run.notices] == [True] * ("args" in then)
     assert run.run_dir != run_dir
     assert content(run_dir) == before
     assert start(**then).run_dir == run_dir or not then.get("script", "x")
+
+
+def test_a_finished_run_of_other_arguments_is_told_with_how_to_go_on_with_it():
+    save(start(args=("--epochs", "3")).run_dir, 20, finished=True)
+    longer = start(args=("--epochs", "5"))
+    assert longer.is_new
+    [notice] = longer.notices
+    assert "(--epochs 3)" in notice
+    assert notice.endswith("--run-dir runs/train-1")
+    assert step_of(start(args=("--epochs", "5"), run_dir="runs/train-1")) == 20
+
+
+def test_neither_a_run_in_use_nor_one_with_nothing_saved_is_offered_to_go_on_with():
+    start(args=("1",))
+    assert start(args=("2",)).notices == []
+    run_dir = interrupted(20, args=("1",))
+    with in_use(run_dir):
+        assert start(args=("2",)).notices == []
 
 
 def test_a_run_that_had_come_to_its_end_or_has_no_checkpoint_is_not_gone_on_with():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -22,7 +23,7 @@ from lockstep.state.rundir.fixed_settings import (
     reconcile,
     write_fixed_settings,
 )
-from lockstep.state.rundir.lock import PATIENCE_S, RunLock, last_job, last_launch
+from lockstep.state.rundir.lock import PATIENCE_S, RunLock, holder_of, last_job, last_launch
 from lockstep.state.rundir.names import default_run_dir, earlier_run_dirs, rename_old_run
 from lockstep.world.environment import World
 
@@ -177,9 +178,15 @@ def _state_of(path: Path, launch: LaunchRequest, notices: list[str]) -> str | No
             _note(notices, f"{path} stays as it is: {error}")
         return None
     command = launch.command
-    if contents is None or not contents[1].is_like(command):
+    if contents is None or not is_saved:
         return None
-    if not is_saved:
+    if command.script and contents[1].differs_in_args(command) and holder_of(path) is None:
+        began = shlex.join(contents[1].args) or "none"
+        _note(
+            notices,
+            f"{path} is of the same script, begun with other arguments ({began}). To go on with that one: --run-dir {path}",
+        )
+    if not contents[1].is_like(command):
         return None
     if newest is not None and _is_finished(newest):
         return None if contents[1].differing(command) else _FINISHED

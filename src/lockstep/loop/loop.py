@@ -87,6 +87,8 @@ class Loop:
         self._listeners = listeners
         self._is_main = is_main
         self._has_warned = False
+        self._has_gone_on = False
+        """Whether this launch has begun a pass."""
         self._leader: PreparedLoader | None = None
         """The loader whose pass counts the steps."""
         self._num_in_pass = 0
@@ -243,6 +245,7 @@ class Loop:
         self.flush()
         self.has_run_out, self.left_by_error = False, None
         self.resumption.begin_pass()
+        self._say_that_it_goes_on()
         self._leader = loader
         self._num_passes += 1
         self._num_in_pass = done = loader.num_skipped
@@ -255,6 +258,13 @@ class Loop:
             self._was_ended = True
             raise
         return True
+
+    def _say_that_it_goes_on(self) -> None:
+        """Once, of a run that had finished: the script has more to do than before."""
+        has_said, self._has_gone_on = self._has_gone_on, True
+        had_finished = self._restorer is not None and self._restorer.checkpoint.manifest.finished
+        if had_finished and not has_said and self._is_main:
+            say(f"the run goes on after step {self.step}, at which it had finished")
 
     def leave(self, loader: object, *, exhausted: bool, failed: bool) -> None:
         """End the pass. A step that was left by ``break`` counts if a phase of it is complete."""

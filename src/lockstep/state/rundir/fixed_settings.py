@@ -63,6 +63,10 @@ class Command:
         """Whether both are the same except for their settings."""
         return dataclasses.replace(self, settings={}) == dataclasses.replace(other, settings={})
 
+    def differs_in_args(self, other: Command) -> bool:
+        """Whether both are the same except for their settings and the script's arguments, and those are not."""
+        return self.args != other.args and dataclasses.replace(self, args=other.args).is_like(other)
+
     def differing(self, earlier: Command, allow: Collection[str] = ()) -> list[str]:
         """Names of settings that were not given equally, except those in ``allow``."""
         names = sorted((self.settings.keys() | earlier.settings.keys()) - set(allow))

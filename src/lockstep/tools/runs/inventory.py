@@ -57,7 +57,7 @@ class Run:
     """Problems found, in sentences."""
     script: str | None = None
     args: tuple[str, ...] = ()
-    """The script's, in the first launch: a later launch with the same ones finds this run by itself."""
+    """The script's, in the newest launch that is known."""
     shards: int | None = None
     step: int | None = None
     """The last step known to have been taken."""
@@ -141,6 +141,10 @@ def read_run(path: Path) -> Run:
         remarks.append("ended before its first checkpoint, so there is nothing to resume: the same command starts over")
     if state == INTERRUPTED and has_ended and not remarks:
         remarks.append("it finished, but its end could not be saved: it resumes from the previous checkpoint")
+    first = fields.get("args", ())
+    fields["args"] = tuple(map(str, starts[-1].get("args", first))) if starts else first
+    if state == INTERRUPTED and fields["args"] != first:
+        remarks.append(f"its first launch was given other arguments, so its command resumes it with --run-dir {path}")
     steps = [step for step in (step, None if saved is None else saved.step) if step is not None]
     times = [when for when in (last_s, None if saved is None else saved.time_s) if when is not None]
     active_s = max(times, default=_time_of_change(path))
