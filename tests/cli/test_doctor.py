@@ -48,3 +48,24 @@ def test_a_script_that_is_not_there_is_said_before_anything_is_examined(doctor):
     done = doctor("nosuch.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert "nosuch.py: no such script" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("call", "options", "env"),
+    [
+        ("shards=2", ("--nproc", "1"), {}),
+        ("shards=4", ("--nproc", "2"), {"OMP_NUM_THREADS": "3"}),
+    ],
+)
+def test_it_counts_the_threads_that_the_run_will_have(
+    doctor, request, outlives_tests, tmp_path, monkeypatch, call, options, env
+):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    script = tmp_path / "train.py"
+    script.write_text(f"import lockstep, torch\nteam = lockstep.join({call})\nteam.print(torch.get_num_threads())\n")
+    server = warm_server(request, outlives_tests)
+    ran = run_on(server, tmp_path, (*options, str(script)), env=env)
+    examined = doctor("--json", *options, str(script), env=env)
+    found = {finding["check"]: finding["values"] for finding in json.loads(examined.stdout)}
+    assert found["threads"]["threads"] == int(ran.stdout.split()[-1])

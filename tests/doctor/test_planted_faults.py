@@ -2,15 +2,19 @@
 
 import os
 import socket
+from dataclasses import replace
 
 import pytest
 from cluster import missing
 
 from lockstep.base.config import RunConfig
 from lockstep.launch.gpus import num_present, torch_has_cuda
+from lockstep.launch.nodes import plan_nodes
+from lockstep.launch.options import LaunchOptions
 from lockstep.tools.doctor import cores
 from lockstep.tools.doctor.finding import FAIL, OK, STATES, WARN, Check, Situation, ok
 from lockstep.tools.doctor.table import CHECKS, examine
+from lockstep.world.environment import World
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -106,6 +110,31 @@ def test_one_core_for_many_processes():
 def test_more_threads_than_cores(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", str(8 * NUM_CPUS))
     assert find("threads", num_processes=1).remedy == f"--threads {cores.num_cores()}"
+
+
+@pytest.mark.parametrize(
+    ("situation", "threads"),
+    [
+        ({"num_processes": 1}, 8),
+        ({"num_processes": 2}, 4),
+        ({"num_processes": 1, "config": RunConfig(shards=4)}, 2),
+        ({"num_processes": 1, "config": RunConfig(shards=4, threads=3)}, 3),
+        ({"num_processes": 2, "nodes": plan_nodes(LaunchOptions(nnodes="2", node_rank=0, master_addr="here"))}, 2),
+        ({"num_processes": 2, "environ": {"OMP_NUM_THREADS": "5"}}, 5),
+        (
+            {
+                "num_processes": 2,
+                "world": World(world_size=2, local_world_size=2, launcher="torchrun"),
+                "environ": {"OMP_NUM_THREADS": "1"},  # set by torchrun, as the run knows
+            },
+            4,
+        ),
+    ],
+)
+def test_threads_are_counted_as_join_counts_them(situation, threads):
+    situation = {"world": World(num_cores=8), "environ": {}, **situation}
+    situation["world"] = replace(situation["world"], num_cores=8)
+    assert cores.look_at_threads(Situation(**situation))["threads"] == threads
 
 
 @pytest.mark.long

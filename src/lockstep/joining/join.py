@@ -43,7 +43,7 @@ from lockstep.world.comm.group import (
 from lockstep.world.comm.machines import has_own_devices
 from lockstep.world.comm.store import OpenStore, open_store
 from lockstep.world.environment import Environment, World, read_environment
-from lockstep.world.machine.cores import num_cores
+from lockstep.world.machine.cores import threads_for
 from lockstep.world.machine.threads import use_threads
 
 _joined: Team | None = None
@@ -232,7 +232,7 @@ def _open(
         exact=STRATEGIES[config.strategy].promises_bits,
         accumulate=config.accumulate,
         seed=config.seed or 0,
-        threads=config.threads or environment.threads or _default_threads(num_shards, world),
+        threads=config.threads or environment.threads or threads_for(num_shards, world.num_cores),
         precision=config.precision,
         device=device,
     )
@@ -249,8 +249,3 @@ def _open(
         is_program = False
     command = Command.of_this_process(_num_joined, is_program=is_program, explicit=explicit, part=part)
     return open_run(LaunchRequest(config=config, explicit=explicit, born_with=born_with, command=command, world=world))
-
-
-def _default_threads(num_shards: int, world: World) -> int:
-    """The cores of a machine divided by the number of shards, independent of the number of processes and machines."""
-    return max(1, (world.num_cores or num_cores()) // num_shards)

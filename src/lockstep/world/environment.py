@@ -309,7 +309,7 @@ def threads_asked(environ: Mapping[str, str]) -> int | None:
     return int(outermost) if outermost.isdecimal() and int(outermost) > 0 else None
 
 
-def _threads_of_user(environ: Mapping[str, str], world: World) -> int | None:
+def threads_of_user(environ: Mapping[str, str], world: World) -> int | None:
     """OMP_NUM_THREADS, unless it was set by a launcher rather than the user.
 
     A launcher's number must not count: torchrun sets 1 if it starts several processes, and nothing if it starts one, so another
@@ -366,6 +366,6 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         world=world,
         settings=settings,
         terminal=terminal,
-        threads=_threads_of_user(environ, world),
+        threads=threads_of_user(environ, world),
         asked=_object(environ, ASKED),
     )

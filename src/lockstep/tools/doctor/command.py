@@ -13,16 +13,17 @@ from typing import Any
 
 import click
 
-from lockstep.base.config import RunConfig
 from lockstep.base.errors import LockstepError
 from lockstep.cli.echo import echo, echo_json
 from lockstep.cli.options import command_of_script, given, given_settings
 from lockstep.cli.progress import Progress
 from lockstep.cli.terminal import open_console, sigterm_interrupts
+from lockstep.launch.joins import Joining, joining_of
 from lockstep.launch.options import LaunchOptions
 from lockstep.launch.program import find_script
 from lockstep.launch.script import run_script
 from lockstep.launch.server import drop_server
+from lockstep.launch.source import Source
 from lockstep.tools.doctor import processes
 from lockstep.tools.doctor.finding import FAIL, Finding, Situation, fail
 from lockstep.tools.doctor.shown import show, situation_of
@@ -66,9 +67,11 @@ def command(script: str | None, args: tuple[str, ...], as_json: bool, **values: 
     """
     options, settings = LaunchOptions(**given(LaunchOptions, values)), given_settings(values)
     began_s, console = time.monotonic(), open_console(quiet=as_json)
-    situation = situation_of(options, RunConfig.merge(settings, {}))
+    joining = Joining()
     if script is not None:
-        find_script(script, is_module=options.is_module, is_executable=options.is_executable)
+        path = find_script(script, is_module=options.is_module, is_executable=options.is_executable)
+        joining = joining_of(None if path is None else Source.read(path, Path.cwd() if options.is_module else None))
+    situation = situation_of(options, joining.merged(settings))
     with sigterm_interrupts(), Progress(console, is_brief=True) as progress:
         findings = examine(situation, progress.started)
         prints = True

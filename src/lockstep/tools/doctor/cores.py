@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from lockstep.tools.doctor.finding import Finding, Situation, ok, warn
-from lockstep.world.environment import threads_asked
-from lockstep.world.machine.cores import num_cores
+from lockstep.world.environment import threads_of_user
+from lockstep.world.machine.cores import num_cores, threads_for
 
 
 def _threads(situation: Situation) -> int:
     """The number of threads of each process, as ``join`` chooses it."""
-    asked = situation.config.threads or threads_asked(situation.environ)
-    return asked or max(1, num_cores() // (situation.config.shards or situation.num_processes))
+    asked = situation.config.threads or threads_of_user(situation.environ, situation.world)
+    shards = situation.config.shards or situation.world_size
+    return asked or threads_for(shards, situation.world.num_cores)
 
 
 def look_at_threads(situation: Situation) -> dict[str, Any]:

@@ -43,6 +43,13 @@ class Situation:
     """The machines of the run; None: only this one."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
+    @property
+    def world_size(self) -> int:
+        """Number of processes of the whole run."""
+        if self.nodes is not None:
+            return self.nodes.most * self.num_processes
+        return max(self.world.world_size, self.num_processes)
+
 
 @dataclass(frozen=True)
 class Check:

@@ -39,6 +39,12 @@ def num_cores() -> int:
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
+def threads_for(num_shards: int, cores: int | None = None) -> int:
+    """The number of threads of each process of a run, where none is asked for: the cores of a machine divided by the number of
+    shards, and so independent of the number of processes and machines. ``cores``: None: those that this process may use."""
+    return max(1, (cores or num_cores()) // num_shards)
+
+
 def _cgroup_cores(root: Path, membership: Path) -> float | None:
     """Quota in cores: the least on the way from this process's cgroup (v2) up to the root; None: no quota."""
     least = None
