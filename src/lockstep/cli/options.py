@@ -187,7 +187,8 @@ def _arguments(field: str, option: Option, hint: Any) -> dict[str, Any]:
         return {**arguments, "multiple": True, "metavar": option.metavar}
     kind: Any = str
     if Path in kinds:
-        kind = click.Path(path_type=Path, file_okay=False)
+        is_file = option.metavar == "FILE"
+        kind = click.Path(path_type=Path, file_okay=is_file, dir_okay=not is_file)
     elif str not in kinds:
         kind = int if int in kinds else float
     return {**arguments, "type": kind, "metavar": option.metavar}
