@@ -137,22 +137,6 @@ def test_a_script_that_trains_with_an_optimizer_is_recognised(read, source, expe
     assert read(source, others).has_optimizer() is expected
 
 
-@pytest.mark.parametrize(
-    ("line", "helper", "expected"),
-    [
-        ("", "", True),
-        ("team = lockstep.join()", "", False),
-        ("import torch.distributed as dist", "", False),
-        ("from transformers import Trainer", "", False),
-        ("part = os.environ['PART']", "", False),
-        ("", "from pytorch_lightning import LightningModule", False),
-    ],
-)
-def test_a_script_whose_processes_would_train_alone_is_recognised(read, line, helper, expected):
-    train = f"import helper\nfrom torch import optim\n{line}\n"
-    assert read(train, {"helper.py": helper}).trains_alone() is expected
-
-
 SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(f, nprocs=2)\n"
 EITHER = SPAWNS + "rank = os.environ.get('RANK')\n"
 

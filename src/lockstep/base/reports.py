@@ -35,7 +35,9 @@ LINGERING = "lingering"
 """The script of ``ranks`` is over, and something keeps their processes."""
 FAILED = "failed"
 """A rank has failed; ``cause`` is the type of the exception, or the signal."""
-KINDS = (WAITING, MISMATCH, LOADER, SLOW, LINGERING, FAILED)
+ALONE = "alone"
+"""``ranks`` train, and have never met: each trains a model of its own. ``cause`` is the library that was to make them meet."""
+KINDS = (WAITING, MISMATCH, LOADER, SLOW, LINGERING, FAILED, ALONE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,11 +96,6 @@ def run_script(
             f"WARNING: {late[0]} comes after {target}, so it goes to the script, which has no option of that name. Options of "
             "lockstep run come before the script"
         )
-    if source is not None and script.starter is None and (count > 1 or nodes is not None) and source.trains_alone():
-        say(
-            f"WARNING: nothing in {target} makes its processes one training, as lockstep.join() would: each trains a model of "
-            "its own, on the same data, and writes the same files. --nproc-per-node 1 trains once"
-        )
     endpoint = None
     if nodes is not None:
         endpoint = find_endpoint(nodes, shared_secret(nodes, config.run_dir, options.rdzv_secret_file, read_secret()))

@@ -17,11 +17,6 @@ LOCAL_RANK_OPTIONS = ("--local_rank", "--local-rank")
 _DEFINES_OPTIONS = {"add_argument", "add_option", "option", "Option", "startswith"}
 _STARTERS = {"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"}
 _OPTIM = re.compile(rb"\boptim\b")
-_TOGETHER = re.compile(
-    rb"distributed|rank|world_size|environ|getpid|lockstep|trainer|accelerat|lightning|fabric|ignite|deepspeed|horovod|\bray\b|jax",
-    re.IGNORECASE,
-)
-"""Words of scripts that know of other processes, or leave that to a library."""
 _OF_LAUNCHES = ("--nproc", "--nproc-per-node", "--nnodes", "--node-rank")
 """Options that hardly any script has."""
 _OF_A_LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"}
@@ -98,19 +93,6 @@ class Source:
         names = {arg: arg.lstrip("-").replace("-", "_") for arg in args if arg.replace("_", "-") in _OF_LAUNCHES}
         text = self.text.replace(b"-", b"_")
         return [arg for arg, name in names.items() if name.encode() not in text]
-
-    def trains_alone(self) -> bool:
-        """Whether the script has an optimizer, and neither it nor a module of its own has a word, be it in a comment, of those
-        by which several processes could train together."""
-        waiting, seen, has_optimizer = [self], set[Path](), False
-        while waiting:
-            source = waiting.pop()
-            seen.add(source.path.resolve())
-            has_optimizer = has_optimizer or _OPTIM.search(source.text) is not None
-            if _TOGETHER.search(source.text):
-                return False
-            waiting.extend(module for module in source._imported() if module.path.resolve() not in seen)
-        return has_optimizer
 
     def line_of(self, node: ast.AST) -> str:
         """``train.py, line 3``."""

@@ -105,6 +105,17 @@ def counts() -> Counts:
         return Counts(0, {})
 
 
+def has_recorded() -> bool:
+    """Whether this process has ever begun a collective, also in a group that is gone. At the end of a program only: reading
+    fixes a recorder's size (see ``_read``)."""
+    readers = [getattr(sys.modules.get("torch._C._distributed_c10d"), name, None) for name in _READERS]
+    try:
+        dumps = [json.loads(reader(includeCollectives=True, onlyActive=False)) for reader in readers if reader is not None]
+        return any(dump.get("entries") for dump in dumps)
+    except _UNKNOWN_FORMAT:
+        return True  # it cannot be known that it has not
+
+
 _names: dict[str, str] = {}
 """The names of this process's groups, by the recorders' numbers. Those count its own groups only: other ranks have others.
 Empty: none of the group's collectives is recorded any more."""

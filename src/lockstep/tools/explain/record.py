@@ -34,6 +34,8 @@ class _Doing(TypedDict):
 class _DoingMore(_Doing, total=False):
     step: Count
     num_done: Count
+    met: bool
+    library: str
 
 
 class _Needed(TypedDict):

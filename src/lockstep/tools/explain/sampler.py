@@ -271,6 +271,11 @@ def note_end(how: str) -> None:
         _current.look_now()
 
 
+def has_ended() -> bool:
+    """Whether the program of this process has ended, without a failure."""
+    return _end is not None
+
+
 def fail_current(error: str) -> None:
     """Keep in this process's black box that its program has failed, with this traceback, and what it did before."""
     if _current is not None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lockstep.tools.explain.black_box import box_path
-from lockstep.tools.explain.flight_recorder import counts
+from lockstep.tools.explain.flight_recorder import counts, has_recorded
 from lockstep.tools.explain.frames import stack_of
-from lockstep.tools.explain.sampler import Sampler, about_process
+from lockstep.tools.explain.sampler import Sampler, about_process, has_ended
 from lockstep.tools.explain.threads import doing_at
 
 
@@ -37,6 +38,27 @@ class Steps:
             self.count += 1
 
 
+class Meetings:
+    """Whether this process has ever met others of its launch: begun a collective, or loaded a library that has its own."""
+
+    def __init__(self) -> None:
+        self._has_met = False
+
+    def look(self, begun: Mapping[str, int]) -> bool:
+        """What is known by now. ``begun``: see ``Counts``."""
+        if not self._has_met:
+            self._has_met = any(begun.values()) or not _OTHER_WAYS.isdisjoint(sys.modules)
+        if not self._has_met and has_ended():  # a group may have come and gone between two looks
+            self._has_met = has_recorded()
+        return self._has_met
+
+
+_OTHER_WAYS = frozenset({"horovod", "mpi4py", "ray", "jax", "bagua", "oneccl_bindings_for_pytorch", "cupy.cuda.nccl"})
+"""Modules of libraries by which processes may meet without PyTorch's collectives."""
+_LIBRARIES = ("accelerate",)
+"""Libraries whose way to make processes meet is known."""
+
+
 class WorkerBox:
     """Starts the black box of this process. Must be created by the main thread.
 
@@ -49,6 +71,7 @@ class WorkerBox:
 
     def __init__(self, private_dir: str, rank: int, world_size: int, program: str) -> None:
         self._steps, self._thread_id = Steps(), threading.get_ident()
+        self._meetings = Meetings()
         about = about_process(rank, world_size, socket.gethostname(), Path(private_dir).name, program=program)
         try:
             Sampler(box_path(Path(private_dir), rank), about, self._doing, replaced=self._steps.close)
@@ -57,8 +80,11 @@ class WorkerBox:
 
     def _doing(self) -> dict[str, Any]:
         """Called from another thread."""
+        counted = counts()
         return {
             "activity": doing_at(stack_of(sys._current_frames().get(self._thread_id))),
-            "num_done": counts().num_done,
+            "num_done": counted.num_done,
             "step": self._steps.count,
+            "met": self._meetings.look(counted.begun),
+            "library": next((name for name in _LIBRARIES if name in sys.modules), ""),
         }

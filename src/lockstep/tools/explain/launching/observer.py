@@ -9,10 +9,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.base.reports import Report, publish
+from lockstep.base.reports import Report, note, publish
 from lockstep.base.stopping import say
 from lockstep.launch.failures import Failure
 from lockstep.launch.observer import Launch, Observer
+from lockstep.tools.explain.launching.alone import Alone
 from lockstep.tools.explain.launching.causes import Causes
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Explainer(Observer):
         super().__init__(launch)
         self._dir = Path(launch.private_dir)
         self._causes = Causes()
+        self._alone = Alone(launch)
         self._closed = threading.Event()
         if launch.world_size > 1:
             threading.Thread(target=self._run, name="lockstep-watch", daemon=True).start()
@@ -45,6 +47,7 @@ class Explainer(Observer):
         from lockstep.tools.explain.black_box import note_status
 
         note_status(self._dir, rank, status)
+        self._inform(self._alone.ended(rank, status))
 
     def with_cause(self, failure: Failure) -> Failure | None:
         """From this machine's memory, and the failure's text."""
@@ -74,6 +77,12 @@ class Explainer(Observer):
 
         return Watching(self.launch, Remarks(self._publish, self._say))
 
+    def _inform(self, report: Report | None) -> None:
+        """Tell the user of something that need not be wrong."""
+        if report is not None and not self._closed.is_set():
+            note(report)
+            say(report.text)
+
     def _publish(self, report: Report) -> None:
         if not self._closed.is_set():
             publish(report)
@@ -87,3 +96,4 @@ class Explainer(Observer):
         while not self._closed.wait(_LOOK_S):
             with contextlib.suppress(Exception):  # no error here may affect the workers
                 self._watching.look()
+                self._inform(self._alone.look())
