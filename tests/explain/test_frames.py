@@ -65,3 +65,26 @@ def test_the_innermost_frames_are_recorded():
     recorded = deeper(100)
     assert len(recorded) == frames.MOST_FRAMES
     assert {name for _, _, name in recorded} == {"deeper"}
+
+
+def test_frames_of_libraries_in_a_row_are_counted_by_package_and_users_stay():
+    deep = stack(
+        "/me/train.py",
+        *[torch.__file__] * 3,
+        lockstep.__file__,
+        "/me/model.py",
+        click.__file__,
+        "/me/a.py",
+        *[subprocess.__file__] * 2,
+    )
+    shown = frames.folded(deep)
+    assert [frame if isinstance(frame, str) else frame[0] for frame in reversed(shown)] == [
+        "/me/train.py",
+        "... 4 frames of torch, lockstep",
+        "/me/model.py",
+        click.__file__,
+        "/me/a.py",
+        subprocess.__file__,
+        subprocess.__file__,
+    ]
+    assert frames.folded([]) == []

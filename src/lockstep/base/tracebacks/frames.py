@@ -28,6 +28,13 @@ def owner(file: str) -> str:
     return "plumbing" if file.startswith(_STANDARD) else "user"
 
 
+def package_of(file: str) -> str:
+    """The name of the package that a file is of: ``torch``, ``lockstep``, ``Python``; of a user's file: empty."""
+    if file.startswith(OURS):
+        return "lockstep"
+    return Path(package).stem if (package := _package(file)) else "" if owner(file) == "user" else "Python"
+
+
 def short_path(file: str) -> str:
     """A file's path from its package on, if it is installed, lockstep's or Python's; else whole."""
     home = f"{Path(_package(file) or OURS).parent}/"

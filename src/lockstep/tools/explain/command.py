@@ -44,12 +44,13 @@ outlives the process, so killed ranks are shown, too.
     metavar="PID",
     help="Process id of one lockstep run on this machine, if there are several.  [default: all]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per rank.")
-def command(run_dir: Path | None, pid: int | None, as_json: bool) -> None:
+@click.option("--all", "whole", is_flag=True, help="Show every frame, those of libraries too.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array with one object per rank, with every frame.")
+def command(run_dir: Path | None, pid: int | None, whole: bool, as_json: bool) -> None:
     """Show what every rank of the run in RUN_DIR is doing: the ranks that the others wait for come first.
 
     Without RUN_DIR: every rank that lockstep run has started on this machine. Ranks that do the same at the same line of
-    code are shown together. The stack is that of a rank's main thread, outermost call first.
+    code are shown together. The stack is that of a rank's main thread, outermost call first. Frames of libraries are counted.
     """
     if run_dir is not None and pid is not None:
         raise ConfigError(f"{run_dir} and --pid {pid}: give one of them, both say what to look at")
@@ -64,7 +65,7 @@ def command(run_dir: Path | None, pid: int | None, as_json: bool) -> None:
     for launch, reports in launches.items():
         if launch:
             say(console, launch, "bold")
-        _show(reports, console)
+        _show(reports, console, whole=whole)
 
 
 def _of_launches(pid: int | None) -> dict[str, list[RankReport]]:
@@ -93,7 +94,7 @@ def _of_launches(pid: int | None) -> dict[str, list[RankReport]]:
     return by_launch
 
 
-def _show(reports: Sequence[RankReport], console: Console) -> None:
+def _show(reports: Sequence[RankReport], console: Console, *, whole: bool) -> None:
     world_size = reports[0].record["world_size"]
     silent = sorted(set(range(world_size)) - {report.rank for report in reports})
     if silent:
@@ -101,7 +102,7 @@ def _show(reports: Sequence[RankReport], console: Console) -> None:
     for group in grouped(reports):
         say(console, f"{title(group, f' of {world_size}')}: {group[0].describe()}", "" if group[0].is_waiting else "bold")
         has_ended = group[0].state in ("finished", "failed")
-        for line in () if has_ended else group[0].stack():
+        for line in () if has_ended else group[0].stack(fold=not whole):
             say(console, f"  {line}", "dim")
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 import traceback
 from collections.abc import Sequence
 from types import FrameType
 
-from lockstep.base.tracebacks.frames import OURS, Frame, owner
+from lockstep.base.tracebacks.frames import OURS, Frame, owner, package_of
 
 MOST_FRAMES = 40
 _BETWEEN = f"{OURS}world/comm/"
@@ -51,6 +52,20 @@ def shortened(frames: Sequence[Frame]) -> list[Frame | None]:
             shown.append(frame)
         elif shown[-1] is not None:
             shown.append(None)
+    return shown
+
+
+def folded(frames: Sequence[Frame]) -> list[Frame | str]:
+    """A stack as ``lockstep stacks`` shows it, innermost frame first: the user's frames and the innermost one, and of others in
+    a row, which are libraries', their number and names."""
+    shown: list[Frame | str] = list(frames[:1])
+    for is_users, several in itertools.groupby(frames[1:], lambda frame: owner(frame[0]) == "user"):
+        row = list(several)
+        if is_users or len(row) == 1:
+            shown += row
+        else:
+            packages = list(dict.fromkeys(package_of(frame[0]) for frame in reversed(row)))
+            shown.append(f"... {len(row)} frames of {', '.join(packages)}")
     return shown
 
 

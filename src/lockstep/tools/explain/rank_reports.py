@@ -16,7 +16,7 @@ from lockstep.base.regular import size_of
 from lockstep.base.shapes import fits
 from lockstep.base.tracebacks.frames import OURS, Frame, owner
 from lockstep.tools.explain.black_box import DIRECTORY, read_box
-from lockstep.tools.explain.frames import is_own, shortened
+from lockstep.tools.explain.frames import folded, is_own, shortened
 from lockstep.tools.explain.loader_workers import waits_for_loader
 from lockstep.tools.explain.process import ProcessFacts, facts_of, state_of
 from lockstep.tools.explain.record import Record
@@ -208,25 +208,26 @@ class RankReport:
             return " (its interpreter does not answer: C code that holds the GIL)"
         return f" (it has not reported for {self.late_s:.0f} s)"
 
-    def stack(self, *, short: bool = False) -> list[str]:
-        """The lines of its stack to show, outermost first, from the script's first line on, ``short`` for a report. For a rank
-        that waits: only the script's own frames. For one that is ending: what keeps it, with its stack."""
+    def stack(self, *, short: bool = False, fold: bool = False) -> list[str]:
+        """The lines of its stack to show, outermost first, from the script's first line on, ``short`` for a report; ``fold``:
+        see ``folded``. For a rank that waits: only the script's own frames. For one that is ending: what keeps it, with its
+        stack."""
         if (holders := self.ending.get("holders")) and not self.is_waiting:
-            return [line for holder in holders for line in _held_by(holder, short=short)]
+            return [line for holder in holders for line in _held_by(holder, short=short, fold=fold)]
         frames = list(
             takewhile(lambda frame: not frame[0].startswith(_LAUNCH), self.frames)
         )  # behind them: what started the script
         if self.is_waiting or waits_for_loader(frames):
             frames = [frame for frame in frames if not any(part in frame[0] for part in _WAITING_CODE)]
-        return _shown(frames, short=short)
+        return _shown(frames, short=short, fold=fold)
 
 
-def _held_by(holder: Mapping[str, Any], *, short: bool) -> list[str]:
+def _held_by(holder: Mapping[str, Any], *, short: bool, fold: bool) -> list[str]:
     frames = [(str(file), int(line), str(name)) for file, line, name in holder["stack"]]
     users = [number for number, frame in enumerate(frames) if owner(frame[0]) == "user"]
     if users:  # without what has started the thread
         frames = frames[users[0] : users[0] + 1] if short else frames[: users[-1] + 1]
-    return [f"{holder['what']}{':' if frames else ''}", *(f"  {line}" for line in _shown(frames, short=short))]
+    return [f"{holder['what']}{':' if frames else ''}", *(f"  {line}" for line in _shown(frames, short=short, fold=fold))]
 
 
 def saves(frames: Sequence[Frame]) -> bool:
@@ -254,11 +255,11 @@ def _step_words(record: Mapping[str, Any]) -> tuple[str, str]:
     return at, f", {at}" if at else ""
 
 
-def _shown(frames: Sequence[Frame], *, short: bool) -> list[str]:
+def _shown(frames: Sequence[Frame], *, short: bool, fold: bool) -> list[str]:
     lines = []
-    for frame in reversed(shortened(frames) if short else frames):
-        if frame is None:
-            lines.append("...")
+    for frame in reversed(shortened(frames) if short else folded(frames) if fold else frames):
+        if frame is None or isinstance(frame, str):
+            lines.append(frame or "...")
             continue
         file, line, name = frame
         source = _source(file, line)
