@@ -42,6 +42,18 @@ class MismatchError(LockstepError, RuntimeError):
     """The ranks of a run differ, or the run differs from the checkpoint that it resumes from."""
 
 
+class PartedError(MismatchError):
+    """Some ranks have left a loop that others go on with, so that they wait for each other for ever.
+
+    Args:
+        is_told_here: whether this rank is the one that tells it, where each rank tells its own errors.
+    """
+
+    def __init__(self, message: str, *, is_told_here: bool = True) -> None:
+        super().__init__(message)
+        self.is_told_here = is_told_here
+
+
 class DataError(LockstepError, ValueError):
     """A loader, data set or batch cannot be split into shards, or cannot be read."""
 

@@ -338,10 +338,15 @@ def end_stuck(report: str, how: str, status: int, *, speaks: bool) -> None:
         status: the exit status.
         speaks: whether this process is the one that reports it, if there is no launcher.
     """
-    if (_launcher is None or not _launcher.stuck(report, how, status)) and speaks:
-        say(f"error: {report}\n\n{how}")
+    tell_stuck(report, how, status, speaks=speaks)
     _kill_children()
     os._exit(status)
+
+
+def tell_stuck(report: str, how: str, status: int, *, speaks: bool) -> None:
+    """Tell why this process, which is about to end, cannot go on: see ``end_stuck``."""
+    if (_launcher is None or not _launcher.stuck(report, how, status)) and speaks:
+        say(f"error: {report}\n\n{how}")
 
 
 def end_unsaved(words: str) -> None:

@@ -39,6 +39,7 @@ from lockstep.loop.at_exit import AtExit
 from lockstep.loop.balance import Balance, may_balance
 from lockstep.loop.ledger import Ledger
 from lockstep.loop.loop import Loop
+from lockstep.loop.meeting import Meetings
 from lockstep.loop.phases import Phases
 from lockstep.loop.preparing import Preparation
 from lockstep.plan.blocks import Blocks, even_blocks
@@ -59,7 +60,7 @@ from lockstep.state.rundir.fixed_settings import FixedSettings
 from lockstep.state.rundir.lock import RunLock
 from lockstep.sync.table import make_sync
 from lockstep.world.comm.collectives import Collectives
-from lockstep.world.comm.group import Transport, close_group, default_group
+from lockstep.world.comm.group import Transport, close_group, default_group, group_store
 from lockstep.world.comm.raw_collectives import RawCollectives
 from lockstep.world.environment import World
 from lockstep.world.kernels import NOTICE, DeterministicKernels, needs_deterministic_kernels
@@ -182,7 +183,16 @@ class Engine:
             self.clock.mark,
             functools.partial(shared.gather, collectives=collectives, device=self.devices[0]),
         )
-        self.loop = Loop(self.phases, self.saver, self.divergence, self.restorer, self.listeners, is_main=self.is_main)
+        self.meetings = Meetings(self.world.rank, self.world.world_size, group_store(), config.timeout_s)
+        self.loop = Loop(
+            self.phases,
+            self.saver,
+            self.divergence,
+            self.restorer,
+            self.listeners,
+            self.meetings,
+            is_main=self.is_main,
+        )
         self.preparation = Preparation(
             config,
             self.devices,
@@ -278,6 +288,7 @@ class Engine:
             stop_watch=self.stop_watch,
             clock=self.clock,
             passes=self.passes,
+            meetings=self.meetings,
         )
 
     def _open_trackers(self) -> Trackers:
@@ -357,6 +368,7 @@ class Engine:
             self.trackers.close(failed=failed)
             if self.context.lock is not None:
                 self.context.lock.release()
+            self.meetings.close()
             self.sync.close()
             self.collectives.release()
             if self._kernels is not None:

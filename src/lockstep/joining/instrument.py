@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # so that an instrument can be imported without torch
     from lockstep.journal.measure.step_clock import StepClock
     from lockstep.journal.writer import EventWriter
     from lockstep.listener import Listener
+    from lockstep.loop.meeting import Meetings
     from lockstep.loop.phases import Phases, Position
     from lockstep.state.recovery.fingerprint import Fingerprint
     from lockstep.state.recovery.run_state import RunState
@@ -74,6 +75,7 @@ class Run:
     stop_watch: StopWatch
     clock: StepClock
     passes: PassMeter
+    meetings: Meetings
 
     @property
     def position(self) -> Position:

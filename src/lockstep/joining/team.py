@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import get_worker_info
 
-from lockstep.base.errors import MismatchError, PeerError, UsageError
+from lockstep.base.errors import MismatchError, PartedError, PeerError, UsageError
 from lockstep.base.exit_status import ExitStatus, ScriptEnd, is_success
-from lockstep.base.stopping import UNSAVED_END_STATUS, end_unsaved, say
+from lockstep.base.stopping import UNSAVED_END_STATUS, end_unsaved, say, tell_stuck
 from lockstep.data.batches import map_tensors
 from lockstep.data.evaluation import Evaluation
 from lockstep.data.evaluation_pass import EvaluationPass
@@ -44,7 +44,9 @@ class Team(Collectives):
     """One process's view of the run, including collectives over all its processes. Created by ``join()``."""
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__(default_group(), engine.transport, engine.phases.check_outside)
+        super().__init__(
+            default_group(), engine.transport, engine.loop.before_collective, within_groups=engine.phases.check_outside
+        )
         self.config = engine.config
         """The run's settings, with every default resolved."""
         self.devices = engine.devices
@@ -387,7 +389,7 @@ class Team(Collectives):
                 batch must not be computed with what was shared of the one before, nor with a counter of the outer loop:
                 ``batch.number`` and ``batch.num_samples``, read inside ``batch.shards``, are those of the samples.
         """
-        self._phases.check_outside("team.evaluate()")
+        self._loop.before_evaluation("team.evaluate()")
         models = [model] if isinstance(model, nn.Module) else list(model)
         source, key = self._engine.evaluated.next(loader, self.epoch, self.step, in_step=self._phases.in_step)
         together = self._engine.sync.forward_is_collective and self.world_size > 1
@@ -432,7 +434,7 @@ class Team(Collectives):
 
         Every rank must enter it. If rank 0 fails in the block, the other ranks raise PeerError without running it.
         """
-        self._phases.check_outside("team.main_first()")
+        self._loop.before_collective("team.main_first()")
         if not self.is_main and not self._engine.collectives.broadcast_plain(None):
             raise PeerError("rank 0 failed in main_first(), so this rank did not run the block: see rank 0's error")
         done = False
@@ -487,7 +489,10 @@ class Team(Collectives):
         except BaseException as error:
             failed = True
             # At once: a launcher ends the other ranks as soon as the first one has ended.
-            if at_exit and self.is_main and isinstance(error, _OF_ALL_RANKS):
+            if at_exit and isinstance(error, PartedError):
+                how = f"The run was ended: the same command {self._loop.how_it_resumes()}."
+                tell_stuck(str(error), how, 1, speaks=error.is_told_here)
+            elif at_exit and self.is_main and isinstance(error, _OF_ALL_RANKS):
                 say(f"error: {error}")
             raise
         finally:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import Tensor
 
-from lockstep.base.errors import DataError, LossError, PeerError, UsageError
+from lockstep.base.errors import DataError, LossError, MismatchError, PeerError, UsageError
 from lockstep.data.values import (
     COUNT,
     Part,
@@ -50,6 +50,8 @@ KINDS = ("samples", "weight", "sum")
 _REMEMBERED = 50
 """Phases of one number after which a name that none of them has used is no longer foreseen. A script may have a name for each
 of a thousand tasks, or for each step, and each takes room in the message of every rank."""
+_MOST_PHASES = 1 << 20
+"""Of a step."""
 Gather = Callable[[list[float]], list[list[float]] | None]
 """See ``Sync.gather``."""
 Name = tuple[str, str]
@@ -306,7 +308,7 @@ class Ledger:
             return Outcome([None] * num_calls), {}
         self._page = _Page()
         page.new_keys, page.beside = tuple(new_keys), beside
-        pages = [page] if self._is_alone else self._exchange(plan, page, self._foreseen[phase], gather, step)
+        pages = [page] if self._is_alone else self._exchange(plan, page, (step, phase), gather)
         kinds = max((peer.kinds for peer in pages), key=len)
         for peer in pages:
             for call, kind in enumerate(peer.kinds):
@@ -320,14 +322,17 @@ class Ledger:
         together = dict.fromkeys(item for peer in pages for item in peer.new_keys)
         return Outcome(totals, tuple(together), functools.reduce(operator.or_, (peer.beside for peer in pages))), values
 
-    def _exchange(self, plan: StepPlan, page: _Page, form: _Foreseen, gather: Gather, step: int) -> list[_Page]:
-        """The pages of all ranks."""
+    def _exchange(self, plan: StepPlan, page: _Page, at: tuple[int, int], gather: Gather) -> list[_Page]:
+        """The pages of all ranks. ``at``: the step, and the number of the phase in it."""
+        step, phase = at
+        form = self._foreseen[phase]
         is_foreseen = form.foresees(page)
         weighted = [call for call, kind in enumerate(form.kinds) if kind == "weight"]
         slots = range(self._accumulate * plan.blocks.most)  # the most micro-steps that a rank has
         busy = self._clock.report(sum(micro.num_samples for micro in plan.micro_steps))
         told = [teller.tell() for teller in self.tellers]
         line = [0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(plan.num_samples), self._data_number()]
+        line.append(float(step * _MOST_PHASES + phase))
         line += [*busy, *itertools.chain(*told)]
         line += [page.weights.get((call, slot), math.nan) for call in weighted for slot in slots]
         for name in sorted(form.names):
@@ -341,8 +346,10 @@ class Ledger:
                 f"another rank did not reach the end of its loop over batch.shards in step {step} within the timeout "
                 f"({error}): it may be stuck (loading data, say), or have left that loop."
             ) from error
-        first = 4 + len(busy)
-        self._clock.receive([row[4:first] for row in lines])
+        if len({row[4] for row in lines}) > 1:
+            _refuse_places([divmod(int(row[4]), _MOST_PHASES) for row in lines])
+        first = 5 + len(busy)
+        self._clock.receive([row[5:first] for row in lines])
         for teller, numbers in zip(self.tellers, told, strict=True):
             teller.hear([row[first : first + len(numbers)] for row in lines])
             first += len(numbers)
@@ -403,6 +410,17 @@ def _total(pages: list[_Page], call: int, step: int) -> float:
             "without anything a tiny weight: team.backward(total / max(n, 1), weight=max(n, 1e-6))."
         )
     return total
+
+
+def _refuse_places(places: Sequence[tuple[int, int]]) -> NoReturn:
+    ranks: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for rank, place in enumerate(places):
+        ranks[place].append(rank)
+    found = ", and ".join(f"{name_ranks(which)} in loop {n + 1} of step {step}" for (step, n), which in ranks.items())
+    raise MismatchError(
+        f"the ranks are in different loops over batch.shards: {found}. Every rank must run the same loops in every step: is "
+        "one behind an `if` or a `continue` that is reached on some ranks only?"
+    )
 
 
 def _refuse_kinds(call: int, kinds: set[str]) -> None:

@@ -14,8 +14,10 @@ from lockstep.data.loader import PreparedLoader
 from lockstep.data.streams import Purpose, reseed
 from lockstep.data.torch_loader import length_of
 from lockstep.listener import Listeners
+from lockstep.loop.departure import departure, passed_over
 from lockstep.loop.epochs import EpochLoop, Epochs
 from lockstep.loop.hosted import HostedEpochs
+from lockstep.loop.meeting import Meetings
 from lockstep.loop.phases import Phases
 from lockstep.plan.shards import StepPlan
 from lockstep.state.recovery.divergence import DivergenceCheck
@@ -38,6 +40,7 @@ class Loop:
         divergence: checks now and then, and before each checkpoint, that the ranks have not diverged.
         restorer: restores the checkpoint from which the run resumes; None: the run is new.
         listeners: notified of passes and steps.
+        meetings: those of this process with the other ranks.
         is_main: whether this is rank 0, which prints.
     """
 
@@ -48,10 +51,12 @@ class Loop:
         divergence: DivergenceCheck,
         restorer: Restorer | None,
         listeners: Listeners,
+        meetings: Meetings,
         *,
         is_main: bool,
     ) -> None:
         self.phases = phases
+        self.meetings = meetings
         self.epoch = 0
         self.epoch_shown = 0
         """The number of the epoch, from 0, for displays and records; outside of ``epochs`` too."""
@@ -182,7 +187,7 @@ class Loop:
 
     def end_epoch(self, epoch: int) -> None:
         """End an epoch: save the checkpoint that is due, if any. Every rank must call it."""
-        self.flush()
+        self.flush("the end of the epoch")
         self._saver.ask()
         if self._saver.is_due and self._leader is None and not self._beside:
             self._divergence.compare(self.step, f"at the end of epoch {epoch + 1}")
@@ -246,7 +251,7 @@ class Loop:
         self.has_run_out, self.left_by_error = False, None
         self.resumption.begin_pass()
         self._say_that_it_goes_on()
-        self._leader = loader
+        self._leader, self.meetings.left = loader, None
         self._num_passes += 1
         self._num_in_pass = done = loader.num_skipped
         length = length_of(loader)
@@ -271,6 +276,7 @@ class Loop:
         if self._leader is not loader:
             return
         failed = failed or self.script_failed()
+        comes_next = (self.step, self.phases.num_done) if self.phases.in_step else (self.step + 1, 0)
         if self.phases.in_step and self.phases.leave_step(failed=failed):
             self._num_in_pass += 1
             # `break`, or an error that ends the script: indistinguishable here, and after an error no rank may be waited for.
@@ -278,8 +284,11 @@ class Loop:
         self._leader = None
         if failed:
             return
+        if self.meetings.are_held:
+            self.meetings.leave(departure(self.step, comes_next, exhausted=exhausted), early=not exhausted)
         self._reseed_after_pass()
         if exhausted:  # then every rank is here
+            self.meetings.meet("the end of its loop", self.step)
             self._listeners.flush()
         self._listeners.end_pass(self.step, exhausted=exhausted)
         for stale in [beside for beside, newest in self._beside.items() if newest < self._num_passes]:
@@ -346,6 +355,10 @@ class Loop:
         """End the step, after the loop's body has run."""
         self.phases.end_step()
         self._num_in_pass += 1
+        if self.phases.num_done == 0 and self.meetings.are_held:
+            self.meetings.leave(passed_over(self.step), early=True)
+            self.meetings.meet("the end of the step", self.step)
+            self.meetings.left = None
         try:
             for notify in self._listeners.methods["tick"]:
                 notify(self.phases.step)
@@ -361,9 +374,20 @@ class Loop:
 
     # Between passes
 
-    def flush(self) -> None:
+    def before_collective(self, call: str) -> None:
+        """Check that this rank is outside of ``batch.shards``; after a pass that was left early, meet the other ranks, too."""
+        self.phases.check_outside(call)
+        self.meetings.meet_if_due(call, self.step)
+
+    def before_evaluation(self, call: str) -> None:
+        """Check that this rank is outside of ``batch.shards``, and meet the other ranks. Every rank must call it."""
+        self.phases.check_outside(call)
+        self.meetings.meet(call, self.step)
+
+    def flush(self, before: str = "the next loop") -> None:
         """Gather what was logged and measured. Every rank must call it, between passes."""
         self.phases.check_outside("the end of the pass")
+        self.meetings.meet(before, self.step)
         if self._owes_tick:
             self._owes_tick = False
             self._listeners.tick(self.step)
@@ -371,6 +395,7 @@ class Loop:
 
     def keep_best(self, metric: float, mode: str) -> bool:
         """See ``Team.best``. Every rank must call it."""
+        self.meetings.meet("team.best()", self.step)
         if not self._saver.is_best(metric, mode):
             return False
         self._divergence.compare(self.step, "before the best weights are saved")
@@ -405,7 +430,7 @@ class Loop:
                 "that was caught: it is discarded."
             )
         if not failed:
-            self.flush()
+            self.flush("the end of the run")
         if self.left_by_error is not None and not failed:
             # Not saved, either: the script's state is one that an undisturbed run never has between two steps.
             self._saver.wait_until_written()
@@ -436,18 +461,19 @@ class Loop:
         say(
             "WARNING: it cannot be seen with which status this script has ended (Python does not show it after `raise "
             f"SystemExit(...)`), so the run is not finished, and its end, after step {self.step}, is not saved: the same "
-            f"command {self._how_it_resumes()}. Call team.close() where the training is done, or end the script by "
+            f"command {self.how_it_resumes()}. Call team.close() where the training is done, or end the script by "
             "sys.exit(...) and import lockstep at its top."
         )
 
-    def _how_it_resumes(self) -> str:
+    def how_it_resumes(self) -> str:
+        """What the same command does now, for a sentence."""
         newest = self._saver.newest_written()
         return "starts over, since no checkpoint was saved" if newest is None else f"resumes after step {newest}"
 
     def _say_unfinished(self, *, is_unclear: bool) -> None:
         if not self._is_main or self.resumption.is_catching_up:
             return
-        resumes = self._how_it_resumes()
+        resumes = self.how_it_resumes()
         if is_unclear:
             say(
                 f"WARNING: the loop over team.epochs() ({self.left_by_error}) was left early, inside a `try` or `with`, and "

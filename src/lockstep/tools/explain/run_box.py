@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import asdict
 from typing import Any
 
 from typing_extensions import override
@@ -12,7 +14,10 @@ from lockstep.joining.instrument import Run
 from lockstep.journal.measure.split import LOADING
 from lockstep.journal.measure.step_clock import SAVING
 from lockstep.listener import Listener, Stage
+from lockstep.loop.meeting import Parting
 from lockstep.tools.explain.black_box import box_path
+from lockstep.tools.explain.parted import parted
+from lockstep.tools.explain.rank_reports import read_reports
 from lockstep.tools.explain.remarks import Remarks
 from lockstep.tools.explain.sampler import Sampler, about_process
 from lockstep.tools.explain.stuck import StuckWatch, limit_s
@@ -33,6 +38,7 @@ class RunBox(Listener):
 
     def _open(self) -> Sampler:
         run, world = self._run, self._run.world
+        run.meetings.look = self._look
         about = about_process(world.rank, world.world_size, world.host, run.token, num_nodes=world.num_nodes)
         stuck = StuckWatch(
             run.run_dir,
@@ -64,9 +70,17 @@ class RunBox(Listener):
             "activity": activity,
             "checkpoint": saved,
             "held": held,
+            "in_phase": run.phases.in_phase,
+            "left": None if run.meetings.left is None else asdict(run.meetings.left),
+            "meeting": run.meetings.place._asdict(),
             "apart": not run.phases.in_phase and activity != LOADING,
             "pass": None if progress is None else progress.as_json(),
         }
+
+    def _look(self, waited_s: float) -> Parting | None:
+        """Where the ranks are, while this one waits for all others."""
+        found = parted(read_reports(self._run.run_dir, time.time()), waited_s)
+        return None if found is None else Parting(found.text, min(found.ranks))
 
     def _end_stuck(self, report: str, speaks: bool, is_deadlock: bool) -> None:
         """End this process, from another thread than the one that waits."""

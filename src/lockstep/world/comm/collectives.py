@@ -38,15 +38,24 @@ class Collectives:
         group: the process group.
         transport: the backend and network interface of the run.
         guard: called with a method's name before it communicates; raises if the call is not allowed.
+        within_groups: the same for sub-groups, and for messages between two ranks; None: ``guard``.
     """
 
-    def __init__(self, group: dist.ProcessGroup, transport: Transport, guard: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        transport: Transport,
+        guard: Callable[[str], None] | None = None,
+        *,
+        within_groups: Callable[[str], None] | None = None,
+    ) -> None:
         self._open_group: dist.ProcessGroup | None = group
         self._sub_groups: list[Collectives] = []
         self._rank = dist.get_rank(group)
         self._ranks = tuple(dist.get_process_group_ranks(group))
         self._transport = transport
         self._guard = guard if guard is not None else lambda _: None
+        self._guard_within = within_groups if within_groups is not None else self._guard
 
     # Properties and not attributes: Python's profiler sees who asks for them (``tools.verify.diagnosis``).
 
@@ -163,12 +172,12 @@ class Collectives:
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
         """Send a tensor to rank ``dst``, which must call ``recv``. Only these two ranks call."""
-        self._guard("send")
+        self._guard_within("send")
         dist.send(tensor.detach().contiguous(), group_dst=self._check_rank("dst", dst), group=self.group, tag=tag)
 
     def recv(self, like: Tensor, src: int, tag: int = 0) -> Tensor:
         """Receive a tensor from rank ``src``, of the shape, dtype and device of ``like``. Only these two ranks call."""
-        self._guard("recv")
+        self._guard_within("recv")
         result = torch.empty_like(like, memory_format=torch.contiguous_format)
         dist.recv(result, group_src=self._check_rank("src", src), group=self.group, tag=tag)
         return result
@@ -289,7 +298,7 @@ class Collectives:
         group = open_sub_group(ranks, self._transport)
         if self.rank not in ranks:
             return None
-        sub_group = Collectives(group, self._transport, self._guard)
+        sub_group = Collectives(group, self._transport, self._guard_within)
         self._sub_groups.append(sub_group)
         return sub_group
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from lockstep.base.config import STRATEGIES, RunConfig
 from lockstep.base.errors import ConfigError, UsageError
@@ -30,6 +31,8 @@ _key = b""
 """By which the ranks of the open group recognise each other."""
 _waits_at_end = False
 """Whether the open group is one of devices."""
+_store: Store | None = None
+"""Through which the ranks of the open group have found each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +173,8 @@ def open_group(opened: OpenStore, transport: Transport, devices: Sequence[torch.
     # With device_id NCCL connects at once, so errors appear here; only possible with one device per process, since a group
     # with a device_id refuses tensors on other devices.
     device_id = devices[0] if transport.is_on_devices and len(devices) == 1 else None
-    global _key, _waits_at_end
-    _key, _waits_at_end = ranks_key(opened.store), transport.is_on_devices
+    global _key, _waits_at_end, _store
+    _key, _waits_at_end, _store = ranks_key(opened.store), transport.is_on_devices, opened.store
     with listening_on(transport):
         dist.init_process_group(
             backend,
@@ -237,6 +240,11 @@ def default_group() -> dist.ProcessGroup:
     return group
 
 
+def group_store() -> Store | None:
+    """The store through which the ranks of the open group have found each other; None: they have none, as under MPI."""
+    return _store
+
+
 def close_group(*, failed: bool = False) -> None:
     """Close the default process group, if it is open. Every rank should call it. Gloo's does not wait for the others; NCCL's
     does, since communicators are destroyed together.
@@ -248,6 +256,8 @@ def close_group(*, failed: bool = False) -> None:
     collective's tensors while the interpreter shuts down aborts the process ("terminate called without an active exception",
     since it needs the interpreter's lock), so they are given a moment with the lock released.
     """
+    global _store
+    _store = None
     if dist.is_initialized() and not (failed and _waits_at_end and dist.get_world_size() > 1):
         dist.destroy_process_group()
         gc.collect()
