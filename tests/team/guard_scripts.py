@@ -48,6 +48,8 @@ def part(how, at_step, num_steps=12):
 
 def _go_astray(how, model, optimizer, table, generator):
     with torch.no_grad():
+        if how == "option":
+            optimizer.param_groups[0]["lr"] = 0.02
         if how == "state":
             optimizer.state[next(iter(model.parameters()))]["momentum_buffer"].add_(0.5)
         elif how == "registered":

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.timeout(60)
     [
         ("state", "'momentum_buffer' (0) of optimizer"),
         ("registered", "the registered 'table'"),
+        ("option", "param_groups[0]['lr'] is 0.01 on rank 0, but 0.02 on rank 1"),
         ("sampler", "the state of the samplers of loader 1"),
     ],
 )

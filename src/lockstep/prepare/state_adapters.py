@@ -96,6 +96,10 @@ class StateAdapter:
         yield "the state", self.state_dict()
 
 
+OPTION = "an option"
+"""The part of an optimizer's state that its ``param_groups`` hold besides parameters."""
+
+
 class ModelAdapter(StateAdapter):
     """A model: weights, tensors that its state dict omits, gradients, and what is frozen or in evaluation mode."""
 
@@ -327,7 +331,7 @@ class OptimizerAdapter(StateAdapter):
     def compared(self) -> Iterator[tuple[str, Any]]:
         groups = self.target.param_groups
         yield (
-            "an option",
+            OPTION,
             [{name: value for name, value in group.items() if name != "params" and not is_code(value)} for group in groups],
         )
         for number, parameter in enumerate(parameters_of(self.target)):

@@ -134,6 +134,16 @@ class DivergenceCheck(Listener):
         step_s = (now - self._checked[1]) / (step - self._checked[0])
         return max(1, min(_MOST_STEPS, math.ceil(cost_s / max(step_s * _MOST_OF_TIME, 1e-9))))
 
+    def _which(self, name: str) -> str:
+        """The value in a part of the state that differs, on each rank, as a clause; empty: it is no plain value. Every rank
+        must call it."""
+        found = _first_difference(self._collectives.all_gather_plain(self._fingerprint.leaves(name)))
+        if found is None:
+            return ""
+        place, values = found
+        ranks = {value: [rank for rank, other in enumerate(values) if other == value] for value in values}
+        return f": {place or 'it'} is {', but '.join(f'{value} on {name_ranks(which)}' for value, which in ranks.items())}"
+
     def _refuse(self, when: str, sums: dict[str, Any]) -> None:
         self.have_diverged = True
         everyone = self._collectives.all_gather_plain(sums)
@@ -144,11 +154,20 @@ class DivergenceCheck(Listener):
             if unlike:
                 raise MismatchError(
                     f"the ranks have diverged: {when}, {name} is not the same on {name_ranks(unlike)} as on "
-                    f"{name_ranks(usual)} (it was after {since}). Outside of batch.shards every rank must do the "
-                    "same with the same numbers: look for code there that depends on the rank, on one shard's values (the "
-                    "loss of the last shard, say: use batch['loss']), on the time, or on a generator of its own. `lockstep "
-                    "verify` shows where. This state is not saved."
+                    f"{name_ranks(usual)}{self._which(name)} (it was the same after {since}). Outside of batch.shards every "
+                    "rank must do the same with the same numbers: look for code there that depends on the rank, on one "
+                    "shard's values (the loss of the last shard, say: use batch['loss']), on the time, or on a generator of "
+                    "its own. `lockstep verify` shows where. This state is not saved."
                 )
+
+
+def _first_difference(by_rank: Sequence[Mapping[str, str]]) -> tuple[str, list[str]] | None:
+    """The first place at which values differ, and those of all ranks."""
+    for place in dict.fromkeys(place for leaves in by_rank for place in leaves):
+        values = [leaves.get(place, "missing") for leaves in by_rank]
+        if len(set(values)) > 1:
+            return place, values
+    return None
 
 
 def _odd_ones_out(values: Sequence[Any]) -> tuple[list[int], list[int]]:

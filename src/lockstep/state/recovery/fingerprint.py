@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from lockstep.base.trees import tensors_in
 from lockstep.base.versions import version
 from lockstep.data.batches import map_tensors
 from lockstep.data.values import all_on_cpu
+from lockstep.prepare.state_adapters import OPTION
 from lockstep.state.recovery.run_state import RunState
 from lockstep.world.comm.bit_sums import unread_bit_sums
 from lockstep.world.comm.dtensors import is_dtensor
@@ -86,6 +88,16 @@ class Fingerprint:
             sums.setdefault(owner, {})[name] = next(bits) if isinstance(value, Tensor) else _text(value, bits)
         return sums
 
+    def leaves(self, described: str) -> dict[str, str]:
+        """The plain values in a part of the state, by their places in it: for the words about a difference. Local.
+
+        ``described``: ``PART of OWNER``.
+        """
+        for owner, part, value in self._state.compared():
+            if f"{part} of {owner}" == described and not isinstance(value, Tensor):
+                return dict(_leaves(value, "param_groups" if part == OPTION else ""))
+        return {}
+
     def num_writes(self) -> list[int]:
         """How often each compared tensor has been written in place: writing the same numbers again counts."""
         tensors = (value for _, _, value in self._state.compared() if isinstance(value, Tensor))
@@ -99,6 +111,21 @@ def short_digest(sums: Mapping[str, Any]) -> str:
 
 def _unless_cut(tensor: Tensor) -> Tensor | None:
     return None if is_dtensor(tensor) else tensor
+
+
+def _leaves(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{place}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _leaves(item, f"{place}[{number}]")
+        yield f"len({place})", str(len(value))
+    elif isinstance(value, Tensor):
+        if not is_dtensor(value):
+            yield place, reprlib.repr(value.tolist())
+    else:
+        yield place, reprlib.repr(value)
 
 
 def _text(value: Any, bits: Iterator[int]) -> str:
