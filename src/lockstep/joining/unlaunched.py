@@ -7,16 +7,26 @@ from types import TracebackType
 
 from lockstep.base import process_observer
 from lockstep.world.environment import failure_file, shows_tracebacks
+from lockstep.world.machine.open_files import free_spare, hold_spare
 
 
 def show_uncaught() -> None:
     """Have an uncaught error be shown and explained as ``lockstep run`` does; not where the launcher or the script has a hook
     of its own for them."""
     if sys.excepthook is sys.__excepthook__:
+        hold_spare()
         sys.excepthook = _report
 
 
 def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    free_spare()
+    try:
+        _tell(kind, error, trace)
+    except Exception:  # no descriptors, no memory: the script's error is what matters
+        sys.__excepthook__(kind, error, trace)
+
+
+def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     # Only here: needed by failures alone.
     import traceback
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import importlib.machinery
@@ -32,6 +33,7 @@ from lockstep.launch.fresh import apply_to_torch, forget_shadowed
 from lockstep.launch.messages import Sender
 from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
 from lockstep.world.machine.cores import num_cores
+from lockstep.world.machine.open_files import free_spare, hold_spare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +163,7 @@ def _with_its_cause(error: BaseException) -> BaseException:
 
 def _leave_traces(error: BaseException) -> None:
     """Record an uncaught exception for exit handlers, as the interpreter does, and for observers."""
+    free_spare()
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     process_observer.tell(lambda observer: observer.fail(failures.traceback_of(error)))
 
@@ -192,7 +195,8 @@ def _tell(failure: failures.Failure, spec: LaunchSpec, sender: Sender) -> bool:
     """
     is_told = sender.send(failure=failure)
     if is_told:
-        ending.mark(spec.private_dir)
+        with contextlib.suppress(OSError):  # the launcher marks it, too
+            ending.mark(spec.private_dir)
     return is_told
 
 
@@ -217,6 +221,7 @@ def _settle(request: Request) -> LaunchSpec:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
+    hold_spare()
     share = max(1, num_cores() // spec.nproc)
     if spec.bind != "none":  # after cores were counted
         bind_to_gpu(spec.bind, spec.local_rank(request.rank) * (spec.config.devices_per_process or 1), request.rank)

@@ -114,6 +114,8 @@ def _links(error: BaseException) -> Iterator[_Link]:
     texts = ["".join(traceback.format_list([frame])) for frame in stack]
     frames = [((frame.filename, frame.lineno or 0, frame.name), text) for frame, text in zip(stack, texts, strict=True)]
     notes = "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))
+    if isinstance(error, SyntaxError):  # the line that cannot be read is in no frame
+        notes = "".join(line for line in traceback.format_exception_only(error) if line.startswith("  ")) + notes
     yield _Link(cause=f"caused by {type(error).__qualname__}", message=message, frames=frames, notes=notes)
     if (wrapped := _WRAPPED.match(message)) is not None:
         yield from reversed(list(_links_in(message, wrapped[1])))

@@ -147,6 +147,7 @@ class Sampler:
         """Stop, and record how the run has ended for this process: ``finished``, or ``failed``. The box of a process that has
         failed keeps what it did before."""
         global _current
+        self._has_failed = self._has_failed or how == "failed"  # the script's own error comes first
         if os.getpid() == self._pid and self.halt(_CLOSE_S):  # a forked process has no sampler thread
             if how == "failed" and self._last:
                 recent = read_recording().recent or self._recent
