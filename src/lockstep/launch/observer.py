@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lockstep.launch.failures import Failure
 
@@ -24,6 +25,19 @@ class Launch:
     """Of this machine."""
     end: Callable[[Failure], None]
     """Ends the launch, with this as its failure, unless it is ending already. May be called from any thread."""
+
+
+class JoinedRun(NamedTuple):
+    """What is left of a run when its launch has ended."""
+
+    newest: int | None
+    """The step of its newest checkpoint; None: it has none."""
+
+    def as_words(self) -> str:
+        """What the same command does now."""
+        if self.newest is None:
+            return "there is no checkpoint, so the same command starts over"
+        return f"the same command resumes after step {self.newest}"
 
 
 class Observer:
@@ -57,6 +71,10 @@ class Observer:
     def who_waits(self, echoes: Collection[int]) -> str:
         """Which ranks wait for which others now; ``echoes`` have just failed because they had waited for too long."""
         return ""
+
+    def joined(self) -> JoinedRun | None:
+        """The run that the workers have joined; None: none, or that is not known."""
+        return None
 
     # Workers whose program is over, and whose process does not end
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from lockstep.base.errors import ConfigError, LaunchError
 from lockstep.launch import failures
 from lockstep.launch.failures import Failure
+from lockstep.launch.observer import JoinedRun
 from lockstep.launch.spec import LaunchSpec
 
 
@@ -46,9 +47,14 @@ def last_error(
     *,
     attached: int | None = None,
     stopped_by: signal.Signals | None = None,
+    joined: JoinedRun | None = None,
 ) -> LaunchError:
-    """The error for a launch whose last start has failed."""
+    """The error for a launch whose last start has failed. ``joined``: the run that the same command would resume."""
     text = failures.report(reported, spec.world_size, attached=attached)
+    was_killed = reported[0].exit_status > 128
+    if joined is not None and not reported[0].is_of_all and (joined.newest is not None or was_killed):
+        words = joined.as_words()
+        text += f"\n\n{words[0].upper()}{words[1:]}."
     text += why_not(reported[0], spec.max_restarts, stopped_by)
     return LaunchError(text, reported[0].exit_status or 1, reported[0].summary())
 

@@ -122,7 +122,13 @@ def run_script(
     if plan.on_terminal and (outcome.failures or outcome.was_cut_short):
         leave_bar(is_killed=outcome.was_cut_short)
     if outcome.failures:
-        raise restarts.last_error(outcome.failures, outcome.spec, attached=plan.attach, stopped_by=outcome.stopped_by)
+        raise restarts.last_error(
+            outcome.failures,
+            outcome.spec,
+            attached=plan.attach,
+            stopped_by=outcome.stopped_by,
+            joined=None if settings.get("fresh") else outcome.joined,
+        )
     return interruption(outcome)
 
 
@@ -163,7 +169,9 @@ def interruption(outcome: Outcome) -> Interruption | None:
     message = f"stopped by {who}: everything that lockstep run (process {os.getpid()}) started has ended"
     if status is None:
         assert by is not None
-        unsaved = ". The run was NOT saved: it resumes from the checkpoint before" if outcome.was_cut_short else ""
+        unsaved = ". The run was NOT saved" if outcome.was_cut_short else ""
+        if unsaved and outcome.joined is not None:
+            unsaved += f": {outcome.joined.as_words()}"
         return Interruption(status=128 + by, message=message + unsaved)
     if status == UNSAVED_STATUS:
         return Interruption(status=status, message=f"{message}, with status {status}: the run could not be saved")

@@ -21,7 +21,7 @@ from lockstep.launch.failures import Failure
 from lockstep.launch.forked import ForkedWorkers
 from lockstep.launch.lingering import Lingering
 from lockstep.launch.messages import Receiver
-from lockstep.launch.observer import Launch, Observer
+from lockstep.launch.observer import JoinedRun, Launch, Observer
 from lockstep.launch.output import Streams
 from lockstep.launch.processes import kill_worker, sweep
 from lockstep.launch.server import ForkServer
@@ -57,6 +57,8 @@ class Outcome:
     """Whether the run came to its end, and that could not be saved."""
     was_cut_short: bool = False
     """Whether the launcher stopped waiting for a run to save itself: after a second signal, or a timeout."""
+    joined: JoinedRun | None = None
+    """The run, of a launch that has failed or was stopped; None: there is none, or that is not known."""
     spec: LaunchSpec
     """Of the last start."""
 
@@ -138,6 +140,7 @@ class _Watch:
             stopped_with=None if reported else self.stopped_with,
             is_unsaved=not reported and any(told.is_unsaved for told in all_told),
             was_cut_short=is_saving and was_cut_short,
+            joined=self._observers.ask(lambda observer: observer.joined()) if reported or stopped_by else None,
             spec=self._spec,
         )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from lockstep.base.reports import Report, note, publish
 from lockstep.base.stopping import say
 from lockstep.launch.failures import Failure
-from lockstep.launch.observer import Launch, Observer
+from lockstep.launch.observer import JoinedRun, Launch, Observer
 from lockstep.tools.explain.launching.alone import Alone
 from lockstep.tools.explain.launching.causes import Causes
 
@@ -59,6 +59,16 @@ class Explainer(Observer):
         from lockstep.tools.explain.rank_reports import run_joined
 
         return last_seen(run_joined(self._dir) or self._dir, rank)
+
+    def joined(self) -> JoinedRun | None:
+        """By the directory of the run."""
+        from lockstep.state.checkpoint.store import Store, step_of
+        from lockstep.tools.explain.rank_reports import run_joined
+
+        if (run_dir := run_joined(self._dir)) is None:
+            return None
+        newest = Store(run_dir).newest()
+        return JoinedRun(None if newest is None else step_of(newest))
 
     def who_waits(self, echoes: Collection[int]) -> str:
         """From the black boxes of all ranks."""
