@@ -1,5 +1,6 @@
 """What an error in the user's data says: which sample, on which rank, in which step, and all that the user's own error said."""
 
+import errno
 import random
 import traceback
 
@@ -60,6 +61,9 @@ class BrokenCollate:
         return found
 
 
+IN_WORKER = "; if it does not, try num_workers=0: then no loader worker reads it"
+
+
 class Order(list):
     """A sampler of these indices."""
 
@@ -117,6 +121,17 @@ def test_an_index_outside_of_a_table_is_named(dataset, bad):
         assert "with IndexError: " in message
 
 
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), MemoryError()])
+def test_a_sample_is_not_blamed_where_the_process_has_run_out_of_something(error):
+    def fail(message):
+        raise error
+
+    loader = DataLoader(Broken(4, 3, fail), 2)
+    message = str(told(loader))
+    assert message.startswith("sample 3 of Broken failed on rank 0, in step 2, shard 0, with ")
+    assert "shell" not in message
+
+
 # Samples that are read many at once
 
 
@@ -156,6 +171,7 @@ def test_a_sample_of_a_stream_is_named_by_its_place_on_every_rank(standing_crew,
         assert message == (
             f"sample {bad} of BrokenStream failed on rank {rank}, {where}, with LookupError: no picture {bad}. Look at that "
             f"sample: `next(itertools.islice(dataset, {bad}, None))` in a shell should give the same error"
+            f"{IN_WORKER if num_workers else ''}"
         )
         assert 'raise self.error(f"no picture {index}")' in shown
 
@@ -170,6 +186,7 @@ def test_what_fails_while_collating_is_named_with_all_samples_of_the_shard(stand
     assert message == (
         f"collating samples 9, 10, 11 of {kind.__name__} failed on rank 1, in step 2, shard 1, with LookupError: no room for "
         "10. Look at those samples: `collate_fn([...])` in a shell should give the same error"
+        f"{IN_WORKER if num_workers else ''}"
     )
     assert "in __call__" in shown
     message, _ = standing_crew(1, told_in_full, loader, assignment(1, 2, 2), True)[0]

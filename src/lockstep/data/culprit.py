@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import operator
 import reprlib
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import Dataset, IterableDataset, Subset
+from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 from lockstep.base.errors import DataError
 from lockstep.data.streams import Purpose
 
 _MOST_LISTED = 16
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EIO, errno.ESTALE}
+"""Errors of the system that another process, or the same one later, need not get for the same file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +77,20 @@ class Culprit:
             message = ""
         return DataError(
             f"{prefix}{noun} {listed} of {_name(self.dataset)} failed on rank {self.rank}{where}, with "
-            f"{kind}{': ' if message else ''}{message}. Look at {'that' if number == 1 else 'those'} {noun}: `{again}` in a "
-            "shell should give the same error"
+            f"{kind}{': ' if message else ''}{message}. {_advice(error, noun, again, is_one=number == 1)}"
         )
+
+
+def _advice(error: Exception, noun: str, again: str, *, is_one: bool) -> str:
+    """What to look at: the samples alone, unless the error is one of the process that has read them."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _EXHAUSTED):
+        return (
+            f"It is no error of {'that' if is_one else 'those'} {noun}: the process or its machine has run out of something"
+        )
+    same = f"Look at {'that' if is_one else 'those'} {noun}: `{again}` in a shell should give the same error"
+    if get_worker_info() is None:
+        return same
+    return f"{same}; if it does not, try num_workers=0: then no loader worker reads it"
 
 
 def _shown(index: Any) -> str:
