@@ -31,6 +31,7 @@ from lockstep.data.changed_samples import ChangedSamples, changes_again, definit
 from lockstep.data.culprit import Culprit
 from lockstep.data.streams import Purpose, preserve_rng, remember_rng, reseed
 from lockstep.data.torch_loader import USUAL_PREFETCH
+from lockstep.data.worker_sockets import check_room_for_sockets
 from lockstep.world import devices
 from lockstep.world.machine.threads import Lowered, use_threads
 
@@ -360,7 +361,11 @@ class single_threaded:  # noqa: N801 - a context manager, written as a class bec
 
 
 def set_workers(batches: Any, number: int | None) -> None:
-    """Change the number of workers of a DataLoader; None: it stays. Other iterables have none."""
+    """Change the number of workers of a DataLoader; None: it stays. Other iterables have none.
+
+    Raises:
+        ConfigError: its workers could not hand batches over.
+    """
     if not isinstance(batches, DataLoader):
         return
     if number is not None:
@@ -369,6 +374,7 @@ def set_workers(batches: Any, number: int | None) -> None:
         batches.timeout = 0  # without workers there is nothing to wait for, and PyTorch insists on it
     else:
         batches.prefetch_factor = batches.prefetch_factor or USUAL_PREFETCH
+        check_room_for_sockets(batches.num_workers)
 
 
 class _StartWorker:

@@ -27,7 +27,35 @@ _HEADER = struct.Struct("<8sQII")
 _MAGIC = b"lckstp1\n"
 _LAST = 1 << 62
 """No process writes so many records."""
-_MOST_BYTES = SLOT_BYTES - _HEADER.size
+
+
+def in_slot(record: Mapping[str, Any], number: int, slot_bytes: int) -> bytes:
+    """What a slot holds of a record, which is the ``number``-th of its box.
+
+    Raises:
+        ValueError: it is too long.
+    """
+    data, most_bytes = json.dumps(record).encode(), slot_bytes - _HEADER.size
+    if len(data) > most_bytes:
+        raise ValueError(f"a record of {len(data)} bytes does not fit into {most_bytes}")
+    return _HEADER.pack(_MAGIC, number, len(data), zlib.crc32(data)) + data
+
+
+def newest_in(content: bytes, slot_bytes: int) -> dict[str, Any] | None:
+    """The newest record of two slots; None: there is none."""
+    records: dict[int, bytes] = {}
+    for slot in (content[:slot_bytes], content[slot_bytes : 2 * slot_bytes]):
+        if len(slot) == slot_bytes:
+            magic, number, length, checksum = _HEADER.unpack_from(slot)
+            data = slot[_HEADER.size : _HEADER.size + length]
+            if magic == _MAGIC and zlib.crc32(data) == checksum:
+                records[number] = data
+    if not records:
+        return None
+    with contextlib.suppress(ValueError):
+        newest = parse(records[max(records)])
+        return newest if isinstance(newest, dict) else None
+    return None
 
 
 def box_path(run_dir: Path, rank: int) -> Path:
@@ -60,13 +88,9 @@ class BlackBox:
             OSError: it could not be written; the last one can still be read.
             ValueError: it is too long.
         """
-        data = json.dumps(record).encode()
-        if len(data) > _MOST_BYTES:
-            raise ValueError(f"a record of {len(data)} bytes does not fit into {_MOST_BYTES}")
-        self._number += 1
-        header = _HEADER.pack(_MAGIC, self._number, len(data), zlib.crc32(data))
+        data, self._number = in_slot(record, self._number + 1, SLOT_BYTES), self._number + 1
         with contextlib.suppress(FileNotFoundError):  # it was removed
-            self._put(header + data, self._number % 2 * SLOT_BYTES)
+            self._put(data, self._number % 2 * SLOT_BYTES)
 
     def _put(self, data: bytes, offset: int, flags: int = 0) -> None:
         fd = open_to_write(self._path, os.O_WRONLY | flags, 0o644, within=self._place)
@@ -85,19 +109,7 @@ def read_box(path: Path) -> dict[str, Any] | None:
             content = file.read(2 * SLOT_BYTES)
     except OSError:
         return None
-    records: dict[int, bytes] = {}
-    for slot in (content[:SLOT_BYTES], content[SLOT_BYTES : 2 * SLOT_BYTES]):
-        if len(slot) == SLOT_BYTES:
-            magic, number, length, checksum = _HEADER.unpack_from(slot)
-            data = slot[_HEADER.size : _HEADER.size + length]
-            if magic == _MAGIC and zlib.crc32(data) == checksum:
-                records[number] = data
-    if not records:
-        return None
-    with contextlib.suppress(ValueError):
-        newest = parse(records[max(records)])
-        return newest if isinstance(newest, dict) else None
-    return None
+    return newest_in(content, SLOT_BYTES)
 
 
 def note_status(private_dir: Path, rank: int, status: int) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 _CLOCK_S = 1.0
 """The kernel knows creation times only to within a clock tick."""
+_WAITS = {"nanosleep": "sleeping", "futex": "lock", "flock": "flock", "locks_lock": "flock", "setlk": "flock"}
+"""By a part of the name of the kernel's function."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,15 @@ def facts_of(pid: int) -> ProcessFacts | None:
         return ProcessFacts(str(process.status()), io_bytes(pid), used.user + used.system)
     except psutil.Error:
         return None
+
+
+def waits_in(pid: int) -> str:
+    """What the main thread of a process waits for in the kernel: ``sleeping``, for a time to pass; a ``lock``; a ``flock``, the
+    lock of a file; empty: anything else, or it is not known."""
+    with contextlib.suppress(OSError):
+        where = Path(f"/proc/{pid}/wchan").read_text()
+        return next((what for part, what in _WAITS.items() if part in where), "")
+    return ""
 
 
 def io_bytes(pid: int | str = "self") -> int:

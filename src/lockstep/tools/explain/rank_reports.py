@@ -17,7 +17,7 @@ from lockstep.base.shapes import fits
 from lockstep.base.tracebacks.frames import OURS, Frame, owner
 from lockstep.tools.explain.black_box import DIRECTORY, read_box
 from lockstep.tools.explain.frames import folded, is_own, shortened
-from lockstep.tools.explain.loader_workers import waits_for_loader
+from lockstep.tools.explain.loader_workers import LoaderWorker, waits_for_loader
 from lockstep.tools.explain.process import ProcessFacts, facts_of, state_of
 from lockstep.tools.explain.record import Record
 from lockstep.tools.explain.sampler import EVERY_S, is_communicating, waits_at
@@ -74,6 +74,15 @@ class RankReport:
         if self.state not in _ALIVE or self.is_behind or (self.ending and not is_communicating(self.frames)):
             return False
         return waits_at(self.frames, self.record["collective"])
+
+    @property
+    def workers(self) -> list[LoaderWorker]:
+        """The workers that it may be waiting for, while it waits for its loader."""
+        now_s = float(self.record["time_s"]) + self.late_s
+        return [
+            LoaderWorker(self.rank, record, max(0.0, now_s - record["time_s"]), max(0.0, now_s - record["since_s"]))
+            for record in self.record.get("workers", ())
+        ]
 
     @property
     def ending(self) -> Mapping[str, Any]:
@@ -219,7 +228,10 @@ class RankReport:
         )  # behind them: what started the script
         if self.is_waiting or waits_for_loader(frames):
             frames = [frame for frame in frames if not any(part in frame[0] for part in _WAITING_CODE)]
-        return _shown(frames, short=short, fold=fold)
+        lines = _shown(frames, short=short, fold=fold)
+        for worker in self.workers:
+            lines += [worker.describe(), *(f"  {line}" for line in _shown(worker.frames, short=short, fold=fold))]
+        return lines
 
 
 def _held_by(holder: Mapping[str, Any], *, short: bool, fold: bool) -> list[str]:
@@ -346,7 +358,9 @@ def grouped(reports: Sequence[RankReport]) -> list[list[RankReport]]:
         what = collective and collective["text"]
         held = tuple(str(holder["stack"]) or holder["what"] for holder in report.ending.get("holders", ()))
         is_there = report.state == "finished" and report.facts is not None
-        groups.setdefault((report.state, is_there, tuple(report.frames), what, report.handles, held), []).append(report)
+        workers = tuple((worker.cause, tuple(worker.frames), worker.record["error"]) for worker in report.workers)
+        place = (report.state, is_there, tuple(report.frames), what, report.handles, held, workers)
+        groups.setdefault(place, []).append(report)
     return sorted(groups.values(), key=lambda group: (group[0].is_waiting, len(group), group[0].rank))
 
 

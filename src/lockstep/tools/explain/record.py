@@ -6,6 +6,7 @@ from typing import Annotated, TypedDict
 
 from lockstep.base.shapes import MOST_RANKS, Count, Ranks, Seconds
 from lockstep.base.tracebacks.frames import Frame
+from lockstep.tools.explain.loader_workers import WorkerRecord
 
 
 class _Collective(TypedDict):
@@ -65,6 +66,7 @@ class Record(_Needed, total=False):
     ending: _Ending
     status: int
     handled: str
+    workers: list[WorkerRecord]
     package: str
     error: str
     joined: str

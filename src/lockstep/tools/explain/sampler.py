@@ -22,11 +22,12 @@ from typing import Any
 
 from lockstep.base.stopping import say
 from lockstep.base.tracebacks.frames import OURS, Frame
+from lockstep.tools.explain import worker_boxes
 from lockstep.tools.explain.black_box import BlackBox
 from lockstep.tools.explain.flight_recorder import counts, read_recording
 from lockstep.tools.explain.frames import stack_of
 from lockstep.tools.explain.holders import holders_of
-from lockstep.tools.explain.loader_workers import is_loading
+from lockstep.tools.explain.loader_workers import batches_of, is_loading, loader_at, waits_for_loader
 from lockstep.tools.explain.process import io_bytes, own_memory
 from lockstep.tools.explain.threads import handled_by
 from lockstep.tools.explain.work import WorkMeter
@@ -110,6 +111,10 @@ class Sampler:
         self._about = dict(about)
         self._stack: list[Frame] = []
         self._at: Mapping[str, Any] = {}
+        self._batches = 0
+        """How many the thread has got from the loader in which it is."""
+        self._workers: Sequence[Mapping[str, Any]] = ()
+        """What it waits for there, once it has not moved for a while."""
         self._same_since_s = time.time()
         self._work = WorkMeter()
         self._collective: dict[str, Any] | None = None
@@ -212,16 +217,18 @@ class Sampler:
 
     def _look(self, ended: str | None = None) -> None:
         now, frame = time.time(), self._frame()
-        stack, at = stack_of(frame), self._doing()
+        stack, at, loader = stack_of(frame), self._doing(), loader_at(frame)
         del frame  # and what it holds
-        if (stack, at) != (self._stack, self._at):
-            self._stack, self._at = stack, at
-            self._same_since_s, self._collective, self._handled = now, None, ""
+        if (stack, at, batches_of(loader)) != (self._stack, self._at, self._batches):
+            self._stack, self._at, self._batches = stack, at, batches_of(loader)
+            self._same_since_s, self._collective, self._handled, self._workers = now, None, "", ()
         elif now - self._same_since_s >= _WAITS_AFTER_S and now - self._recording_s >= _WAITS_AFTER_S:
             recording, self._recording_s = read_recording(), now
             pending, self._recent = recording.pending, recording.recent
             self._collective = None if pending is None else {**asdict(pending), "text": str(pending)}
             self._handled = handled_by(self._thread_id)
+            self._workers = worker_boxes.look_at_workers(loader) if waits_for_loader(stack) else ()
+        del loader
         self._begun = counts().begun
         self._work.look(now, is_still=now - self._same_since_s >= _WAITS_AFTER_S and not is_communicating(stack))
         self._last = {
@@ -237,6 +244,7 @@ class Sampler:
             "stack": stack,
             "collective": self._collective,
             **({"handled": self._handled} if self._handled else {}),
+            **({"workers": self._workers} if self._workers else {}),
             "begun": self._begun,
             "recent": self._recent,
             **({} if _end is None else {"ending": {**_end, "holders": holders_of(self._thread_id)}}),
@@ -255,6 +263,7 @@ def shortened(record: Mapping[str, Any]) -> dict[str, Any]:
     """What is worth most of a record that did not fit into its box: without outer frames. Pure."""
     short = {**record, "stack": record["stack"][:_FEWEST_FRAMES], "error": record.get("error", "")[-_LEAST_OF_ERROR:]}
     short.pop("ending", None)
+    short.pop("workers", None)
     return short
 
 
@@ -287,9 +296,11 @@ def fail_current(error: str) -> None:
 def _before_fork() -> None:
     if _current is not None:
         _current.halt(_FORK_S)
+        worker_boxes.before_fork()
 
 
 def _in_parent() -> None:
+    worker_boxes.in_parent()
     if _current is not None:
         _current.resume()
 
@@ -297,6 +308,7 @@ def _in_parent() -> None:
 def _in_child() -> None:
     global _current, _end
     _current = _end = None
+    worker_boxes.in_child()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -20,6 +20,7 @@ from lockstep.base.reports import Report, note
 from lockstep.launch import failures
 from lockstep.launch.observer import Launch
 from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
+from lockstep.tools.explain.loader_workers import waits_for_loader
 from lockstep.tools.explain.rank_reports import RankReport, read_records, read_reports, run_joined
 from lockstep.tools.explain.remarks import Remarks
 from lockstep.tools.explain.sampler import waits_at
@@ -140,6 +141,7 @@ def _num_done(record: Mapping[str, Any]) -> int:
 
 
 def _waits_too_long(record: Mapping[str, Any], now_s: float) -> bool:
-    if record["ended"] is not None or not waits_at(record["stack"], record["collective"]):
+    waits = waits_at(record["stack"], record["collective"]) or waits_for_loader(record["stack"])
+    if record["ended"] is not None or not waits:
         return False
     return now_s - float(record["since_s"]) > limit_of_script_s(record)
