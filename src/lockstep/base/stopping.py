@@ -244,6 +244,10 @@ class StopWatch:
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if number == signal.SIGINT and _launcher is not None and _launcher.is_ending():
+            # The loader that is left now would wait 5 s for a worker that does not answer; and PyTorch's handler would raise an
+            # error for each that is killed.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _kill_children()
             signal.default_int_handler(number, frame)
         if self.received is None:
             self.received, self._came_at = signal.Signals(number), now

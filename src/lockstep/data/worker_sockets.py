@@ -1,4 +1,4 @@
-"""Whether loader workers can hand batches over: PyTorch and Python make sockets for it, in the directory for temporary files."""
+"""Whether loader workers can hand batches over, for which PyTorch and Python make sockets where temporary files are."""
 
 from __future__ import annotations
 

@@ -10,17 +10,20 @@ from types import FrameType
 from typing import Any, TypedDict
 
 from lockstep.base.shapes import Count, Seconds
-from lockstep.base.tracebacks.frames import Frame
+from lockstep.base.tracebacks.frames import OURS, Frame
 from lockstep.journal.measure.split import LOADING
 
 _LOADER = "/torch/utils/data/dataloader.py"
 _WAITING = ("_try_get_data", "_get_data", "_shutdown_workers")
 _WORKER_ROOM = "/torch/utils/data/_utils/"
+_FETCHING = f"{OURS}data/"
 _WORKER_LOOP = "_worker_loop"
 _QUEUE = "/multiprocessing/queues.py"
 _PROCESS = "/multiprocessing/process.py"
 _LATE_S = 3.0
 """A worker whose record is older than this does not run Python code."""
+CERTAIN = ("stopped", "dead", "shm", "tmpdir", "files", "lost")
+"""Causes of which it is certain that no batch comes."""
 _GONE = ("gone", "zombie", "dead")
 
 
@@ -92,11 +95,11 @@ def is_starting_worker(frame: FrameType | None) -> bool:
 
 
 def in_task(stack: Sequence[Frame]) -> tuple[list[Frame], bool]:
-    """The part of a worker's stack that is behind PyTorch's own, and whether the worker waits for its next task."""
+    """The part of a worker's stack that is behind PyTorch's own, and lockstep's, and whether it waits for its next task."""
     is_idle = any(
         file.endswith(".py") and name == _WORKER_LOOP and _QUEUE in callee[0] for callee, (file, _, name) in pairwise(stack)
     )
-    return list(takewhile(lambda frame: _WORKER_ROOM not in frame[0], stack)), is_idle
+    return list(takewhile(lambda frame: _WORKER_ROOM not in frame[0] and not frame[0].startswith(_FETCHING), stack)), is_idle
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from lockstep.base.regular import size_of
 from lockstep.base.shapes import fits
 from lockstep.base.tracebacks.frames import OURS, Frame, owner
 from lockstep.tools.explain.black_box import DIRECTORY, read_box
-from lockstep.tools.explain.frames import folded, is_own, shortened
+from lockstep.tools.explain.frames import folded, is_own, shortened, users_location
 from lockstep.tools.explain.loader_workers import LoaderWorker, waits_for_loader
 from lockstep.tools.explain.process import ProcessFacts, facts_of, state_of
 from lockstep.tools.explain.record import Record
@@ -142,7 +142,18 @@ class RankReport:
         """Why others may wait for it, in one word; empty: it runs, or works."""
         if self.state not in _ALIVE:
             return self.state
-        return "ending" if self.ending and not self.is_waiting else ""
+        return "ending" if self.ending and not self.is_waiting else self.loader_cause
+
+    @property
+    def loader_cause(self) -> str:
+        """Why its loader workers bring no batch, in one word; empty: it does not wait for them, or it is not known."""
+        return next((cause for worker in self.workers if (cause := worker.cause)), "")
+
+    @property
+    def place(self) -> str:
+        """Where in the user's code it is, or its loader worker for which it waits; empty: in none."""
+        places = (users_location(worker.frames) for worker in self.workers)
+        return next(filter(None, places), "") or users_location(self.frames)
 
     def describe(self) -> str:
         """What it does, in words."""

@@ -17,7 +17,7 @@ from lockstep.base.reports import LOADER, MISMATCH, WAITING, Report
 from lockstep.base.tracebacks.frames import Frame, owner
 from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
 from lockstep.tools.explain.frames import MOST_FRAMES, users_location
-from lockstep.tools.explain.loader_workers import is_loading
+from lockstep.tools.explain.loader_workers import CERTAIN, is_loading
 from lockstep.tools.explain.mismatch import SAME_CALLS, first_mismatch
 from lockstep.tools.explain.rank_reports import RankReport, grouped, read_reports, title
 from lockstep.tools.explain.remarks import Remarks
@@ -31,6 +31,8 @@ _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 """The delay between two looks of a rank that has waited for too long, until it knows for whom."""
 _ASKED_S = 3.0
 """How long a rank that waits for too long, and is asked to stop, still waits."""
+_CERTAIN_S = 2.0
+"""The limit of a rank that is asked to stop, where what it waits for surely does not come by itself."""
 _LATER_S = 2.0
 _STEPS = 5
 _FIRST_S = 60.0
@@ -116,8 +118,8 @@ class StuckWatch:
             self._dead_s = self._asked_s = math.inf
         self._still_s = still_s
         asked = self._asked()
-        if still_s > self._limit_s(asked) and still_s >= self._next_s:
-            self._report(still_s)
+        if still_s >= self._next_s and still_s > (_CERTAIN_S if asked else self._limit_s(False)):
+            self._report(still_s, is_certain=still_s <= self._limit_s(asked))
         # The others follow: without them the first one would fail before it has told why.
         later_s = 0.0 if self._is_first else _LATER_S
         if still_s - self._dead_s >= CERTAIN_S + later_s:
@@ -127,9 +129,12 @@ class StuckWatch:
             if still_s - self._asked_s >= _ASKED_S + later_s:
                 self._end(self._told, self._is_first, False)
 
-    def _report(self, still_s: float) -> None:
+    def _report(self, still_s: float, *, is_certain: bool) -> None:
+        """``is_certain``: only what surely does not end by itself."""
         reports = read_reports(self._run_dir, time.time())
         report = who_waits(reports, str(self._run_dir))
+        if is_certain and report is not None and report.cause not in CERTAIN:
+            report = None
         self._is_first = self._rank == min(
             (report.rank for report in reports if report.is_waiting or _loads(report)), default=None
         )
@@ -168,7 +173,7 @@ def who_waits(
         return None  # something else has failed
     verb = "waits" if len(waiting) == 1 else "wait"
     if not missing and _loads(waiting[0]):
-        if still_s < BUSY_S and any(report.idle_s < LEAST_S for report in waiting):
+        if still_s < BUSY_S and not all(map(_is_still, waiting)):
             return None
         kind, about = LOADER, waiting
         lines = [
@@ -183,7 +188,7 @@ def who_waits(
     elif not is_over and still_s < BUSY_S and not any(map(_is_still, missing)) and not deadlocked(reports):
         return None  # the missing ranks are working: rank 0 evaluates, say
     else:
-        kind, about = WAITING, missing
+        kind, about = LOADER if all(map(_loads, missing)) else WAITING, missing
         lines = [f"{_names(waiting)} {verb} for {_names(missing)}.", *_details(missing)]
     if not is_over:
         whose = "the ranks of the machine that it is called on" if is_here else "all ranks"
@@ -193,7 +198,7 @@ def who_waits(
         text="\n".join([f"no progress for {still_s:.0f} s: {lines[0]}", *lines[1:]]),
         ranks=tuple(report.rank for report in about),
         cause=about[0].cause if about else "",
-        places={report.rank: at for report in reports if (at := users_location(report.frames))},
+        places={report.rank: at for report in reports if (at := report.place)},
         calls={report.rank: call for report in reports if (call := report.call or transfer_in(report.frames))},
         seconds=still_s,
     )
@@ -288,6 +293,8 @@ def _has_ended_early(report: RankReport, reports: Sequence[RankReport]) -> bool:
 def _is_still(report: RankReport) -> bool:
     """Whether a rank that others wait for does nothing, as far as can be seen."""
     if report.state not in ("running", "late"):
+        return True
+    if report.loader_cause in CERTAIN:
         return True
     return report.idle_s >= LEAST_S or (report.state == "late" and report.idle_s > 0)
 
