@@ -30,7 +30,7 @@ BUSY_S = 120.0
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 """The delay between two looks of a rank that has waited for too long, until it knows for whom."""
 _ASKED_S = 3.0
-"""How long a rank that waits for too long, and is asked to stop, still waits."""
+"""How long a rank that waits for too long, and is asked to stop, still waits for what may come."""
 _CERTAIN_S = 2.0
 """The limit of a rank that is asked to stop, where what it waits for surely does not come by itself."""
 _LATER_S = 2.0
@@ -100,6 +100,8 @@ class StuckWatch:
         """How far this process was when it warned."""
         self._told = ""
         """What was reported; empty: nothing yet."""
+        self._is_certain = False
+        """Whether what was reported surely does not end by itself."""
         self._is_first = False
         """Whether this rank is the one that reports it."""
         self._pause_s = self._next_s = 0.0
@@ -126,7 +128,7 @@ class StuckWatch:
             self._end(self._told, self._is_first, True)
         if asked and self._told:
             self._asked_s = min(still_s, self._asked_s)
-            if still_s - self._asked_s >= _ASKED_S + later_s:
+            if still_s - self._asked_s >= (0.0 if self._is_certain else _ASKED_S) + later_s:
                 self._end(self._told, self._is_first, False)
 
     def _report(self, still_s: float, *, is_certain: bool) -> None:
@@ -145,7 +147,7 @@ class StuckWatch:
         if not self._told and self._is_first:
             self._warned_at = self._progress()
             self._remarks.warn(report, still_s)
-        self._told = report.text
+        self._told, self._is_certain = report.text, report.cause in CERTAIN
         is_dead = self._rank in deadlocked(reports)
         self._dead_s = min(still_s, self._dead_s) if is_dead else math.inf
         self._next_s = still_s + (CERTAIN_S if is_dead else math.inf)

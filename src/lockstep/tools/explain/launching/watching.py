@@ -45,8 +45,8 @@ class Watching:
         self._told = ""
         """The last warning."""
         self._remarks = remarks
-        self._warned_at: dict[int, int] = {}
-        """How many collectives the ranks that waited had finished when the user was warned."""
+        self._warned_at: dict[int, tuple[int, int]] = {}
+        """How far the ranks that waited were when the user was warned."""
         self._waited: tuple[int, ...] = ()
         """The ranks that had waited for too long at the last look."""
         self._looks = 0
@@ -98,14 +98,14 @@ class Watching:
         report = self._who_waits(reports, is_over=False)
         if report is not None:
             self._told = report.text
-            self._warned_at = {int(record["rank"]): _num_done(record) for record in records if record["rank"] in waited}
+            self._warned_at = {int(record["rank"]): _progress(record) for record in records if record["rank"] in waited}
             self._remarks.warn(report, report.seconds or 0.0)
             self._look_for_deadlock()
 
     def _has_moved(self, records: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the ranks that waited when the user was warned have finished what they waited for."""
         now = {int(record["rank"]): record for record in records if record["ended"] != "failed"}
-        return all(rank in now and _num_done(now[rank]) > before for rank, before in self._warned_at.items())
+        return all(rank in now and _progress(now[rank]) != before for rank, before in self._warned_at.items())
 
     def _look_for_deadlock(self) -> None:
         """End the launch if its ranks can never go on, and could not for some time."""
@@ -136,8 +136,9 @@ class Watching:
         return who_waits(reports, shown, is_over=is_over, is_here=not self._is_whole and not shown)
 
 
-def _num_done(record: Mapping[str, Any]) -> int:
-    return int(record["doing"].get("num_done", 0))
+def _progress(record: Mapping[str, Any]) -> tuple[int, int]:
+    """The collectives and the steps that a rank has finished."""
+    return int(record["doing"].get("num_done", 0)), int(record["doing"].get("step", 0))
 
 
 def _waits_too_long(record: Mapping[str, Any], now_s: float) -> bool:
