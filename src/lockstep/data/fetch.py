@@ -29,6 +29,7 @@ from lockstep.base.stopping import leave_signals_to_parent
 from lockstep.data.batches import pin
 from lockstep.data.changed_samples import ChangedSamples, changes_again, definition_of
 from lockstep.data.culprit import Culprit
+from lockstep.data.many_workers import warn_of_many_workers
 from lockstep.data.streams import Purpose, preserve_rng, remember_rng, reseed
 from lockstep.data.torch_loader import USUAL_PREFETCH
 from lockstep.data.worker_sockets import check_room_for_sockets
@@ -375,6 +376,7 @@ def set_workers(batches: Any, number: int | None) -> None:
     else:
         batches.prefetch_factor = batches.prefetch_factor or USUAL_PREFETCH
         check_room_for_sockets(batches.num_workers)
+        warn_of_many_workers(batches)
 
 
 class _StartWorker:

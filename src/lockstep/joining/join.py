@@ -15,6 +15,7 @@ import torch
 from lockstep.base import errors
 from lockstep.base.config import STRATEGIES, RunConfig, settle
 from lockstep.base.errors import ConfigError, LockstepError, UsageError
+from lockstep.data.many_workers import hold_back_warning
 from lockstep.data.streams import script_seed
 from lockstep.joining.engine import Engine, RunContext
 from lockstep.joining.instrument import make_instruments
@@ -127,6 +128,7 @@ def join(*, rank: int | None = None, world_size: int | None = None, **settings: 
         )
         assert config.threads is not None
         use_threads(config.threads)
+        hold_back_warning()
         engine = Engine(config, world, devices, transport, context, list(instruments.values()))
         team = Team(engine)
     except BaseException:
