@@ -28,7 +28,7 @@ def test_a_rank_that_fails_deep_in_a_library_keeps_its_traceback_and_the_innermo
     assert sampler._current is None
 
     def fail():
-        Sampler(path, {"rank": 0}, lambda: {"activity": "in the script"})
+        Sampler(path, {"rank": 0}, lambda: {"activity": "in the script"}, lambda: 0)
         deadline = time.monotonic() + 30
         while read_box(path) is None and time.monotonic() < deadline:
             time.sleep(0.01)

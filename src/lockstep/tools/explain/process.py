@@ -24,6 +24,13 @@ class ProcessFacts:
     """Read and written since it started."""
     cpu_s: float = 0.0
     """Processor time of all its threads, in seconds."""
+    sleeps_in: str = ""
+    """The kernel's function in which its main thread sleeps; empty: it does not, or that is not known."""
+
+    def in_words(self) -> str:
+        """Whether it sleeps, as a clause; empty: it does not."""
+        in_what = f" (in the kernel's {self.sleeps_in})" if self.sleeps_in else ""
+        return f", and sleeps{in_what}" if self.state == "sleeping" else ""
 
     def why_blocked(self) -> str:
         """Why it is blocked in the kernel, in words; empty: it is not."""
@@ -39,7 +46,7 @@ def facts_of(pid: int) -> ProcessFacts | None:
     try:
         process = psutil.Process(pid)
         used = process.cpu_times()
-        return ProcessFacts(str(process.status()), io_bytes(pid), used.user + used.system)
+        return ProcessFacts(str(process.status()), io_bytes(pid), used.user + used.system, _sleeps_in(pid))
     except psutil.Error:
         return None
 
@@ -47,9 +54,14 @@ def facts_of(pid: int) -> ProcessFacts | None:
 def waits_in(pid: int) -> str:
     """What the main thread of a process waits for in the kernel: ``sleeping``, for a time to pass; a ``lock``; a ``flock``, the
     lock of a file; empty: anything else, or it is not known."""
+    where = _sleeps_in(pid)
+    return next((what for part, what in _WAITS.items() if part in where), "")
+
+
+def _sleeps_in(pid: int) -> str:
     with contextlib.suppress(OSError):
-        where = Path(f"/proc/{pid}/wchan").read_text()
-        return next((what for part, what in _WAITS.items() if part in where), "")
+        name = Path("/proc", str(pid), "wchan").read_text(errors="replace")
+        return name if name.isidentifier() else ""  # 0: it runs, or this is not for us
     return ""
 
 

@@ -17,6 +17,7 @@ from lockstep.base.shapes import fits
 from lockstep.base.tracebacks.frames import OURS, Frame, owner
 from lockstep.tools.explain.black_box import DIRECTORY, read_box
 from lockstep.tools.explain.frames import folded, is_own, shortened, users_location
+from lockstep.tools.explain.interpreter import holds_lock, stack_now
 from lockstep.tools.explain.loader_workers import LoaderWorker, waits_for_loader
 from lockstep.tools.explain.process import ProcessFacts, facts_of, state_of
 from lockstep.tools.explain.record import Record
@@ -25,8 +26,11 @@ from lockstep.tools.explain.work import BUSY_BYTES, COMPUTES, LEAST_SHARE, READS
 from lockstep.world.machine.identity import shared_by
 from lockstep.world.machine.sizes import counted, name_ranks
 
-_LATE_S = 6 * EVERY_S
-"""A process whose record is older than this has stopped reporting."""
+LATE_S = 6 * EVERY_S
+_LATE_ELSEWHERE_S = 30.0
+"""A process whose record is older than this has stopped reporting; of another machine, whose file system may keep old ones."""
+_MOST_ASKED = 4
+"""Ranks whose present stack is asked for in one look."""
 _LAUNCH = f"{OURS}launch/"
 _WAITING_CODE = (OURS, "/torch/", "/multiprocessing/", "/selectors.py", "/threading.py", "/queue.py")
 """Code in which a script waits."""
@@ -55,6 +59,10 @@ class RankReport:
     """Whether it is a process of this machine."""
     facts: ProcessFacts | None = None
     """Known if it is here and does not move."""
+    holds_lock: bool = False
+    """Of one that is late: whether C code is known to hold its interpreter's lock."""
+    is_now: bool = False
+    """Of one that is late: whether its stack is the present one all the same."""
     is_behind: bool = False
     """Whether it has begun a collective, but has not reached the one that others wait in."""
 
@@ -71,6 +79,8 @@ class RankReport:
     @property
     def is_waiting(self) -> bool:
         """Whether it waits for other ranks."""
+        if self.state == "late":  # what it last reported is over
+            return self.is_now and is_communicating(self.frames)
         if self.state not in _ALIVE or self.is_behind or (self.ending and not is_communicating(self.frames)):
             return False
         return waits_at(self.frames, self.record["collective"])
@@ -108,8 +118,8 @@ class RankReport:
 
     @property
     def still_s(self) -> float:
-        """How long its main thread has not moved."""
-        return self._since("since_s")
+        """How long its main thread has not moved; of one that is late, how long it has not reported."""
+        return self._since("time_s" if self.state == "late" else "since_s")
 
     @property
     def idle_s(self) -> float:
@@ -139,9 +149,13 @@ class RankReport:
 
     @property
     def cause(self) -> str:
-        """Why others may wait for it, in one word; empty: it runs, or works."""
+        """Why it does not go on, in one word, as far as that is known; empty: it is not, or it works."""
         if self.state not in _ALIVE:
             return self.state
+        if self.facts is not None and self.facts.why_blocked():
+            return "disk"
+        if self.state == "late":
+            return "holds_gil" if self.holds_lock else "silent"
         return "ending" if self.ending and not self.is_waiting else self.loader_cause
 
     @property
@@ -165,6 +179,8 @@ class RankReport:
         if self.state not in _ALIVE:
             status = f", with status {self.record['status']}" if self.record.get("status", -1) >= 0 else ""
             return f"{self.state}{f' {at}' if at else ''}{status}{self._whether_there()}"
+        if self.state == "late":
+            return self._describe_silent()
         if self.ending and not self.is_waiting:
             silent = self._why_silent()
             return f"ending, for {self.ending_s:.0f} s: the script is over{of}{self.handles}{silent}"
@@ -218,15 +234,27 @@ class RankReport:
         handled = self.record.get("handled")
         return f", while it handles {handled}" if handled else ""
 
+    def _describe_silent(self) -> str:
+        """What is known of one that has stopped reporting, and of when that is."""
+        if self.is_now and self.is_waiting:
+            return f"waiting for the other ranks, while C code holds the GIL{self.handles}"
+        does = f": {self.work}" if self.work else ""
+        if self.holds_lock:
+            in_kernel = "" if self.work or self.facts is None else self.facts.in_words()
+            why = f"its interpreter does not answer, for {self.still_s:.0f} s: C code holds the GIL{does}{in_kernel}"
+        elif blocked := self.facts is not None and self.facts.why_blocked():
+            why = f"it has not reported for {self.still_s:.0f} s: {blocked}"
+        else:
+            why = f"it has not reported for {self.still_s:.0f} s{does}"
+        if self.is_now:
+            return f"{why}, at the line that called it"
+        last = replace(self, state="running", facts=None, record={**self.record, "work": ""}, late_s=0.0).describe()
+        return f"{why}. What it does now is not known; it was last seen {last}"
+
     def _why_silent(self) -> str:
-        """Why it does not report or move, as far as the kernel knows."""
-        if self.facts is not None and (why := self.facts.why_blocked()):
-            return f" ({why})"
-        if self.state != "late":
-            return ""
-        if self.is_here:
-            return " (its interpreter does not answer: C code that holds the GIL)"
-        return f" (it has not reported for {self.late_s:.0f} s)"
+        """Why it does not move, as far as the kernel knows."""
+        why = self.facts.why_blocked() if self.facts is not None else ""
+        return f" ({why})" if why else ""
 
     def stack(self, *, short: bool = False, fold: bool = False) -> list[str]:
         """The lines of its stack to show, outermost first, from the script's first line on, ``short`` for a report; ``fold``:
@@ -332,7 +360,15 @@ def read_reports(run_dir: Path, now_s: float) -> list[RankReport]:
         run_dir: of the run, or a launch's private directory.
         now_s: seconds since 1970.
     """
-    return [_report(record, now_s) for record in read_records(run_dir)]
+    reports = [_report(record, now_s) for record in read_records(run_dir)]
+    held = [report for report in reports if report.holds_lock]
+    now = {report.rank: frames for report in held[:_MOST_ASKED] if (frames := stack_now(report.record))}
+    return [
+        replace(report, record={**report.record, "stack": now[report.rank], "collective": None}, is_now=True)
+        if report.rank in now
+        else report
+        for report in reports
+    ]
 
 
 def _report(record: Mapping[str, Any], now_s: float) -> RankReport:
@@ -345,8 +381,9 @@ def _report(record: Mapping[str, Any], now_s: float) -> RankReport:
         return RankReport(record, record["ended"], late_s, is_here, facts)
     if "status" in record or state == "gone":
         return RankReport(record, _state_at_end(record), late_s, is_here)
-    if state == "running" and late_s > _LATE_S:
-        state = "late"
+    if state == "running" and late_s > (LATE_S if is_here else _LATE_ELSEWHERE_S):
+        held = is_here and holds_lock(record, late_s + EVERY_S)
+        return RankReport(record, "late", late_s, is_here, facts_of(pid) if is_here else None, held)
     report = RankReport(record, state, late_s, is_here)
     if not is_here or state not in _ALIVE or report.still_s < _STILL_S or report.is_waiting:
         return report

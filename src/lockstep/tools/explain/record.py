@@ -7,6 +7,7 @@ from typing import Annotated, TypedDict
 from lockstep.base.shapes import MOST_RANKS, Count, Ranks, Seconds
 from lockstep.base.tracebacks.frames import Frame
 from lockstep.tools.explain.loader_workers import WorkerRecord
+from lockstep.tools.explain.spent import Block
 
 
 class _Collective(TypedDict):
@@ -59,6 +60,12 @@ class Record(_Needed, total=False):
     began_s: Seconds
     since_s: Seconds
     worked_s: Seconds
+    spent: list[Block]
+    sampler: Count
+    switches: Count
+    thread: int
+    stack_file: str
+    stack_fd: Count
     io_bytes: Count
     memory: dict[str, Count]
     cpu_s: Seconds

@@ -49,7 +49,7 @@ class RunBox(Listener):
             Remarks(publish, say),
             self._end_stuck,
         )
-        return Sampler(box_path(run.run_dir, world.rank), about, self._doing, stuck.look)
+        return Sampler(box_path(run.run_dir, world.rank), about, self._doing, lambda: run.position.step, stuck.look)
 
     @override
     def end_run(self, step: int, *, failed: bool) -> None:

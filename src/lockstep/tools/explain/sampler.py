@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import random
 import sys
 import threading
 import time
@@ -27,13 +28,17 @@ from lockstep.tools.explain.black_box import BlackBox
 from lockstep.tools.explain.flight_recorder import counts, read_recording
 from lockstep.tools.explain.frames import stack_of
 from lockstep.tools.explain.holders import holders_of
+from lockstep.tools.explain.interpreter import stack_file
 from lockstep.tools.explain.loader_workers import batches_of, is_loading, loader_at, waits_for_loader
 from lockstep.tools.explain.process import io_bytes, own_memory
+from lockstep.tools.explain.spent import Spent
 from lockstep.tools.explain.threads import handled_by
 from lockstep.tools.explain.work import WorkMeter
 from lockstep.world.machine.identity import shared_by
 
 EVERY_S = 0.5
+_GLANCES = 3
+"""Between two looks, at random times: regular ones would fall on the same part of every step."""
 _WAITS_AFTER_S = 1.0
 """A thread that has not moved for this long may be waiting in a collective."""
 _MOST_OF_ERROR = 6000
@@ -84,7 +89,8 @@ class Sampler:
         path: of the black box.
         about: see ``about_process``.
         doing: what the thread is doing, as far as that is known without its stack. Called from the sampler's thread, as are the
-            next two.
+            next three.
+        step: which one the thread is in.
         waits: called twice a second with the seconds for which the thread has waited for other ranks or loader workers, 0 if it
             does not; None: that is not watched here, and nothing is ever printed.
         replaced: called when another black box takes over.
@@ -95,6 +101,7 @@ class Sampler:
         path: Path,
         about: Mapping[str, Any],
         doing: Callable[[], Mapping[str, Any]],
+        step: Callable[[], int],
         waits: Callable[[float], None] | None = None,
         replaced: Callable[[], None] | None = None,
     ) -> None:
@@ -105,7 +112,7 @@ class Sampler:
             _current.hand_over(path)
         self._waits = waits
         self._replaced = replaced
-        self._doing = doing
+        self._doing, self._step = doing, step
         self._box = BlackBox(path, is_shared=about.get("num_nodes", 1) > 1)
         self._pid, self._thread_id = os.getpid(), threading.get_ident()
         self._about = dict(about)
@@ -117,6 +124,10 @@ class Sampler:
         """What it waits for there, once it has not moved for a while."""
         self._same_since_s = time.time()
         self._work = WorkMeter()
+        self._spent = Spent()
+        self._stack_file = stack_file(path.with_suffix(".stack"))
+        self._draw = random.Random()
+        """Not the script's."""
         self._collective: dict[str, Any] | None = None
         self._handled = ""
         """The exception that the thread is handling, once it has not moved for a while."""
@@ -127,6 +138,8 @@ class Sampler:
         self._last: dict[str, Any] = {}
         self._error = ""
         self._has_failed = waits is None
+        self._sampling = 0
+        """The sampler's thread."""
         self._halted = threading.Event()
         self._running = threading.Lock()
         """Held by the sampler's thread."""
@@ -192,11 +205,24 @@ class Sampler:
 
     def _run(self) -> None:
         with self._running:
+            self._sampling = threading.get_ident()
             self._halted.wait(self._last.get("time_s", 0.0) + EVERY_S - time.time())
             while not self._halted.is_set():
                 self._try(self._look)
                 self._try(self._watch)
-                self._halted.wait(EVERY_S)
+                for _ in range(_GLANCES):
+                    if not self._halted.wait(EVERY_S / (_GLANCES + 1) * self._draw.uniform(0.5, 1.5)):
+                        self._try(self._glance)
+                self._halted.wait(EVERY_S / (_GLANCES + 1))
+
+    def _glance(self) -> None:
+        """See where the thread spends its time."""
+        frame = self._frame()
+        self._spent.note(frame, self._step(), self._at.get("num_done", 0), time.time())
+
+    def _is_sampling(self) -> bool:
+        """Whether the sampler's thread calls this: before it ends, the main thread looks."""
+        return threading.get_ident() == self._sampling
 
     def _frame(self) -> Any:
         return sys._current_frames().get(self._thread_id)
@@ -237,6 +263,8 @@ class Sampler:
             "since_s": self._same_since_s,
             "worked_s": self._work.worked_s,
             **({"work": self._work.newest} if self._work.newest else {}),
+            "spent": self._spent.blocks,
+            **(self._stack_file.fields(self._thread_id) if self._is_sampling() else {}),
             "io_bytes": io_bytes(),
             "cpu_s": time.process_time(),
             "memory": own_memory(),
@@ -262,8 +290,8 @@ class Sampler:
 def shortened(record: Mapping[str, Any]) -> dict[str, Any]:
     """What is worth most of a record that did not fit into its box: without outer frames. Pure."""
     short = {**record, "stack": record["stack"][:_FEWEST_FRAMES], "error": record.get("error", "")[-_LEAST_OF_ERROR:]}
-    short.pop("ending", None)
-    short.pop("workers", None)
+    for name in ("ending", "spent", "workers"):
+        short.pop(name, None)
     return short
 
 

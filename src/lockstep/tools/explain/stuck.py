@@ -230,9 +230,7 @@ def _details(reports: Sequence[RankReport]) -> list[str]:
 
 def _loads(report: RankReport) -> bool:
     """Whether a rank waits for nothing but its next batch."""
-    return (
-        report.state in ("running", "late") and not report.is_waiting and is_loading(report.frames, report.record["doing"])
-    )
+    return report.state == "running" and not report.is_waiting and is_loading(report.frames, report.record["doing"])
 
 
 def _mismatch(reports: Sequence[RankReport], *, is_certain: bool) -> list[str]:
@@ -298,7 +296,9 @@ def _is_still(report: RankReport) -> bool:
         return True
     if report.loader_cause in CERTAIN:
         return True
-    return report.idle_s >= LEAST_S or (report.state == "late" and report.idle_s > 0)
+    if report.state == "late" and report.cause != "silent":
+        return report.idle_s > 0
+    return report.idle_s >= LEAST_S
 
 
 def _is_debugged(report: RankReport) -> bool:

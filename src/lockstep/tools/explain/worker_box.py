@@ -74,9 +74,13 @@ class WorkerBox:
         self._meetings = Meetings()
         about = about_process(rank, world_size, socket.gethostname(), Path(private_dir).name, program=program)
         try:
-            Sampler(box_path(Path(private_dir), rank), about, self._doing, replaced=self._steps.close)
+            Sampler(box_path(Path(private_dir), rank), about, self._doing, self._step, replaced=self._steps.close)
         except OSError:  # the script runs without a black box
             self._steps.close()
+
+    def _step(self) -> int:
+        """Called from another thread."""
+        return self._steps.count or counts().num_done
 
     def _doing(self) -> dict[str, Any]:
         """Called from another thread."""

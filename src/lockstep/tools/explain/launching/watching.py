@@ -21,7 +21,7 @@ from lockstep.launch import failures
 from lockstep.launch.observer import Launch
 from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
 from lockstep.tools.explain.loader_workers import waits_for_loader
-from lockstep.tools.explain.rank_reports import RankReport, read_records, read_reports, run_joined
+from lockstep.tools.explain.rank_reports import LATE_S, RankReport, read_records, read_reports, run_joined
 from lockstep.tools.explain.remarks import Remarks
 from lockstep.tools.explain.sampler import waits_at
 from lockstep.tools.explain.stuck import limit_of_script_s, who_waits
@@ -142,7 +142,8 @@ def _progress(record: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _waits_too_long(record: Mapping[str, Any], now_s: float) -> bool:
+    is_late = now_s - float(record["time_s"]) > LATE_S  # what it last did is over
     waits = waits_at(record["stack"], record["collective"]) or waits_for_loader(record["stack"])
-    if record["ended"] is not None or not waits:
+    if is_late or record["ended"] is not None or not waits:
         return False
     return now_s - float(record["since_s"]) > limit_of_script_s(record)

@@ -1,0 +1,156 @@
+"""Where the main thread of a process spends its time, as far as samples tell: by function and line of the script.
+
+Samples are kept in blocks of some seconds, which are the same on all ranks of a machine, whose newest are in each record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter, defaultdict
+from pathlib import Path
+from types import FrameType
+from typing import TypedDict
+
+from lockstep.base.tracebacks.frames import OURS, owner
+from lockstep.tools.explain.calls import file_call
+from lockstep.tools.explain.threads import doing_at
+
+BLOCK_S = 10.0
+NUM_BLOCKS = 6
+"""Of a record."""
+_MOST_PLACES = 8
+_MOST_FRAMES = 60
+_WAITS = (f"{OURS}world/comm", f"{OURS}sync/", f"{OURS}loop/", "/torch/distributed/", "/torch/nn/parallel/distributed.py")
+"""Code in which ranks wait for each other: if a thread's innermost frame is there."""
+_BACKWARD = "_engine_run_backward"
+"""DistributedDataParallel waits for others in it, in C++."""
+WAITING = ""
+"""The place of one that waits for other ranks, or computes gradients: these are not told apart."""
+
+
+class Place(TypedDict):
+    """Samples of a block at one line."""
+
+    file: str
+    function: str
+    line: int
+    doing: str
+    """In words."""
+    call: str
+    """Of the function that reads or writes a file there; empty: none does."""
+    count: int
+    visits: int
+    """Steps in which it was seen there."""
+
+
+class Block(TypedDict):
+    """Samples of a time."""
+
+    number: int
+    """Since 1970."""
+    count: int
+    waiting: int
+    """Of them."""
+    steps: int
+    """Seen."""
+    begun: int
+    """How many collectives were done at its beginning, and ``done`` at its end."""
+    done: int
+    starved: float
+    """For which share of it a thread of the process wanted a processor, and had none."""
+    places: list[Place]
+
+
+Key = tuple[str, str, int, str, str]
+"""File, function, line, what is done, and the call."""
+
+
+class Spent:
+    """The newest blocks of this process."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        """Complete ones, oldest first."""
+        self._number = -1
+        self._is_whole = False
+        """Whether the block that is being filled was begun at its beginning."""
+        self._lacked: dict[str, float] = {}
+        self._begun = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._count: Counter[Key | str] = Counter()
+        self._steps: defaultdict[Key | str, set[int]] = defaultdict(set)
+
+    def note(self, frame: FrameType | None, step: int, num_done: int, now_s: float) -> None:
+        """The thread was seen at this frame, in this step, after so many collectives. Called from the sampler's thread."""
+        number = int(now_s // BLOCK_S)
+        if number != self._number:
+            if number == self._number + 1 and self._is_whole:
+                self._keep(num_done)
+            self._is_whole = number == self._number + 1
+            self._number, self._begun, self._lacked = number, num_done, _lacked()
+            self._clear()
+        place = place_of(frame)
+        self._count[place] += 1
+        self._steps[place].add(step)
+
+    def _keep(self, num_done: int) -> None:
+        lacked, before = _lacked(), self._lacked
+        places = [
+            Place(
+                file=key[0],
+                function=key[1],
+                line=key[2],
+                doing=key[3],
+                call=key[4],
+                count=count,
+                visits=len(self._steps[key]),
+            )
+            for key, count in self._count.most_common(_MOST_PLACES + 1)
+            if isinstance(key, tuple)
+        ]
+        block = Block(
+            number=self._number,
+            count=self._count.total(),
+            waiting=self._count[WAITING],
+            steps=len(set().union(*self._steps.values())),
+            begun=self._begun,
+            done=num_done,
+            starved=round(max((now_s - before.get(task, 0.0) for task, now_s in lacked.items()), default=0.0) / BLOCK_S, 3),
+            places=places,
+        )
+        self.blocks = [*self.blocks[1 - NUM_BLOCKS :], block]
+
+
+def place_of(frame: FrameType | None) -> Key | str:
+    """Where a thread with this innermost frame spends its time: a line of the script, or ``WAITING``."""
+    frames: list[FrameType] = []
+    while frame is not None and len(frames) < _MOST_FRAMES:
+        frames.append(frame)
+        frame = frame.f_back
+    if not frames or any(part in frames[0].f_code.co_filename for part in _WAITS):
+        return WAITING
+    users = None
+    for each in frames:
+        if owner(each.f_code.co_filename) == "user":
+            users = each
+            break
+        if each.f_code.co_name == _BACKWARD:
+            return WAITING
+    call, users = file_call(frames) or ("", users)
+    if users is None:
+        users = frames[0]
+    code = users.f_code
+    stack = [(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in frames]
+    return code.co_filename, code.co_name, users.f_lineno, doing_at(stack), call
+
+
+def _lacked() -> dict[str, float]:
+    """For how long each thread of this process has wanted a processor and had none, since it began, in seconds."""
+    lacked = {}
+    for task in Path("/proc", str(os.getpid()), "task").iterdir():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            lacked[task.name] = int((task / "schedstat").read_text().split()[1]) / 1e9
+    return lacked
