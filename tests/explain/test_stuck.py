@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from lockstep.base.reports import WAITING as WAITING_KIND
 from lockstep.base.tracebacks.frames import OURS
 from lockstep.tools.explain.process import ProcessFacts
 from lockstep.tools.explain.rank_reports import RankReport
@@ -191,18 +192,17 @@ def test_the_first_collective_that_differs_is_named_though_all_wait_in_the_same_
 )
 def test_why_a_rank_does_not_answer_is_told_as_far_as_the_kernel_knows(facts, holds_lock, cause):
     late = replace(rank(1, [["/home/me/train.py", 7, "loss"]], "late"), late_s=9.0, facts=facts, holds_lock=holds_lock)
-    assert late.cause == cause
-    assert "rank 0 waits for rank 1." in who_waits([rank(0, WAITING), late])
+    report = report_of([rank(0, WAITING), late])
+    assert (report.kind, report.ranks, report.cause) == (WAITING_KIND, (1,), cause)
 
 
 def test_one_that_no_longer_reports_is_in_no_collective_that_it_was_last_seen_in():
     reduce, other = ({"number": number, "text": f"all_reduce number {number}", "group": "0"} for number in (8, 7))
-    silent = replace(
-        rank(1, WAITING, "late", collective=other), late_s=19.5, facts=ProcessFacts("sleeping"), holds_lock=True
-    )
-    text = who_waits([rank(0, WAITING, collective=reduce), silent])
-    assert "rank 0 waits for rank 1." in text
-    assert "last seen waiting in all_reduce number 7" in text
+    silent = replace(rank(1, WAITING, "late", collective=other), late_s=19.5, facts=ProcessFacts("sleeping"), holds_lock=True)
+    report = report_of([rank(0, WAITING, collective=reduce), silent])
+    assert (report.kind, report.ranks, report.cause) == (WAITING_KIND, (1,), "holds_gil")
+    assert report.calls.keys() == report.places.keys() == {0}, "those of rank 1 are old"
+    assert "last seen waiting in all_reduce number 7" in report.text
     unproven = replace(silent, late_s=4.0, holds_lock=False)
     assert who_waits([rank(0, WAITING, collective=reduce), unproven]) is None, "it may just have had no processor"
 

@@ -109,7 +109,7 @@ class RankReport:
     def call(self) -> str:
         """The collective in which it waits, in words; empty: none is known."""
         collective = self.record["collective"]
-        if collective is None:
+        if collective is None or self.state == "late":
             return ""
         name = str(collective.get("group", DEFAULT_GROUP))
         group = "" if name == DEFAULT_GROUP else f" of {name_group(name, collective.get('members') or ())}"
@@ -165,7 +165,9 @@ class RankReport:
 
     @property
     def place(self) -> str:
-        """Where in the user's code it is, or its loader worker for which it waits; empty: in none."""
+        """Where in the user's code it is, or its loader worker for which it waits; empty: in none, or that is not known."""
+        if self.state == "late" and not self.is_now:
+            return ""
         places = (users_location(worker.frames) for worker in self.workers)
         return next(filter(None, places), "") or users_location(self.frames)
 

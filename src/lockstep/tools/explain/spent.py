@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+import time
 from collections import Counter, defaultdict
 from pathlib import Path
 from types import FrameType
@@ -57,6 +59,8 @@ class Block(TypedDict):
     begun: int
     """How many collectives were done at its beginning, and ``done`` at its end."""
     done: int
+    computed: float
+    """For which share of it the main thread had a processor."""
     starved: float
     """For which share of it a thread of the process wanted a processor, and had none."""
     places: list[Place]
@@ -67,9 +71,12 @@ Key = tuple[str, str, int, str, str]
 
 
 class Spent:
-    """The newest blocks of this process."""
+    """The newest blocks of this process. Made by the thread whose time it is."""
 
     def __init__(self) -> None:
+        self._clock = time.pthread_getcpuclockid(threading.get_ident())
+        """Of the thread's processor time."""
+        self._cpu_s = 0.0
         self.blocks: list[Block] = []
         """Complete ones, oldest first."""
         self._number = -1
@@ -77,11 +84,15 @@ class Spent:
         """Whether the block that is being filled was begun at its beginning."""
         self._lacked: dict[str, float] = {}
         self._begun = 0
+        self._last: tuple[Key | str, int] = (WAITING, -1)
+        """Where the thread was last seen, and in which step."""
         self._clear()
 
     def _clear(self) -> None:
         self._count: Counter[Key | str] = Counter()
         self._steps: defaultdict[Key | str, set[int]] = defaultdict(set)
+        self._goes_on = self._last
+        """What has begun in the block before."""
 
     def note(self, frame: FrameType | None, step: int, num_done: int, now_s: float) -> None:
         """The thread was seen at this frame, in this step, after so many collectives. Called from the sampler's thread."""
@@ -91,37 +102,38 @@ class Spent:
                 self._keep(num_done)
             self._is_whole = number == self._number + 1
             self._number, self._begun, self._lacked = number, num_done, _lacked()
+            self._cpu_s = time.clock_gettime(self._clock)
             self._clear()
         place = place_of(frame)
+        self._last = place, step
         self._count[place] += 1
         self._steps[place].add(step)
 
     def _keep(self, num_done: int) -> None:
+        self.blocks = [*self.blocks[1 - NUM_BLOCKS :], self.current(num_done)]
+
+    def current(self, num_done: int) -> Block:
+        """The block that is being filled, as far as it is."""
         lacked, before = _lacked(), self._lacked
-        places = [
-            Place(
-                file=key[0],
-                function=key[1],
-                line=key[2],
-                doing=key[3],
-                call=key[4],
-                count=count,
-                visits=len(self._steps[key]),
-            )
-            for key, count in self._count.most_common(_MOST_PLACES + 1)
-            if isinstance(key, tuple)
-        ]
-        block = Block(
+        places = []
+        for key, count in self._count.most_common(_MOST_PLACES + 1):
+            if isinstance(key, tuple):
+                visits = len(self._steps[key] - ({self._goes_on[1]} if key == self._goes_on[0] else set()))
+                file, function, line, doing, call = key
+                places.append(
+                    Place(file=file, function=function, line=line, doing=doing, call=call, count=count, visits=visits)
+                )
+        return Block(
             number=self._number,
             count=self._count.total(),
             waiting=self._count[WAITING],
             steps=len(set().union(*self._steps.values())),
             begun=self._begun,
             done=num_done,
+            computed=round((time.clock_gettime(self._clock) - self._cpu_s) / BLOCK_S, 3),
             starved=round(max((now_s - before.get(task, 0.0) for task, now_s in lacked.items()), default=0.0) / BLOCK_S, 3),
             places=places,
         )
-        self.blocks = [*self.blocks[1 - NUM_BLOCKS :], block]
 
 
 def place_of(frame: FrameType | None) -> Key | str:

@@ -17,6 +17,7 @@ from lockstep.tools.explain.launching.alone import Alone
 from lockstep.tools.explain.launching.causes import Causes
 
 if TYPE_CHECKING:
+    from lockstep.tools.explain.launching.slow import SlowWatch
     from lockstep.tools.explain.launching.watching import Watching
 
 # What else is needed is imported when it is: not while the processes start.
@@ -93,6 +94,12 @@ class Explainer(Observer):
             note(report)
             say(report.text)
 
+    @functools.cached_property
+    def _slow(self) -> SlowWatch:
+        from lockstep.tools.explain.launching.slow import SlowWatch
+
+        return SlowWatch(self.launch, self._publish)
+
     def _publish(self, report: Report) -> None:
         if not self._closed.is_set():
             publish(report)
@@ -104,6 +111,15 @@ class Explainer(Observer):
     def _run(self) -> None:
         self._closed.wait(_FIRST_S)
         while not self._closed.wait(_LOOK_S):
-            with contextlib.suppress(Exception):  # no error here may affect the workers
-                self._watching.look()
-                self._inform(self._alone.look())
+            for look in (self._look_for_waits, self._look_for_slow, self._look_for_alone):
+                with contextlib.suppress(Exception):  # no error here may affect the workers, nor what else is looked for
+                    look()
+
+    def _look_for_waits(self) -> None:
+        self._watching.look()
+
+    def _look_for_slow(self) -> None:
+        self._slow.look()
+
+    def _look_for_alone(self) -> None:
+        self._inform(self._alone.look())

@@ -1,0 +1,215 @@
+"""Which rank of a script is slow, and at which function: from samples (``spent``), since the parts of its steps are not known.
+
+A rank is slow in a function if it spends far more of its time there than any other rank does, in nearly every step, while all
+others make up for it by waiting. Samples are few and machines are shared, so all must hold in two blocks in a row, and time in
+which the rank had no processor does not count. Reading and writing files is judged by itself: it need not be in every step.
+Pure, but for what was told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.base.reports import SLOW, Report
+from lockstep.tools.explain.spent import BLOCK_S, Block, Place
+from lockstep.world.machine.sizes import name_ranks
+
+_LEAST_SHARE, _LEAST_OF_BLOCK = 0.25, 0.15
+"""Of its time that a slow rank spends in a function beyond what any other rank does; in both blocks together, and in each."""
+_LEAST_GAIN = 0.6
+"""The share of that for which every other rank waits longer than it does."""
+_LEAST_SAMPLES, _LEAST_STEPS = 30, 5
+"""In a block; a step that is longer than two seconds is not judged."""
+_MOST_LONGER = 1.25
+"""How many times as many samples of one step may fall on the function as on average steps: an evaluation has many more."""
+_LEAST_OF_FILES = 0.5
+"""The share of its time that a rank loses in reading and writing files at one line."""
+_LEAST_VISITS = 3
+
+Function = tuple[str, str]
+"""File and name."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Ranks that are slow at one place."""
+
+    ranks: tuple[int, ...]
+    place: Place
+    """Of the first of them."""
+    share: float
+    """Of the time of that one which is spent there."""
+    others: float
+    """The largest share that another rank spends there."""
+    every_s: float
+    """How often it comes there; 0: in each step."""
+
+    @property
+    def cause(self) -> str:
+        """A stable word."""
+        return "storage" if self.place["call"] and self.every_s else self.place["doing"].split()[-1]
+
+    def report(self, host: str) -> Report:
+        """What the user is told."""
+        at, call = location(self.place), self.place["call"]
+        names, verb = name_ranks(self.ranks), "reads or writes" if len(self.ranks) == 1 else "read or write"
+        if self.every_s:
+            how_long = f"{self.share * self.every_s:.1f} s of each {self.every_s:.1f} s"
+            if self.every_s < 1:
+                how_long = f"{self.share:.0%} of the time"
+            text = (
+                f"{names} on {host} {verb} slowly: {how_long}, in {call} at {at}. Every rank loses that time. Look at the "
+                "disk or file system; read or write less, less often, or in another thread."
+            )
+        else:
+            text = (
+                f"{names} on {host} is slow: it spends {self.share:.0%} of its time at {at}{f' ({call})' if call else ''}, "
+                f"{self.place['doing']}. No other rank spends more than {self.others:.0%} there, and all wait for it. Look "
+                "at what it alone does there."
+            )
+        return Report(kind=SLOW, text=text, ranks=self.ranks, cause=self.cause, places=dict.fromkeys(self.ranks, at))
+
+
+class SlowScripts:
+    """Finds what is slow in the records of one launch, and each thing once."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[int, Function]] = set()
+        self._judged = -1
+        """The newest block that was judged."""
+
+    def look(self, records: Sequence[Mapping[str, Any]], *, are_scripts: bool) -> list[Report]:
+        """What to report now.
+
+        Args:
+            records: the newest of all ranks that are known.
+            are_scripts: whether they use no lockstep, which else knows which rank is slow by the times of its phases.
+        """
+        blocks = {int(record["rank"]): record.get("spent", []) for record in records}
+        newest = min((own[-1]["number"] if own else -1 for own in blocks.values()), default=-1)
+        if newest <= self._judged:
+            return []
+        self._judged = newest
+        findings = [*_in_files(blocks), *([found] if are_scripts and (found := slow_rank(blocks, newest)) else [])]
+        hosts = {int(record["rank"]): str(record["host"]) for record in records}
+        reports = []
+        for found in findings:
+            new = {(rank, _function(found.place)) for rank in found.ranks} - self._told
+            self._told |= new
+            if new:
+                reports.append(found.report(hosts[found.ranks[0]]))
+        return reports
+
+
+def slow_rank(blocks: Mapping[int, Sequence[Block]], newest: int) -> Finding | None:
+    """The rank that the others wait for, and where it spends the time, in this block and the last; None: there is none."""
+    pairs = {rank: [block for block in own if block["number"] in (newest - 1, newest)] for rank, own in blocks.items()}
+    if len(pairs) < 2 or not all(len(pair) == 2 and _may_be_judged(pair) for pair in pairs.values()):
+        return None
+    done = [block["done"] - block["begun"] for pair in pairs.values() for block in pair]
+    if min(done) < 0.8 * max(done) or max(done) == 0:
+        return None  # they do not go on together
+    for rank, pair in pairs.items():
+        others = {peer: own for peer, own in pairs.items() if peer != rank}
+        for function in _by_function(pair):
+            if _is_slow_in(function, pair, list(others.values())):
+                places = [place for block in pair for place in block["places"] if _function(place) == function]
+                lines: Counter[int] = Counter()
+                for place in places:
+                    lines[place["line"]] += place["count"]
+                line = lines.most_common(1)[0][0]
+                return Finding(
+                    (rank,),
+                    next(place for place in places if place["line"] == line),
+                    _share(pair, function),
+                    max(_share(own, function) for own in others.values()),
+                    0.0,
+                )
+    return None
+
+
+def _is_slow_in(function: Function, own: Sequence[Block], others: Sequence[Sequence[Block]]) -> bool:
+    starved = max(block["starved"] for block in own)
+    for blocks, least in ((own, _LEAST_SHARE), *(([block], _LEAST_OF_BLOCK) for block in own)):
+        numbers = [block["number"] for block in blocks]
+        same = [[block for block in peer if block["number"] in numbers] for peer in others]
+        excess = _share(blocks, function) - max(_share(peer, function) for peer in same) - starved
+        if excess < least or not _is_in_each_step(function, blocks):
+            return False
+        visited = _by_function(blocks)
+        if any(_gain(blocks, peer, visited) < _LEAST_GAIN * excess for peer in same):
+            return False
+    return True
+
+
+def _gain(own: Sequence[Block], peer: Sequence[Block], visited: Counter[Function]) -> float:
+    """For how much more of its time a peer may wait for this rank: where ranks wait for each other, or in what this rank calls
+    as well (``loss.item()`` waits for a GPU)."""
+    waits = _waiting(peer) - _waiting(own)
+    return max(0.0, waits) + sum(max(0.0, _share(peer, function) - _share(own, function)) for function in visited)
+
+
+def _is_in_each_step(function: Function, blocks: Sequence[Block]) -> bool:
+    """Whether the time there is spread over the steps: not that of few that evaluate, save, or compile."""
+    count = sum(place["count"] for block in blocks for place in block["places"] if _function(place) == function)
+    # The lines of a function may be seen in the same step, or not: at least as often as the one that is seen most.
+    visits = sum(
+        max(place["visits"] for place in block["places"] if _function(place) == function)
+        for block in blocks
+        if any(_function(place) == function for place in block["places"])
+    )
+    per_step = sum(block["count"] for block in blocks) / sum(block["steps"] for block in blocks)
+    return visits >= _LEAST_STEPS and count / visits <= _MOST_LONGER * max(1.0, per_step)
+
+
+def _in_files(blocks: Mapping[int, Sequence[Block]]) -> list[Finding]:
+    """The ranks that lose most of their time in reading and writing files, by function."""
+    found: dict[Function, list[Finding]] = {}
+    for rank, own in sorted(blocks.items()):
+        places = [place for block in own for place in block["places"] if place["call"]]
+        if not places or len(own) < 2:
+            continue
+        most = max(places, key=lambda place: sum(each["count"] for each in places if _function(each) == _function(place)))
+        at = [place for place in places if _function(place) == _function(most)]
+        share = sum(place["count"] for place in at) / sum(block["count"] for block in own)
+        visits = sum(place["visits"] for place in at)
+        waits = share - sum(block["computed"] for block in own) / len(own)
+        if share >= _LEAST_OF_FILES and waits >= _LEAST_SHARE and visits >= _LEAST_VISITS:
+            every_s = BLOCK_S * len(own) / visits
+            found.setdefault(_function(most), []).append(Finding((rank,), most, share, 0.0, every_s))
+    return [
+        Finding(tuple(each.ranks[0] for each in same), same[0].place, same[0].share, 0.0, same[0].every_s)
+        for same in found.values()
+    ]
+
+
+def _may_be_judged(blocks: Sequence[Block]) -> bool:
+    return all(block["count"] >= _LEAST_SAMPLES and block["steps"] >= _LEAST_STEPS for block in blocks)
+
+
+def _by_function(blocks: Sequence[Block]) -> Counter[Function]:
+    counts: Counter[Function] = Counter()
+    for block in blocks:
+        for place in block["places"]:
+            counts[_function(place)] += place["count"]
+    return counts
+
+
+def _share(blocks: Sequence[Block], function: Function) -> float:
+    return _by_function(blocks)[function] / sum(block["count"] for block in blocks)
+
+
+def _waiting(blocks: Sequence[Block]) -> float:
+    return sum(block["waiting"] for block in blocks) / sum(block["count"] for block in blocks)
+
+
+def _function(place: Place) -> Function:
+    return place["file"], place["function"]
+
+
+def location(place: Place) -> str:
+    """For the user."""
+    return f"{place['file']}:{place['line']} in {place['function']}"
