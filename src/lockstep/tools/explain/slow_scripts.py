@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep.base.reports import SLOW, Report
 from lockstep.tools.explain.spent import BLOCK_S, Block, Place
-from lockstep.world.machine.sizes import name_ranks
+from lockstep.world.machine.sizes import counted, name_ranks
 
 _LEAST_SHARE, _LEAST_OF_BLOCK = 0.25, 0.15
 """Of its time that a slow rank spends in a function beyond what any other rank does; in both blocks together, and in each."""
@@ -44,25 +44,25 @@ class Finding:
     """Of the time of that one which is spent there."""
     others: float
     """The largest share that another rank spends there."""
-    every_s: float
-    """How often it comes there; 0: in each step."""
+    seconds: float
+    """The time that was judged."""
+    visits: int = 0
+    """How often it has called what reads or writes files; 0: that was not judged."""
 
     @property
     def cause(self) -> str:
         """A stable word."""
-        return "storage" if self.place["call"] and self.every_s else self.place["doing"].split()[-1]
+        return "storage" if self.visits else self.place["doing"].split()[-1]
 
     def report(self, host: str) -> Report:
         """What the user is told."""
         at, call = location(self.place), self.place["call"]
-        names, verb = name_ranks(self.ranks), "reads or writes" if len(self.ranks) == 1 else "read or write"
-        if self.every_s:
-            how_long = f"{self.share * self.every_s:.1f} s of each {self.every_s:.1f} s"
-            if self.every_s < 1:
-                how_long = f"{self.share:.0%} of the time"
+        names, verb = name_ranks(self.ranks), "loses" if len(self.ranks) == 1 else "lose"
+        if self.visits:
             text = (
-                f"{names} on {host} {verb} slowly: {how_long}, in {call} at {at}. Every rank loses that time. Look at the "
-                "disk or file system; read or write less, less often, or in another thread."
+                f"{names} on {host} {verb} time in reading or writing files: {self.share * self.seconds:.0f} s of the last "
+                f"{self.seconds:.0f} s, in {counted(self.visits, 'call')} of {call} at {at}. Every rank waits for that. Look "
+                "at the disk or file system; read or write less, less often, or in another thread."
             )
         else:
             text = (
@@ -70,7 +70,8 @@ class Finding:
                 f"{self.place['doing']}. No other rank spends more than {self.others:.0%} there, and all wait for it. Look "
                 "at what it alone does there."
             )
-        return Report(kind=SLOW, text=text, ranks=self.ranks, cause=self.cause, places=dict.fromkeys(self.ranks, at))
+        places = dict.fromkeys(self.ranks, at)
+        return Report(kind=SLOW, text=text, ranks=self.ranks, cause=self.cause, places=places, seconds=self.seconds)
 
 
 class SlowScripts:
@@ -126,7 +127,7 @@ def slow_rank(blocks: Mapping[int, Sequence[Block]], newest: int) -> Finding | N
                     next(place for place in places if place["line"] == line),
                     _share(pair, function),
                     max(_share(own, function) for own in others.values()),
-                    0.0,
+                    BLOCK_S * len(pair),
                 )
     return None
 
@@ -178,12 +179,9 @@ def _in_files(blocks: Mapping[int, Sequence[Block]]) -> list[Finding]:
         visits = sum(place["visits"] for place in at)
         waits = share - sum(block["computed"] for block in own) / len(own)
         if share >= _LEAST_OF_FILES and waits >= _LEAST_SHARE and visits >= _LEAST_VISITS:
-            every_s = BLOCK_S * len(own) / visits
-            found.setdefault(_function(most), []).append(Finding((rank,), most, share, 0.0, every_s))
-    return [
-        Finding(tuple(each.ranks[0] for each in same), same[0].place, same[0].share, 0.0, same[0].every_s)
-        for same in found.values()
-    ]
+            finding = Finding((rank,), most, share, 0.0, BLOCK_S * len(own), visits)
+            found.setdefault(_function(most), []).append(finding)
+    return [replace(same[0], ranks=tuple(each.ranks[0] for each in same)) for same in found.values()]
 
 
 def _may_be_judged(blocks: Sequence[Block]) -> bool:
