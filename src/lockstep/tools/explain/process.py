@@ -28,9 +28,9 @@ class ProcessFacts:
     """The kernel's function in which its main thread sleeps; empty: it does not, or that is not known."""
 
     def in_words(self) -> str:
-        """Whether it sleeps, as a clause; empty: it does not."""
-        in_what = f" (in the kernel's {self.sleeps_in})" if self.sleeps_in else ""
-        return f", and sleeps{in_what}" if self.state == "sleeping" else ""
+        """Whether it sleeps; empty: it does not."""
+        in_what = f", in the kernel's {self.sleeps_in}" if self.sleeps_in else ""
+        return f"it sleeps{in_what}" if self.state == "sleeping" else ""
 
     def why_blocked(self) -> str:
         """Why it is blocked in the kernel, in words; empty: it is not."""

@@ -240,16 +240,17 @@ class RankReport:
         """What is known of one that has stopped reporting, and of when that is."""
         if self.is_now and self.is_waiting:
             return f"waiting for the other ranks, while C code holds the GIL{self.handles}"
-        does = f": {self.work}" if self.work else ""
+        does = self.work or (self.facts.in_words() if self.facts is not None else "")
+        does = f" ({does})" if does else ""
         if self.holds_lock:
-            in_kernel = "" if self.work or self.facts is None else self.facts.in_words()
-            why = f"its interpreter does not answer, for {self.still_s:.0f} s: C code holds the GIL{does}{in_kernel}"
+            called = ", called at this line," if self.is_now else ""
+            why = f"its interpreter does not answer, for {self.still_s:.0f} s: C code{called} holds the GIL{does}"
         elif blocked := self.facts is not None and self.facts.why_blocked():
             why = f"it has not reported for {self.still_s:.0f} s: {blocked}"
         else:
             why = f"it has not reported for {self.still_s:.0f} s{does}"
         if self.is_now:
-            return f"{why}, at the line that called it"
+            return why
         last = replace(self, state="running", facts=None, record={**self.record, "work": ""}, late_s=0.0).describe()
         return f"{why}. What it does now is not known; it was last seen {last}"
 
@@ -301,9 +302,7 @@ def _step_words(record: Mapping[str, Any]) -> tuple[str, str]:
     if "num_done" in doing:  # a script that does not use lockstep
         collectives = counted(doing["num_done"], "collective") if doing["num_done"] else ""
         at = f"after {collectives}" if collectives else "before its first collective"
-        if "ending" in record:  # with the process groups, the number of their collectives is gone
-            at = f"after step {step}" if step else ""
-        elif step:
+        if step:
             at = f"after step {step} ({collectives or '0 collectives'})"
     return at, f", {at}" if at else ""
 

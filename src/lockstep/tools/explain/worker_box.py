@@ -21,15 +21,24 @@ from lockstep.tools.explain.threads import doing_at
 
 
 class Steps:
-    """Counts the optimizer steps of this process, until it is closed. Must be created by the main thread."""
+    """Counts the optimizer steps of this process, once torch is there, until it is closed."""
 
     def __init__(self) -> None:
         self.count = 0
-        optimizers = sys.modules.get("torch.optim.optimizer")  # never imported for this
-        self._hook = None if optimizers is None else optimizers.register_optimizer_step_post_hook(self._end)
+        self._hook: Any = None
+        self._is_closed = False
+        self.look()
+
+    def look(self) -> None:
+        """Called again and again: torch is never imported for this."""
+        if self._hook is None and not self._is_closed:
+            optimizers = sys.modules.get("torch.optim.optimizer")
+            register = getattr(optimizers, "register_optimizer_step_post_hook", None)  # missing while it is being imported
+            self._hook = None if register is None else register(self._end)
 
     def close(self) -> None:
         """Remove the hook."""
+        self._is_closed = True
         if self._hook is not None:
             self._hook.remove()
 
@@ -59,6 +68,20 @@ _LIBRARIES = ("accelerate",)
 """Libraries whose way to make processes meet is known."""
 
 
+class Collectives:
+    """Counts the collectives that this process has finished. While it has no process group the last count lasts."""
+
+    def __init__(self) -> None:
+        self._before = self._newest = 0
+
+    def count(self, newest: int) -> int:
+        """In all groups that there were. Called from one thread. ``newest``: in those that there are."""
+        if newest:
+            self._before += self._newest if newest < self._newest else 0
+            self._newest = newest
+        return self._before + self._newest
+
+
 class WorkerBox:
     """Starts the black box of this process. Must be created by the main thread.
 
@@ -70,7 +93,7 @@ class WorkerBox:
     """
 
     def __init__(self, private_dir: str, rank: int, world_size: int, program: str) -> None:
-        self._steps, self._thread_id = Steps(), threading.get_ident()
+        self._steps, self._collectives, self._thread_id = Steps(), Collectives(), threading.get_ident()
         self._meetings = Meetings()
         about = about_process(rank, world_size, socket.gethostname(), Path(private_dir).name, program=program)
         try:
@@ -80,14 +103,15 @@ class WorkerBox:
 
     def _step(self) -> int:
         """Called from another thread."""
-        return self._steps.count or counts().num_done
+        return self._steps.count or self._collectives.count()
 
     def _doing(self) -> dict[str, Any]:
         """Called from another thread."""
+        self._steps.look()
         counted = counts()
         return {
             "activity": doing_at(stack_of(sys._current_frames().get(self._thread_id))),
-            "num_done": counted.num_done,
+            "num_done": self._collectives.count(counted.num_done),
             "step": self._steps.count,
             "met": self._meetings.look(counted.begun),
             "library": next((name for name in _LIBRARIES if name in sys.modules), ""),
