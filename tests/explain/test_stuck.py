@@ -198,7 +198,9 @@ def test_why_a_rank_does_not_answer_is_told_as_far_as_the_kernel_knows(facts, ho
 
 def test_one_that_no_longer_reports_is_in_no_collective_that_it_was_last_seen_in():
     reduce, other = ({"number": number, "text": f"all_reduce number {number}", "group": "0"} for number in (8, 7))
-    silent = replace(rank(1, WAITING, "late", collective=other), late_s=19.5, facts=ProcessFacts("sleeping"), holds_lock=True)
+    silent = replace(
+        rank(1, WAITING, "late", collective=other), late_s=19.5, facts=ProcessFacts("sleeping"), holds_lock=True
+    )
     report = report_of([rank(0, WAITING, collective=reduce), silent])
     assert (report.kind, report.ranks, report.cause) == (WAITING_KIND, (1,), "holds_gil")
     assert report.calls.keys() == report.places.keys() == {0}, "those of rank 1 are old"

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.base.regular import open_to_write
+from lockstep.base.beneath import open_to_write
 from lockstep.base.stopping import catches, is_left_alone
 from lockstep.base.tracebacks.frames import Frame
 
@@ -50,7 +50,9 @@ class StackFile:
     def __init__(self, path: Path) -> None:
         self._path, self._fd = path.absolute(), -1
         if is_left_alone(SIGNAL):
-            self._fd = open_to_write(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+            self._fd = open_to_write(
+                self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644, within=path.parents[1]
+            )
             faulthandler.register(SIGNAL, file=self._fd, all_threads=True)
 
     def fields(self, thread_id: int) -> dict[str, Any]:

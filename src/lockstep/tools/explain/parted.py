@@ -24,8 +24,8 @@ _LEFT = (
     "of an evaluation, or by `if team.any(condition): break` for what each rank sees by itself (a clock, a signal, a file)."
 )
 _PASSED = (
-    "Every rank must run the loops over batch.shards in the same steps: let `continue` depend on what is the same on all ranks, "
-    "or write it behind those loops."
+    "Every rank must run the loops over batch.shards in the same steps: let `continue` depend on what is the same on all "
+    "ranks, or write it behind those loops."
 )
 _CALLED = "Every rank must make such a call, at the same point: is it behind an `if` that is true on some ranks only?"
 _CAUSES = {"": "its iterator was dropped", EXCEPTION: "an error"}

@@ -103,7 +103,7 @@ class WorkerBox:
 
     def _step(self) -> int:
         """Called from another thread."""
-        return self._steps.count or self._collectives.count()
+        return self._steps.count or self._collectives.count(counts().num_done)
 
     def _doing(self) -> dict[str, Any]:
         """Called from another thread."""
