@@ -69,7 +69,7 @@ def box_of_a_reader(loader):
 
     def read():
         about = {"rank": 1, "world_size": 2, "host": "here", "machine": None, "pid": os.getpid()}
-        started.append(Sampler(path, about, lambda: {"activity": "in the script"}))
+        started.append(Sampler(path, about, lambda: {"activity": "in the script"}, lambda: 0))
         for _ in loader:
             pass
 

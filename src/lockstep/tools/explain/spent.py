@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TypedDict
 
 from lockstep.base.tracebacks.frames import OURS, owner
-from lockstep.tools.explain.calls import file_call
+from lockstep.tools.explain.file_calls import file_call
 from lockstep.tools.explain.threads import doing_at
 
 BLOCK_S = 10.0
