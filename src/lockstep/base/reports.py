@@ -27,6 +27,9 @@ WAITING = "waiting"
 """Some ranks wait for others: ``ranks`` are those that keep them waiting, ``cause`` says by what."""
 MISMATCH = "mismatch"
 """The ranks have called collectives that do not belong together: see ``calls`` and ``places``."""
+PARTED = "parted"
+"""``ranks`` have left a loop that others go on with (``cause``: ``break``, ``return``, ``sys.exit``, ``exception``, or
+``continue`` past the loop over ``batch.shards``), or have come alone to what all ranks do together."""
 LOADER = "loader"
 """``ranks`` wait for batches of their own loaders."""
 SLOW = "slow"
@@ -37,7 +40,7 @@ FAILED = "failed"
 """A rank has failed; ``cause`` is the type of the exception, or the signal."""
 ALONE = "alone"
 """``ranks`` train, and have never met: each trains a model of its own. ``cause`` is the library that was to make them meet."""
-KINDS = (WAITING, MISMATCH, LOADER, SLOW, LINGERING, FAILED, ALONE)
+KINDS = (WAITING, MISMATCH, PARTED, LOADER, SLOW, LINGERING, FAILED, ALONE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -183,7 +183,7 @@ class Engine:
             self.clock.mark,
             functools.partial(shared.gather, collectives=collectives, device=self.devices[0]),
         )
-        self.meetings = Meetings(self.world.rank, self.world.world_size, group_store(), config.timeout_s)
+        self.meetings = Meetings(self.world.world_size, group_store(), config.timeout_s)
         self.loop = Loop(
             self.phases,
             self.saver,

@@ -29,8 +29,8 @@ class Parting(NamedTuple):
 
     text: str
     """Which are where, and the remedy."""
-    is_told_by: int
-    """The rank that tells it."""
+    is_told_here: bool
+    """Whether this rank is the one that tells it, where each tells its own errors."""
 
 
 class Place(NamedTuple):
@@ -46,13 +46,12 @@ class Meetings:
     """The meetings of this process with the other ranks.
 
     Args:
-        rank: of this process.
         world_size: number of ranks.
         store: shared by them; None: they do not meet.
         timeout_s: how long to wait for others, in seconds.
     """
 
-    def __init__(self, rank: int, world_size: int, store: Store | None, timeout_s: float) -> None:
+    def __init__(self, world_size: int, store: Store | None, timeout_s: float) -> None:
         self.place = Place(0, "")
         """The newest. May be read from another thread."""
         self.left: Departure | None = None
@@ -64,7 +63,6 @@ class Meetings:
         the others are."""
         self._sum = 0
         """What ``_ARRIVED`` is if all ranks have come to the same meetings."""
-        self._rank = rank
         self._world_size = world_size
         self._store = store if world_size > 1 else None
         self._timeout_s = timeout_s
@@ -126,7 +124,7 @@ class Meetings:
                 # More and more seldom: a rank that is seen to do something does not count as waiting.
                 look_s = waited_s + min(look_s, _LONGEST_LOOK_S)
                 if (parting := self.look(waited_s)) is not None:
-                    raise PartedError(parting.text, is_told_here=parting.is_told_by == self._rank)
+                    raise PartedError(parting.text, is_told_here=parting.is_told_here)
             if waited_s > self._timeout_s:
                 raise PeerError(
                     f"another rank did not come to {self.place.call} within the timeout of {self._timeout_s:g} s, where this "

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.base.reports import PARTED, Report
 from lockstep.loop.departure import ENDED, EXCEPTION, PASSED_OVER
 from lockstep.tools.explain.frames import users_location
 from lockstep.tools.explain.rank_reports import DEFAULT_GROUP, RankReport
@@ -29,20 +30,6 @@ _PASSED = (
 )
 _CALLED = "Every rank must make such a call, at the same point: is it behind an `if` that is true on some ranks only?"
 _CAUSES = {"": "its iterator was dropped", EXCEPTION: "an error"}
-
-
-@dataclass(frozen=True)
-class Parted:
-    """Ranks that never come together again."""
-
-    text: str
-    """For the user."""
-    ranks: tuple[int, ...]
-    """Those that have left their loop; if none has, those that wait outside of their steps."""
-    cause: str
-    """How they left: see ``Departure``. Empty: they have not."""
-    places: Mapping[int, str]
-    """The line of each rank in the script, as far as it is known."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +71,11 @@ class _Rank:
         return users_location(self.report.frames)
 
     @property
+    def place(self) -> str:
+        """Where it has left its loop, or else is in the script."""
+        return str(self.left["place"]) if self.left is not None else self.at
+
+    @property
     def where(self) -> str:
         """For a sentence, behind "has" or "have"."""
         step, at = self.doing["step"], f" ({self.at})" if self.at else ""
@@ -99,29 +91,50 @@ class _Rank:
         return f"gone on to step {step}{at}" if self.doing["in_step"] else f"gone on {when}{at}"
 
 
-def parted(reports: Sequence[RankReport], waited_s: float) -> Parted | None:
-    """Which ranks have parted; None: none is known to have.
+def parted(reports: Sequence[RankReport], waited_s: float) -> Report | None:
+    """Which ranks have parted, where some wait for all others at a meeting; None: none is known to have.
 
     Args:
         reports: of the ranks of a run.
-        waited_s: for how long a rank has waited: later than ``ALL_SEEN_S``, what a rank does that is neither here nor there is
-            said to be unknown.
+        waited_s: for how long a rank has waited: later than ``ALL_SEEN_S``, a rank that is neither here nor there is left out.
     """
-    ranks = [_Rank(report) for report in reports if "meeting" in report.record["doing"]]
-    here = [rank for rank in ranks if rank.call]
+    ranks = _of_runs(reports)
+    newest = max((rank.number for rank in ranks if rank.call), default=0)
+    here = [rank for rank in ranks if rank.call and rank.number == newest]
     if not here:
         return None
-    newest = max(rank.number for rank in here)
-    here = [rank for rank in here if rank.number == newest]
-    others = [rank for rank in ranks if rank.number < newest or not rank.call]
+    others = [rank for rank in ranks if rank not in here]
     gone_on = [rank for rank in others if all(_never_comes(rank, waiting) for waiting in here)]
     differ = len({(rank.call, rank.doing["step"]) for rank in here}) > 1
-    if not (gone_on or differ):
-        return None
     is_all_known = len(here) + len(gone_on) >= int(reports[0].record["world_size"])
-    if not is_all_known and waited_s < ALL_SEEN_S:
+    if not (gone_on or differ) or (not is_all_known and waited_s < ALL_SEEN_S):
         return None
-    return _told(here, gone_on)
+    return _told(here, gone_on, waited_s)
+
+
+def left_apart(waiting: Sequence[RankReport], waited_s: float) -> Report | None:
+    """Which ranks have left their loop, and wait in a collective of the script's, while all others wait in a step; None: it is
+    not so.
+
+    ``waiting``: all ranks.
+    """
+    ranks = _of_runs(waiting)
+    here = [rank for rank in ranks if rank.left is not None and not rank.doing["in_step"]]
+    gone_on = [rank for rank in ranks if all(_is_in_later_phase(rank, other) for other in here)]
+    if not here or not gone_on or len(here) + len(gone_on) < len(waiting):
+        return None
+    return _told(here, gone_on, waited_s)
+
+
+def _of_runs(reports: Sequence[RankReport]) -> list[_Rank]:
+    """Those of which is known where they meet. (A script without ``join`` has no meetings.)"""
+    needed = ("meeting", "in_phase", "in_step", "step", "phase")
+    return [_Rank(report) for report in reports if all(name in report.record["doing"] for name in needed)]
+
+
+def _is_in_later_phase(rank: _Rank, waiting: _Rank) -> bool:
+    """Whether a rank is in a phase that needs one which is outside of its steps."""
+    return bool(rank.doing["in_phase"] and (rank.doing["step"], rank.doing["phase"]) >= waiting.comes_next)
 
 
 def _never_comes(rank: _Rank, waiting: _Rank) -> bool:
@@ -129,7 +142,7 @@ def _never_comes(rank: _Rank, waiting: _Rank) -> bool:
     if rank.number >= waiting.number:
         return False
     if rank.doing["in_phase"]:
-        return (rank.doing["step"], rank.doing["phase"]) >= waiting.comes_next
+        return _is_in_later_phase(rank, waiting)
     collective, peer = rank.report.record["collective"], waiting.report
     if collective is None or not rank.report.is_waiting or collective.get("group") != DEFAULT_GROUP:
         return False
@@ -138,22 +151,24 @@ def _never_comes(rank: _Rank, waiting: _Rank) -> bool:
     return is_fresh and bool(begun) and max(begun) < int(collective["number"])
 
 
-def _told(here: Sequence[_Rank], gone_on: Sequence[_Rank]) -> Parted:
+def _told(here: Sequence[_Rank], gone_on: Sequence[_Rank], waited_s: float) -> Report:
     left = [rank for rank in here if rank.left is not None]
-    if len(left) == len(here) and not gone_on and len({str(rank.left) for rank in left}) == 1:
-        left = []  # by the same way: they differ in what they do now
+    if not gone_on and len(left) == len(here) and len({str(rank.left) for rank in left}) == 1:
+        left = []  # in the same way: they differ in what they do now
     first = left or here
     groups: dict[str, list[int]] = {}
     for rank in [*first, *(rank for rank in here if rank not in first), *gone_on]:
         groups.setdefault(rank.where, []).append(rank.report.rank)
-    said = [f"{name_ranks(sorted(which))} {'has' if len(which) == 1 else 'have'} {w}" for w, which in groups.items()]
+    said = [f"{name_ranks(sorted(which))} {'has' if len(which) == 1 else 'have'} {where}" for where, which in groups.items()]
     cause = str(left[0].left["cause"]) if left and left[0].left is not None else ""
     remedy = _CALLED if not left else _PASSED if cause == PASSED_OVER else _LEFT
-    lines = [f"the ranks have parted: {', and '.join(said)}.", remedy]
-    places = {rank.report.rank: str(rank.left["place"]) if rank.left else rank.at for rank in [*here, *gone_on]}
-    return Parted(
-        "\n".join(lines),
-        tuple(sorted(rank.report.rank for rank in first)),
-        cause,
-        {rank: place for rank, place in sorted(places.items()) if place},
+    everyone = sorted([*here, *gone_on], key=lambda rank: rank.report.rank)
+    return Report(
+        kind=PARTED,
+        text=f"the ranks have parted: {', and '.join(said)}.\n{remedy}",
+        ranks=tuple(sorted(rank.report.rank for rank in first)),
+        cause=cause,
+        places={rank.report.rank: place for rank in everyone if (place := rank.place)},
+        calls={rank.report.rank: call for rank in everyone if (call := rank.call or rank.report.call)},
+        seconds=waited_s,
     )

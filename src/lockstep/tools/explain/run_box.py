@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from lockstep.base.reports import publish
+from lockstep.base.reports import note, publish
 from lockstep.base.stopping import end_stuck, say
 from lockstep.joining.instrument import Run
 from lockstep.journal.measure.split import LOADING
@@ -80,7 +80,12 @@ class RunBox(Listener):
     def _look(self, waited_s: float) -> Parting | None:
         """Where the ranks are, while this one waits for all others."""
         found = parted(read_reports(self._run.run_dir, time.time()), waited_s)
-        return None if found is None else Parting(found.text, min(found.ranks))
+        if found is None:
+            return None
+        is_told_here = self._run.world.rank == min(found.ranks)
+        if is_told_here:
+            note(found)
+        return Parting(found.text, is_told_here=is_told_here)
 
     def _end_stuck(self, report: str, speaks: bool, is_deadlock: bool) -> None:
         """End this process, from another thread than the one that waits."""

@@ -19,6 +19,7 @@ from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
 from lockstep.tools.explain.frames import MOST_FRAMES, users_location
 from lockstep.tools.explain.loader_workers import CERTAIN, is_loading
 from lockstep.tools.explain.mismatch import SAME_CALLS, first_mismatch
+from lockstep.tools.explain.parted import left_apart
 from lockstep.tools.explain.rank_reports import RankReport, grouped, read_reports, title
 from lockstep.tools.explain.remarks import Remarks
 from lockstep.tools.explain.sampler import TRANSFERS, is_communicating, transfer_in
@@ -182,6 +183,8 @@ def who_waits(
             f"{_names(waiting)} {verb} for a batch of {'its' if len(waiting) == 1 else 'their'} own.",
             *_details(waiting),
         ]
+    elif not missing and (apart := left_apart(waiting, still_s)) is not None:
+        return apart
     elif not missing:
         kind, about = MISMATCH, []
         lines = _mismatch(waiting, is_certain=bool(deadlocked(waiting)))
