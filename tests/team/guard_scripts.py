@@ -332,3 +332,22 @@ def leave_out(how, **settings):
                 average.update_parameters(model)
             schedule.step()
     return len(_global_optimizer_pre_hooks)
+
+
+def train_without_loader(with_team):
+    """Train on batches that no loader makes. The message of what came of it."""
+    team = lockstep.join()
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = team.prepare(model, optimizer)
+    try:
+        for _ in range(3):
+            loss = model(torch.randn(2, 1)).mean()
+            if with_team:
+                team.backward(loss)
+            else:
+                loss.backward()
+            optimizer.step()
+    except lockstep.UsageError as error:
+        return str(error)
+    return ""

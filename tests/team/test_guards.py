@@ -212,3 +212,11 @@ def test_without_checkpoints_nothing_is_said_of_what_is_in_none(crew, capfd):
 def test_an_optimizer_that_would_be_wrong_if_not_prepared_is_refused(crew, settings, why):
     with pytest.raises(LaunchError, match=rf"SGD.step\(\): this optimizer was not given to team.prepare\(\).*{why}"):
         crew(2, guard_scripts.leave_out, "nothing", checkpoint_every="off", **settings)
+
+
+@pytest.mark.parametrize("calls", ["loss.backward()", "team.backward(loss)"])
+def test_a_loop_that_makes_its_batches_itself_is_told_how_to_get_a_loader(crew, capfd, calls):
+    messages = crew(2, guard_scripts.train_without_loader, calls == "team.backward(loss)", shards=2)
+    said = capfd.readouterr().err + "".join(messages)
+    assert "team.prepare(Batches())" in said
+    assert said.count("class Batches:") == (2 if messages[0] else 1), "each rank's error, or one warning"

@@ -183,6 +183,7 @@ class Engine:
             self.clock.mark,
             functools.partial(shared.gather, collectives=collectives, device=self.devices[0]),
         )
+        self.phases.tells = self.is_main and self.world.world_size > 1
         self.meetings = Meetings(self.world.world_size, group_store(), config.timeout_s)
         self.loop = Loop(
             self.phases,
@@ -334,6 +335,7 @@ class Engine:
             self.restorer.check_loaders()
         for loader in prepared:
             if isinstance(loader, PreparedLoader):
+                self.phases.has_loader = True
                 self.listeners.made_loader(loader, self.state.loaders.index(loader) + 1)
                 self.stop_watch.begin()
         return prepared

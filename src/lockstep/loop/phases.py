@@ -91,6 +91,10 @@ class Phases:
         """Completed phases of the current step."""
         self.was_left = 0
         """The step that was left inside ``batch.shards``, until that has been reported; 0: none."""
+        self.has_loader = False
+        """Whether a training loader was prepared."""
+        self.tells = False
+        """Whether this process is one of several, and the one to say that a loader is missing."""
         self.evaluated: list[EvaluationBatch] = []
         """The batches of evaluations over whose shards loops run, in the order in which these began."""
         self._sync = sync
@@ -414,7 +418,7 @@ class Phases:
             weight = check_weight(weight, None, "backward")
         micro = self.micro
         if micro is None:
-            raise refusals.backward_outside()
+            raise refusals.backward_outside(has_loader=self.has_loader)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise LossError(f"the loss must be a scalar tensor, and is {shape}: average it over the shard's samples")
@@ -494,6 +498,7 @@ class Phases:
         if self._batch is not None or self.was_left or self.evaluated:
             self.check_outside(_step_of(optimizer))
         if self._plan is None:
+            self._check_loader(optimizer)
             return
         if unprepared is not None:
             raise refuse(unprepared.shape, f"{_step_of(optimizer)} in step {self.step}: ")
@@ -501,6 +506,13 @@ class Phases:
             self.guards.gradients.check_first_step(_step_of(optimizer), self.step)
         for notify in self._methods["before_optimizer"]:
             notify(optimizer)
+
+    def _check_loader(self, optimizer: Optimizer) -> None:
+        """Warn once of a step with gradients where no loader was prepared. (Without, it only makes the optimizer's state.)"""
+        if self.has_loader or not self.tells or all(parameter.grad is None for parameter in parameters_of(optimizer)):
+            return
+        self.tells = False
+        say(refusals.no_loader(_step_of(optimizer)))
 
 
 def _step_of(optimizer: Optimizer) -> str:

@@ -58,8 +58,32 @@ def left_early(call: str, step: int) -> UsageError:
     )
 
 
-def backward_outside() -> UsageError:
+_BATCHES = (
+    "A loop that makes its batches itself, by a get_batch() say, needs a loader of them, whose batches lockstep cuts into "
+    "shards:\n\n"
+    "    class Batches:\n"
+    "        def __iter__(self):\n"
+    "            while True:\n"
+    "                yield get_batch()\n\n"
+    "    loader = team.prepare(Batches())  # loader.take(1000): so many steps\n\n"
+    "Then loop: `for batch in loader: for inputs, targets in batch.shards: ... team.backward(loss)`."
+)
+
+
+def no_loader(call: str) -> str:
+    """A step of a prepared optimizer, although no loader was prepared: in words for a warning."""
+    return (
+        f"WARNING: {call}, and no loader was given to team.prepare(): each process trains on batches of its own, and nothing "
+        f"combines what they learn. {_BATCHES}"
+    )
+
+
+def backward_outside(*, has_loader: bool) -> UsageError:
     """A backward pass of no shard."""
+    if not has_loader:
+        return UsageError(
+            f"backward() outside of batch.shards: there is no shard for its gradients to belong to. {_BATCHES}"
+        )
     return UsageError(
         "backward() outside of batch.shards: there is no shard for its gradients to belong to. Call it in the inner "
         "loop: `for batch in loader: for images, labels in batch.shards: ... team.backward(loss)`, over the loader "
