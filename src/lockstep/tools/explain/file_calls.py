@@ -1,6 +1,6 @@
-"""Which call of a script reads or writes a file, from a thread's stack.
+"""Which call of a script reads or writes a file, or waits for a lock, from a thread's stack.
 
-C functions (``os.fsync``, ``file.write``) have no frame: what a frame calls is read from its code and source. So a function
+C functions (``os.fsync``, ``lock.acquire``) have no frame: what a frame calls is read from its code and source. So a function
 that the script has put in the place of one, to add a retry, say, is recognized by the call, too.
 """
 
@@ -11,6 +11,7 @@ import functools
 import itertools
 import linecache
 import re
+import textwrap
 from collections.abc import Sequence
 from types import CodeType, FrameType
 
@@ -61,18 +62,34 @@ def _known(file: str, function: str) -> str:
     return next((name for end, known, name in _LIBRARY if function == known and file.endswith(end)), "")
 
 
-@functools.lru_cache(maxsize=512)
 def called(code: CodeType, instruction: int) -> str:
     """The name of the function that this instruction calls, as it is written; empty: it is no call of a name."""
+    node = _source(code, instruction)
+    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+
+
+def acquired(code: CodeType, instruction: int) -> str:
+    """What this instruction enters by ``with``, or acquires, as it is written; empty: neither, or it has no name."""
+    node = _source(code, instruction)
+    if isinstance(node, ast.With):  # Python 3.11: later the instruction is that of the name
+        return ", ".join(ast.unparse(item.context_expr) for item in node.items)
+    if isinstance(node, ast.Call):
+        node = node.func.value if isinstance(node.func, ast.Attribute) and node.func.attr == "acquire" else None
+    return ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
+
+
+@functools.lru_cache(maxsize=512)
+def _source(code: CodeType, instruction: int) -> ast.expr | ast.stmt | None:
+    """The expression or statement that this instruction is of; None: that is not known."""
     positions = itertools.islice(code.co_positions(), max(0, instruction // 2), None)
     first, last, start, end = next(positions, (None, None, None, None))
     if first is None or last is None or start is None or end is None:
-        return ""
+        return None
     lines = [linecache.getline(code.co_filename, number).encode() for number in range(first, last + 1)]
     lines[-1] = lines[-1][:end]
-    lines[0] = lines[0][start:]
+    lines[0] = b" " * start + lines[0][start:]
     try:
-        node = ast.parse(b"".join(lines).decode(errors="replace").strip(), mode="eval").body
+        [node] = ast.parse(textwrap.dedent(b"".join(lines).decode(errors="replace"))).body
     except (SyntaxError, ValueError):
-        return ""
-    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        return None
+    return node.value if isinstance(node, ast.Expr) else node

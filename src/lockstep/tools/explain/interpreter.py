@@ -61,7 +61,9 @@ class StackFile:
         ``thread_id``: of the thread whose stack is wanted.
         """
         own = threading.get_native_id()
-        about: dict[str, Any] = {"sampler": own, "switches": _switches(os.getpid(), own)}
+        if (switches := _switches(os.getpid(), own)) is None:
+            return {}
+        about: dict[str, Any] = {"sampler": own, "switches": switches}
         if self._fd >= 0 and signal.getsignal(SIGNAL) is signal.SIG_DFL:  # else the script uses it
             about |= {"stack_file": str(self._path), "stack_fd": self._fd, "thread": thread_id}
         return about
@@ -85,10 +87,10 @@ def holds_lock(record: Mapping[str, Any], since_s: float) -> bool:
         record: the newest of its black box.
         since_s: how long ago that was written.
     """
-    if "sampler" not in record or not record.get("switches"):
+    if "switches" not in record:
         return False
     now = _switches(int(record["pid"]), int(record["sampler"]))
-    return now - int(record["switches"]) > _LEAST_PER_S * since_s
+    return now is not None and now - int(record["switches"]) > _LEAST_PER_S * since_s
 
 
 def stack_now(record: Mapping[str, Any]) -> list[Frame]:
@@ -117,7 +119,8 @@ def _ask(record: Mapping[str, Any]) -> list[Frame]:
     for _ in range(_PROBES):
         before = _switches(pid, int(record["sampler"]))
         time.sleep(_PROBE_S)
-        if _switches(pid, int(record["sampler"])) - before < _LEAST_PER_S * _PROBE_S:
+        after = _switches(pid, int(record["sampler"]))
+        if before is None or after is None or after - before < _LEAST_PER_S * _PROBE_S:
             return []
     if tgkill(pid, int(record["sampler"]), int(SIGNAL)) != 0:
         return []
@@ -148,9 +151,9 @@ def _read_from(path: Path, offset: int) -> str:
     return ""
 
 
-def _switches(pid: int, thread: int) -> int:
-    """How often a thread has given up its processor to wait for something; 0: unknown."""
+def _switches(pid: int, thread: int) -> int | None:
+    """How often a thread has given up its processor to wait for something; None: unknown."""
     with contextlib.suppress(OSError):
         found = _SWITCHES.search(Path(f"/proc/{pid}/task/{thread}/status").read_text(errors="replace"))
-        return 0 if found is None else int(found[1])
-    return 0
+        return None if found is None else int(found[1])
+    return None

@@ -16,6 +16,7 @@ from lockstep.base.regular import size_of
 from lockstep.base.shapes import fits
 from lockstep.base.tracebacks.frames import OURS, Frame, owner
 from lockstep.tools.explain.black_box import DIRECTORY, read_box
+from lockstep.tools.explain.file_locks import FLOCK, FileLock, awaited_lock
 from lockstep.tools.explain.frames import folded, is_own, shortened, users_location
 from lockstep.tools.explain.interpreter import holds_lock, stack_now
 from lockstep.tools.explain.loader_workers import LoaderWorker, waits_for_loader
@@ -63,6 +64,10 @@ class RankReport:
     """Of one that is late: whether C code is known to hold its interpreter's lock."""
     is_now: bool = False
     """Of one that is late: whether its stack is the present one all the same."""
+    lock: FileLock | None = None
+    """The lock of a file that keeps it waiting."""
+    held_by: int | None = None
+    """The rank that holds it; None: none does, as far as is known."""
     is_behind: bool = False
     """Whether it has begun a collective, but has not reached the one that others wait in."""
 
@@ -156,7 +161,9 @@ class RankReport:
             return "disk"
         if self.state == "late":
             return "holds_gil" if self.holds_lock else "silent"
-        return "ending" if self.ending and not self.is_waiting else self.loader_cause
+        if self.ending and not self.is_waiting:
+            return "ending"
+        return self.loader_cause or self._awaits.get("kind", "")
 
     @property
     def loader_cause(self) -> str:
@@ -259,6 +266,19 @@ class RankReport:
         why = self.facts.why_blocked() if self.facts is not None else ""
         return f" ({why})" if why else ""
 
+    @property
+    def _awaits(self) -> Mapping[str, str]:
+        """What it waits for but other ranks: its ``kind``, and who has it, in ``words``. Empty: that is not known."""
+        if self.is_waiting or self.state != "running":
+            return {}
+        if self.lock is None:
+            awaits: Mapping[str, str] = self.record.get("awaits", {})
+            return awaits
+        holder = f"process {self.lock.holder} (`{self.lock.command}`)"
+        if self.held_by is not None:
+            holder = f"rank {self.held_by} (pid {self.lock.holder})"
+        return {"kind": FLOCK, "words": f"it waits for the lock of {self.lock.file or 'a file'}, which {holder} holds"}
+
     def stack(self, *, short: bool = False, fold: bool = False) -> list[str]:
         """The lines of its stack to show, outermost first, from the script's first line on, ``short`` for a report; ``fold``:
         see ``folded``. For a rank that waits: only the script's own frames. For one that is ending: what keeps it, with its
@@ -273,7 +293,7 @@ class RankReport:
         lines = _shown(frames, short=short, fold=fold)
         for worker in self.workers:
             lines += [worker.describe(), *(f"  {line}" for line in _shown(worker.frames, short=short, fold=fold))]
-        return lines
+        return [*lines, self._awaits["words"]] if self._awaits else lines
 
 
 def _held_by(holder: Mapping[str, Any], *, short: bool, fold: bool) -> list[str]:
@@ -364,10 +384,13 @@ def read_reports(run_dir: Path, now_s: float) -> list[RankReport]:
     reports = [_report(record, now_s) for record in read_records(run_dir)]
     held = [report for report in reports if report.holds_lock]
     now = {report.rank: frames for report in held[:_MOST_ASKED] if (frames := stack_now(report.record))}
+    ranks = {int(report.record["pid"]): report.rank for report in reports if report.is_here}
     return [
         replace(report, record={**report.record, "stack": now[report.rank], "collective": None}, is_now=True)
         if report.rank in now
         else report
+        if report.lock is None
+        else replace(report, held_by=ranks.get(report.lock.holder))
         for report in reports
     ]
 
@@ -388,7 +411,7 @@ def _report(record: Mapping[str, Any], now_s: float) -> RankReport:
     report = RankReport(record, state, late_s, is_here)
     if not is_here or state not in _ALIVE or report.still_s < _STILL_S or report.is_waiting:
         return report
-    return replace(report, facts=facts_of(pid))
+    return replace(report, facts=facts_of(pid), lock=awaited_lock(pid, record.get("awaits", {}).get("file", "")))
 
 
 def _state_at_end(record: Mapping[str, Any]) -> str:

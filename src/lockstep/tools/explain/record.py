@@ -23,6 +23,15 @@ class _Holder(TypedDict):
     stack: list[Frame]
 
 
+class _Awaited(TypedDict):
+    kind: str
+    words: str
+
+
+class _Awaits(_Awaited, total=False):
+    file: str
+
+
 class _Ending(TypedDict):
     how: str
     since_s: Seconds
@@ -74,6 +83,7 @@ class Record(_Needed, total=False):
     status: int
     handled: str
     workers: list[WorkerRecord]
+    awaits: _Awaits
     package: str
     error: str
     joined: str

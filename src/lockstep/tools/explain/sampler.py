@@ -30,6 +30,7 @@ from lockstep.tools.explain.frames import stack_of
 from lockstep.tools.explain.holders import holders_of
 from lockstep.tools.explain.interpreter import stack_file
 from lockstep.tools.explain.loader_workers import batches_of, is_loading, loader_at, waits_for_loader
+from lockstep.tools.explain.locks import awaited_by
 from lockstep.tools.explain.process import io_bytes, own_memory
 from lockstep.tools.explain.spent import Spent
 from lockstep.tools.explain.threads import handled_by
@@ -131,6 +132,7 @@ class Sampler:
         self._collective: dict[str, Any] | None = None
         self._handled = ""
         """The exception that the thread is handling, once it has not moved for a while."""
+        self._awaits: Mapping[str, str] = {}
         self._begun: Mapping[str, int] = {}
         self._recent: Sequence[tuple[int, str, str]] = ()
         self._recording_s = 0.0
@@ -247,12 +249,13 @@ class Sampler:
         del frame  # and what it holds
         if (stack, at, batches_of(loader)) != (self._stack, self._at, self._batches):
             self._stack, self._at, self._batches = stack, at, batches_of(loader)
-            self._same_since_s, self._collective, self._handled, self._workers = now, None, "", ()
+            self._same_since_s, self._collective, self._handled, self._workers, self._awaits = now, None, "", (), {}
         elif now - self._same_since_s >= _WAITS_AFTER_S and now - self._recording_s >= _WAITS_AFTER_S:
             recording, self._recording_s = read_recording(), now
             pending, self._recent = recording.pending, recording.recent
             self._collective = None if pending is None else {**asdict(pending), "text": str(pending)}
             self._handled = handled_by(self._thread_id)
+            self._awaits = awaited_by(self._thread_id)
             self._workers = worker_boxes.look_at_workers(loader) if waits_for_loader(stack) else ()
         del loader
         self._begun = counts().begun
@@ -273,6 +276,7 @@ class Sampler:
             "collective": self._collective,
             **({"handled": self._handled} if self._handled else {}),
             **({"workers": self._workers} if self._workers else {}),
+            **({"awaits": self._awaits} if self._awaits else {}),
             "begun": self._begun,
             "recent": self._recent,
             **({} if _end is None else {"ending": {**_end, "holders": holders_of(self._thread_id)}}),
@@ -290,7 +294,7 @@ class Sampler:
 def shortened(record: Mapping[str, Any]) -> dict[str, Any]:
     """What is worth most of a record that did not fit into its box: without outer frames. Pure."""
     short = {**record, "stack": record["stack"][:_FEWEST_FRAMES], "error": record.get("error", "")[-_LEAST_OF_ERROR:]}
-    for name in ("ending", "spent", "workers"):
+    for name in ("ending", "spent", "workers", "awaits"):
         short.pop(name, None)
     return short
 
