@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import asdict
 
 from typing_extensions import override
 
 from lockstep.base.reports import SLOW, Report, publish
+from lockstep.base.shapes import fits
 from lockstep.joining.instrument import Instrument, Run
 from lockstep.listener import Listener
+from lockstep.tools.explain.black_box import box_path, read_box
+from lockstep.tools.explain.record import Record
 from lockstep.tools.explain.run_box import RunBox
 from lockstep.tools.explain.slow_ranks import SlowRank, SlowRanks
+from lockstep.tools.explain.slow_scripts import line_of
 
 
 class Explanation(Instrument):
@@ -29,8 +34,19 @@ class Explanation(Instrument):
                 run.journal.write("slow", step=step, host=run.hosts[slow.rank], **asdict(slow))
                 if cause not in told:
                     told.add(cause)
-                    text = slow.describe(run.hosts, step)
-                    publish(Report(kind=SLOW, text=text, ranks=(slow.rank,), cause=slow.activity))
+                    at = _line_of(run, slow.rank)
+                    text = f"{slow.describe(run.hosts, step)}{f' It spends the time at {at}.' if at else ''}"
+                    places = {slow.rank: at} if at else {}
+                    publish(Report(kind=SLOW, text=text, ranks=(slow.rank,), cause=slow.activity, places=places))
 
         run.clock.tell = SlowRanks(may_judge=run.sync.times_forward, tell=report).add
         return [RunBox(run)]
+
+
+def _line_of(run: Run, rank: int) -> str:
+    """Where a slow rank spends its time, as its black box tells, and that of a neighbour; empty: it is not known."""
+    ranks = (rank, (rank + 1) % run.world.world_size)
+    with contextlib.suppress(Exception):  # no error here may affect the training
+        records = [read_box(box_path(run.run_dir, each)) for each in ranks]
+        return line_of(rank, [record for record in records if record is not None and fits(record, Record)])
+    return ""

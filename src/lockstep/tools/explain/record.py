@@ -70,6 +70,7 @@ class Record(_Needed, total=False):
     since_s: Seconds
     worked_s: Seconds
     spent: list[Block]
+    spent_now: Block
     sampler: Count
     switches: Count
     thread: int

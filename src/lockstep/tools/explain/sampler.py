@@ -267,6 +267,7 @@ class Sampler:
             "worked_s": self._work.worked_s,
             **({"work": self._work.newest} if self._work.newest else {}),
             "spent": self._spent.blocks,
+            "spent_now": self._spent.current(at.get("num_done", 0)),
             **(self._stack_file.fields(self._thread_id) if self._is_sampling() else {}),
             "io_bytes": io_bytes(),
             "cpu_s": time.process_time(),
@@ -294,7 +295,7 @@ class Sampler:
 def shortened(record: Mapping[str, Any]) -> dict[str, Any]:
     """What is worth most of a record that did not fit into its box: without outer frames. Pure."""
     short = {**record, "stack": record["stack"][:_FEWEST_FRAMES], "error": record.get("error", "")[-_LEAST_OF_ERROR:]}
-    for name in ("ending", "spent", "workers", "awaits"):
+    for name in ("ending", "spent", "spent_now", "workers", "awaits"):
         short.pop(name, None)
     return short
 

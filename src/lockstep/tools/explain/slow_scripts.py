@@ -117,19 +117,43 @@ def slow_rank(blocks: Mapping[int, Sequence[Block]], newest: int) -> Finding | N
         others = {peer: own for peer, own in pairs.items() if peer != rank}
         for function in _by_function(pair):
             if _is_slow_in(function, pair, list(others.values())):
-                places = [place for block in pair for place in block["places"] if _function(place) == function]
-                lines: Counter[int] = Counter()
-                for place in places:
-                    lines[place["line"]] += place["count"]
-                line = lines.most_common(1)[0][0]
                 return Finding(
                     (rank,),
-                    next(place for place in places if place["line"] == line),
+                    _most_seen(pair, function),
                     _share(pair, function),
                     max(_share(own, function) for own in others.values()),
                     BLOCK_S * len(pair),
                 )
     return None
+
+
+def line_of(rank: int, records: Sequence[Mapping[str, Any]]) -> str:
+    """The line at which a rank that is known to be slow spends its time, more than others; empty: none stands out.
+
+    ``records``: the newest of that rank and others.
+    """
+    blocks = {int(record["rank"]): [*record.get("spent", [])[-1:], record["spent_now"]] for record in records}
+    blocks = {each: kept for each, own in blocks.items() if (kept := [block for block in own if block["count"]])}
+    if rank not in blocks or len(blocks) < 2:
+        return ""
+    own = blocks.pop(rank)
+    excess = {
+        function: _share(own, function) - max(_share(peer, function) for peer in blocks.values())
+        for function in _by_function(own)
+    }
+    if not excess or max(excess.values()) < _LEAST_OF_BLOCK:
+        return ""
+    return location(_most_seen(own, max(excess, key=excess.__getitem__)))
+
+
+def _most_seen(blocks: Sequence[Block], function: Function) -> Place:
+    """The line of a function that was seen most."""
+    places = [place for block in blocks for place in block["places"] if _function(place) == function]
+    lines: Counter[int] = Counter()
+    for place in places:
+        lines[place["line"]] += place["count"]
+    [(line, _)] = lines.most_common(1)
+    return next(place for place in places if place["line"] == line)
 
 
 def _is_slow_in(function: Function, own: Sequence[Block], others: Sequence[Sequence[Block]]) -> bool:

@@ -110,11 +110,12 @@ class Spent:
         self._steps[place].add(step)
 
     def _keep(self, num_done: int) -> None:
-        self.blocks = [*self.blocks[1 - NUM_BLOCKS :], self.current(num_done)]
+        before = self._lacked
+        lacked_s = max((now_s - before.get(task, 0.0) for task, now_s in _lacked().items()), default=0.0)
+        self.blocks = [*self.blocks[1 - NUM_BLOCKS :], self.current(num_done, lacked_s)]
 
-    def current(self, num_done: int) -> Block:
-        """The block that is being filled, as far as it is."""
-        lacked, before = _lacked(), self._lacked
+    def current(self, num_done: int, lacked_s: float = 0.0) -> Block:
+        """The block that is being filled, as far as it is. ``lacked_s``: for how long a thread had no processor."""
         places = []
         for key, count in self._count.most_common(_MOST_PLACES + 1):
             if isinstance(key, tuple):
@@ -131,7 +132,7 @@ class Spent:
             begun=self._begun,
             done=num_done,
             computed=round((time.clock_gettime(self._clock) - self._cpu_s) / BLOCK_S, 3),
-            starved=round(max((now_s - before.get(task, 0.0) for task, now_s in lacked.items()), default=0.0) / BLOCK_S, 3),
+            starved=round(lacked_s / BLOCK_S, 3),
             places=places,
         )
 
