@@ -24,6 +24,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from lockstep.base import worker_note
 from lockstep.base.errors import DataError
 from lockstep.base.stopping import leave_signals_to_parent
 from lockstep.data.batches import pin
@@ -83,7 +84,9 @@ class SampleFetcher(Dataset[Any]):
             reseed(self._seed, Purpose.SET_EPOCH, request.epoch or 0)  # as for the data set itself: all copies stay equal
             self._set_epoch(request.epoch)
         reseed(self._seed, request.purpose, *request.key)
+        worker_note.cell[0] = 1
         samples = self._get(request)
+        worker_note.cell[0] = 0
         self._num_collated += 1
         before = self._changed.look(self._num_collated, [samples]) if self._num_collated >= self._changed.next else None
         restore = None if before is None else remember_rng()

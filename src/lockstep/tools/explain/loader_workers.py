@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 from lockstep.base.shapes import Count, Seconds
 from lockstep.base.tracebacks.frames import OURS, Frame
 from lockstep.journal.measure.split import LOADING
+from lockstep.tools.explain.frames import users_location
 
 _LOADER = "/torch/utils/data/dataloader.py"
 _WAITING = ("_try_get_data", "_get_data", "_shutdown_workers")
@@ -41,6 +42,8 @@ class WorkerRecord(_Sampled, total=False):
 
     state: str
     waits_in: str
+    in_samples: bool
+    reader: Frame | None
 
 
 def waits_for_loader(stack: Sequence[Sequence[Any]]) -> bool:
@@ -84,6 +87,15 @@ def workers_of(loader: Any) -> list[int]:
     return pids
 
 
+def reader_of(loader: Any) -> Frame | None:
+    """The function that reads a sample for a loader's iterator, as a frame at its first line; None: it is not Python's."""
+    dataset = getattr(loader, "_dataset", None)
+    if type(dataset).__module__.startswith("lockstep."):  # what fetches from the script's
+        dataset = getattr(dataset, "dataset", None)
+    code = getattr(getattr(type(dataset), "__getitem__", None), "__code__", None)
+    return None if code is None else (code.co_filename, code.co_firstlineno, code.co_name)
+
+
 def is_starting_worker(frame: FrameType | None) -> bool:
     """Whether a thread with this innermost frame starts a process for a loader (and not one that a data set starts)."""
     while frame is not None and frame.f_back is not None:
@@ -115,11 +127,20 @@ class LoaderWorker:
 
     @property
     def frames(self) -> list[Frame]:
-        """Its stack where it was last seen making a batch, innermost frame first, behind PyTorch's own; empty: it is not known,
-        or says nothing."""
+        """Its stack, innermost frame first, behind PyTorch's own; empty: it is not known, or says nothing."""
         if self.record["error"]:
             return []
-        return [(str(file), int(line), str(name)) for file, line, name in self.record["stack"]]
+        frames = [(str(file), int(line), str(name)) for file, line, name in self.record["stack"]]
+        is_idle = bool(self.record["is_idle"])
+        if self._reader is not None and (is_idle or not users_location(frames)):
+            return [self._reader]
+        return [] if is_idle else frames
+
+    @property
+    def _reader(self) -> Frame | None:
+        """The function in which it surely is, whether or not it was seen there; None: it is not known."""
+        reader = self.record.get("reader") if self.record.get("in_samples") else None
+        return None if reader is None else (str(reader[0]), int(reader[1]), str(reader[2]))
 
     @property
     def cause(self) -> str:
@@ -150,8 +171,8 @@ class LoaderWorker:
             said = "was not forked, so what it does is not known"
         elif not said and self.late_s > _LATE_S:
             said = f"its interpreter does not answer (C code that holds the GIL) since {self.late_s:.0f} s ago"
-        if self.record["is_idle"] and self.frames:
-            said += f"; it was last seen making a batch {self.still_s:.0f} s ago"
+        if self._reader is not None and self.frames == [self._reader]:
+            said += "; it was reading samples"
         return f"loader worker of rank {self.rank} (pid {pid}): {said or f'makes a batch, for {self.still_s:.0f} s here'}"
 
 

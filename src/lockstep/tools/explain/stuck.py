@@ -34,6 +34,8 @@ _ASKED_S = 3.0
 """How long a rank that waits for too long, and is asked to stop, still waits for what may come."""
 _CERTAIN_S = 2.0
 """The limit of a rank that is asked to stop, where what it waits for surely does not come by itself."""
+_SURE_S = 1.5
+"""How long it still waits for that: a run that was stopped as a whole goes on process by process."""
 _LATER_S = 2.0
 _STEPS = 5
 _FIRST_S = 60.0
@@ -121,7 +123,7 @@ class StuckWatch:
             self._dead_s = self._asked_s = math.inf
         self._still_s = still_s
         asked = self._asked()
-        if still_s >= self._next_s and still_s > (_CERTAIN_S if asked else self._limit_s(False)):
+        if still_s >= self._next_s and still_s > (_CERTAIN_S if asked else self._limit_s(asked)):
             self._report(still_s, is_certain=still_s <= self._limit_s(asked))
         # The others follow: without them the first one would fail before it has told why.
         later_s = 0.0 if self._is_first else _LATER_S
@@ -129,15 +131,20 @@ class StuckWatch:
             self._end(self._told, self._is_first, True)
         if asked and self._told:
             self._asked_s = min(still_s, self._asked_s)
-            if still_s - self._asked_s >= (0.0 if self._is_certain else _ASKED_S) + later_s:
+            waited_s = still_s - self._asked_s - later_s
+            if waited_s >= _ASKED_S or (waited_s >= _SURE_S and self._is_certain and _is_certain(self._look_at_all()[1])):
                 self._end(self._told, self._is_first, False)
+
+    def _look_at_all(self) -> tuple[Sequence[RankReport], Report | None]:
+        reports = read_reports(self._run_dir, time.time())
+        return reports, who_waits(reports, str(self._run_dir))
 
     def _report(self, still_s: float, *, is_certain: bool) -> None:
         """``is_certain``: only what surely does not end by itself."""
-        reports = read_reports(self._run_dir, time.time())
-        report = who_waits(reports, str(self._run_dir))
-        if is_certain and report is not None and report.cause not in CERTAIN:
-            report = None
+        reports, report = self._look_at_all()
+        if is_certain and not _is_certain(report):
+            self._next_s = still_s + _LEAST_PAUSE_S
+            return
         self._is_first = self._rank == min(
             (report.rank for report in reports if report.is_waiting or _loads(report)), default=None
         )
@@ -148,7 +155,7 @@ class StuckWatch:
         if not self._told and self._is_first:
             self._warned_at = self._progress()
             self._remarks.warn(report, still_s)
-        self._told, self._is_certain = report.text, report.cause in CERTAIN
+        self._told, self._is_certain = report.text, _is_certain(report)
         is_dead = self._rank in deadlocked(reports)
         self._dead_s = min(still_s, self._dead_s) if is_dead else math.inf
         self._next_s = still_s + (CERTAIN_S if is_dead else math.inf)
@@ -207,6 +214,11 @@ def who_waits(
         calls={report.rank: call for report in reports if (call := report.call or transfer_in(report.frames))},
         seconds=still_s,
     )
+
+
+def _is_certain(report: Report | None) -> bool:
+    """Whether what ranks wait for surely does not come by itself."""
+    return report is not None and report.kind == LOADER and report.cause in CERTAIN
 
 
 def _divided(reports: Sequence[RankReport]) -> tuple[list[RankReport], list[RankReport]]:

@@ -21,10 +21,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from lockstep.base import worker_note
 from lockstep.base.shapes import fits
 from lockstep.tools.explain.black_box import in_slot, newest_in
 from lockstep.tools.explain.frames import stack_of
-from lockstep.tools.explain.loader_workers import WorkerRecord, in_task, is_starting_worker, workers_of
+from lockstep.tools.explain.loader_workers import WorkerRecord, in_task, is_starting_worker, reader_of, workers_of
 from lockstep.tools.explain.process import facts_of, waits_in
 
 EVERY_S = 0.5
@@ -41,12 +42,17 @@ _BEGINS_S = 60.0
 
 
 class _Box:
-    """Memory that a worker shares with its rank. The worker writes."""
+    """Memory that a worker shares with its rank. The worker writes: two slots of a record, and one byte."""
 
     def __init__(self) -> None:
         self._made_s = time.time()
-        self._memory = mmap.mmap(-1, 2 * _SLOT_BYTES)
+        self._memory = mmap.mmap(-1, 2 * _SLOT_BYTES + 1)
         self._number = 0
+
+    @property
+    def cell(self) -> memoryview:
+        """For ``worker_note``."""
+        return memoryview(self._memory)[2 * _SLOT_BYTES :]
 
     def write(self, record: Mapping[str, Any]) -> None:
         self._number += 1
@@ -56,7 +62,7 @@ class _Box:
     def read(self) -> dict[str, Any]:
         """The newest record; empty: there is none yet."""
         record = newest_in(self._memory[:], _SLOT_BYTES) or {}
-        return record if fits(record, WorkerRecord) else {}
+        return {**record, "in_samples": self._memory[-1] == 1} if fits(record, WorkerRecord) else {}
 
     def is_used(self) -> bool:
         """Whether there is a worker that writes into it."""
@@ -163,6 +169,7 @@ def in_child() -> None:
     box, _next = _next, None
     _boxes.clear()
     if box is not None:
+        worker_note.cell = box.cell
         _WorkerSampler(box)
 
 
@@ -176,5 +183,5 @@ def look_at_workers(loader: Any) -> list[dict[str, Any]]:
         state = "gone" if facts is None else facts.state
         record = known.get(pid, {"pid": pid, "time_s": 0.0, "since_s": 0.0, "is_idle": False, "stack": [], "error": ""})
         if not record["is_idle"] or record["error"] or state in ("gone", "zombie", "stopped"):
-            found.append({**record, "state": state, "waits_in": waits_in(pid)})
+            found.append({**record, "state": state, "waits_in": waits_in(pid), "reader": reader_of(loader)})
     return sorted(found, key=lambda record: (not record["error"], record["state"] == "sleeping"))[:_MOST_WORKERS]
