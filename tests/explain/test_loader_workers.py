@@ -35,7 +35,7 @@ class Fated(Dataset):
 
     def is_stopped(self):
         begin = time.monotonic()
-        while time.monotonic() - begin < 0.3:
+        while time.monotonic() - begin < 1:
             os.getppid()
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -101,7 +101,8 @@ def fates():
         def all_told():
             record = read_box(path)
             workers = [] if record is None else RankReport(record, "running", 0.0).workers
-            return workers if len([worker for worker in workers if worker.cause]) == 4 else None
+            known = [worker for worker in workers if worker.cause and (worker.frames or worker.cause == "lost")]
+            return workers if len(known) == 4 else None
 
         return {
             worker.cause: {
