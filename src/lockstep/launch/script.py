@@ -35,6 +35,7 @@ from lockstep.launch.spec import LaunchSpec
 from lockstep.launch.supervise import Outcome
 from lockstep.launch.surroundings import check_surroundings
 from lockstep.world.environment import read_secret
+from lockstep.world.machine.addresses import check_loopback
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,8 @@ def run_script(
         )
     check_fit(known, count, nodes.most - 1 if nodes is not None else 0, "" if "shards" in settings else joining.where)
     check_binding(options.bind, config)
+    if nodes is None and count > 1:
+        check_loopback()
     plan = _plan_output(options, count, nodes)
     late = [] if source is None else source.lacks(arg.partition("=")[0] for arg in takewhile("--".__ne__, script.args))
     for line in (*script.guesses, *([remark] if remark else [])):

@@ -22,6 +22,7 @@ from lockstep.world.comm.peers import ranks_key, recognise
 from lockstep.world.comm.store import OpenStore, leave_store
 from lockstep.world.devices import accelerator, name_of
 from lockstep.world.environment import World
+from lockstep.world.machine.addresses import check_loopback
 from lockstep.world.machine.sizes import counted
 
 _FAREWELL_S = 0.02
@@ -123,6 +124,8 @@ def choose_transport(
             "process of a machine, or use device='cpu'"
         )
     interface = choose_interface(on_one_machine=world.num_nodes == 1, towards=host)
+    if backend == "gloo" and interface == "lo":
+        check_loopback()
     return Transport(backend=backend, interface=interface, timeout_s=config.timeout_s)
 
 

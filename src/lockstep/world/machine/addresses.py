@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
+
+from lockstep.base.errors import ConfigError
 
 SOMEWHERE = "192.0.2.1"
 """An address reserved for documentation, which takes the default route."""
@@ -17,6 +20,24 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def check_loopback() -> None:
+    """Check that the processes of this machine can reach each other over its loopback interface.
+
+    Raises:
+        ConfigError: they cannot, since it is down, as it is in a new network namespace.
+    """
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=5):
+            pass
+    except OSError as error:
+        if error.errno not in (errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.ENETDOWN):
+            return  # no descriptor is left, say: another matter, which whoever needs one reports
+        raise ConfigError(
+            f"127.0.0.1 cannot be reached ({error.strerror}): the loopback interface of this machine, container or network "
+            "namespace is down, and processes on one machine communicate over it. Bring it up, as root: ip link set lo up"
+        ) from None
 
 
 def with_port(host: str, port: int | str) -> str:
