@@ -1,7 +1,9 @@
 """Promises of the display: a bar on a terminal, lines elsewhere, nothing on ranks other than 0."""
 
+import contextlib
 import os
 import re
+import sys
 import threading
 import time
 
@@ -155,3 +157,40 @@ def test_what_is_said_on_a_terminal_takes_the_place_of_the_bar(capsys):
         os.dup2(before, 2)
         for fd in (terminal, end, before):
             os.close(fd)
+
+
+@contextlib.contextmanager
+def on_terminal(fd):
+    """A terminal in the place of a file descriptor, and what can be read of it."""
+    terminal, end = os.openpty()
+    before = os.dup(fd)
+    os.dup2(end, fd)
+    try:
+        with open(end, "w", closefd=False) as stream:
+            yield terminal, stream
+    finally:
+        os.dup2(before, fd)
+        for each in (terminal, end, before):
+            os.close(each)
+
+
+def test_the_bar_gives_way_to_lines_where_the_script_draws_bars_of_its_own(monkeypatch):
+    tqdm = pytest.importorskip("tqdm").tqdm
+    with on_terminal(1) as (terminal, stream):
+        monkeypatch.setattr(sys, "stdout", stream)
+        with tqdm(total=3, file=stream):
+            shown = Shown(Bar)
+            shown.run_pass()
+        written = os.read(terminal, 5000).decode()
+        assert "\x1b[?25l" not in written, "a live display hides the cursor"
+        assert re.search(r"\r\x1b\[2Kepoch 1/2  step 3/3 ", written)
+        shown.run_pass()  # no bar is left
+        assert "━" in os.read(terminal, 5000).decode()
+        monkeypatch.undo()
+
+
+def test_a_bar_that_the_script_writes_into_a_file_is_no_reason_to_give_way(tmp_path, capsys):
+    tqdm = pytest.importorskip("tqdm").tqdm
+    with (tmp_path / "log").open("w") as log, tqdm(total=3, file=log):
+        Shown(Bar).run_pass()
+    assert "━" in capsys.readouterr().out

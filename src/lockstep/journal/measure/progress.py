@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -65,13 +66,28 @@ class Lines(Display):
         of = "" if progress.num_steps is None else f"/{progress.num_steps}"
         rate = (progress.done - self._done_before) / max(now_s - self._began_s, 1e-9)
         values = "  ".join(self._values)
-        print(f"{progress.title}  step {progress.done}{of}  {rate:.1f} steps/s  {values}".rstrip(), flush=True)
+        print(f"{_over_bars()}{progress.title}  step {progress.done}{of}  {rate:.1f} steps/s  {values}".rstrip(), flush=True)
+
+
+def _shows_bars() -> bool:
+    """Whether the script draws a bar of tqdm's on the terminal now, which another would write over."""
+    # The set of live bars is the only private name of tqdm here, and missing with a version that has renamed it.
+    bars = list(getattr(getattr(sys.modules.get("tqdm.std"), "tqdm", None), "_instances", ()))
+    return any(getattr(bar.fp, "isatty", bool)() for bar in bars if hasattr(bar, "fp"))
+
+
+def _over_bars() -> str:
+    """What to write before a line, so that it takes the place of the script's bar, which is drawn again below."""
+    return "\r\x1b[2K" if os.isatty(1) and _shows_bars() else ""
 
 
 class Bar(Display):
-    """A progress bar with the time left. What the program prints meanwhile appears above it."""
+    """A progress bar with the time left. What the program prints meanwhile appears above it. Where the script draws bars of its
+    own, it gives way: there are lines instead."""
 
     _live: Live | None = None
+    _lines: Lines | None = None
+    """Shows this pass, if the script draws bars."""
     _took_s: float | None = None
     """The duration of the pass, once it has ended."""
 
@@ -84,6 +100,11 @@ class Bar(Display):
 
         self._stop()
         self._values = []
+        self._lines = Lines(self._progress) if _shows_bars() else None
+        if self._lines is not None:
+            self._lines.begin_pass(epoch, num_epochs, num_steps, done)
+            note_bar(is_shown=True)
+            return
         self._began_s, self._took_s = time.monotonic(), None
         console = Console(file=sys.stdout, force_terminal=True)
 
@@ -95,8 +116,23 @@ class Bar(Display):
         note_bar(is_shown=True)
 
     @override
+    def values(self, values: Mapping[str, float]) -> None:
+        super().values(values)
+        if self._lines is not None:
+            self._lines.values(values)
+
+    @override
+    def end_step(self, step: int, num_samples: int) -> None:
+        if self._lines is not None:
+            self._lines.end_step(step, num_samples)
+
+    @override
     def end_pass(self, step: int, *, exhausted: bool) -> None:
         self._stop()
+        if self._lines is not None:
+            self._lines.end_pass(step, exhausted=exhausted)
+            self._lines = None
+            note_bar(is_shown=False)
 
     def _stop(self) -> None:
         if self._live is not None:
