@@ -10,7 +10,7 @@ from lockstep.base.config import RunConfig
 from lockstep.base.errors import ConfigError
 from lockstep.base.trackers import without_services
 from lockstep.journal.history import read_history
-from lockstep.journal.measure.trackers import TensorBoard, Trackers
+from lockstep.journal.measure.trackers import TensorBoard, Tracker, Trackers
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -182,3 +182,22 @@ def test_a_tensorboard_that_cannot_be_imported_does_not_stop_the_run(tmp_path, m
     trackers = Trackers([TensorBoard(tmp_path, None)])
     trackers.write("step", 1, {"loss": 0.5})
     trackers.close(failed=False)
+
+
+def test_what_is_logged_only_apart_from_training_steps_is_in_no_training_curve():
+    rows = []
+
+    class Kept(Tracker):
+        def write(self, group, step, values):
+            rows.append((group, step, sorted(values)))
+
+    trackers = Trackers([Kept()])
+    trackers.write("step", 1, {"loss": 1.0})
+    trackers.write("step", 2, {"loss": 1.0, "accuracy": 0.5}, ("loss", "accuracy"))
+    trackers.write("evaluate", 2, {"loss": 1.0})
+    assert rows == [
+        ("training", 1, ["loss"]),
+        ("training", 2, ["loss"]),
+        ("logged", 2, ["accuracy"]),
+        ("evaluation", 2, ["loss"]),
+    ]

@@ -322,7 +322,7 @@ class Engine:
         ``apart``: names of those of a step that were logged apart from it."""
         if values:
             self.journal.write(kind, epoch=epoch, step=step, values=values, **({"apart": list(apart)} if apart else {}))
-            self.trackers.write(kind, step, values)
+            self.trackers.write(kind, step, values, apart)
         if kind == "step" and self._display is not None:
             self._display.values(values)
 

@@ -26,9 +26,10 @@ from lockstep.base.stopping import say
 from lockstep.base.trackers import OFF, TENSORBOARD
 from lockstep.listener import Listener
 
-TRAINING, EVALUATION = "training", "evaluation"
+TRAINING, EVALUATION, LOGGED = "training", "evaluation", "logged"
 GROUPS = {"step": TRAINING, "evaluate": EVALUATION}
-"""The group of the values of each kind of events that have some."""
+"""The group of the values of each kind of events that have some. Values that are logged only apart from training steps have one
+of their own, ``LOGGED``."""
 _FILE_NAME = "trackers.json"
 _MOST_BYTES = 1 << 20
 _RETRY_S = 30.0
@@ -57,6 +58,8 @@ class Trackers(Listener):
 
     def __init__(self, trackers: Sequence[Tracker] = (), hyperparameters: dict[str, Any] | None = None) -> None:
         self._trackers = trackers
+        self._in_steps = set[str]()
+        """Names of values that were logged in training steps."""
         self._hyperparameters = {} if hyperparameters is None else hyperparameters
 
     @override
@@ -77,10 +80,18 @@ class Trackers(Listener):
         for tracker in self._trackers:
             tracker.open()
 
-    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Write the values of an event: of a ``step``, or of an evaluation (``evaluate``) after it. Steps come in order."""
+    def write(self, kind: str, step: int, values: Mapping[str, float], apart: Sequence[str] = ()) -> None:
+        """Write the values of an event: of a ``step``, or of an evaluation (``evaluate``) after it. Steps come in order.
+        ``apart``: the names of those of a step that were logged between passes, or after an evaluation."""
+        if kind == "step":
+            self._in_steps.update(values.keys() - set(apart))
+        groups: dict[str, dict[str, float]] = {}
+        for name, value in values.items():
+            group = LOGGED if name in apart and name not in self._in_steps else GROUPS[kind]
+            groups.setdefault(group, {})[name] = value
         for tracker in self._trackers:
-            tracker.write(GROUPS[kind], step, values)
+            for group, grouped in groups.items():
+                tracker.write(group, step, grouped)
 
     def close(self, *, failed: bool) -> None:
         """The run has ended."""
