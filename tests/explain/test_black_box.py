@@ -89,3 +89,12 @@ while True:
     record = read_box(path)
     assert record["number"] >= 1000
     assert record["text"] == "x" * (record["number"] % 1000)
+
+
+def test_the_file_of_a_stack_may_be_in_a_directory_relative_to_that_of_the_process(tmp_path):
+    source = (
+        "from pathlib import Path; from lockstep.tools.explain.interpreter import StackFile\n"
+        "Path('run/blackbox').mkdir(parents=True); StackFile(Path('run/blackbox/rank-0.stack'))"
+    )
+    subprocess.run([sys.executable, "-c", source], cwd=tmp_path, timeout=50, check=True)
+    assert (tmp_path / "run" / "blackbox" / "rank-0.stack").exists()

@@ -51,7 +51,7 @@ class StackFile:
         self._path, self._fd = path.absolute(), -1
         if is_left_alone(SIGNAL):
             self._fd = open_to_write(
-                self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644, within=path.parents[1]
+                self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644, within=self._path.parents[1]
             )
             faulthandler.register(SIGNAL, file=self._fd, all_threads=True)
 
