@@ -377,7 +377,8 @@ class Loop:
     def before_collective(self, call: str) -> None:
         """Check that this rank is outside of ``batch.shards``; after a pass that was left early, meet the other ranks, too."""
         self.phases.check_outside(call)
-        self.meetings.meet_if_due(call, self.step)
+        if self.meetings.is_due:
+            self.meetings.meet(call, self.step)
 
     def before_evaluation(self, call: str) -> None:
         """Check that this rank is outside of ``batch.shards``, and meet the other ranks. Every rank must call it."""

@@ -80,11 +80,6 @@ class Meetings:
         """This rank has left its pass. Local."""
         self.left, self.is_due = departure, early
 
-    def meet_if_due(self, call: str, step: int) -> None:
-        """``meet``, if this rank has left a pass early since the last meeting."""
-        if self.is_due:
-            self.meet(call, step)
-
     def meet(self, call: str, step: int) -> None:
         """Wait until every rank is here. Every rank must call it, outside of ``batch.shards``.
 
