@@ -14,7 +14,7 @@ from lockstep.cli.main import main
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 
-MOST_S = 15  # of a command, on a machine that does other things
+MOST_CPU_S = 15  # of a command: one that waits is ended by the time limit of the test
 STEP = "checkpoints/step-00000020"
 FILES = (
     "birth.json",
@@ -125,14 +125,14 @@ def place(made, tmp_path, monkeypatch):
 
 
 def ends_in_words(command, capsys, about):
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(SystemExit) as ended:
         main(list(command))
-    took_s, said = time.monotonic() - began, "".join(capsys.readouterr())
+    took_s, said = time.process_time() - began, "".join(capsys.readouterr())
     assert ended.value.code in (None, 0, 1, 2), (about, command, said)
     assert said.strip(), (about, command)
     assert "Traceback" not in said, (about, command, said)
-    assert took_s < MOST_S, (about, command, said)
+    assert took_s < MOST_CPU_S, (about, command, said)
 
 
 def look(made, place, capsys, kind, name, choose):

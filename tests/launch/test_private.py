@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.base.errors import ConfigError
 from lockstep.launch.private import private_directory, remove_abandoned
 
 pytestmark = pytest.mark.timeout(40)
@@ -76,6 +77,12 @@ def test_only_its_user_can_enter_it_and_the_launch_keeps_everything_there(run_he
     assert len(kept) >= 2, done
     assert all(Path(path).is_relative_to(place) for path in kept), done
     assert not Path(place).exists()
+
+
+def test_a_place_that_cannot_be_written_to_is_an_error_in_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match=r"nowhere.*TMPDIR"), private_directory():
+        pass
 
 
 def test_one_that_is_in_use_stays(parent):

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lockstep.base.errors import ConfigError
 from lockstep.launch.processes import state_of
 
 _NAME = re.compile(r"lockstep-([0-9a-f]{8})-(\d{1,10})-\w+")
@@ -26,9 +27,17 @@ def private_directory() -> Iterator[str]:
     """A context with a new directory that only this user can enter, removed at the end.
 
     A launcher that is killed cannot remove its directory, so this also removes those that earlier ones of this user left.
+
+    Raises:
+        ConfigError: it cannot be made.
     """
-    remove_abandoned(tempfile.gettempdir())
-    path = tempfile.mkdtemp(prefix=f"lockstep-{_processes_here()}-{os.getpid()}-")
+    try:
+        remove_abandoned(tempfile.gettempdir())
+        path = tempfile.mkdtemp(prefix=f"lockstep-{_processes_here()}-{os.getpid()}-")
+    except OSError as error:  # it names the directories that were tried
+        raise ConfigError(
+            f"no directory for this launch can be made: {error}. Set TMPDIR to one you can write to"
+        ) from error
     try:
         yield path
     finally:
