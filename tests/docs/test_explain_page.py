@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 def plain(text):
     """Without what differs from run to run: numbers, hosts, the directories of files, and the width of columns."""
     text = re.sub(r"(rank \d of \d on \S+|all \d ranks) failed:", "FAILED:", text)  # or one was ended before it had said so
-    text = re.sub(r" on \S+( |:)", r" on HOST\1", re.sub(r"[^\s\"]*/(?=(?:faults|plain|unused)\.py)", "", text))
+    text = re.sub(r" on \S+( |:)", r" on HOST\1", re.sub(r"[^\s\"]*/(?=(?:faults|plain|sums|unused)\.py)", "", text))
     return [re.sub(r" +", " ", re.sub(r"[0-9.]+", "N", line)).strip() for line in text.splitlines()]
 
 
@@ -30,7 +30,7 @@ def plain(text):
 def where(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sources = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    for name, source in zip(("faults.py", "plain.py", "unused.py"), sources, strict=True):
+    for name, source in zip(("faults.py", "plain.py", "sums.py", "unused.py"), sources, strict=True):
         (tmp_path / name).write_text(source)
     return tmp_path
 
@@ -102,3 +102,8 @@ def test_an_error_in_words(run):
     shown = plain(SHOWN[command])
     printed = plain(run(command, status=1))
     assert printed[: len(shown)] == shown
+
+
+def test_collectives_that_differ(run):
+    command = "lockstep run --nproc 2 sums.py"
+    assert plain(SHOWN[command]) == plain(run(command))

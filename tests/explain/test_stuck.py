@@ -183,7 +183,7 @@ def test_the_first_collective_that_differs_is_named_though_all_wait_in_the_same_
     other = [[7, "all_reduce (shape [1] of float)", "0"], [8, "all_gather (shape [2] of float)", "0"]]
     text = who_waits([rank(0, WAITING, collective=now, recent=mine), rank(1, WAITING, collective=now, recent=other)])
     assert "number 7 was all_reduce (shape [5] of float) on rank 0, all_reduce (shape [1] of float) on rank 1." in text
-    assert who_waits([rank(0, WAITING, collective=now, recent=mine[1:]), rank(1, WAITING, recent=other[1:])]) is None
+    assert report_of([rank(0, WAITING, collective=now, recent=mine[1:]), rank(1, WAITING, recent=other[1:])]) is None
 
 
 @pytest.mark.parametrize(

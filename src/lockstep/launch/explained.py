@@ -45,5 +45,10 @@ class ExplainedFailures:
     def in_order(self, ends: Mapping[int, End], without_failure: Mapping[int, End], num_ranks: int) -> tuple[Failure, ...]:
         """The failures, the cause first: also one that only the whole shows. For the arguments see ``failures.early_end``."""
         reported = failures.in_order(list(self.by_rank.values()))
+        is_consequence = bool(reported) and self.are_consequences and not any(failure.then for failure in reported)
         early = failures.early_end(reported, ends, without_failure, num_ranks)
-        return tuple(reported) if early is None else (early, *reported)
+        if early is not None:
+            return (early, *reported)
+        if is_consequence and (mismatch := self._observers.ask(lambda observer: observer.mismatch(reported))):
+            reported[0] = replace(reported[0], waited=mismatch)
+        return tuple(reported)

@@ -72,6 +72,10 @@ class Observer:
         """Which ranks wait for which others now; ``echoes`` have just failed because they had waited for too long."""
         return ""
 
+    def mismatch(self, reported: Sequence[Failure]) -> str:
+        """Which collectives ranks had called whose communication has failed, if these do not belong together."""
+        return ""
+
     def joined(self) -> JoinedRun | None:
         """The run that the workers have joined; None: none, or that is not known."""
         return None

@@ -26,6 +26,8 @@ from typing_extensions import override
 from lockstep.base import exit_status, process_observer
 from lockstep.base.errors import LaunchError
 from lockstep.base.stopping import SIGNALS, AuditFailed, Launcher, Stopped, under
+from lockstep.base.tracebacks.excerpt import chain
+from lockstep.base.tracebacks.frames import without_unseen
 from lockstep.launch import ending, failures
 from lockstep.launch.binding import bind_to_gpu
 from lockstep.launch.echoes import is_of_loader
@@ -137,6 +139,8 @@ def _exit(error: SystemExit, spec: LaunchSpec, request: Request) -> NoReturn:
 
 def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for each in chain(error):
+        without_unseen(each)
     _leave_traces(error)
     if spec is None:
         raise error

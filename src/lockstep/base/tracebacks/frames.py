@@ -12,8 +12,20 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/")
 _PLUMBING = tuple(f"{library}{name}/" for library in _LIBRARIES for name in ("torch", "numpy"))
 _STANDARD = str(Path(os.__file__).parent) + "/"
 
+UNSEEN = f"{OURS}tools/explain/recorded_calls.py"
+"""Where calls are noted, between a script's frames and PyTorch's, in which nothing ever is the matter."""
+
 Frame = tuple[str, int, str]
 """File, line, and function."""
+
+
+def without_unseen(error: BaseException) -> None:
+    """Take the frames that only note calls out of an exception's traceback."""
+    trace = error.__traceback__
+    while trace is not None:
+        while trace.tb_next is not None and trace.tb_next.tb_frame.f_code.co_filename == UNSEEN:
+            trace.tb_next = trace.tb_next.tb_next
+        trace = trace.tb_next
 
 
 @functools.cache

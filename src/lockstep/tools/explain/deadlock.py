@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 from lockstep.base.tracebacks.frames import OURS
-from lockstep.tools.explain.mismatch import may_match
+from lockstep.tools.explain.collective_calls import difference, parse
 from lockstep.tools.explain.rank_reports import RankReport
 from lockstep.tools.explain.sampler import is_communicating, transfer_in
 
@@ -65,7 +65,8 @@ class _Holders:
         """Whether a waiting rank never goes on if those in ``stuck`` do not."""
         me = {report.rank}
         if (collective := report.record["collective"]) is not None:
-            call = collective["text"], collective["number"], collective.get("group"), tuple(collective.get("members", ()))
+            what = collective["text"], collective.get("noted")
+            call = what, collective["number"], collective.get("group"), tuple(collective.get("members", ()))
             if self._among_all(("differs", call), lambda peer: _differs(collective, peer)) - me:
                 return True
             late = self._among_all(("late", call), lambda peer: _has_not_begun(collective, peer))
@@ -87,10 +88,12 @@ class _Holders:
 
 def _differs(collective: Mapping[str, Any], peer: RankReport) -> bool:
     """Whether a rank has called another collective in the place of this one, which is then never completed."""
-    mine = str(collective["text"]).replace(f" number {collective['number']}", "", 1)
+    noted = str(collective.get("noted", ""))
+    mine = parse(noted or str(collective["text"]).replace(f" number {collective['number']}", "", 1))
     return any(
-        (number, group) == (collective["number"], collective.get("group")) and not may_match(mine, what)
-        for number, what, group in peer.record.get("recent") or ()
+        (number, group) == (collective["number"], collective.get("group"))
+        and difference(mine, parse(what), is_loose=bool(noted) != bool(via and via[0])) not in ("", "op")
+        for number, what, group, *via in peer.record.get("recent") or ()
     )
 
 
@@ -98,7 +101,7 @@ def _has_not_begun(collective: Mapping[str, Any], peer: RankReport) -> bool:
     """Whether a rank is known to be a member of the collective's group, and has begun only earlier ones there."""
     group, number = collective.get("group"), int(collective["number"])
     # On Gloo the latest number also counts messages to single ranks: of a rank that waits, its latest collectives are known.
-    known = [int(of) for of, _, where in peer.record.get("recent") or () if where == group] if _waits(peer) else []
+    known = [int(of) for of, _, where, *_ in peer.record.get("recent") or () if where == group] if _waits(peer) else []
     begun = peer.record.get("begun") or {}
     is_member = group in begun or peer.rank in collective.get("members", ())
     return is_member and max(known, default=int(begun.get(group, 0))) < number

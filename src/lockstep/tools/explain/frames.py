@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from types import FrameType
 
-from lockstep.base.tracebacks.frames import OURS, Frame, owner, package_of
+from lockstep.base.tracebacks.frames import OURS, UNSEEN, Frame, owner, package_of
 
 MOST_FRAMES = 40
 _BETWEEN = f"{OURS}world/comm/"
@@ -20,10 +20,12 @@ _OUTERMOST, _INNERMOST, _USERS = 2, 3, 2
 
 
 def stack_of(frame: FrameType | None) -> list[Frame]:
-    """A thread's stack from its innermost ``frame`` on, innermost first; the outermost frames of a deep one are left out."""
+    """A thread's stack from its innermost ``frame`` on, innermost first; the outermost frames of a deep one are left out, as is
+    what notes calls between PyTorch's frames."""
     frames: list[Frame] = []
     while frame is not None and len(frames) < MOST_FRAMES:
-        frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        if frame.f_code.co_filename != UNSEEN:
+            frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return frames
 

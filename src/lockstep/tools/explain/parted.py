@@ -146,7 +146,7 @@ def _never_comes(rank: _Rank, waiting: _Rank) -> bool:
     collective, peer = rank.report.record["collective"], waiting.report
     if collective is None or not rank.report.is_waiting or collective.get("group") != DEFAULT_GROUP:
         return False
-    begun = [int(number) for number, _, group in peer.record.get("recent") or () if group == DEFAULT_GROUP]
+    begun = [int(number) for number, _, group, *_ in peer.record.get("recent") or () if group == DEFAULT_GROUP]
     is_fresh = float(peer.record["time_s"]) - float(peer.record.get("since_s", 0.0)) >= _RECORDED_S
     return is_fresh and bool(begun) and max(begun) < int(collective["number"])
 

@@ -119,7 +119,9 @@ class RankReport:
         name = str(collective.get("group", DEFAULT_GROUP))
         group = "" if name == DEFAULT_GROUP else f" of {name_group(name, collective.get('members') or ())}"
         whose = "lockstep's own " if is_own(self.frames) else ""
-        return f"{whose}{collective['text']}{group}"
+        via = str(collective.get("via", ""))
+        of = f" of {via}" if via.endswith(("_object", "_list")) else ""
+        return f"{whose}{collective['text']}{of}{group}"
 
     @property
     def still_s(self) -> float:

@@ -10,11 +10,16 @@ from lockstep.tools.explain.loader_workers import WorkerRecord
 from lockstep.tools.explain.spent import Block
 
 
-class _Collective(TypedDict):
+class _Called(TypedDict):
     text: str
     number: Count
     group: str
     members: list[int]
+
+
+class _Collective(_Called, total=False):
+    noted: str
+    via: str
 
 
 class _Holder(TypedDict):
@@ -90,4 +95,5 @@ class Record(_Needed, total=False):
     joined: str
     program: str
     begun: dict[str, int]
-    recent: list[tuple[int, str, str]]
+    recent: list[tuple[int, str, str, str, str]]
+    message: str

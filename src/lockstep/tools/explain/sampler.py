@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,11 @@ from lockstep.tools.explain.flight_recorder import counts, read_recording
 from lockstep.tools.explain.frames import stack_of
 from lockstep.tools.explain.holders import holders_of
 from lockstep.tools.explain.interpreter import stack_file
+from lockstep.tools.explain.latest_calls import LatestCall, last_message, latest_calls, pending_call
 from lockstep.tools.explain.loader_workers import batches_of, is_loading, loader_at, waits_for_loader
 from lockstep.tools.explain.locks import awaited_by
 from lockstep.tools.explain.process import io_bytes, own_memory
+from lockstep.tools.explain.recorded_calls import record_calls
 from lockstep.tools.explain.spent import Spent
 from lockstep.tools.explain.threads import handled_by
 from lockstep.tools.explain.work import WorkMeter
@@ -63,6 +64,20 @@ def transfer_in(stack: Sequence[Sequence[Any]]) -> str:
     """The point-to-point call in which a thread with this stack waits; empty: none. Recorders know only those of NCCL."""
     file, _, name = stack[0] if stack else ("", 0, "")
     return str(name) if name in TRANSFERS and "/torch/distributed/" in str(file) else ""
+
+
+def call_in(stack: Sequence[Sequence[Any]]) -> str:
+    """The function of ``torch.distributed`` in which a thread with this stack waits, as the script has called it; empty: none.
+    Recorders know nothing of some: ``new_group``, ``monitored_barrier``."""
+    name = ""
+    for file, _, function in stack:
+        if "/torch/nn/parallel/distributed.py" in str(file):
+            return "DistributedDataParallel" if function == "__init__" else name
+        if "/torch/distributed/" not in str(file):
+            break
+        if not str(file).endswith("c10d_logger.py"):
+            name = str(function)
+    return name
 
 
 def waits_at(stack: Sequence[Sequence[Any]], collective: object) -> bool:
@@ -130,11 +145,13 @@ class Sampler:
         self._draw = random.Random()
         """Not the script's."""
         self._collective: dict[str, Any] | None = None
+        self._message = ""
+        """The message to or from a single rank in which the thread waits, in words."""
         self._handled = ""
         """The exception that the thread is handling, once it has not moved for a while."""
         self._awaits: Mapping[str, str] = {}
         self._begun: Mapping[str, int] = {}
-        self._recent: Sequence[tuple[int, str, str]] = ()
+        self._recent: Sequence[LatestCall] = ()
         self._recording_s = 0.0
         """When the flight recorder was last read."""
         self._last: dict[str, Any] = {}
@@ -170,7 +187,7 @@ class Sampler:
         self._has_failed = self._has_failed or how == "failed"  # the script's own error comes first
         if os.getpid() == self._pid and self.halt(_CLOSE_S):  # a forked process has no sampler thread
             if how == "failed" and self._last:
-                recent = read_recording().recent or self._recent
+                recent = latest_calls(read_recording().recent) or self._recent
                 record = {**self._last, "begun": counts().begun or self._begun, "recent": recent, "ended": how}
                 self._try(lambda: self._write({**record, "error": self._error}))
             else:
@@ -244,16 +261,19 @@ class Sampler:
             self._waits(time.time() - self._same_since_s if waits else 0.0)
 
     def _look(self, ended: str | None = None) -> None:
+        record_calls()  # once torch is imported
         now, frame = time.time(), self._frame()
         stack, at, loader = stack_of(frame), self._doing(), loader_at(frame)
         del frame  # and what it holds
         if (stack, at, batches_of(loader)) != (self._stack, self._at, self._batches):
             self._stack, self._at, self._batches = stack, at, batches_of(loader)
-            self._same_since_s, self._collective, self._handled, self._workers, self._awaits = now, None, "", (), {}
+            self._same_since_s, self._collective, self._handled, self._message = now, None, "", ""
+            self._workers, self._awaits = (), {}
         elif now - self._same_since_s >= _WAITS_AFTER_S and now - self._recording_s >= _WAITS_AFTER_S:
             recording, self._recording_s = read_recording(), now
-            pending, self._recent = recording.pending, recording.recent
-            self._collective = None if pending is None else {**asdict(pending), "text": str(pending)}
+            self._recent = latest_calls(recording.recent)
+            self._collective = pending_call(recording.pending, self._recent)
+            self._message = last_message() if transfer_in(stack) else ""
             self._handled = handled_by(self._thread_id)
             self._awaits = awaited_by(self._thread_id)
             self._workers = worker_boxes.look_at_workers(loader) if waits_for_loader(stack) else ()
@@ -276,6 +296,7 @@ class Sampler:
             "stack": stack,
             "collective": self._collective,
             **({"handled": self._handled} if self._handled else {}),
+            **({"message": self._message} if self._message else {}),
             **({"workers": self._workers} if self._workers else {}),
             **({"awaits": self._awaits} if self._awaits else {}),
             "begun": self._begun,

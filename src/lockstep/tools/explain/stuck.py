@@ -18,11 +18,11 @@ from lockstep.base.tracebacks.frames import Frame, owner
 from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
 from lockstep.tools.explain.frames import MOST_FRAMES, users_location
 from lockstep.tools.explain.loader_workers import CERTAIN, is_loading
-from lockstep.tools.explain.mismatch import SAME_CALLS, first_mismatch
+from lockstep.tools.explain.mismatch import SAME_CALLS, Difference, first_mismatch, in_words
 from lockstep.tools.explain.parted import left_apart
 from lockstep.tools.explain.rank_reports import RankReport, grouped, read_reports, title
 from lockstep.tools.explain.remarks import Remarks
-from lockstep.tools.explain.sampler import TRANSFERS, is_communicating, transfer_in
+from lockstep.tools.explain.sampler import call_in, is_communicating, transfer_in
 from lockstep.world.machine.sizes import name_ranks
 
 LEAST_S = 10.0
@@ -45,6 +45,8 @@ _TIMED_OUT_S = 1.0
 """Ranks that time out have waited for at least this long."""
 _TO_SET_UP = 5
 """Collectives of DistributedDataParallel's constructor, which compares the ranks' models and broadcasts rank 0's."""
+_UNRECORDED = ("new_group", "new_subgroups", "new_subgroups_by_enumeration", "init_device_mesh", "monitored_barrier")
+"""Functions that wait for other ranks and are no collectives, so that PyTorch's recorder does not know of them."""
 _DEBUGGERS = ("pdb.py", "bdb.py", "/debugpy/", "/pydevd", "/IPython/")
 
 
@@ -182,6 +184,8 @@ def who_waits(
     if is_over and still_s < _TIMED_OUT_S:
         return None  # something else has failed
     verb = "waits" if len(waiting) == 1 else "wait"
+    whose = "the ranks of the machine that it is called on" if is_here else "all ranks"
+    shown = [] if is_over else [f"`{f'lockstep stacks {run_dir}'.strip()}` shows {whose}, at any time."]
     if not missing and _loads(waiting[0]):
         if still_s < BUSY_S and not all(map(_is_still, waiting)):
             return None
@@ -193,25 +197,19 @@ def who_waits(
     elif not missing and (apart := left_apart(waiting, still_s)) is not None:
         return apart
     elif not missing:
-        kind, about = MISMATCH, []
-        lines = _mismatch(waiting, is_certain=bool(deadlocked(waiting)))
-        if not lines:
-            return None
+        return _all_wait(waiting, still_s, is_over=is_over, shown=shown)
     elif not is_over and still_s < BUSY_S and not any(map(_is_still, missing)) and not deadlocked(reports):
         return None  # the missing ranks are working: rank 0 evaluates, say
     else:
         kind, about = LOADER if all(map(_loads, missing)) else WAITING, missing
         lines = [f"{_names(waiting)} {verb} for {_names(missing)}.", *_details(missing)]
-    if not is_over:
-        whose = "the ranks of the machine that it is called on" if is_here else "all ranks"
-        lines.append(f"`{f'lockstep stacks {run_dir}'.strip()}` shows {whose}, at any time.")
     return Report(
         kind=kind,
-        text="\n".join([f"no progress for {still_s:.0f} s: {lines[0]}", *lines[1:]]),
+        text="\n".join([f"no progress for {still_s:.0f} s: {lines[0]}", *lines[1:], *shown]),
         ranks=tuple(report.rank for report in about),
         cause=about[0].cause if about else "",
         places={report.rank: at for report in reports if (at := report.place)},
-        calls={report.rank: call for report in reports if (call := report.call or transfer_in(report.frames))},
+        calls={report.rank: call for report in reports if (call := call_of(report))},
         seconds=still_s,
     )
 
@@ -248,33 +246,80 @@ def _loads(report: RankReport) -> bool:
     return report.state == "running" and not report.is_waiting and is_loading(report.frames, report.record["doing"])
 
 
-def _mismatch(reports: Sequence[RankReport], *, is_certain: bool) -> list[str]:
-    """Lines about ranks that all wait, because their calls do not belong together; none if there is no sign of that.
+def _all_wait(waiting: Sequence[RankReport], still_s: float, *, is_over: bool, shown: Sequence[str]) -> Report | None:
+    """A report of ranks that all wait; None: in one call of all of them, which may take long, as far as is known.
 
-    ``is_certain``: whether they are in a deadlock.
+    ``shown``: lines to end with.
     """
-    called: dict[str, list[RankReport]] = {}
-    for report in reports:
-        call = report.call or transfer_in(report.frames)
-        if not call and is_certain:
-            call = "the exchange of gradients"
-        if call:
-            called.setdefault(call, []).append(report)
-    transfers = [call for call in called if call in TRANSFERS]
-    first = first_mismatch([report.record for report in reports])
-    if len(called) < 2 and first is None and not transfers and not is_certain:
-        return []
+    is_certain = bool(deadlocked(waiting))
+    first = first_mismatch([report.record for report in waiting])
+    known = {_certain_call(report) for report in waiting}
+    transfers = {name for report in waiting if (name := transfer_in(report.frames))}
+    differ = is_certain or first is not None or len(known - {""}) > 1
+    is_news = all(report.still_s >= LEAST_S for report in waiting) and len(waiting) == int(waiting[0].record["world_size"])
+    is_news = is_news and ("" in known or len(known) > 1 or still_s >= BUSY_S)
+    if not differ and not transfers and (is_over or not is_news):
+        return None
     lines = ["the ranks have called different collectives, and all of them wait."]
     if transfers:
         lines = [f"all ranks wait for each other: {' and '.join(sorted(transfers))} without a counterpart."]
+    elif not differ:
+        lines = ["all ranks wait, and no difference between their calls is known."]
+    called: dict[str, list[RankReport]] = {}
+    for report in waiting:
+        call = call_of(report) or ("the exchange of gradients" if is_certain else "a call that is not known")
+        called.setdefault(f"{call}{_where(report.frames)}", []).append(report)
     for call, group in called.items():
-        lines.append(f"  {_names(group)}: {call}{_where(group[0].frames)}")
+        lines.append(f"  {_names(group)}: {call}")
         handling = [report for report in group if report.handles]
         lines += [f"    {_names([report])} calls it{report.handles}" for report in handling]
-    if first is not None:
+    if first is not None and not (_wait_in(waiting, first) and len(called) > 1):
         lines.append(f"  The first of the latest ones that differs: {first}.")
-    lines.append(f"Each recv needs a send of another rank to this one. {SAME_CALLS}" if transfers else SAME_CALLS)
-    return lines
+        if not _wait_in(waiting, first) and all(call.at for call in first.calls.values()):
+            lines += [f"    {line}" for line in first.lines()]
+    remedy = SAME_CALLS if first is None else first.remedy
+    lines.append(f"Each recv needs a send of another rank to this one. {remedy}" if transfers else remedy)
+    places = {report.rank: at for report in waiting if (at := users_location(report.frames))}
+    calls = {report.rank: call for report in waiting if (call := call_of(report))}
+    if first is not None:
+        places |= {rank: call.at for rank, call in first.calls.items() if call.at}
+        calls |= {rank: in_words(call) for rank, call in first.calls.items()}
+    return Report(
+        kind=MISMATCH if differ else WAITING,
+        text="\n".join([f"no progress for {still_s:.0f} s: {lines[0]}", *lines[1:], *shown]),
+        ranks=_odd(list(called.values())) if first is None else first.odd_ranks,
+        cause=first.aspect if first is not None else "kind" if differ and len(called) > 1 else "",
+        places=places,
+        calls=calls,
+        seconds=still_s,
+    )
+
+
+def _wait_in(reports: Sequence[RankReport], difference: Difference) -> bool:
+    """Whether ranks wait in the collective that differs, so that it is known already where they called it."""
+    return difference.number in [
+        (report.record["collective"] or {}).get("number") for report in reports if report.rank in difference.calls
+    ]
+
+
+def _odd(groups: Sequence[Sequence[RankReport]]) -> tuple[int, ...]:
+    """The ranks that are not in the one group of more than half of them; all if there is none."""
+    most = max(groups, key=len)
+    all_ranks = sorted(report.rank for group in groups for report in group)
+    if len(groups) < 2 or 2 * len(most) <= len(all_ranks):
+        return tuple(all_ranks) if len(groups) > 1 else ()
+    return tuple(rank for rank in all_ranks if rank not in {report.rank for report in most})
+
+
+def call_of(report: RankReport) -> str:
+    """The call in which a rank waits, in words; empty: it is not known."""
+    return report.call or str(report.record.get("message", "")) or call_in(report.frames)
+
+
+def _certain_call(report: RankReport) -> str:
+    """The call in which it is certain that a rank waits; empty: it is none, or one that PyTorch's recorder should know."""
+    inside = call_in(report.frames)
+    return report.call or str(report.record.get("message", "")) or (inside if inside in _UNRECORDED else "")
 
 
 def _where(frames: Sequence[Frame]) -> str:

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.tools.explain.black_box import box_path
+from lockstep.tools.explain.call_ring import ring_path
 from lockstep.tools.explain.flight_recorder import counts, has_recorded
 from lockstep.tools.explain.frames import stack_of
+from lockstep.tools.explain.recorded_calls import offer, record_calls
 from lockstep.tools.explain.sampler import Sampler, about_process, has_ended
 from lockstep.tools.explain.threads import doing_at
 
@@ -95,6 +97,8 @@ class WorkerBox:
     def __init__(self, private_dir: str, rank: int, world_size: int, program: str) -> None:
         self._steps, self._collectives, self._thread_id = Steps(), Collectives(), threading.get_ident()
         self._meetings = Meetings()
+        offer(ring_path(Path(private_dir), rank))
+        record_calls()
         about = about_process(rank, world_size, socket.gethostname(), Path(private_dir).name, program=program)
         try:
             Sampler(box_path(Path(private_dir), rank), about, self._doing, self._step, replaced=self._steps.close)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from lockstep.launch.failures import Failure
 from lockstep.launch.observer import JoinedRun, Launch, Observer
 from lockstep.tools.explain.launching.alone import Alone
 from lockstep.tools.explain.launching.causes import Causes
+from lockstep.tools.explain.launching.compared_calls import ComparedCalls
 
 if TYPE_CHECKING:
     from lockstep.tools.explain.launching.slow import SlowWatch
@@ -33,6 +34,9 @@ class Explainer(Observer):
     def __init__(self, launch: Launch) -> None:
         super().__init__(launch)
         self._dir = Path(launch.private_dir)
+        self._calls = ComparedCalls(self._dir, launch.ranks, self._publish)
+        self._mismatch: Report | None = None
+        self._statuses: dict[int, int] = {}
         self._causes = Causes()
         self._alone = Alone(launch)
         self._closed = threading.Event()
@@ -40,13 +44,20 @@ class Explainer(Observer):
             threading.Thread(target=self._run, name="lockstep-watch", daemon=True).start()
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop looking, at last at what the ranks have called: they may have ended before any other look."""
+        if not any(self._statuses.values()):
+            with contextlib.suppress(Exception):
+                self._calls.look(is_over=True)
+        if self._mismatch is not None:
+            note(self._mismatch)  # it is told with the failure
         self._closed.set()
+        self._calls.close()
 
     def ended(self, rank: int, status: int) -> None:
         """Note in the worker's black box how it has ended."""
         from lockstep.tools.explain.black_box import note_status
 
+        self._statuses[rank] = status
         note_status(self._dir, rank, status)
         self._inform(self._alone.ended(rank, status))
 
@@ -74,6 +85,14 @@ class Explainer(Observer):
     def who_waits(self, echoes: Collection[int]) -> str:
         """From the black boxes of all ranks."""
         return self._watching.explain(echoes)
+
+    def mismatch(self, reported: Sequence[Failure]) -> str:
+        """From what the ranks have called, and the tracebacks."""
+        from lockstep.tools.explain.launching.failed_calls import report_of
+
+        report = report_of(reported, self._calls, self._watching.where)
+        self._mismatch = report or self._mismatch  # more is known with each failure
+        return "" if report is None else report.text
 
     def linger(self, ranks: Collection[int]) -> Collection[int]:
         """From their black boxes."""
@@ -111,7 +130,7 @@ class Explainer(Observer):
     def _run(self) -> None:
         self._closed.wait(_FIRST_S)
         while not self._closed.wait(_LOOK_S):
-            for look in (self._look_for_waits, self._look_for_slow, self._look_for_alone):
+            for look in (self._look_for_waits, self._look_for_slow, self._look_for_alone, self._look_at_calls):
                 with contextlib.suppress(Exception):  # no error here may affect the workers, nor what else is looked for
                     look()
 
@@ -123,3 +142,6 @@ class Explainer(Observer):
 
     def _look_for_alone(self) -> None:
         self._inform(self._alone.look())
+
+    def _look_at_calls(self) -> None:
+        self._calls.look(is_over=False)

@@ -69,6 +69,11 @@ class Watching:
         note(report)  # it is told with the failure
         return report.text
 
+    @property
+    def where(self) -> Path:
+        """The directory of the ranks' black boxes."""
+        return self._where()
+
     def _where(self) -> Path:
         return run_joined(self._dir) or self._dir
 
