@@ -312,14 +312,16 @@ def _odd(groups: Sequence[Sequence[RankReport]]) -> tuple[int, ...]:
 
 
 def call_of(report: RankReport) -> str:
-    """The call in which a rank waits, in words; empty: it is not known."""
+    """The call in which a rank waits, in words; empty: it is not known, or it was in one when it last reported."""
+    if report.state == "late" and not report.is_now:
+        return ""
     return report.call or str(report.record.get("message", "")) or call_in(report.frames)
 
 
 def _certain_call(report: RankReport) -> str:
     """The call in which it is certain that a rank waits; empty: it is none, or one that PyTorch's recorder should know."""
-    inside = call_in(report.frames)
-    return report.call or str(report.record.get("message", "")) or (inside if inside in _UNRECORDED else "")
+    call, inside = call_of(report), call_in(report.frames)
+    return call if call != inside or inside in _UNRECORDED else ""
 
 
 def _where(frames: Sequence[Frame]) -> str:
