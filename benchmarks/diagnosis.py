@@ -1,254 +1,184 @@
-"""What is wrong, and with which rank: does it say so? 53 planted faults, under lockstep, under torchrun, and with TraceML.
+"""What is wrong, and with which rank: does it say so? Planted faults, under lockstep, under torchrun, and with TraceML.
 
     python benchmarks/diagnosis.py
 
-Each fault is planted on one rank of three. lockstep runs a script of its own for some (form "lockstep"), and for others the
-very script that torchrun runs (form "unchanged"). torchrun has TORCH_DISTRIBUTED_DEBUG=INFO (with DETAIL, torch 2.13 crashes
-where DistributedDataParallel is made with Gloo) and the Flight Recorder, whose dumps, where there are any, go through
-torchfrtrace. TraceML, which measures steps, is asked about the slow ones only, by torchrun's script with the two lines that
-it needs; it speaks when the training is over. Process groups time out after 40 s. A fault counts as found when what was
-printed names the rank and the cause (the function that hangs, the signal, the parameter, what it is slow in) next to each
-other.
+Each fault is planted on one of two or three ranks. lockstep runs a script of its own for some (form "lockstep"), and for
+others the very script that torchrun runs (form "unchanged"). It is judged by the fields of its reports (``--reports``): a fault
+is named if a report has its rank and its cause (the function that hangs, the signal, the collective, what it is slow in)
+within 15 s of when it shows; slow ranks of unchanged scripts, and ranks that never meet, within a minute or so, see
+``_faults.py``. If a report before that one has another rank or cause, the fault counts as wrong, and not as named.
 
-  found_*    so many, by each; in the table: seconds from the command's start until it was said, start-up included
+torchrun has TORCH_DISTRIBUTED_DEBUG=INFO (with DETAIL, torch 2.13 crashes where DistributedDataParallel is made with Gloo) and
+the Flight Recorder, whose dumps, where there are any, go through torchfrtrace. TraceML, which measures steps, is asked about
+the slow ones only, by torchrun's script with the two lines that it needs; it speaks when the training is over. Process groups
+time out after 40 s. Of these two, what was printed counts, at any time: the rank and the cause next to each other.
+
+  named_*    so many, by each; in the table: seconds from when the fault showed until it was named
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import math
 import os
-import re
-import selectors
+import shutil
 import subprocess
 import sys
-import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import _harness as harness
-import psutil
-from _crew import WORKERS, clean_environ
+from _crew import WORKERS
+from _faults import FAULTS, SOON_S, Fault
+from _judging import LATE, NAMED, SILENT, WRONG, Verdict, judged, names
+from _watched import REPORTS, Watched, watched
 
 GOAL = 0.95
 """Of the faults."""
-NPROC = 3
 TOOLS = ("lockstep", "torchrun", "traceml")
-LIMIT_S = 100.0
-"""For one fault, and one launcher: torchrun's ranks need the 40 s of the time limit, and time to end."""
-_END_S = 10.0
-_NEAR = 12
-"""Lines between the name of the rank and the cause."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One fault."""
-
-    kind: str
-    form: str
-    """Of the script that lockstep runs: ``lockstep`` or ``unchanged``."""
-    name: str
-    """See workers/faults.py."""
-    cause: str
-    """A regular expression for what must be said. It is the same for both."""
-    rank: int = 1
-    options: tuple[str, ...] = ()
-    """Of lockstep run."""
-
-
-FAULTS = (
-    Fault("stuck", "lockstep", "wait_for_licence", "wait_for_licence"),
-    Fault("stuck", "unchanged", "wait_for_licence", "wait_for_licence", 2),
-    Fault("stuck", "lockstep", "parse_caption", "parse_caption"),
-    Fault("stuck", "unchanged", "update_cache", "update_cache", 0),
-    Fault("stuck", "unchanged", "read_control_file", "read_control_file"),
-    Fault("stuck", "lockstep", "refine_boxes", "refine_boxes", 0),
-    Fault("stuck", "unchanged", "refine_boxes", "refine_boxes", 2),
-    Fault("stuck", "lockstep", "poll_for_labels", "poll_for_labels"),
-    Fault("stuck", "unchanged", "poll_for_labels", "poll_for_labels", 0),
-    Fault("stuck", "unchanged", "save_weights", "saving a checkpoint"),
-    Fault("stuck", "lockstep", "call_preprocessor", "call_preprocessor", 2),
-    Fault("stuck", "unchanged", "call_preprocessor", "call_preprocessor", 0),
-    Fault("stuck", "lockstep", "receive_weights", "receive_weights"),
-    Fault("stuck", "unchanged", "receive_weights", "receive_weights", 2),
-    Fault("stuck", "lockstep", "stop_this_process", "stopped by a signal|SIGSTOP"),
-    Fault("stuck", "unchanged", "stop_this_process", "stopped by a signal|SIGSTOP", 2),
-    Fault("stuck", "lockstep", "fetch_from_archive", "fetch_from_archive"),
-    Fault("stuck", "unchanged", "fetch_from_archive", "fetch_from_archive"),
-    Fault("stuck", "lockstep", "average_by_hand", "different collectives|average_by_hand"),
-    Fault("stuck", "unchanged", "average_by_hand", "different collectives|Detected mismatch|average_by_hand", 2),
-    Fault("stuck", "unchanged", "leave_the_loop", "ended first|has ended|ended early"),
-    Fault("slow", "lockstep", "slow_forward", "slow.*forward|STRAGGLER.*FORWARD", 2),
-    Fault("slow", "lockstep", "slow_layer", "slow.*backward"),
-    Fault("slow", "lockstep", "decode_slowly", "slow.*loader|INPUT STRAGGLER", 0),
-    Fault("slow", "lockstep", "write_images", "slow.*script", 0),
-    Fault("slow", "lockstep", "clip_slowly", "slow.*script"),
-    Fault("slow", "lockstep", "slow_forward", "slow.*forward|STRAGGLER.*FORWARD", 2, ("--strategy", "fsdp")),
-    Fault("slow", "lockstep", "slow_layer", "slow.*backward", 0, ("--strategy", "fsdp")),
-    Fault("stuck", "unchanged", "reduce_by_group", "reduce_by_group"),
-    Fault("stuck", "lockstep", "reduce_by_group", "reduce_by_group", 2),
-    Fault("stuck", "unchanged", "leave_out_group", "leave_out_group|process group"),
-    Fault("stuck", "unchanged", "lock_index", "lock_index", 0),
-    Fault("stuck", "lockstep", "lock_index", "lock_index"),
-    Fault("stuck", "unchanged", "wait_for_cache", "fill-cache|fill_cache", 2),
-    Fault("ends not", "unchanged", "leave_thread", "upload"),
-    Fault("ends not", "unchanged", "leave_exit_handler", "flush_metrics", 2),
-    Fault("ends not", "unchanged", "leave_child", r"renderer|child", 0),
-    Fault("ends not", "lockstep", "leave_thread", "upload", 2),
-    Fault("dead", "unchanged", "read_settings", "KeyError: 'depth'"),
-    Fault("dead", "unchanged", "read_labels", "label 10 is not one of"),
-    Fault("dead", "lockstep", "call_extension", "SIGSEGV|Signal 11|Segmentation"),
-    Fault("dead", "unchanged", "kill_this_process", "SIGKILL|Signal 9"),
-    Fault("dead", "unchanged", "leave_at_once", r"(status|exitcode|code)\W+3\b", 2),
-    Fault("dead", "lockstep", "write_past_shared_memory", "/dev/shm|shared memory"),
-    Fault("wrong", "unchanged", "unused_layer", r"spare\.weight", 2),
-    Fault("wrong", "unchanged", "another_format", "of double", 2),
-    Fault("wrong", "lockstep", "another_format", "float64", 2),
-    Fault("wrong", "lockstep", "nudge_weights", "body.weight|weights"),
-    Fault("wrong", "unchanged", "count_samples", "(?i)int.*float|float.*int"),
-    Fault("wrong", "lockstep", "count_samples", "(?i)int.*float|float.*int", 2),
-    Fault("wrong", "unchanged", "take_maximum", "take_maximum", 2),
-    Fault("wrong", "lockstep", "take_maximum", "take_maximum"),
-)
+_BEGINS_S = 60.0
+"""In which a fault shows, after the command's start."""
+_LATE_S = 20.0
+"""How long a fault may still be named after its time, to see that it comes late."""
+_LIMIT_S = 100.0
+"""For one fault and another launcher: torchrun's ranks need the 40 s of the time limit, and time to end."""
+_NOT_PLANTED = "not planted"
 
 
 def command_of(fault: Fault, tool: str) -> list[str]:
     """What a user would type."""
-    command = [str(Path(sys.executable).with_name(tool)), *([] if tool == "torchrun" else ["run"])]
+    command = [str(Path(sys.executable).with_name(tool)), *(["--standalone"] if tool == "torchrun" else ["run"])]
     if tool == "lockstep":
-        command += fault.options
-    script = WORKERS / ("faulty_lockstep.py" if tool == fault.form == "lockstep" else "faulty_torchrun.py")
+        command += ["--reports", REPORTS, *fault.options]
+    form = "lockstep" if tool == fault.form == "lockstep" else "torchrun"
+    script = WORKERS / ("alone.py" if fault.script == "alone" else f"{fault.script}_{form}.py")
     arguments = [fault.name, str(fault.rank)]
     if tool == "traceml":
         arguments = ["--args", *arguments, "traceml"]
-    return [*command, "--nproc-per-node", str(NPROC), str(script), *arguments]
+    command += ["--nproc-per-node", str(fault.nproc), str(script), *arguments]
+    if not fault.shared_memory:
+        return command
+    mount = f'mount -t tmpfs -o size={fault.shared_memory} tmpfs /dev/shm && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", mount, "sh", *command]
 
 
-def names(text: str, fault: Fault) -> bool:
-    """Whether the rank and the cause are said next to each other."""
-    rank = re.compile(rf"\branks?\W{{0,12}}{fault.rank}\b|\bR{fault.rank}/N0 (waited|was)")
-    lines = text.splitlines()
-    ranks = [number for number, line in enumerate(lines) if rank.search(line)]
-    causes = [number for number, line in enumerate(lines) if re.search(fault.cause, line)]
-    return any(abs(one - other) <= _NEAR for one in ranks for other in causes)
+def run_lockstep(fault: Fault) -> tuple[Verdict, str]:
+    """What lockstep has reported of a fault; and what was printed."""
+    with watched(command_of(fault, "lockstep")) as run:
+        for _ in run.looks(_BEGINS_S):
+            if run.fault_at is not None:
+                break
+        if (fault_at := run.fault_at) is None:
+            return Verdict(_NOT_PLANTED), run.text
+        verdict = Verdict(SILENT)
+        for _ in run.looks(fault_at + fault.limit_s + _LATE_S - time.time()):
+            verdict = judged(run.reports, fault, fault_at)
+            if verdict.how in (NAMED, LATE, WRONG):
+                break
+        return verdict, run.text + "".join(f"{report}\n" for report in run.reports)
 
 
-def run(fault: Fault, tool: str) -> tuple[float | None, str]:
-    """Seconds until the fault was named, None if never; and what was printed."""
-    with tempfile.TemporaryDirectory() as scratch:
-        began = time.monotonic()
-        with subprocess.Popen(
-            command_of(fault, tool),
-            cwd=scratch,
-            env=clean_environ(
-                {
-                    "TORCH_DISTRIBUTED_DEBUG": "INFO",
-                    "TORCH_FR_BUFFER_SIZE": "2000",
-                    "TORCH_FR_DUMP_TEMP_FILE": f"{scratch}/fr_",
-                    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-                }
-                if tool == "torchrun"
-                else {}
-            ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        ) as process:
-            assert process.stdout is not None
-            said_s, text = None, ""
-            with selectors.DefaultSelector() as selector:
-                selector.register(process.stdout, selectors.EVENT_READ)
-                while said_s is None and (left_s := began + LIMIT_S - time.monotonic()) > 0:
-                    if not selector.select(left_s):
-                        break
-                    data = os.read(process.stdout.fileno(), 65536)
-                    if not data:
-                        break
-                    text += data.decode(errors="replace")
-                    if names(text, fault):
-                        said_s = time.monotonic() - began
-            end(process)
-        if said_s is None and (dumps := sorted(Path(scratch).glob("fr_*"))):
-            text += analyse(Path(scratch), len(dumps))
-            said_s = time.monotonic() - began if names(text, fault) else None
-    return said_s, text
+def run_other(fault: Fault, tool: str) -> tuple[Verdict, str]:
+    """Whether another launcher has printed rank and cause; and what was printed."""
+    environ = {
+        "TORCH_DISTRIBUTED_DEBUG": "INFO",
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_FR_DUMP_TEMP_FILE": "fr_",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    }
+    with watched(command_of(fault, tool), environ if tool == "torchrun" else {}) as run:
+        for _ in run.looks(_LIMIT_S):
+            if names(run.text, fault):
+                break
+        text = run.text + analysed(run, fault)
+        if not names(text, fault):
+            return Verdict(SILENT), text
+        return Verdict(NAMED, time.time() - (run.fault_at or math.nan)), text
 
 
-def analyse(directory: Path, num_dumps: int) -> str:
-    """What the Flight Recorder's analyser makes of the dumps."""
-    tool = [str(Path(sys.executable).with_name("torchfrtrace")), str(directory), "-p", "fr_"]
-    incomplete = ["--allow-incomplete-ranks"] if num_dumps < NPROC else []
+def analysed(run: Watched, fault: Fault) -> str:
+    """What the Flight Recorder's analyser makes of the dumps; nothing without any."""
+    if not (dumps := sorted(run.directory.glob("fr_*"))):
+        return ""
+    tool = [str(Path(sys.executable).with_name("torchfrtrace")), str(run.directory), "-p", "fr_"]
+    incomplete = ["--allow-incomplete-ranks"] if len(dumps) < fault.nproc else []
     done = subprocess.run([*tool, *incomplete], capture_output=True, text=True, timeout=60, check=False)
     return done.stdout + done.stderr
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End the command and all that it has started."""
-    try:
-        started = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        started = []
-    process.terminate()
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-    for child in started:
-        try:
-            child.kill()
-        except psutil.NoSuchProcess:
-            continue
+def run(fault: Fault, tool: str) -> tuple[Verdict, str]:
+    """What came of one fault under one launcher; and what was printed."""
+    return run_lockstep(fault) if tool == "lockstep" else run_other(fault, tool)
 
 
 def chosen(args: argparse.Namespace) -> Sequence[Fault]:
-    """The faults that were asked for."""
+    """The faults that were asked for, and that can be planted here."""
     if args.quick:
         return [fault for fault in FAULTS if fault.name == "read_labels"]
-    return [fault for fault in FAULTS if args.fault is None or args.fault in fault.name]
+    can_mount = os.geteuid() == 0 and shutil.which("unshare") is not None
+    asked = [fault for fault in FAULTS if args.fault is None or args.fault in fault.name]
+    return [fault for fault in asked if can_mount or not fault.shared_memory]
+
+
+def applies(fault: Fault, tool: str) -> bool:
+    """Whether a launcher is asked about a fault."""
+    return tool != "traceml" or fault.group == "slow"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fault", metavar="TEXT", help="only faults with this in their name")
+    parser.add_argument("--group", metavar="TEXT", help="only faults of this group: stuck, calls, loader, ...")
     parser.add_argument("--only", choices=TOOLS, help="only this one")
-    parser.add_argument("--show", action="store_true", help="show what was printed where a fault was not found")
+    parser.add_argument("--at-a-time", type=int, default=1, metavar="N", help="so many runs beside each other (default: 1)")
+    parser.add_argument("--show", action="store_true", help="show what was printed where a fault was not named")
     parser.add_argument("--quick", action="store_true", help="one fault: see that it runs")
     parser.add_argument("--json", action="store_true", help="print the last line only")
     args = parser.parse_args()
     say, machine = harness.speaker(args), harness.machine()
     peers = harness.find_peers({"traceml": "traceml_ai"}, say)
     tools = [args.only] if args.only else ["lockstep", "torchrun", *peers]
-    faults, rows = chosen(args), []
+    faults = [fault for fault in chosen(args) if args.group in (None, fault.group)]
+    began = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(args.at_a_time) as pool:
+        running = {
+            (number, tool): pool.submit(run, fault, tool)
+            for number, fault in enumerate(faults)
+            for tool in tools
+            if applies(fault, tool)
+        }
+        verdicts: dict[tuple[int, str], Verdict] = {}
+        for (number, tool), future in running.items():
+            verdict, text = future.result()
+            fault, verdicts[number, tool] = faults[number], verdict
+            say(f"{tool} {fault.name} ({fault.form}, rank {fault.rank} of {fault.nproc}): {verdict.how}, {verdict.cell}")
+            if args.show and verdict.how != NAMED:
+                say(f"{text}\n---")
+    rows = [
+        [fault.name, fault.group, fault.form, f"{fault.rank} of {fault.nproc}"]
+        + [verdicts[number, tool].cell if (number, tool) in verdicts else "" for tool in tools]
+        for number, fault in enumerate(faults)
+    ]
+    say("\n" + harness.table(["fault", "group", "form", "rank", *tools], rows))
+    counts = {tool: Counter(verdict.how for (_, by), verdict in verdicts.items() if by == tool) for tool in tools}
+    named = [verdict.seconds or 0.0 for (_, by), verdict in verdicts.items() if by == "lockstep" and verdict.how == NAMED]
     goal = math.ceil(GOAL * len(faults))
-    found: dict[str, list[float]] = {tool: [] for tool in tools}
-    for fault in faults:
-        cells = []
-        for tool in tools:
-            if tool == "traceml" and fault.kind != "slow":
-                cells.append("")
-                continue
-            said_s, text = run(fault, tool)
-            cells.append("not found" if said_s is None else f"{said_s:.1f} s")
-            if said_s is not None:
-                found[tool].append(said_s)
-            elif args.show:
-                say(f"--- {tool}, {fault.name} ({fault.form}), rank {fault.rank}:\n{text}\n---")
-        rows.append([fault.name, fault.kind, fault.form, str(fault.rank), *cells])
-        say(" ".join(rows[-1]))
-    say("\n" + harness.table(["fault", "kind", "form", "rank", *tools], rows))
     harness.finish(
         {
             "benchmark": "diagnosis",
             "goal": goal,
             "better": "higher",
             "num_faults": len(faults),
-            **{f"found_{tool}": len(times) for tool, times in found.items()},
-            **{f"slowest_s_{tool}": round(max(times), 1) for tool, times in found.items() if times},
-            "goal_met": len(found.get("lockstep", ())) >= goal,
+            **{f"named_{tool}": counts[tool][NAMED] for tool in tools},
+            "others_lockstep": {how: count for how, count in counts.get("lockstep", Counter()).items() if how != NAMED},
+            "named_in_15_s_lockstep": sum(seconds <= SOON_S for seconds in named),
+            "slowest_s_lockstep": round(max(named, default=0.0), 1),
+            "goal_met": counts.get("lockstep", Counter())[NAMED] >= goal,
+            "at_a_time": args.at_a_time,
+            "took_s": round(time.monotonic() - began),
             "versions": harness.versions(["traceml-ai"]),
             "machine": machine,
         }

@@ -8,14 +8,16 @@ import torch
 import lockstep
 
 name, culprit = sys.argv[1], int(sys.argv[2])
+faults.before_joining(name, culprit)
 team = lockstep.join(timeout_s=40.0)
 fault = name if team.rank == culprit else None
 model = faults.Net(fault)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-workers = 1 if name in faults.IN_LOADER_WORKERS else 0
-loader = torch.utils.data.DataLoader(faults.Samples(fault), batch_size=16, shuffle=True, num_workers=workers)
+optimizer = torch.optim.SGD(model.parameters(), **faults.options_of(fault))
+loader = torch.utils.data.DataLoader(
+    faults.data_of(name, fault), batch_size=16, shuffle=True, **faults.loader_options(name, fault)
+)
 model, optimizer, loader = team.prepare(model, optimizer, loader)
-faults.before_loop(name, fault)
+faults.before_loop(name, culprit)
 for step, batch in enumerate(loader, 1):
     for x, y in batch.shards:
         faults.in_forward(fault, step)

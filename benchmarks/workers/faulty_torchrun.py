@@ -14,21 +14,22 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
 name, culprit = sys.argv[1], int(sys.argv[2])
+faults.before_joining(name, culprit)
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=40))
 fault = name if dist.get_rank() == culprit else None
 torch.manual_seed(0)
 model = DistributedDataParallel(faults.Net(fault))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-data = faults.Samples(fault)
-workers = 1 if name in faults.IN_LOADER_WORKERS else 0
-loader = torch.utils.data.DataLoader(data, batch_size=5, sampler=DistributedSampler(data), num_workers=workers)
+optimizer = torch.optim.SGD(model.parameters(), **faults.options_of(fault))
+data = faults.data_of(name, fault)
+sampler = DistributedSampler(data)
+loader = torch.utils.data.DataLoader(data, batch_size=5, sampler=sampler, **faults.loader_options(name, fault))
 traced = contextlib.nullcontext
 if sys.argv[3:] == ["traceml"]:
     import traceml_ai
 
     traceml_ai.init(mode="auto")
     traced = traceml_ai.trace_step
-faults.before_loop(name, fault)
+faults.before_loop(name, culprit)
 for step, (x, y) in enumerate(loader, 1):
     with traced(model):
         faults.in_forward(fault, step)
