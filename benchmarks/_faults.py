@@ -62,10 +62,10 @@ def _calls(name: str, form: str, rank: int = 1, nproc: int = 3, words: str = "")
     return Fault("calls", form, name, rank, nproc, ("mismatch", "waiting"), place, words=words)
 
 
-def _loader(
-    name: str, form: str, rank: int = 1, nproc: int = 3, cause: str = "", *, place: str = "", shm: str = ""
-) -> Fault:
-    return Fault("loader", form, name, rank, nproc, ("loader", "waiting"), place=place, cause=cause, shared_memory=shm)
+def _loader(name: str, form: str, rank: int, nproc: int, cause: str = "", *, in_it: bool = False, shm: str = "") -> Fault:
+    limit_s = WORK_S if name == "backtrack_in_worker" else SOON_S
+    place = name if in_it else ""
+    return Fault("loader", form, name, rank, nproc, ("loader", "waiting"), place, cause, limit_s=limit_s, shared_memory=shm)
 
 
 def _slow(name: str, form: str, rank: int, nproc: int = 3, cause: str = "", place: str = "", *options: str) -> Fault:
