@@ -174,7 +174,7 @@ FAULTS = (
     _slow("slow_forward", "lockstep", 2, 3, "forward", "", "--strategy", "fsdp"),
     _slow("slow_layer", "lockstep", 0, 3, "backward", "", "--strategy", "fsdp"),
     _slow("slow_forward", "unchanged", 1, 3, place="slow_forward"),
-    _slow("slow_layer", "unchanged", 2, 3),
+    _slow("slow_layer", "unchanged", 2, 3, place="backward"),
     _slow("write_images", "unchanged", 1, 2, place="write_images"),
     _slow("draw_picture", "unchanged", 1, 3, place="draw_picture"),
     _slow("draw_picture", "unchanged", 0, 2, place="draw_picture"),

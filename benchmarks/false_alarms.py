@@ -3,11 +3,13 @@
     python benchmarks/false_alarms.py
 
 Runs of three processes, half of them lockstep's own form and half unchanged scripts of torchrun's users, several at a time on
-the same cores. In each something lets the ranks wait: a slow first step, rank 0 that evaluates or saves for 15 to 20 s,
-somebody at a debugger's prompt, a launch that was suspended for 15 s, cores that others took. Or one rank is at work between
-two steps for 16 s, at one line of its own: it waits for another program, for a pool of processes or threads that compute, for
-a loader whose batches arrive or whose first one takes long, computes in one call, downloads, polls. A run counts as an alarm
-if it said "no progress" or "is slow", and as failed if it did not end with status 0.
+the same cores. In each something lets the ranks wait: a slow first step or first batch, a rank that begins late, rank 0 that
+evaluates or saves for 15 to 20 s, somebody at a debugger's prompt, a launch that was suspended for 15 s, cores that others
+took. Or one rank is at work between two steps for 16 s, at one line of its own: it waits for another program, for a pool of
+processes or threads that compute, for a loader whose batches arrive or whose first one takes long, computes in one call,
+downloads, polls. Or the ranks have long steps, uneven ones, steps in which only some of them meet, or none for 90 s. A run
+counts as an alarm if a report was made (``--reports``) that ranks wait, are slow, do not match or have parted; and as failed if
+it did not end with status 0.
 
   alarms   of so many runs: 0 is the goal
 """
@@ -20,66 +22,74 @@ import itertools
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import _harness as harness
 import psutil
-from _crew import WORKERS, clean_environ
+from _crew import WORKERS
+from _watched import REPORTS, watched
 
 NPROC = 3
-LIMIT_S = 300.0
-AT_WORK = (
+LIMIT_S = 400.0
+OF_ONE_RANK = (
+    "begin_late",
+    "compile_long",
+    "read_first_slowly",
+    "save_often",
     "run_tool",
+    "compile_in_subprocess",
     "tokenize_in_pool",
     "compress_in_threads",
     "evaluate_batches",
     "evaluate_here",
+    "evaluate_slow_batches",
+    "evaluate_slow_batches_here",
     "wait_for_first_batch",
     "wait_for_slow_reads",
     "add_up",
     "derive_key",
     "download",
     "poll_for_job",
+    "train_in_subset",
 )
-CASES = ("compile_long", "evaluate_long", "save_long", "debug", "suspended", "stolen", *AT_WORK)
+"""By turns another one; in the other cases rank 0, or all."""
+CASES = (
+    "evaluate_long",
+    "save_long",
+    "debug",
+    "suspended",
+    "stolen",
+    "hold_interpreter",
+    "accumulate_unevenly",
+    "compute_alone",
+    *OF_ONE_RANK,
+)
 FORMS = ("lockstep", "unchanged")
 _TOOK_S = 15.0
 """For how long a launch is suspended, or its cores are taken."""
-_ALARMS = ("no progress", "is slow")
+_NO_ALARMS = ("failed", "lingering")
+"""Kinds of reports; all others say that a healthy run is not."""
 
 
 def run(number: int, case: str, form: str) -> tuple[str, str]:
     """``ok``, ``alarm`` or ``failed``; and what was printed."""
     script = WORKERS / ("faulty_lockstep.py" if form == "lockstep" else "faulty_torchrun.py")
     name = case if case not in ("suspended", "stolen") else "train_long"
-    rank = number % NPROC if case in ("compile_long", *AT_WORK) else 0
-    command = [
-        str(Path(sys.executable).with_name("lockstep")),
-        "run",
-        "--nproc-per-node",
-        str(NPROC),
-        str(script),
-        name,
-        str(rank),
-    ]
-    with tempfile.TemporaryDirectory() as scratch, Path(scratch, "printed").open("w+") as printed:
-        with subprocess.Popen(
-            command, cwd=scratch, env=clean_environ(), stdin=subprocess.DEVNULL, stdout=printed, stderr=printed
-        ) as process:
-            if case == "suspended":
-                suspend(process)
-            elif case == "stolen":
-                steal(process)
-            try:
-                process.wait(LIMIT_S)
-            except subprocess.TimeoutExpired:
-                process.terminate()
-        text = Path(scratch, "printed").read_text(errors="replace")
-    if any(alarm in text for alarm in _ALARMS):
-        return "alarm", text
-    return ("ok" if process.returncode == 0 else "failed"), text
+    again = number // (len(CASES) * len(FORMS))
+    rank = (number + again) % NPROC if case in OF_ONE_RANK else 0
+    launcher = [str(Path(sys.executable).with_name("lockstep")), "run", "--reports", REPORTS]
+    with watched([*launcher, "--nproc-per-node", str(NPROC), str(script), name, str(rank)]) as healthy:
+        if case == "suspended":
+            suspend(healthy.process)
+        elif case == "stolen":
+            steal()
+        for _ in healthy.looks(LIMIT_S):
+            continue
+        text = healthy.text + "".join(f"{report}\n" for report in healthy.reports)
+        if any(report["kind"] not in _NO_ALARMS for report in healthy.reports):
+            return "alarm", text
+        return ("ok" if healthy.process.poll() == 0 else "failed"), text
 
 
 def suspend(process: subprocess.Popen[bytes]) -> None:
@@ -94,7 +104,7 @@ def suspend(process: subprocess.Popen[bytes]) -> None:
         member.send_signal(signal.SIGCONT)
 
 
-def steal(process: subprocess.Popen[bytes]) -> None:
+def steal() -> None:
     """Others want the cores."""
     time.sleep(8)
     burn = [sys.executable, "-c", f"import time; end = time.monotonic() + {_TOOK_S}\nwhile time.monotonic() < end: pass"]
@@ -104,7 +114,7 @@ def steal(process: subprocess.Popen[bytes]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=200, metavar="N", help="how many (default: 200)")
+    parser.add_argument("--runs", type=int, default=240, metavar="N", help="how many (default: 240)")
     parser.add_argument("--at-a-time", type=int, default=6, metavar="N", help="so many of them (default: 6)")
     parser.add_argument("--case", metavar="TEXT", help="only those with this in their name")
     parser.add_argument("--show", action="store_true", help="show what was printed where it was not well")
@@ -115,6 +125,7 @@ def main() -> None:
     num_runs = 2 if args.quick else args.runs
     chosen = [case for case in CASES if args.case is None or args.case in case]
     cases = list(itertools.islice(itertools.cycle(itertools.product(chosen, FORMS)), num_runs))
+    began = time.monotonic()
     counts = {pair: {"ok": 0, "alarm": 0, "failed": 0} for pair in dict.fromkeys(cases)}
     with concurrent.futures.ThreadPoolExecutor(args.at_a_time) as pool:
         running = {pool.submit(run, number, *pair): pair for number, pair in enumerate(cases)}
@@ -138,6 +149,8 @@ def main() -> None:
             "alarms": alarms,
             "failed": failed,
             "goal_met": alarms == failed == 0,
+            "at_a_time": args.at_a_time,
+            "took_s": round(time.monotonic() - began),
             "versions": harness.versions(()),
             "machine": machine,
         }
