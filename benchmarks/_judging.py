@@ -12,6 +12,8 @@ from _faults import Fault
 
 NAMED, LATE, WRONG, HALF, SILENT = "named", "late", "wrong", "half", "silent"
 """With rank and cause, in time; after that; with another rank or cause first; the rank alone; not at all."""
+_ECHOES = re.compile(r"^PeerError|Timed out waiting|Connection (closed|reset) by peer")
+"""A rank that fails so blames no one: another one did not come. That is no answer, and not a wrong one."""
 _NEAR = 12
 """Lines of output between the name of the rank and the cause."""
 
@@ -53,6 +55,8 @@ def judged(reports: Sequence[Mapping[str, Any]], fault: Fault, fault_at: float) 
 
 def _how(report: Mapping[str, Any], fault: Fault) -> str:
     about = set(report["ranks"])
+    if report["kind"] == "failed" and about != {fault.rank} and _ECHOES.search(report["text"]):
+        return SILENT
     if report["kind"] not in fault.kinds:
         return WRONG
     if fault.is_of_all:

@@ -92,7 +92,7 @@ def test_planted_faults_are_looked_for_under_both_launchers():
     done = run("diagnosis", "--quick")
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
-    assert (result["found_lockstep"], result["found_torchrun"], result["num_faults"]) == (1, 1, 1)
+    assert (result["named_lockstep"], result["named_torchrun"], result["num_faults"]) == (1, 1, 1)
 
 
 def check_result(name, done):

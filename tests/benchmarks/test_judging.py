@@ -77,6 +77,14 @@ def test_a_mismatch_must_say_what_the_culprit_and_another_rank_have_called(judgi
     assert how(judging, row, report("mismatch", (), places=same, calls=calls)) == "named"
 
 
+def test_a_rank_that_fails_because_another_one_is_missing_is_no_answer_and_no_wrong_one(judging, fault):
+    text = "RuntimeError: Timed out waiting 40000ms for recv operation to complete"
+    echo = report("failed", (0,), "RuntimeError", places={}, text=text)
+    assert how(judging, fault(place="load"), echo) == "silent"
+    assert how(judging, fault(place="load"), echo, report()) == "named"
+    assert how(judging, fault(place="load"), {**echo, "text": "RuntimeError: shapes differ"}, report()) == "wrong"
+
+
 def test_silence_is_no_answer(judging, fault):
     assert how(judging, fault()) == "silent"
 
