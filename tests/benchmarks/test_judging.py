@@ -92,7 +92,9 @@ def test_silence_is_no_answer(judging, fault):
 def test_each_fault_of_the_table_can_be_planted(judging):
     texts = "".join(path.read_text() for path in (BENCHMARKS / "workers").rglob("*.py"))
     table = importlib.import_module("_faults").FAULTS
-    assert [row.name for row in table if f"def {row.name}(" not in texts and f'"{row.name}"' not in texts] == []
+    healthy = set(importlib.import_module("false_alarms").CASES) - {"suspended", "stolen"}
+    names = {row.name for row in table} | healthy
+    assert {name for name in names if f"def {name}(" not in texts and f'"{name}"' not in texts} == set()
     for row in table:
         assert 0 <= row.rank < row.nproc
         for pattern in (row.cause, row.call, row.error, row.said):
