@@ -168,7 +168,7 @@ FAULTS = (
     _dead("use_long_temporary_path", "lockstep", 1, 2, error="TMPDIR"),
     _slow("slow_forward", "lockstep", 2, 3, "forward"),
     _slow("slow_layer", "lockstep", 1, 3, "backward"),
-    _slow("decode_slowly", "lockstep", 0, 3, "loader"),
+    _slow("decode_slowly", "lockstep", 0, 3, "data|loader"),
     _slow("write_images", "lockstep", 0, 3, "script"),
     _slow("clip_slowly", "lockstep", 1, 3, "script"),
     _slow("slow_forward", "lockstep", 2, 3, "forward", "", "--strategy", "fsdp"),

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from faults.moments import BY_SAMPLE, at, shows
+from faults.moments import AT_STEP, BY_SAMPLE, at, shows
 from faults.slow import decode_slowly
 
 AT_SAMPLE = 150
@@ -90,20 +90,30 @@ class Samples(torch.utils.data.Dataset[Any]):
         x = torch.full((8,), index / self.count)
         if self.fault == "not_a_number" and index % 200 == 199:
             x[3] = torch.nan
-        if self.fault == "fill_shared_memory" and self.num_read > AT_SAMPLE:
-            shows()
-            return x, x.sum().reshape(1) + torch.zeros(1 << 20)
         return x, x.sum().reshape(1)
 
 
-def stacked(samples: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
-    """A batch in memory of the worker's own, unlike PyTorch's function: its other thread moves it to shared memory."""
-    return [torch.stack(column) for column in zip(*samples, strict=True)]
+class Stacked:
+    """Makes batches in the worker's own memory, unlike PyTorch's function: its other thread moves them to shared memory.
+
+    Those of ``fault`` become large.
+    """
+
+    def __init__(self, fault: str | None) -> None:
+        self.fault, self.count = fault, 0
+
+    def __call__(self, samples: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+        x, y = (torch.stack(column) for column in zip(*samples, strict=True))
+        self.count += 1
+        if self.fault == "fill_shared_memory" and self.count > AT_STEP:
+            shows()
+            y = y + torch.zeros(1 << 21)
+        return [x, y]
 
 
 def loader_options(name: str, fault: str | None) -> dict[str, Any]:
     """Of the loader, on all ranks."""
     if fault == "use_long_temporary_path":
         use_long_temporary_path()
-    collate = {"collate_fn": stacked} if name == "fill_shared_memory" else {}
+    collate = {"collate_fn": Stacked(fault)} if name == "fill_shared_memory" else {}
     return {"num_workers": int(name in BY_SAMPLE or name in IN_ITS_LOADER), **collate}
