@@ -55,6 +55,8 @@ def judged(reports: Sequence[Mapping[str, Any]], fault: Fault, fault_at: float) 
 
 def _how(report: Mapping[str, Any], fault: Fault) -> str:
     about = set(report["ranks"])
+    if report["kind"] == "failed" and fault.fails_on_all:
+        return NAMED if re.search(fault.error, report["text"]) else HALF
     if report["kind"] == "failed" and about != {fault.rank} and _ECHOES.search(report["text"]):
         return SILENT
     if report["kind"] not in fault.kinds:

@@ -85,6 +85,14 @@ def test_a_rank_that_fails_because_another_one_is_missing_is_no_answer_and_no_wr
     assert how(judging, fault(place="load"), {**echo, "text": "RuntimeError: shapes differ"}, report()) == "wrong"
 
 
+def test_the_text_of_an_error_of_all_ranks_must_say_which_one_differs(judging, fault):
+    row = fault(kinds=("failed",), error="rank 1 as", fails_on_all=True)
+    assert (
+        how(judging, row, report("failed", (0,), "MismatchError", text="is not the same on rank 1 as on rank 0")) == "named"
+    )
+    assert how(judging, row, report("failed", (0,), "MismatchError", text="is not the same")) == "half"
+
+
 def test_silence_is_no_answer(judging, fault):
     assert how(judging, fault()) == "silent"
 
