@@ -118,7 +118,7 @@ def after_step(name: str, fault: str | None, step: int, model: nn.Module) -> boo
     if fault in EACH_STEP:
         shows()
         EACH_STEP[fault](step)
-    if name == "train_long":  # nothing special, but for what the benchmark does to the processes meanwhile
+    if name in ("train_long", "save_often"):
         time.sleep(0.15)
     if step != AT_STEP:
         return True

@@ -47,7 +47,8 @@ def make_group() -> None:
 
 @at(AFTER_STEP)
 def make_mesh() -> None:
-    init_device_mesh("cpu", (dist.get_world_size(),))
+    """Of two dimensions: it makes groups."""
+    init_device_mesh("cpu", (dist.get_world_size(), 1))
 
 
 @at(AFTER_STEP)
