@@ -233,7 +233,7 @@ FAULTS = (
     _parting("stop_by_own_clock", "lockstep", 2, 3, "break"),
     _ended("stop_by_own_clock", 1, 2),
     _parting("return_early", "lockstep", 1, 2, "return"),
-    _parting("catch_error", "lockstep", 1, 3, "exception|Error"),
+    _parting("catch_error", "lockstep", 1, 3, "break|exception|Error"),
     _stuck("wait_for_data", "unchanged", 2, limit_s=MEET_S),
     _stuck("wait_for_data", "lockstep", 1, 2, limit_s=MEET_S),
     _apart("train_alone", 2, SOON_S),
