@@ -19,6 +19,7 @@ from lockstep.tools.explain.flight_recorder import counts, has_recorded
 from lockstep.tools.explain.frames import stack_of
 from lockstep.tools.explain.recorded_calls import offer, record_calls
 from lockstep.tools.explain.sampler import Sampler, about_process, has_ended
+from lockstep.tools.explain.saved_files import NotedSaves
 from lockstep.tools.explain.threads import doing_at
 
 
@@ -99,6 +100,8 @@ class WorkerBox:
         self._meetings = Meetings()
         offer(ring_path(Path(private_dir), rank))
         record_calls()
+        self._saves = NotedSaves(Path(private_dir), rank)
+        self._saves.begin()
         about = about_process(rank, world_size, socket.gethostname(), Path(private_dir).name, program=program)
         try:
             Sampler(box_path(Path(private_dir), rank), about, self._doing, self._step, replaced=self._steps.close)
@@ -112,6 +115,7 @@ class WorkerBox:
     def _doing(self) -> dict[str, Any]:
         """Called from another thread."""
         self._steps.look()
+        self._saves.begin()
         counted = counts()
         return {
             "activity": doing_at(stack_of(sys._current_frames().get(self._thread_id))),

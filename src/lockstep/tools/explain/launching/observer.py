@@ -16,6 +16,7 @@ from lockstep.launch.observer import JoinedRun, Launch, Observer
 from lockstep.tools.explain.launching.alone import Alone
 from lockstep.tools.explain.launching.causes import Causes
 from lockstep.tools.explain.launching.compared_calls import ComparedCalls
+from lockstep.tools.explain.saved_files import SavedFiles
 
 if TYPE_CHECKING:
     from lockstep.tools.explain.launching.slow import SlowWatch
@@ -39,12 +40,15 @@ class Explainer(Observer):
         self._statuses: dict[int, int] = {}
         self._causes = Causes()
         self._alone = Alone(launch)
+        self._saved = SavedFiles(self._dir)
         self._closed = threading.Event()
         if launch.world_size > 1:
             threading.Thread(target=self._run, name="lockstep-watch", daemon=True).start()
 
     def close(self) -> None:
-        """Stop looking, at last at what the ranks have called: they may have ended before any other look."""
+        """Stop looking, at last at what the ranks have called and saved: they may have ended before any other look."""
+        with contextlib.suppress(Exception):
+            self._look_at_saves()
         if not any(self._statuses.values()):
             with contextlib.suppress(Exception):
                 self._calls.look(is_over=True)
@@ -130,7 +134,13 @@ class Explainer(Observer):
     def _run(self) -> None:
         self._closed.wait(_FIRST_S)
         while not self._closed.wait(_LOOK_S):
-            for look in (self._look_for_waits, self._look_for_slow, self._look_for_alone, self._look_at_calls):
+            for look in (
+                self._look_for_waits,
+                self._look_for_slow,
+                self._look_for_alone,
+                self._look_at_calls,
+                self._look_at_saves,
+            ):
                 with contextlib.suppress(Exception):  # no error here may affect the workers, nor what else is looked for
                     look()
 
@@ -142,6 +152,10 @@ class Explainer(Observer):
 
     def _look_for_alone(self) -> None:
         self._inform(self._alone.look())
+
+    def _look_at_saves(self) -> None:
+        if (report := self._saved.look()) is not None:
+            self._publish(report)
 
     def _look_at_calls(self) -> None:
         self._calls.look(is_over=False)
