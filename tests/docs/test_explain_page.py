@@ -1,5 +1,7 @@
 """docs/explain.md shows what its script really prints: each block is made anew, and compared but for numbers and paths."""
 
+import dataclasses
+import json
 import os
 import re
 import signal
@@ -11,10 +13,16 @@ from crew import warm_server
 from launchers import nursery, start_launcher
 from warm import run_on
 
+from lockstep.base import reports
+
 __all__ = ["nursery", "start_launcher"]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "explain.md").read_text()
-SHOWN = dict(re.findall(r"<!-- ([^>]*?) -->\n```text\n(.*?)```", PAGE, flags=re.DOTALL))
+SHOWN = dict(re.findall(r"<!-- ([^>]*?) -->\n```(?:text|json)\n(.*?)```", PAGE, flags=re.DOTALL))
+FIELDS, KINDS = (
+    dict(re.findall(r"^\| (`.*?`) \| (.*) \|$", re.split(heading, PAGE)[1].split("\n\n")[0], flags=re.MULTILINE))
+    for heading in (r"\n\| field \| content \|\n", r"\n\| `kind` \| `ranks` \| `cause` \|\n")
+)
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
@@ -48,6 +56,15 @@ def run(outlives_tests, request, where):
     return call
 
 
+@pytest.mark.quick
+def test_each_field_and_kind_of_a_report_is_listed():
+    assert set(re.findall(r"`(\w+)`", " ".join(FIELDS))) == {
+        *("time_s", "host", "pid"),
+        *(field.name for field in dataclasses.fields(reports.Report)),
+    }
+    assert {kind.strip("`") for kind in KINDS} == set(reports.KINDS)
+
+
 def test_what_limits_the_speed(run, where):
     # Slower, and fewer, samples: what else a busy machine does takes less than half of the time.
     script = where / "faults.py"
@@ -69,9 +86,11 @@ def test_a_slow_rank(run):
 
 
 def test_a_stuck_rank_and_what_is_said_of_it_once_it_is_killed(run, start_launcher):
-    command = "lockstep run --nproc 3 faults.py --stuck-rank 1"
+    command, recorded = (
+        f"lockstep run --nproc 3 {more}faults.py --stuck-rank 1" for more in ("", "--reports reports.jsonl ")
+    )
     with Path("said").open("w") as said:
-        process = start_launcher(*command.split()[2:], stdout=said, stderr=said)
+        process = start_launcher(*recorded.split()[2:], stdout=said, stderr=said)
     try:
         deadline = time.monotonic() + 90
         while "shows all ranks" not in Path("said").read_text():
@@ -79,6 +98,13 @@ def test_a_stuck_rank_and_what_is_said_of_it_once_it_is_killed(run, start_launch
             time.sleep(0.2)
         printed = [line.removeprefix("[rank N] ").strip() for line in plain(Path("said").read_text())]
         assert [line for line in plain(SHOWN[command]) if line not in printed] == []
+        report, shown = json.loads(Path("reports.jsonl").read_text()), json.loads(SHOWN[recorded])
+        assert sorted(report) == sorted(shown)
+        assert all(report[name] == shown[name] for name in ("kind", "ranks", "cause"))
+        for name in ("places", "calls"):
+            assert {rank: plain(said) for rank, said in report[name].items()} == {
+                rank: plain(said) for rank, said in shown[name].items()
+            }
         stacks = plain(run("lockstep stacks runs/faults-1"))
         assert [line for line in plain(SHOWN["lockstep stacks runs/faults-1"]) if line not in stacks] == []
         os.kill(int(re.search(r"rank 1 on \S+ \(pid (\d+)\)", Path("said").read_text())[1]), signal.SIGKILL)
