@@ -1,7 +1,7 @@
 """Files that more than one rank of a machine saves with ``torch.save``: written at once, they end damaged.
 
-``torch.save`` is wrapped in the workers of ``lockstep run``. Each path that a rank saves is noted once, in a file of the launch's
-private directory, since a rank may save and end within a moment.
+``torch.save`` is wrapped in the workers of ``lockstep run``. Each path that a rank saves is noted once, in a file of the
+launch's private directory, since a rank may save and end within a moment.
 """
 
 from __future__ import annotations
