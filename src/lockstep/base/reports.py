@@ -40,7 +40,7 @@ FAILED = "failed"
 """A rank has failed; ``cause`` is the type of the exception, or the signal."""
 ALONE = "alone"
 """``ranks`` train, and have never met: each trains a model of its own. ``cause`` is the library that was to make them meet."""
-SAME_FILE = "same file"
+SAME_FILE = "same_file"
 """``ranks`` have each saved one file, which may be damaged."""
 KINDS = (WAITING, MISMATCH, PARTED, LOADER, SLOW, LINGERING, FAILED, ALONE, SAME_FILE)
 
