@@ -2,7 +2,7 @@
 
     python benchmarks/diagnosis.py
 
-Each fault is planted on one of two or three ranks. lockstep runs a script of its own for some (form "lockstep"), and for
+Each fault is planted on one of two to four ranks. lockstep runs a script of its own for some (form "lockstep"), and for
 others the very script that torchrun runs (form "unchanged"). It is judged by the fields of its reports (``--reports``): a fault
 is named if a report has its rank and its cause (the function that hangs, the signal, the collective, what it is slow in)
 within 15 s of when it shows; slow ranks of unchanged scripts, and ranks that never meet, within a minute or so, see

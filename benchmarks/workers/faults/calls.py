@@ -47,8 +47,8 @@ def make_group() -> None:
 
 @at(AFTER_STEP)
 def make_mesh() -> None:
-    """Of two dimensions: it makes groups."""
-    init_device_mesh("cpu", (dist.get_world_size(), 1))
+    """Of two dimensions, for four ranks: it makes groups."""
+    init_device_mesh("cpu", (2, dist.get_world_size() // 2))
 
 
 @at(AFTER_STEP)
