@@ -21,6 +21,8 @@ from lockstep.loop.departure import Departure
 _ARRIVED, _MET = "lockstep/arrived", "lockstep/met"
 """Keys of the store: the sum of what the ranks have added as they came, and the number of meetings at which all did."""
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.0001, 0.02
+_MOST_ASKED_PER_S = 2000
+"""How often one store is asked by all ranks together that wait for the last: it also serves their rendezvous."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.5, 60.0
 
 
@@ -113,6 +115,7 @@ class Meetings:
 
     def _wait(self, store: Store, number: int) -> None:
         began, pause_s, look_s = time.monotonic(), _FIRST_PAUSE_S, _FIRST_LOOK_S
+        most_pause_s = max(_MOST_PAUSE_S, self._world_size / _MOST_ASKED_PER_S)
         while int(store.get(_MET)) < number:
             waited_s = time.monotonic() - began
             if waited_s >= look_s:
@@ -126,4 +129,4 @@ class Meetings:
                     "one waits for it: it may be stuck"
                 )
             time.sleep(pause_s)
-            pause_s = min(1.5 * pause_s, _MOST_PAUSE_S)
+            pause_s = min(1.5 * pause_s, most_pause_s)
