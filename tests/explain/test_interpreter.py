@@ -27,7 +27,7 @@ def process_that(tmp_path):
                 def look():
                     os.write(write, json.dumps({"pid": os.getpid(), "time_s": time.time(), **file.fields(main)}).encode())
                     while True:
-                        time.sleep(0.05)
+                        time.sleep(0.125)  # as the sampler does
 
                 threading.Thread(target=look, daemon=True).start()
                 time.sleep(0.2)

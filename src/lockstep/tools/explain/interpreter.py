@@ -27,7 +27,7 @@ from lockstep.base.tracebacks.frames import Frame
 
 SIGNAL = signal.SIGRTMAX - 3
 """Used by nothing else. It kills a process that does not handle it, and is never sent to one."""
-_LEAST_PER_S = 25.0
+_LEAST_PER_S = 40.0
 """Switches of a thread that waits for the lock, even on a machine with far too much to do; one that sleeps has a tenth."""
 _PROBES, _PROBE_S = 5, 0.05
 _ANSWER_S = 1.0
