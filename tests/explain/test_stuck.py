@@ -223,3 +223,14 @@ def test_ranks_that_all_wait_for_their_own_loaders_are_reported_with_the_line():
 def test_one_that_a_debugger_holds_is_nobodys_fault():
     late = replace(rank(1, [["/home/me/train.py", 7, "loss"]], "late"), late_s=9.0, facts=ProcessFacts("tracing-stop"))
     assert who_waits([rank(0, WAITING), late]) is None
+
+
+def test_one_that_wakes_up_again_and_again_is_told_of_without_a_warning_until_two_minutes():
+    polling = rank(0, [["/home/me/train.py", 7, "poll"]], wakes=20)
+    report = report_of([polling, rank(1, WAITING)])
+    assert (report.ranks, report.cause, report.is_warning) == ((0,), "polls", False)
+    silent = rank(0, [["/home/me/train.py", 7, "poll"]], wakes=2)
+    assert report_of([silent, rank(1, WAITING)]).is_warning
+    assert report_of([polling, silent, rank(1, WAITING)]).is_warning, "one of them does nothing"
+    late = rank(0, [["/home/me/train.py", 7, "poll"]], since_s=50.0 - BUSY_S, wakes=100)
+    assert report_of([late, rank(1, WAITING, since_s=50.0 - BUSY_S)]).is_warning

@@ -61,14 +61,16 @@ class Report:
     """Where each rank is in the user's code, as ``FILE:LINE in FUNCTION``, as far as known."""
     calls: Mapping[int, str] = field(default_factory=dict)
     """The collective in which each rank waits, as far as known."""
+    is_warning: bool = True
+    """False: it may be well as it is, as of a rank that polls for what may yet come."""
     seconds: float | None = None
     """For how long it has been so; None: unknown."""
 
 
 def publish(report: Report) -> None:
-    """Warn the user of it, and note it."""
+    """Tell the user of it, and note it."""
     note(report)
-    say(f"WARNING: {report.text}")
+    say(f"WARNING: {report.text}" if report.is_warning else report.text)
 
 
 def note(report: Report) -> None:

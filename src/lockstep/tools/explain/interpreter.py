@@ -61,9 +61,9 @@ class StackFile:
         ``thread_id``: of the thread whose stack is wanted.
         """
         own = threading.get_native_id()
-        if (switches := _switches(os.getpid(), own)) is None:
+        if (count := switches(os.getpid(), own)) is None:
             return {}
-        about: dict[str, Any] = {"sampler": own, "switches": switches}
+        about: dict[str, Any] = {"sampler": own, "switches": count}
         if self._fd >= 0 and signal.getsignal(SIGNAL) is signal.SIG_DFL:  # else the script uses it
             about |= {"stack_file": str(self._path), "stack_fd": self._fd, "thread": thread_id}
         return about
@@ -89,7 +89,7 @@ def holds_lock(record: Mapping[str, Any], since_s: float) -> bool:
     """
     if "switches" not in record:
         return False
-    now = _switches(int(record["pid"]), int(record["sampler"]))
+    now = switches(int(record["pid"]), int(record["sampler"]))
     return now is not None and now - int(record["switches"]) > _LEAST_PER_S * since_s
 
 
@@ -117,9 +117,9 @@ def _ask(record: Mapping[str, Any]) -> list[Frame]:
     if tgkill is None or not (is_open and stat.S_ISREG(file.st_mode) and catches(pid, SIGNAL)):
         return []
     for _ in range(_PROBES):
-        before = _switches(pid, int(record["sampler"]))
+        before = switches(pid, int(record["sampler"]))
         time.sleep(_PROBE_S)
-        after = _switches(pid, int(record["sampler"]))
+        after = switches(pid, int(record["sampler"]))
         if before is None or after is None or after - before < _LEAST_PER_S * _PROBE_S:
             return []
     if tgkill(pid, int(record["sampler"]), int(SIGNAL)) != 0:
@@ -151,7 +151,7 @@ def _read_from(path: Path, offset: int) -> str:
     return ""
 
 
-def _switches(pid: int, thread: int) -> int | None:
+def switches(pid: int, thread: int) -> int | None:
     """How often a thread has given up its processor to wait for something; None: unknown."""
     with contextlib.suppress(OSError):
         found = _SWITCHES.search(Path(f"/proc/{pid}/task/{thread}/status").read_text(errors="replace"))

@@ -40,7 +40,11 @@ _STILL_S = 2.0
 _RECENT_S = 10.0
 """What was done longer ago than this is over."""
 _MOST_SOURCE_BYTES = 1 << 24
+_LEAST_WAKES, _MOST_BETWEEN_S = 3, 5.0
+"""A thread that polls wakes up so often, and at least once in so many seconds."""
 _ALIVE = ("running", "late")
+POLLS = "polls"
+"""The cause of one that polls: see ``RankReport.polls``."""
 DEFAULT_GROUP = "0"
 """PyTorch's name of the process group of all ranks."""
 
@@ -111,6 +115,12 @@ class RankReport:
         return self._since_in(self.ending, "since_s") if self.ending else 0.0
 
     @property
+    def polls(self) -> bool:
+        """Whether its main thread, which does not move, wakes up again and again: it looks for something that may yet come."""
+        least = max(_LEAST_WAKES, self.still_s / _MOST_BETWEEN_S)
+        return self.state == "running" and not self.is_waiting and self.record.get("wakes", 0) >= least
+
+    @property
     def call(self) -> str:
         """The collective in which it waits, in words; empty: none is known."""
         collective = self.record["collective"]
@@ -165,7 +175,7 @@ class RankReport:
             return "holds_gil" if self.holds_lock else "silent"
         if self.ending and not self.is_waiting:
             return "ending"
-        return self.loader_cause or self._awaits.get("kind", "")
+        return self.loader_cause or self._awaits.get("kind", "") or (POLLS if self.polls else "")
 
     @property
     def loader_cause(self) -> str:
@@ -222,7 +232,8 @@ class RankReport:
     def _works(self) -> str:
         """What is done while its main thread does not move, as far as it is seen, as a clause."""
         is_still = self.still_s >= _STILL_S and not self.is_waiting
-        return f"; {self.work}" if is_still and self.work else ""
+        work = self.work or ("it wakes up again and again, and may be at work" if self.cause == POLLS else "")
+        return f"; {work}" if is_still and work else ""
 
     def _why_gone(self) -> str:
         status = self.record.get("status")

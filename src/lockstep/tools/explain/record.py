@@ -88,6 +88,7 @@ class Record(_Needed, total=False):
     ending: _Ending
     status: int
     handled: str
+    wakes: int
     workers: list[WorkerRecord]
     awaits: _Awaits
     package: str

@@ -27,7 +27,7 @@ from lockstep.tools.explain.black_box import BlackBox
 from lockstep.tools.explain.flight_recorder import counts, read_recording
 from lockstep.tools.explain.frames import stack_of
 from lockstep.tools.explain.holders import holders_of
-from lockstep.tools.explain.interpreter import stack_file
+from lockstep.tools.explain.interpreter import stack_file, switches
 from lockstep.tools.explain.latest_calls import LatestCall, last_message, latest_calls, pending_call
 from lockstep.tools.explain.loader_workers import batches_of, is_loading, loader_at, waits_for_loader
 from lockstep.tools.explain.locks import awaited_by
@@ -150,6 +150,9 @@ class Sampler:
         self._handled = ""
         """The exception that the thread is handling, once it has not moved for a while."""
         self._awaits: Mapping[str, str] = {}
+        self._native_id = threading.get_native_id()
+        self._switched: int | None = None
+        """How often the thread had waited for something when it was first seen not to move."""
         self._begun: Mapping[str, int] = {}
         self._recent: Sequence[LatestCall] = ()
         self._recording_s = 0.0
@@ -268,7 +271,7 @@ class Sampler:
         if (stack, at, batches_of(loader)) != (self._stack, self._at, self._batches):
             self._stack, self._at, self._batches = stack, at, batches_of(loader)
             self._same_since_s, self._collective, self._handled, self._message = now, None, "", ""
-            self._workers, self._awaits = (), {}
+            self._workers, self._awaits, self._switched = (), {}, None
         elif now - self._same_since_s >= _WAITS_AFTER_S and now - self._recording_s >= _WAITS_AFTER_S:
             recording, self._recording_s = read_recording(), now
             self._recent = latest_calls(recording.recent)
@@ -278,6 +281,8 @@ class Sampler:
             self._awaits = awaited_by(self._thread_id)
             self._workers = worker_boxes.look_at_workers(loader) if waits_for_loader(stack) else ()
         del loader
+        switched = switches(self._pid, self._native_id) if now > self._same_since_s else None
+        self._switched = switched if self._switched is None else self._switched
         self._begun = counts().begun
         self._work.look(now, is_still=now - self._same_since_s >= _WAITS_AFTER_S and not is_communicating(stack))
         self._last = {
@@ -294,6 +299,7 @@ class Sampler:
             "memory": own_memory(),
             "doing": at,
             "stack": stack,
+            **({"wakes": switched - self._switched} if switched is not None and self._switched is not None else {}),
             "collective": self._collective,
             **({"handled": self._handled} if self._handled else {}),
             **({"message": self._message} if self._message else {}),

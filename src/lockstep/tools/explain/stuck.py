@@ -20,7 +20,7 @@ from lockstep.tools.explain.frames import MOST_FRAMES, users_location
 from lockstep.tools.explain.loader_workers import CERTAIN, is_loading
 from lockstep.tools.explain.mismatch import SAME_CALLS, Difference, first_mismatch, in_words
 from lockstep.tools.explain.parted import left_apart
-from lockstep.tools.explain.rank_reports import RankReport, grouped, read_reports, title
+from lockstep.tools.explain.rank_reports import POLLS, RankReport, grouped, read_reports, title
 from lockstep.tools.explain.remarks import Remarks
 from lockstep.tools.explain.sampler import call_in, is_communicating, transfer_in
 from lockstep.world.machine.sizes import name_ranks
@@ -105,6 +105,8 @@ class StuckWatch:
         """How far this process was when it warned."""
         self._told = ""
         """What was reported; empty: nothing yet."""
+        self._has_warned = False
+        """Whether that was a warning."""
         self._is_certain = False
         """Whether what was reported surely does not end by itself."""
         self._is_first = False
@@ -154,13 +156,13 @@ class StuckWatch:
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             self._next_s, self._dead_s = still_s + self._pause_s, math.inf
             return
-        if not self._told and self._is_first:
+        if (not self._told or (report.is_warning and not self._has_warned)) and self._is_first:
             self._warned_at = self._progress()
             self._remarks.warn(report, still_s)
-        self._told, self._is_certain = report.text, _is_certain(report)
+        self._told, self._is_certain, self._has_warned = report.text, _is_certain(report), report.is_warning
         is_dead = self._rank in deadlocked(reports)
         self._dead_s = min(still_s, self._dead_s) if is_dead else math.inf
-        self._next_s = still_s + (CERTAIN_S if is_dead else math.inf)
+        self._next_s = still_s + CERTAIN_S if is_dead else math.inf if report.is_warning else max(BUSY_S, still_s + 1.0)
 
 
 def who_waits(
@@ -211,7 +213,13 @@ def who_waits(
         places={report.rank: at for report in reports if (at := report.place)},
         calls={report.rank: call for report in reports if (call := call_of(report))},
         seconds=still_s,
+        is_warning=is_over or kind == LOADER or still_s >= BUSY_S or not _may_work(missing),
     )
+
+
+def _may_work(missing: Sequence[RankReport]) -> bool:
+    """Whether those that others wait for are at work, or may be: they poll."""
+    return all(report.cause == POLLS for report in missing if _is_still(report))
 
 
 def _is_certain(report: Report | None) -> bool:

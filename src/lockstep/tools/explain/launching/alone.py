@@ -72,4 +72,5 @@ def _report(records: Sequence[Mapping[str, Any]], took_s: float) -> Report:
         ranks=ranks,
         cause=library,
         seconds=took_s,
+        is_warning=False,
     )

@@ -63,7 +63,7 @@ class Explainer(Observer):
 
         self._statuses[rank] = status
         note_status(self._dir, rank, status)
-        self._inform(self._alone.ended(rank, status))
+        self._publish(self._alone.ended(rank, status))
 
     def with_cause(self, failure: Failure) -> Failure | None:
         """From this machine's memory, and the failure's text."""
@@ -111,20 +111,14 @@ class Explainer(Observer):
 
         return Watching(self.launch, Remarks(self._publish, self._say))
 
-    def _inform(self, report: Report | None) -> None:
-        """Tell the user of something that need not be wrong."""
-        if report is not None and not self._closed.is_set():
-            note(report)
-            say(report.text)
-
     @functools.cached_property
     def _slow(self) -> SlowWatch:
         from lockstep.tools.explain.launching.slow import SlowWatch
 
         return SlowWatch(self.launch, self._publish)
 
-    def _publish(self, report: Report) -> None:
-        if not self._closed.is_set():
+    def _publish(self, report: Report | None) -> None:
+        if report is not None and not self._closed.is_set():
             publish(report)
 
     def _say(self, text: str) -> None:
@@ -151,11 +145,10 @@ class Explainer(Observer):
         self._slow.look()
 
     def _look_for_alone(self) -> None:
-        self._inform(self._alone.look())
+        self._publish(self._alone.look())
 
     def _look_at_saves(self) -> None:
-        if (report := self._saved.look()) is not None:
-            self._publish(report)
+        self._publish(self._saved.look())
 
     def _look_at_calls(self) -> None:
         self._calls.look(is_over=False)

@@ -8,6 +8,7 @@ With several machines, each launcher knows of the ranks of its own.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -24,7 +25,7 @@ from lockstep.tools.explain.loader_workers import waits_for_loader
 from lockstep.tools.explain.rank_reports import LATE_S, RankReport, read_records, read_reports, run_joined
 from lockstep.tools.explain.remarks import Remarks
 from lockstep.tools.explain.sampler import waits_at
-from lockstep.tools.explain.stuck import limit_of_script_s, who_waits
+from lockstep.tools.explain.stuck import BUSY_S, limit_of_script_s, who_waits
 
 _SELDOM = 15
 """Once the user was told, reports are collected at one in this many looks."""
@@ -43,7 +44,9 @@ class Watching:
         self._is_whole = len(launch.ranks) == launch.world_size
         """Whether all ranks are of this machine."""
         self._told = ""
-        """The last warning."""
+        """What was last reported; empty: nothing of the present wait."""
+        self._warn_again_s = math.inf
+        """The number of consecutive looks, one a second, at which it is reported again, since that was no warning."""
         self._remarks = remarks
         self._warned_at: dict[int, tuple[int, int]] = {}
         """How far the ranks that waited were when the user was warned."""
@@ -92,8 +95,8 @@ class Watching:
         before, self._waited = self._waited, waited
         self._looks = self._looks + 1 if waited else 0
         if not waited:
-            self._told, self._dead_since = "", None
-        elif not self._told and set(waited) & set(before):
+            self._told, self._dead_since, self._warn_again_s = "", None, math.inf
+        elif (not self._told and set(waited) & set(before)) or self._looks >= self._warn_again_s:
             self._report(waited, records)
         elif self._told and (self._dead_since is not None or self._looks % _SELDOM == 0):
             self._look_for_deadlock()
@@ -103,6 +106,7 @@ class Watching:
         report = self._who_waits(reports, is_over=False)
         if report is not None:
             self._told = report.text
+            self._warn_again_s = math.inf if report.is_warning else self._looks + BUSY_S
             self._warned_at = {int(record["rank"]): _progress(record) for record in records if record["rank"] in waited}
             self._remarks.warn(report, report.seconds or 0.0)
             self._look_for_deadlock()
