@@ -136,6 +136,8 @@ class Sampler:
         self._at: Mapping[str, Any] = {}
         self._batches = 0
         """How many the thread has got from the loader in which it is."""
+        self._num_done = 0
+        """Collectives that this process has finished: also in a group of some ranks, which step by step do nothing else."""
         self._workers: Sequence[Mapping[str, Any]] = ()
         """What it waits for there, once it has not moved for a while."""
         self._same_since_s = time.time()
@@ -266,10 +268,10 @@ class Sampler:
     def _look(self, ended: str | None = None) -> None:
         record_calls()  # once torch is imported
         now, frame = time.time(), self._frame()
-        stack, at, loader = stack_of(frame), self._doing(), loader_at(frame)
+        stack, at, loader, counted = stack_of(frame), self._doing(), loader_at(frame), counts()
         del frame  # and what it holds
-        if (stack, at, batches_of(loader)) != (self._stack, self._at, self._batches):
-            self._stack, self._at, self._batches = stack, at, batches_of(loader)
+        if (stack, at, batches_of(loader), counted.num_done) != (self._stack, self._at, self._batches, self._num_done):
+            self._stack, self._at, self._batches, self._num_done = stack, at, batches_of(loader), counted.num_done
             self._same_since_s, self._collective, self._handled, self._message = now, None, "", ""
             self._workers, self._awaits, self._switched = (), {}, None
         elif now - self._same_since_s >= _WAITS_AFTER_S and now - self._recording_s >= _WAITS_AFTER_S:
@@ -283,7 +285,7 @@ class Sampler:
         del loader
         switched = switches(self._pid, self._native_id) if now > self._same_since_s else None
         self._switched = switched if self._switched is None else self._switched
-        self._begun = counts().begun
+        self._begun = counted.begun
         self._work.look(now, is_still=now - self._same_since_s >= _WAITS_AFTER_S and not is_communicating(stack))
         self._last = {
             **self._about,
