@@ -28,6 +28,13 @@ def is_echo(error: BaseException) -> bool:
     return any(map(_is_echo, chain(error)))
 
 
+def is_echo_in(traceback: str) -> bool:
+    """The same, of a traceback as text. Not if it shows an error of its own as well, which may be the cause."""
+    blocks = traceback.split("Traceback (most recent call last):\n")[1:]
+    said = ["\n".join(line for line in block.splitlines() if not line.startswith("  ")) for block in blocks]
+    return bool(said) and all(any(sign in text for sign in (*_TYPES, *_TEXTS)) for text in said)
+
+
 def handled_before(error: BaseException) -> BaseException | None:
     """The exception that a rank was handling, in a ``finally`` or ``except``, when it met the first echo; None: there is none.
 

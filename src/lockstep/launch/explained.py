@@ -32,6 +32,8 @@ class ExplainedFailures:
         if failure.then:
             return
         if failures.lacked_peers(failure):
+            if not (failures.timed_out(failure) or failures.has_aborted(failure)):
+                return  # others are gone, and nothing is told by where those were that still wait
             echoes = [rank for rank, known in self.by_rank.items() if failures.lacked_peers(known)]
             waited = self._observers.ask(lambda observer: observer.who_waits(echoes))
             self.by_rank[failure.rank] = replace(failure, waited=waited or "")
@@ -51,4 +53,6 @@ class ExplainedFailures:
             return (early, *reported)
         if is_consequence and (mismatch := self._observers.ask(lambda observer: observer.mismatch(reported))):
             reported[0] = replace(reported[0], waited=mismatch)
+        elif is_consequence:  # others may have failed first, of those that timed out
+            reported[0] = replace(reported[0], waited=next(filter(None, (failure.waited for failure in reported)), ""))
         return tuple(reported)

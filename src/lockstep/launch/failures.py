@@ -26,6 +26,9 @@ _OURS = f"{Path(__file__).parents[1]}/"
 _LINE = re.compile(r'^ +File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
 _MODULES = re.compile(r"^Extension modules: .*\n?", re.MULTILINE)
 
+_TIMEOUT = re.compile(r"timed? ?out|ms for (recv|send) operation", re.IGNORECASE)
+_CLOSED = re.compile(r"(closed|reset) by peer|broken pipe", re.IGNORECASE)
+
 _RECURRING = (CheckpointError, ConfigError, LossError, UsageError, MismatchError, ModelError, LaunchError)
 
 _SIGNAL_WORDS: dict[int, str] = {
@@ -261,6 +264,12 @@ def early_end(
 def lacked_peers(failure: Failure) -> bool:
     """Whether a rank seems to have failed only because others did not take part, or not within the timeout."""
     return failure.is_consequence or has_aborted(failure)
+
+
+def timed_out(failure: Failure) -> bool:
+    """Whether a rank has failed because it had waited for too long, and not because others are gone."""
+    message = failure.message
+    return failure.is_consequence and _TIMEOUT.search(message) is not None and _CLOSED.search(message) is None
 
 
 def has_aborted(failure: Failure) -> bool:

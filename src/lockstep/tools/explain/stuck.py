@@ -15,6 +15,7 @@ from typing import Any
 
 from lockstep.base.reports import LOADER, MISMATCH, WAITING, Report
 from lockstep.base.tracebacks.frames import Frame, owner
+from lockstep.launch.echoes import is_echo_in
 from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
 from lockstep.tools.explain.frames import MOST_FRAMES, users_location
 from lockstep.tools.explain.loader_workers import CERTAIN, is_loading
@@ -176,7 +177,7 @@ def who_waits(
         is_over: whether the ranks have timed out; otherwise missing ones may be working, or in a debugger.
         is_here: whether ``lockstep stacks`` shows only ranks of the machine on which it is called.
     """
-    waiting, missing = _divided(reports)
+    waiting, missing = _divided([_before_echo(report) for report in reports])
     reports = [*waiting, *missing]
     if not is_over and missing and all(map(_loads, reports)):
         waiting, missing = missing, []  # for what their own loaders do not bring
@@ -225,6 +226,12 @@ def _may_work(missing: Sequence[RankReport]) -> bool:
 def _is_certain(report: Report | None) -> bool:
     """Whether what ranks wait for surely does not come by itself."""
     return report is not None and report.kind == LOADER and report.cause in CERTAIN
+
+
+def _before_echo(report: RankReport) -> RankReport:
+    """A rank that has failed only because others did not come to a collective: it waits for them as before."""
+    is_echo = report.state == "failed" and is_echo_in(str(report.record.get("error", "")))
+    return replace(report, state="running") if is_echo else report
 
 
 def _divided(reports: Sequence[RankReport]) -> tuple[list[RankReport], list[RankReport]]:

@@ -37,6 +37,7 @@ class Explainer(Observer):
         self._dir = Path(launch.private_dir)
         self._calls = ComparedCalls(self._dir, launch.ranks, self._publish)
         self._mismatch: Report | None = None
+        self._published: list[Report] = []
         self._statuses: dict[int, int] = {}
         self._causes = Causes()
         self._alone = Alone(launch)
@@ -52,10 +53,18 @@ class Explainer(Observer):
         if not any(self._statuses.values()):
             with contextlib.suppress(Exception):
                 self._calls.look(is_over=True)
-        if self._mismatch is not None:
-            note(self._mismatch)  # it is told with the failure
+        with contextlib.suppress(Exception):
+            self._note_what_was_told()
         self._closed.set()
         self._calls.close()
+
+    def _note_what_was_told(self) -> None:
+        """Note what was told with the failures, unless it is noted already."""
+        explained = self._watching.explained if any(self._statuses.values()) else None
+        told = self._mismatch or explained
+        known = [(report.kind, set(report.ranks), report.cause) for report in self._published]
+        if told is not None and (told.kind, set(told.ranks), told.cause) not in known:
+            note(told)
 
     def ended(self, rank: int, status: int) -> None:
         """Note in the worker's black box how it has ended."""
@@ -119,6 +128,7 @@ class Explainer(Observer):
 
     def _publish(self, report: Report | None) -> None:
         if report is not None and not self._closed.is_set():
+            self._published.append(report)
             publish(report)
 
     def _say(self, text: str) -> None:

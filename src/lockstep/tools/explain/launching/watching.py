@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.base.reports import Report, note
+from lockstep.base.reports import Report
 from lockstep.launch import failures
 from lockstep.launch.observer import Launch
 from lockstep.tools.explain.deadlock import CERTAIN_S, deadlocked
@@ -25,7 +25,7 @@ from lockstep.tools.explain.loader_workers import waits_for_loader
 from lockstep.tools.explain.rank_reports import LATE_S, RankReport, read_records, read_reports, run_joined
 from lockstep.tools.explain.remarks import Remarks
 from lockstep.tools.explain.sampler import waits_at
-from lockstep.tools.explain.stuck import BUSY_S, limit_of_script_s, who_waits
+from lockstep.tools.explain.stuck import BUSY_S, LEAST_S, limit_of_script_s, who_waits
 
 _SELDOM = 15
 """Once the user was told, reports are collected at one in this many looks."""
@@ -56,6 +56,8 @@ class Watching:
         """Consecutive looks, up to now, at which a rank had."""
         self._dead_since: float | None = None
         """When the ranks were first seen in a deadlock, in the time of ``time.monotonic``."""
+        self.explained: Report | None = None
+        """What was told of the first ranks that had timed out; None: nothing. It is told with their failure."""
         self._lock = threading.Lock()
 
     def explain(self, echoes: Collection[int]) -> str:
@@ -66,11 +68,19 @@ class Watching:
         """
         report: Report | None = None
         with contextlib.suppress(Exception):  # the failure is reported even without this
-            report = self._who_waits(self._reports(echoes), is_over=True)
+            report = self._of_failed(echoes)
         if report is None:
             return self._told
-        note(report)  # it is told with the failure
+        self.explained = self.explained or report
         return report.text
+
+    def _of_failed(self, echoes: Collection[int]) -> Report | None:
+        reports = self._reports()
+        report = self._who_waits(_as_running(reports, echoes), is_over=True)
+        # A communication library that ends a process may have done so for a timeout, or for what has come too early.
+        have_aborted = any(report.rank in echoes and report.state == "gone" for report in reports)
+        is_brief = have_aborted and report is not None and (report.seconds or 0.0) < LEAST_S
+        return None if is_brief else report
 
     @property
     def where(self) -> Path:
@@ -102,8 +112,7 @@ class Watching:
             self._look_for_deadlock()
 
     def _report(self, waited: tuple[int, ...], records: Sequence[Mapping[str, Any]]) -> None:
-        reports = self._reports(())
-        report = self._who_waits(reports, is_over=False)
+        report = self._who_waits(self._reports(), is_over=False)
         if report is not None:
             self._told = report.text
             self._warn_again_s = math.inf if report.is_warning else self._looks + BUSY_S
@@ -121,7 +130,7 @@ class Watching:
         now = time.monotonic()
         if self._dead_since is not None and now - self._dead_since < CERTAIN_S:
             return
-        reports = self._reports(())
+        reports = self._reports()
         if not (ranks := deadlocked(reports)):
             self._dead_since = None
         elif self._dead_since is None:
@@ -131,18 +140,19 @@ class Watching:
             how = "deadlock: ranks that wait like this never go on, so the run was ended"
             self._end(failures.from_deadlock(min(ranks), self._told if report is None else report.text, how))
 
-    def _reports(self, echoes: Collection[int]) -> list[RankReport]:
-        """``echoes`` have just failed because they timed out; they are treated as still waiting."""
+    def _reports(self) -> list[RankReport]:
         with self._lock:
-            reports = read_reports(self._where(), time.time())
-        return [replace(report, state="running") if report.rank in echoes else report for report in reports]
+            return read_reports(self._where(), time.time())
 
     def _who_waits(self, reports: Sequence[RankReport], *, is_over: bool) -> Report | None:
-        if is_over:
-            reports = [replace(report, state="running") if report.state == "failed" else report for report in reports]
         where = self._where()
         shown = "" if where == self._dir else os.path.relpath(where)
         return who_waits(reports, shown, is_over=is_over, is_here=not self._is_whole and not shown)
+
+
+def _as_running(reports: Sequence[RankReport], echoes: Collection[int]) -> list[RankReport]:
+    """``echoes`` have just failed because they timed out; they are treated as still waiting."""
+    return [replace(report, state="running") if report.rank in echoes else report for report in reports]
 
 
 def _progress(record: Mapping[str, Any]) -> tuple[int, int]:
