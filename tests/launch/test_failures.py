@@ -278,6 +278,39 @@ def test_an_exception_of_a_loader_worker_is_summed_up_as_that_and_not_as_what_wr
     assert "__getitem__" in failure.text
 
 
+def test_a_loader_worker_that_dies_while_its_rank_talks_to_it_is_the_failure(run_warm):
+    ended = run_warm(
+        """
+        import multiprocessing.connection as connection, os, signal, threading, time
+        import torch
+        def talk(address):
+            signal.signal(signal.SIGCHLD, lambda *_: None)  # instead of the handler of PyTorch, whose error may be lost
+            with connection.Client(address) as worker:
+                worker.send("the batch, please")
+                worker.recv()
+        class Batch:
+            def __reduce__(self):
+                listener = connection.Listener()
+                def die():
+                    accepted = listener.accept()
+                    time.sleep(0.2)  # until something unread has come: the connection is reset
+                    accepted.close()
+                    time.sleep(0.3)  # its connections are closed before a process is dead
+                    os.kill(os.getpid(), signal.SIGKILL)
+                threading.Thread(target=die).start()
+                return talk, (listener.address,)
+        class Images(torch.utils.data.Dataset):
+            def __len__(self): return 1
+            def __getitem__(self, index): return Batch()
+        next(iter(torch.utils.data.DataLoader(Images(), batch_size=None, num_workers=1)))
+        """,
+        nproc=1,
+    )
+    (failure,) = ended.outcome.failures
+    assert re.match(r"DataLoader worker \(pid \d+\) is killed by signal: Killed", failure.message), failure.text
+    assert "SIGKILL" in failure.explanation
+
+
 def test_gloos_advice_is_left_out_of_what_it_says():
     said = "[/__w/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:4528: Connection reset by peer."
     error = RuntimeError(f"{said} This is typically caused by a remote worker hanging. GLHF! 🏖️")

@@ -14,7 +14,6 @@ import runpy
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from lockstep.base.tracebacks.excerpt import chain
 from lockstep.base.tracebacks.frames import without_unseen
 from lockstep.launch import ending, failures
 from lockstep.launch.binding import bind_to_gpu
-from lockstep.launch.echoes import is_of_loader
+from lockstep.launch.dead_loader import with_its_cause
 from lockstep.launch.fresh import apply_to_torch, forget_shadowed
 from lockstep.launch.messages import Sender
 from lockstep.launch.spec import Call, LaunchSpec, Script, worker_environ
@@ -141,28 +140,16 @@ def _fail(error: BaseException, spec: LaunchSpec | None, request: Request) -> in
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for each in chain(error):
         without_unseen(each)
+    cause = with_its_cause(error)  # before the signal that names it could be lost in what follows
     _leave_traces(error)
     if spec is None:
         raise error
-    failure = failures.from_exception(request.rank, _with_its_cause(error), process_observer.in_words)
+    failure = failures.from_exception(request.rank, cause, process_observer.in_words)
     _tell(failure, spec, request.sender)
     if not isinstance(error, KeyboardInterrupt):
         # The script may have installed its own hook. Ours, and that of torch.distributed around it, are silent by now.
         sys.excepthook(type(error), error, error.__traceback__)
     return failure.exit_status
-
-
-def _with_its_cause(error: BaseException) -> BaseException:
-    """The error of a loader whose worker has died: PyTorch's own, raised when the signal of that arrives, names the worker and
-    what ended it. A loader that meets the closed connection first knows neither."""
-    if not is_of_loader(error):
-        return error
-    try:
-        for _ in range(20):  # a signal ends one sleep, not the next
-            time.sleep(0.05)
-    except RuntimeError as died:
-        return died.with_traceback(error.__traceback__)  # of the user's loop
-    return error
 
 
 def _leave_traces(error: BaseException) -> None:
