@@ -53,11 +53,13 @@ def test_ranks_that_have_trained_and_never_met_are_told_of_at_their_end(told, be
         DDP,
         f"{DDP}torch.distributed.destroy_process_group()",
         f"{APART}\n{GROUP}torch.distributed.barrier()",
+        f"import torch.distributed as dist\n{GROUP}time.sleep(0.7)\nvalue = torch.ones(2)\n"
+        f"dist.recv(value, 0) if dist.get_rank() else dist.send(value, 1)\n{APART}",
         "open(os.environ['RANK'], 'w').write('no optimizer')",
         f"if os.environ['RANK'] == '0':\n    {APART}",
         "import lockstep\nteam = lockstep.join(checkpoint_every='off')\n" + APART,
     ],
-    ids=["DDP", "DDP, left", "met last", "without an optimizer", "one trains", "joined"],
+    ids=["DDP", "DDP, left", "met last", "messages", "without an optimizer", "one trains", "joined"],
 )
 def test_ranks_that_meet_or_do_not_all_train_are_not(told, source):
     assert told(source) == []

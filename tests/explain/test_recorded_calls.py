@@ -275,3 +275,17 @@ def test_each_call_has_the_number_that_pytorchs_recorder_gives_it(run_here):
         "2",
     )
     assert done.stdout.count("done") == 2, done.stderr
+
+
+def test_a_backend_that_does_not_number_its_collectives_works_as_without_a_launcher(run_here):
+    source = """
+    import time, torch, torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    time.sleep(0.7)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    time.sleep(0.7)
+    dist.all_reduce(torch.ones(3))
+    dist.send(torch.ones(3), 1)
+    dist.recv(torch.ones(3), 1)
+    """
+    assert run_here(source, "--nproc-per-node", "1").returncode == 0

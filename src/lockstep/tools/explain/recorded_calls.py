@@ -152,11 +152,13 @@ class _Recorder:
             known = note(kind, group, args, kwargs, sys._getframe(1))
             if num_numbers is None or known is None:
                 return method(group, *args, **kwargs)
-            before = _number_of(group)
+            before = _number_or_none(group)
             try:
                 return method(group, *args, **kwargs)
             finally:
-                known.num_messages += max(_number_of(group) - before - num_numbers, 0)
+                after = _number_or_none(group)
+                if before is not None and after is not None:
+                    known.num_messages += max(after - before - num_numbers, 0)
 
         return wrapper
 
@@ -243,6 +245,14 @@ class _Recorder:
             whose = "between"
         self._codes[code] = whose
         return whose
+
+
+def _number_or_none(group: Any) -> int | None:
+    """See ``_number_of``; None: its backend does not number its collectives, as MPI's, and those of other packages."""
+    try:
+        return _number_of(group)
+    except Exception:
+        return None
 
 
 def _number_of(group: Any) -> int:

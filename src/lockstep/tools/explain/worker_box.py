@@ -17,7 +17,7 @@ from lockstep.tools.explain.black_box import box_path
 from lockstep.tools.explain.call_ring import ring_path
 from lockstep.tools.explain.flight_recorder import counts, has_recorded
 from lockstep.tools.explain.frames import stack_of
-from lockstep.tools.explain.recorded_calls import offer, record_calls
+from lockstep.tools.explain.recorded_calls import offer, recent_calls, record_calls
 from lockstep.tools.explain.sampler import Sampler, about_process, has_ended
 from lockstep.tools.explain.saved_files import NotedSaves
 from lockstep.tools.explain.threads import doing_at
@@ -51,7 +51,8 @@ class Steps:
 
 
 class Meetings:
-    """Whether this process has ever met others of its launch: begun a collective, or loaded a library that has its own."""
+    """Whether this process has ever met others of its launch: begun a collective, sent or received a message, or loaded a
+    library that has its own ways."""
 
     def __init__(self) -> None:
         self._has_met = False
@@ -59,7 +60,9 @@ class Meetings:
     def look(self, begun: Mapping[str, int]) -> bool:
         """What is known by now. ``begun``: see ``Counts``."""
         if not self._has_met:
-            self._has_met = any(begun.values()) or not _OTHER_WAYS.isdisjoint(sys.modules)
+            # (PyTorch's recorder knows no messages on Gloo: a pipeline may have no collective at all.)
+            has_called = any(begun.values()) or bool(recent_calls(1))
+            self._has_met = has_called or not _OTHER_WAYS.isdisjoint(sys.modules)
         if not self._has_met and has_ended():  # a group may have come and gone between two looks
             self._has_met = has_recorded()
         return self._has_met
