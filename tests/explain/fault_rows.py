@@ -92,7 +92,7 @@ ROWS = [
     differs("root", "in_loop", "broadcast", "broadcast", "broadcast", others_at="LEADER"),
     differs("size", "other_size", r"all_reduce.*\[3\]", r"all_reduce.*\[2000\]", wait_s=2.0, quick=True, ends=True),
     differs("dtype", "other_type", r"all_reduce.*[iI]nt", r"all_reduce.*[fF]loat", wait_s=2.0, ends=True),
-    differs("kind", "crossed_groups", "all_reduce.*group", "all_reduce.*group"),
+    differs("group", "crossed_groups", "all_reduce.*group", "all_reduce.*group"),
     # loader workers
     Row("worker_stopped", "loader", "stopped"),
     Row("full_shm", "loader", "shm", shm="24m", worlds=((2, 1),)),

@@ -1,12 +1,15 @@
 """Which ranks can never go on, and that a run which waits for them ends."""
 
+import json
 import re
 import signal
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
+from lockstep.base.reports import MISMATCH
 from lockstep.tools.explain.deadlock import deadlocked
 from lockstep.tools.explain.rank_reports import RankReport
 from lockstep.tools.explain.stuck import who_waits
@@ -146,13 +149,18 @@ BARRIER = """
 
 
 @pytest.mark.long
-def test_a_run_in_a_deadlock_ends_with_the_report_as_its_error_and_the_checkpoint_stays(run_here):
-    done = run_here(BARRIER.format(fault="sys.exit(0)"), "--nproc", "2", "--checkpoint-every", "5")
+def test_a_run_in_a_deadlock_ends_with_the_report_as_its_error_and_the_checkpoint_stays(run_here, tmp_path):
+    reports = str(tmp_path / "reports")
+    script = BARRIER.replace("    model =", "    group = torch.distributed.new_group([0, 1])\n    model =")
+    fault = "torch.distributed.all_reduce(torch.ones(1), group=group)"  # while rank 0 begins the next step
+    done = run_here(script.format(fault=fault), "--nproc", "2", "--checkpoint-every", "5", "--reports", reports)
     assert done.returncode == 1
-    error = done.stderr[done.stderr.index("error: no progress") :]
-    assert "the script is over" in error
-    assert "deadlock" in error
-    assert re.search(r"checkpoint is that of step \d+", error)
+    [report, *_] = map(json.loads, Path(reports).read_text().splitlines())
+    assert report["kind"] == MISMATCH
+    assert report["places"]["1"].endswith("script.py:15 in <module>")
+    assert "deadlock" in done.stderr
+    assert re.search(r"checkpoint is that of step \d+", done.stderr)
+    assert list(tmp_path.glob("**/checkpoints/step-*"))
 
 
 @pytest.mark.long

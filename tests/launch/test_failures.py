@@ -1,5 +1,6 @@
 """When a worker fails: the first failure is shown whole, and everything that was started is gone."""
 
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import pytest
 from launch_helpers import is_running, read_pids
 
 from lockstep.base.errors import LaunchError
+from lockstep.base.reports import PARTED
 from lockstep.launch import failures
 
 pytestmark = pytest.mark.timeout(40)
@@ -176,6 +178,7 @@ def test_a_rank_that_ended_well_and_too_early_is_named_and_not_the_echo_of_that(
 
 @pytest.mark.parametrize(("rank", "place"), [(0, "after prepare"), (1, "after training")])
 def test_a_rank_that_left_a_run_before_the_others_is_named(run_here, tmp_path, rank, place):
+    reports = tmp_path / "reports"
     ended = run_here(
         f"""
         import sys, torch, lockstep
@@ -200,11 +203,14 @@ def test_a_rank_that_left_a_run_before_the_others_is_named(run_here, tmp_path, r
         "--timeout",
         # Before a step has been taken nobody is waited for, so it is noticed at once.
         "5" if place == "after training" else "600",
+        "--reports",
+        str(reports),
     )
     assert ended.returncode == 1
-    place = f"{tmp_path}/script.py, line 6"
-    said = f"error: rank {rank} of 2 on {os.uname().nodename} ended first: it called sys.exit(0) in {place},"
-    assert said in ended.stderr, ended.stderr
+    [parted] = [report for report in map(json.loads, reports.read_text().splitlines()) if report["kind"] == PARTED]
+    assert (parted["ranks"], parted["cause"]) == ([rank], "sys.exit")
+    assert parted["places"][str(rank)] == f"{tmp_path}/script.py:6 in leave"
+    assert parted["text"].split("\n")[0] in ended.stderr
 
 
 ABORT_IN_A_NATIVE_THREAD = """

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from lockstep.base.tracebacks.frames import owner
+
 _WAYS_OUT = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
 
 
@@ -46,6 +48,8 @@ _told: bool | None = None
 
 _asked: bool | None = None
 """Whether the status that the script has asked for last is that of a success; None: it has asked for none."""
+_asked_at: tuple[str, int, str] | None = None
+"""The file, line and function of the script that have asked for it."""
 _replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
 """Where Python's functions were put by: the names of a module, one of them, what it named, and what it names now."""
 
@@ -78,21 +82,32 @@ def _replace(names: dict[str, Any], name: str, original: Any, noting: Any) -> No
 def _noting(leave: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(leave, updated=())
     def noting(code: Any = None, /) -> Any:
-        global _asked
+        global _asked, _asked_at
         if threading.current_thread() is threading.main_thread():  # of another thread it ends that alone
-            _asked = is_success(code)
+            _asked, _asked_at = is_success(code), _users_line(sys._getframe(1))
         return leave(code)
 
     return noting
+
+
+def asked_at() -> str:
+    """Where the script has called ``sys.exit`` last, as ``FILE:LINE in FUNCTION``; empty: nowhere."""
+    return "" if _asked_at is None else "{}:{} in {}".format(*_asked_at)
+
+
+def _users_line(frame: FrameType | None) -> tuple[str, int, str] | None:
+    while frame is not None and owner(frame.f_code.co_filename) != "user":
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 class ExitStatus:
     """Knows how the script ends, from its creation to ``end``."""
 
     def __init__(self) -> None:
-        global _asked
+        global _asked, _asked_at
         note_exits()
-        _asked = None
+        _asked = _asked_at = None
         self._program = _program_frame()
 
     def end(self) -> None:

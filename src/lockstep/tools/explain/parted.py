@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.base.reports import PARTED, Report
-from lockstep.loop.departure import ENDED, EXCEPTION, PASSED_OVER
+from lockstep.loop.departure import ENDED, EXCEPTION, EXIT, PASSED_OVER
 from lockstep.tools.explain.frames import users_location
 from lockstep.tools.explain.rank_reports import DEFAULT_GROUP, RankReport
 from lockstep.world.machine.sizes import name_ranks
@@ -29,6 +29,7 @@ _PASSED = (
     "ranks, or write it behind those loops."
 )
 _CALLED = "Every rank must make such a call, at the same point: is it behind an `if` that is true on some ranks only?"
+_ENDED = "All ranks must end together: let what ends the program be the same on all of them."
 _CAUSES = {"": "its iterator was dropped", EXCEPTION: "an error"}
 
 
@@ -66,9 +67,14 @@ class _Rank:
         return (self.doing["step"], self.doing["phase"]) if self.doing["in_step"] else (self.doing["step"] + 1, 0)
 
     @property
+    def exit(self) -> str:
+        """Where it has called ``sys.exit``; empty: it has not, or waits elsewhere than at its end."""
+        return str(self.doing.get("exit", "")) if self.call and not users_location(self.report.frames) else ""
+
+    @property
     def at(self) -> str:
         """Its line in the script."""
-        return users_location(self.report.frames)
+        return users_location(self.report.frames) or self.exit
 
     @property
     def place(self) -> str:
@@ -78,7 +84,7 @@ class _Rank:
     @property
     def where(self) -> str:
         """For a sentence, behind "has" or "have"."""
-        step, at = self.doing["step"], f" ({self.at})" if self.at else ""
+        step, at = self.doing["step"], f" ({f'{EXIT} at ' if self.exit else ''}{self.at})" if self.at else ""
         if self.left is not None:
             if self.left["cause"] == PASSED_OVER:
                 return f"passed over the shards of step {step} (`continue`, in the loop at {self.left['place']})"
@@ -155,13 +161,15 @@ def _told(here: Sequence[_Rank], gone_on: Sequence[_Rank], waited_s: float) -> R
     left = [rank for rank in here if rank.left is not None]
     if not gone_on and len(left) == len(here) and len({str(rank.left) for rank in left}) == 1:
         left = []  # in the same way: they differ in what they do now
-    first = left or here
+    first = left or [rank for rank in here if rank.exit] or here
     groups: dict[str, list[int]] = {}
     for rank in [*first, *(rank for rank in here if rank not in first), *gone_on]:
         groups.setdefault(rank.where, []).append(rank.report.rank)
     said = [f"{name_ranks(sorted(which))} {'has' if len(which) == 1 else 'have'} {where}" for where, which in groups.items()]
     cause = str(left[0].left["cause"]) if left and left[0].left is not None else ""
-    remedy = _CALLED if not left else _PASSED if cause == PASSED_OVER else _LEFT
+    if not left and any(rank.exit for rank in here):
+        cause = EXIT
+    remedy = (_ENDED if cause else _CALLED) if not left else _PASSED if cause == PASSED_OVER else _LEFT
     everyone = sorted([*here, *gone_on], key=lambda rank: rank.report.rank)
     return Report(
         kind=PARTED,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import asdict
 from typing import Any
 
 from typing_extensions import override
 
+from lockstep.base import exit_status
 from lockstep.base.reports import note, publish
 from lockstep.base.stopping import end_stuck, say
 from lockstep.joining.instrument import Run
@@ -72,6 +74,7 @@ class RunBox(Listener):
             "held": held,
             "in_phase": run.phases.in_phase,
             "left": None if run.meetings.left is None else asdict(run.meetings.left),
+            "exit": exit_status.asked_at(),
             "meeting": run.meetings.place._asdict(),
             "apart": not run.phases.in_phase and activity != LOADING,
             "pass": None if progress is None else progress.as_json(),
@@ -79,7 +82,9 @@ class RunBox(Listener):
 
     def _look(self, waited_s: float) -> Parting | None:
         """Where the ranks are, while this one waits for all others."""
-        found = parted(read_reports(self._run.run_dir, time.time()), waited_s)
+        found = None
+        with contextlib.suppress(Exception):  # no error here may affect the training
+            found = parted(read_reports(self._run.run_dir, time.time()), waited_s)
         if found is None:
             return None
         is_told_here = self._run.world.rank == min(found.ranks)

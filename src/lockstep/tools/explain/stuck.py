@@ -179,6 +179,9 @@ def who_waits(
     """
     waiting, missing = _divided([_before_echo(report) for report in reports])
     reports = [*waiting, *missing]
+    if missing and all(map(_waits_behind, missing)) and first_mismatch([report.record for report in reports]) is not None:
+        # Their numbers are those of other calls: none of them is late.
+        waiting, missing = sorted(reports, key=lambda report: report.rank), []
     if not is_over and missing and all(map(_loads, reports)):
         waiting, missing = missing, []  # for what their own loaders do not bring
     if not waiting or (not is_over and any(_is_debugged(report) for report in missing)):
@@ -303,11 +306,19 @@ def _all_wait(waiting: Sequence[RankReport], still_s: float, *, is_over: bool, s
         kind=MISMATCH if differ else WAITING,
         text="\n".join([f"no progress for {still_s:.0f} s: {lines[0]}", *lines[1:], *shown]),
         ranks=_odd(list(called.values())) if first is None else first.odd_ranks,
-        cause=first.aspect if first is not None else "kind" if differ and len(called) > 1 else "",
+        cause=first.aspect if first is not None else _aspect(waiting) if differ and len(called) > 1 else "",
         places=places,
         calls=calls,
         seconds=still_s,
     )
+
+
+def _aspect(waiting: Sequence[RankReport]) -> str:
+    """In what the calls of ranks differ, that are of other groups or not all known."""
+    collectives = [report.record["collective"] for report in waiting]
+    kinds = {each and str(each["text"]).partition(" ")[0] for each in collectives}
+    groups = {each and each.get("group") for each in collectives}
+    return "group" if len(kinds) == 1 and None not in kinds and len(groups) > 1 else "kind"
 
 
 def _wait_in(reports: Sequence[RankReport], difference: Difference) -> bool:
@@ -357,6 +368,11 @@ def _is_behind(report: RankReport, reports: Sequence[RankReport]) -> bool:
         collective.get("group") in begun and int(begun[collective["group"]]) < int(collective["number"])
         for collective in pending
     )
+
+
+def _waits_behind(report: RankReport) -> bool:
+    """Whether a rank that is behind others waits in a collective itself."""
+    return report.is_behind and report.state == "running" and report.record["collective"] is not None
 
 
 def _has_ended_early(report: RankReport, reports: Sequence[RankReport]) -> bool:
