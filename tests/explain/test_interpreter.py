@@ -83,6 +83,12 @@ def test_a_process_that_does_not_handle_the_signal_is_never_sent_it(process_that
     assert holds_lock(record, time.time() - record["time_s"])
 
 
+def test_a_stack_that_was_not_got_is_asked_for_again(process_that):
+    record = process_that(call_extension)
+    assert stack_now({**record, "stack_fd": 0}) == []
+    assert stack_now(record)[0][2] == "call_extension"
+
+
 def test_what_faulthandler_writes_is_read_by_thread():
     thread = "(most recent call first)"
     text = f'Current thread 0x00000a {thread}:\n  File "a b.py", line 3 in look\n\n'

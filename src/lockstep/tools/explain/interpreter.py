@@ -29,7 +29,8 @@ SIGNAL = signal.SIGRTMAX - 3
 """Used by nothing else. It kills a process that does not handle it, and is never sent to one."""
 _LEAST_PER_S = 40.0
 """Switches of a thread that waits for the lock, even on a machine with far too much to do; one that sleeps has a tenth."""
-_PROBES, _PROBE_S = 5, 0.05
+_PROBES, _MOST_PROBES, _PROBE_S = 5, 20, 0.05
+"""So many in a row must show it: on a machine with too much to do one may not."""
 _ANSWER_S = 1.0
 _POLL_S = 0.02
 _SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s+(\d+)", re.MULTILINE)
@@ -95,11 +96,13 @@ def holds_lock(record: Mapping[str, Any], since_s: float) -> bool:
 
 def stack_now(record: Mapping[str, Any]) -> list[Frame]:
     """The present stack of a process whose lock C code holds (``holds_lock``), innermost frame first. Blocks for up to 2 s.
-    Empty: it gives none, or holds the lock no more. Until it reports again it stays in that call, so it is asked once."""
-    known = _answers.get(int(record["pid"]))
-    if known is None or known[0] != float(record["time_s"]):
-        known = _answers[int(record["pid"])] = float(record["time_s"]), _ask(record)
-    return known[1]
+    Empty: it gives none, or holds the lock no more. Until it reports again it stays in that call, so it is asked until it has
+    answered once."""
+    pid, reported_s = int(record["pid"]), float(record["time_s"])
+    known_s, frames = _answers.get(pid, (0.0, []))
+    if known_s != reported_s and (frames := _ask(record)):
+        _answers[pid] = reported_s, frames
+    return frames
 
 
 _answers: dict[int, tuple[float, list[Frame]]] = {}
@@ -116,12 +119,8 @@ def _ask(record: Mapping[str, Any]) -> list[Frame]:
         return []
     if tgkill is None or not (is_open and stat.S_ISREG(file.st_mode) and catches(pid, SIGNAL)):
         return []
-    for _ in range(_PROBES):
-        before = switches(pid, int(record["sampler"]))
-        time.sleep(_PROBE_S)
-        after = switches(pid, int(record["sampler"]))
-        if before is None or after is None or after - before < _LEAST_PER_S * _PROBE_S:
-            return []
+    if not _keeps_waiting(pid, int(record["sampler"])):
+        return []
     if tgkill(pid, int(record["sampler"]), int(SIGNAL)) != 0:
         return []
     deadline, text = time.monotonic() + _ANSWER_S, ""
@@ -131,6 +130,21 @@ def _ask(record: Mapping[str, Any]) -> list[Frame]:
         if text and text == seen:  # it is complete
             return parse_stacks(text).get(int(record["thread"]), [])
     return []
+
+
+def _keeps_waiting(pid: int, thread: int) -> bool:
+    """Whether a thread is seen to wait for the lock now, and all the time."""
+    in_a_row = 0
+    for _ in range(_MOST_PROBES):
+        before = switches(pid, thread)
+        time.sleep(_PROBE_S)
+        after = switches(pid, thread)
+        if before is None or after is None:
+            return False
+        in_a_row = in_a_row + 1 if after - before >= _LEAST_PER_S * _PROBE_S else 0
+        if in_a_row == _PROBES:
+            return True
+    return False
 
 
 def parse_stacks(text: str) -> dict[int, list[Frame]]:

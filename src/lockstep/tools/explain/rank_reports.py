@@ -205,6 +205,11 @@ class RankReport:
         if self.ending and not self.is_waiting:
             silent = self._why_silent()
             return f"ending, for {self.ending_s:.0f} s: the script is over{of}{self.handles}{silent}"
+        return self._act(f"for {self.still_s:.0f} s" if self.still_s >= 2 else "just now")
+
+    def _act(self, when: str) -> str:
+        """What one does whose program runs. ``when``: for how long, or when that was."""
+        of = _step_words(self.record)[1]
         activity = str(self.record["doing"]["activity"])
         if self.is_waiting:
             activity = f"waiting {f'in {self.call}' if self.call else 'for the other ranks'}"
@@ -215,8 +220,7 @@ class RankReport:
         elif saves(self.frames) and not self._is_saving:
             activity = "saving a checkpoint"
         of = "" if self._is_saving else of  # the checkpoint's step has been named
-        how_long = f"for {self.still_s:.0f} s" if self.still_s >= 2 else "just now"
-        return f"{activity}{of}, {how_long}{self.handles}{self._writes}{self._works}{self._why_silent()}"
+        return f"{activity}{of}, {when}{self.handles}{self._writes}{self._works}{self._why_silent()}"
 
     @property
     def _writes(self) -> str:
@@ -271,8 +275,9 @@ class RankReport:
             why = f"it has not reported for {self.still_s:.0f} s{does}"
         if self.is_now:
             return why
-        last = replace(self, state="running", facts=None, record={**self.record, "work": ""}, late_s=0.0).describe()
-        return f"{why}. What it does now is not known; it was last seen {last}"
+        last = replace(self, state="running", facts=None, record={**self.record, "work": ""}, late_s=0.0)
+        said = last.describe() if last.ending else last._act(f"{self.still_s:.0f} s ago")
+        return f"{why}. What it does now is not known; it was last seen {said}"
 
     def _why_silent(self) -> str:
         """Why it does not move, as far as the kernel knows."""
