@@ -46,3 +46,28 @@ def test_nobody_is_named_where_ranks_wait_for_each_other_in_turn_or_something_el
     assert verdict(in_turn) == sentence(shares_of(in_turn))
     bound_by_data = [split(forward=5, data=5), split(forward=3, data=5, waiting=2)]
     assert verdict(bound_by_data).startswith("data-bound: 50% of the time goes into waiting for the loader; more")
+
+
+STOPPED_EARLY = """
+import time, torch, lockstep
+from torch.utils.data import DataLoader, TensorDataset
+team = lockstep.join(shards=1)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = team.prepare(model, optimizer, DataLoader(TensorDataset(torch.randn(10, 3)), 2))
+for epoch in team.epochs(2):
+    for step, batch in enumerate(loader, 1):
+        for (x,) in batch.shards:
+            team.backward(model(x).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.3)
+        if epoch == 0 and step == 4:
+            break
+"""
+
+
+def test_a_few_steps_of_an_epoch_that_was_left_are_too_few_for_a_verdict(run_here):
+    done = run_here(STOPPED_EARLY, "--nproc-per-node", "1")
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[1] for line in done.stderr.splitlines() if line.startswith("lockstep: epoch")] == [" epoch 2"]

@@ -22,7 +22,8 @@ _WARM_UP_STEPS = 10
 """Steps of a launch, or half of a shorter first pass, in which libraries choose their kernels, buffers are allocated and loader
 workers start."""
 _PRINTED_S = 1.0
-"""For shorter passes, what bounds their speed is not printed."""
+_FEWEST_STEPS = 20
+"""For shorter passes, and for those that ended early after fewer steps, what bounds their speed is not printed."""
 
 
 class PassMeter(Listener):
@@ -56,8 +57,9 @@ class PassMeter(Listener):
         self._began_s = 0.0
         self._usage: Usage | None = None
         """Since the warm-up; None: no pass runs."""
-        self._over: list[dict[str, Any]] = []
-        """For the passes that have ended, the fields of their ``epoch`` events, for this process alone."""
+        self._over: list[tuple[dict[str, Any], bool]] = []
+        """For the passes that have ended, the fields of their ``epoch`` events, for this process alone; and whether they are
+        long enough for a verdict."""
 
     @override
     def begin_pass(self, epoch: int, num_epochs: int | None, num_steps: int | None, done: int) -> None:
@@ -110,31 +112,31 @@ class PassMeter(Listener):
         progress.until_s = time.time()
         _wait_for_gpu()
         used, split = usage.end(), self._split()
-        self._over.append(
-            {
-                "epoch": progress.epoch,
-                "step": step,
-                "num_steps": self._num_steps,
-                "num_samples": self._num_samples,
-                "steady_steps": self._num_steps - self._warm[0],
-                "steady_samples": self._num_samples - self._warm[1],
-                "steady_s": used["wall_s"],
-                **used,
-                "wall_s": time.perf_counter() - self._began_s,
-                "split": split,
-            }
-        )
+        is_telling = time.perf_counter() - self._began_s >= _PRINTED_S and (exhausted or self._num_steps >= _FEWEST_STEPS)
+        ended = {
+            "epoch": progress.epoch,
+            "step": step,
+            "num_steps": self._num_steps,
+            "num_samples": self._num_samples,
+            "steady_steps": self._num_steps - self._warm[0],
+            "steady_samples": self._num_samples - self._warm[1],
+            "steady_s": used["wall_s"],
+            **used,
+            "wall_s": time.perf_counter() - self._began_s,
+            "split": split,
+        }
+        self._over.append((ended, is_telling))
 
     @override
     def flush(self) -> None:
         over, self._over = self._over, []
-        for ended in over:
+        for ended, is_telling in over:
             event = merge_passes(self._collectives.all_gather_plain(ended))
             shares = shares_of(event["split"])
             event["bound"] = bound_of(shares)
             self._journal.write("epoch", **event)
             seen = (event["bound"], notable_wait(shares))
-            if self._speaks and seen not in self._said and event["wall_s"] >= _PRINTED_S:
+            if self._speaks and is_telling and seen not in self._said:
                 self._said.add(seen)
                 # On standard error: the script's own output may be compared with that of another run.
                 print(f"lockstep: epoch {event['epoch'] + 1}: {verdict(event['split'])}", file=sys.stderr, flush=True)
