@@ -21,7 +21,7 @@ def block(number, *places, count=80, steps=None, done=100, **more):
     waiting = count - sum(each["count"] for each in places)
     steps = count if steps is None else steps
     own = {"number": number, "count": count, "waiting": waiting, "steps": steps, "begun": 0, "done": done}
-    return {**own, "computed": 0.2, "starved": 0.0, "places": list(places), **more}
+    return {**own, "computed": 0.2, "starved": 0.0, "places": list(places), "functions": [], **more}
 
 
 def told(*ranks, are_scripts=True):
@@ -45,6 +45,21 @@ def test_a_rank_that_spends_time_in_a_function_in_each_step_is_named_with_the_li
     expected = [(SLOW, (1,), "script", {1: "/home/me/train.py:9 in draw_picture"})]
     assert told(both(*USUAL), slow, both(*USUAL)) == expected
     assert told(both(*USUAL), slow, both(*USUAL), are_scripts=False) == [], "a run knows it by its phases"
+
+
+def test_a_function_is_named_for_what_it_does_itself_and_in_those_that_it_calls():
+    own = (place("forward", 20), place("draw_picture", 16, line=9), place("compress", 16, line=30))
+    whole = [
+        place("step", 75, line=40),
+        place("draw_picture", 32, line=9),
+        place("forward", 20),
+        place("compress", 16, line=30),
+    ]
+    slow = both(*own, starved=0.05, functions=whole)
+    usual = both(*USUAL, functions=[place("step", 75), place("forward", 20)])
+    assert told(usual, slow) == [(SLOW, (1,), "script", {1: "/home/me/train.py:9 in draw_picture"})]
+    both_call_it = both(*USUAL, functions=[place("step", 75), place("draw_picture", 30), place("forward", 20)])
+    assert told(both_call_it, slow) == [], "the others wait in what it calls"
 
 
 @pytest.mark.parametrize(
@@ -87,8 +102,21 @@ def test_samples_are_counted_by_line_and_step_and_a_call_that_goes_on_counts_onc
     assert first["count"] == 8 * BLOCK_S
     [here] = first["places"]
     assert here["file"] == __file__
+    assert {**here, "visits": 0} == {**first["functions"][0], "visits": 0}
     assert [block["places"][0]["visits"] for block in spent.blocks] == [0, 1]
     assert json.loads(json.dumps(spent.blocks)) == spent.blocks
+
+
+def test_a_function_that_is_at_another_line_in_each_step_is_in_each_step():
+    spent = Spent()
+    for step in range(8 * 30):
+        if step % 2:
+            spent.note(sys._getframe(), step, 3, 10_000 + step / 8)
+        else:
+            spent.note(sys._getframe(), step, 3, 10_000 + step / 8)
+    [function, *_] = spent.blocks[0]["functions"]
+    assert function["visits"] == 8 * BLOCK_S
+    assert function["function"] == sys._getframe().f_code.co_name
 
 
 def test_the_place_of_a_thread_is_the_scripts_line_with_the_call_that_writes(tmp_path, monkeypatch):

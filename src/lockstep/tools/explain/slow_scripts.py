@@ -25,6 +25,9 @@ _LEAST_SAMPLES, _LEAST_STEPS = 30, 5
 """In a block; a step that is longer than two seconds is not judged."""
 _MOST_LONGER = 1.25
 """How many times as many samples of one step may fall on the function as on average steps: an evaluation has many more."""
+_LEAST_MORE, _NEARLY = 1.3, 0.8
+"""How many times as much time as in one function a rank spends in one that calls it and others, so that this one is named; and
+the share of the most that counts as as much."""
 _LEAST_OF_FILES = 0.5
 """The share of its time that a rank loses in reading and writing files at one line."""
 _LEAST_VISITS = 3
@@ -113,18 +116,35 @@ def slow_rank(blocks: Mapping[int, Sequence[Block]], newest: int) -> Finding | N
     done = [block["done"] - block["begun"] for pair in pairs.values() for block in pair]
     if min(done) < 0.8 * max(done) or max(done) == 0:
         return None  # they do not go on together
-    for rank, pair in pairs.items():
-        others = {peer: own for peer, own in pairs.items() if peer != rank}
-        for function in _by_function(pair):
-            if _is_slow_in(function, pair, list(others.values())):
-                return Finding(
-                    (rank,),
-                    _most_seen(pair, function),
-                    _share(pair, function),
-                    max(_share(own, function) for own in others.values()),
-                    BLOCK_S * len(pair),
-                )
+    for rank, own in pairs.items():
+        others = [pair for peer, pair in pairs.items() if peer != rank]
+        function = next((each for each in _by_function(own) if _is_slow_in(each, own, others)), None)
+        own_whole, others_whole = _with_callees(own), [_with_callees(peer) for peer in others]
+        if (whole := _slow_as_a_whole(own_whole, others_whole)) is not None and (
+            function is None or _share(own_whole, whole) >= _LEAST_MORE * _share(own, function)
+        ):
+            function, own, others = whole, own_whole, others_whole
+        if function is not None:
+            most = max(_share(peer, function) for peer in others)
+            return Finding((rank,), _most_seen(own, function), _share(own, function), most, BLOCK_S * len(own))
     return None
+
+
+def _with_callees(blocks: Sequence[Block]) -> list[Block]:
+    """The same blocks, with each function's time that of all that it calls as well."""
+    return [{**block, "places": block["functions"]} for block in blocks]
+
+
+def _slow_as_a_whole(own: Sequence[Block], others: Sequence[Sequence[Block]]) -> Function | None:
+    """The innermost function in which a rank spends nearly all of what it spends more than others, whether at its own lines or
+    at those of functions that it calls; None: there is none. (What calls it has as much of that, or more.)"""
+    slow = {
+        function: _share(own, function) - max(_share(peer, function) for peer in others)
+        for function in _by_function(own)
+        if _is_slow_in(function, own, others)
+    }
+    near = [function for function, excess in slow.items() if excess >= _NEARLY * max(slow.values())]
+    return min(near, key=lambda function: _share(own, function), default=None)
 
 
 def line_of(rank: int, records: Sequence[Mapping[str, Any]]) -> str:

@@ -10,18 +10,19 @@ import os
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TypedDict
 
-from lockstep.base.tracebacks.frames import OURS, owner
+from lockstep.base.tracebacks.frames import OURS, Frame, owner
 from lockstep.tools.explain.file_calls import file_call
 from lockstep.tools.explain.threads import doing_at
 
 BLOCK_S = 10.0
 NUM_BLOCKS = 6
 """Of a record."""
-_MOST_PLACES = 8
+_MOST_PLACES, _MOST_FUNCTIONS = 8, 6
 _MOST_FRAMES = 60
 _WAITS = (f"{OURS}world/comm", f"{OURS}sync/", f"{OURS}loop/", "/torch/distributed/", "/torch/nn/parallel/distributed.py")
 """Code in which ranks wait for each other: if a thread's innermost frame is there."""
@@ -64,10 +65,47 @@ class Block(TypedDict):
     starved: float
     """For which share of it a thread of the process wanted a processor, and had none."""
     places: list[Place]
+    functions: list[Place]
+    """Of the script, with all that they call, and the waiting there."""
 
 
 Key = tuple[str, str, int, str, str]
 """File, function, line, what is done, and the call."""
+
+
+class _Seen:
+    """How often a thread was seen at some places, and in how many steps.
+
+    Args:
+        before: where it was seen last.
+        step: the step in which that was: what has begun before does not begin in it.
+    """
+
+    def __init__(self, before: Collection[Key | str], step: int) -> None:
+        self.count: Counter[Key | str] = Counter()
+        self.steps: defaultdict[Key | str, set[int]] = defaultdict(set)
+        self._lines: defaultdict[Key | str, Counter[int]] = defaultdict(Counter)
+        self._goes_on, self._step = before, step
+
+    def note(self, places: Mapping[Key | str, int], step: int) -> None:
+        """It was seen at these, at a line each, in this step."""
+        for place, line in places.items():
+            self.count[place] += 1
+            self.steps[place].add(step)
+            self._lines[place][line] += 1
+
+    def most(self, number: int) -> list[Place]:
+        """Where it was seen most. Of places that were seen equally often, those first that were noted first."""
+        places = []
+        for key, count in self.count.most_common(number):
+            if isinstance(key, tuple):
+                visits = len(self.steps[key] - ({self._step} if key in self._goes_on else set()))
+                file, function, _, doing, call = key
+                [(line, _)] = self._lines[key].most_common(1)
+                places.append(
+                    Place(file=file, function=function, line=line, doing=doing, call=call, count=count, visits=visits)
+                )
+        return places
 
 
 class Spent:
@@ -84,15 +122,13 @@ class Spent:
         """Whether the block that is being filled was begun at its beginning."""
         self._lacked: dict[str, float] = {}
         self._begun = 0
-        self._last: tuple[Key | str, int] = (WAITING, -1)
-        """Where the thread was last seen, and in which step."""
+        self._last: tuple[Key | str, Collection[Key | str], int] = (WAITING, (), -1)
+        """Where the thread was last seen, in which functions, and in which step."""
         self._clear()
 
     def _clear(self) -> None:
-        self._count: Counter[Key | str] = Counter()
-        self._steps: defaultdict[Key | str, set[int]] = defaultdict(set)
-        self._goes_on = self._last
-        """What has begun in the block before."""
+        place, functions, step = self._last
+        self._at, self._in = _Seen([place], step), _Seen(functions, step)
 
     def note(self, frame: FrameType | None, step: int, num_done: int, now_s: float) -> None:
         """The thread was seen at this frame, in this step, after so many collectives. Called from the sampler's thread."""
@@ -104,10 +140,10 @@ class Spent:
             self._number, self._begun, self._lacked = number, num_done, _lacked()
             self._cpu_s = time.clock_gettime(self._clock)
             self._clear()
-        place = place_of(frame)
-        self._last = place, step
-        self._count[place] += 1
-        self._steps[place].add(step)
+        place, functions = place_of(frame), functions_at(frame)
+        self._last = place, functions, step
+        self._at.note({place: place[2] if isinstance(place, tuple) else 0}, step)
+        self._in.note(functions, step)
 
     def _keep(self, num_done: int) -> None:
         before = self._lacked
@@ -116,24 +152,17 @@ class Spent:
 
     def current(self, num_done: int, lacked_s: float = 0.0) -> Block:
         """The block that is being filled, as far as it is. ``lacked_s``: for how long a thread had no processor."""
-        places = []
-        for key, count in self._count.most_common(_MOST_PLACES + 1):
-            if isinstance(key, tuple):
-                visits = len(self._steps[key] - ({self._goes_on[1]} if key == self._goes_on[0] else set()))
-                file, function, line, doing, call = key
-                places.append(
-                    Place(file=file, function=function, line=line, doing=doing, call=call, count=count, visits=visits)
-                )
         return Block(
             number=self._number,
-            count=self._count.total(),
-            waiting=self._count[WAITING],
-            steps=len(set().union(*self._steps.values())),
+            count=self._at.count.total(),
+            waiting=self._at.count[WAITING],
+            steps=len(set().union(*self._at.steps.values())),
             begun=self._begun,
             done=num_done,
             computed=round((time.clock_gettime(self._clock) - self._cpu_s) / BLOCK_S, 3),
             starved=round(lacked_s / BLOCK_S, 3),
-            places=places,
+            places=self._at.most(_MOST_PLACES + 1),
+            functions=self._in.most(_MOST_FUNCTIONS),
         )
 
 
@@ -158,6 +187,20 @@ def place_of(frame: FrameType | None) -> Key | str:
     code = users.f_code
     stack = [(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in frames]
     return code.co_filename, code.co_name, users.f_lineno, doing_at(stack), call
+
+
+def functions_at(frame: FrameType | None) -> dict[Key | str, int]:
+    """The functions of the script in which a thread with this innermost frame is, innermost first, and at which line of each.
+    (Their keys have no line: one that is at another line in each step is in each step all the same.)"""
+    stack: list[Frame] = []
+    while frame is not None and len(stack) < _MOST_FRAMES:
+        stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    found: dict[Key | str, int] = {}
+    for number, (file, line, name) in enumerate(stack):
+        if name != "<module>" and owner(file) == "user":
+            found.setdefault((file, name, 0, doing_at(stack[number:]), ""), line)
+    return found
 
 
 def _lacked() -> dict[str, float]:

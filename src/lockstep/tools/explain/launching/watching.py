@@ -27,6 +27,8 @@ from lockstep.tools.explain.remarks import Remarks
 from lockstep.tools.explain.sampler import waits_at
 from lockstep.tools.explain.stuck import BUSY_S, LEAST_S, limit_of_script_s, who_waits
 
+_LOST_S = 4.0
+"""The limit of a rank one of whose loader workers could not hand over a batch: it never comes."""
 _SELDOM = 15
 """Once the user was told, reports are collected at one in this many looks."""
 
@@ -165,4 +167,5 @@ def _waits_too_long(record: Mapping[str, Any], now_s: float) -> bool:
     waits = waits_at(record["stack"], record["collective"]) or waits_for_loader(record["stack"])
     if is_late or record["ended"] is not None or not waits:
         return False
-    return now_s - float(record["since_s"]) > limit_of_script_s(record)
+    has_lost = any(worker.get("error") for worker in record.get("workers", ()))
+    return now_s - float(record["since_s"]) > (_LOST_S if has_lost else limit_of_script_s(record))
