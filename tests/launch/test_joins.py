@@ -31,6 +31,8 @@ def read(tmp_path):
         "from lockstep import join\nteam = join(shards=6, rank=0, world_size=2)",
         "import lockstep as ls\ndef main():\n    return ls.join(shards=6)\nif __name__ == '__main__':\n    main()",
         "import lockstep\nif __name__ == '__main__':\n    with open('log'):\n        lockstep.join(shards=6)",
+        "import sys, lockstep\ndef main():\n    with lockstep.join(shards=6):\n        return 0\nsys.exit(main())",
+        "import lockstep\ndef begin():\n    return lockstep.join(shards=6)\ndef main():\n    team = begin()\nmain()",
     ],
 )
 def test_constants_in_the_only_call_are_known(read, text):
@@ -46,6 +48,15 @@ def test_constants_in_the_only_call_are_known(read, text):
         "import lockstep\ntry:\n    team = lockstep.join(shards=6)\nexcept ValueError:\n    team = lockstep.join()",
         "import lockstep\nlockstep.join(shards=6).close()\nlockstep.join(shards=8)",
         "def join(shards): ...\njoin(shards=6)",
+        "import lockstep\ndef never():\n    lockstep.join(shards=6)",
+        "import lockstep\nclass Trainer:\n    def fit(self):\n        lockstep.join(shards=6)\nTrainer().fit()",
+        "import lockstep\ndef train():\n    lockstep.join(shards=6)\nif args.train:\n    train()",
+        "import sys, lockstep\nif args.dry:\n    sys.exit()\nlockstep.join(shards=6)",
+        "import lockstep\ndef check():\n    if bad:\n        raise SystemExit\ncheck()\nlockstep.join(shards=6)",
+        "import lockstep\ndef main():\n    if args.evaluate:\n        return\n    lockstep.join(shards=6)\nmain()",
+        "import lockstep\nfor n in ():\n    lockstep.join(shards=6)",
+        "import contextlib, lockstep\nwith contextlib.suppress(ValueError):\n    lockstep.join(shards=6)",
+        "import lockstep\nbegin = lambda: lockstep.join(shards=6)",
         "print('-'.join(x))",
     ],
 )
