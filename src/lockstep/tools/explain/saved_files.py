@@ -1,7 +1,8 @@
-"""Files that more than one rank of a machine saves with ``torch.save``: written at once, they end damaged.
+"""Files that more than one rank of a machine saves with ``torch.save`` at one time: they end damaged.
 
 ``torch.save`` is wrapped in the workers of ``lockstep run``. Each path that a rank saves is noted once, in a file of the
-launch's private directory, since a rank may save and end within a moment.
+launch's private directory, since a rank may save and end within a moment. Ranks that take turns, each in an epoch of its own,
+do nothing wrong.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ _NAME = "saved.jsonl"
 _MOST_PATHS = 1000
 """Of a rank: one that has a file for each step is not followed for ever."""
 _DEVICES = "/dev/"
+_AT_ONCE_S = 2.0
+"""Ranks that all save have just met: they begin no later than this after each other."""
 
 
 class NotedSaves:
@@ -66,7 +70,7 @@ class NotedSaves:
         at = users_location(stack_of(sys._getframe(2)))
         fd = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.write(fd, f"{json.dumps([self._rank, path, at])}\n".encode())
+            os.write(fd, f"{json.dumps([self._rank, path, at, time.time()])}\n".encode())
         finally:
             os.close(fd)
 
@@ -77,11 +81,11 @@ class SavedFiles:
     def __init__(self, private_dir: Path) -> None:
         self._file = private_dir / _NAME
         self._num_read = 0
-        self._by_path: dict[str, dict[int, str]] = {}
+        self._by_path: dict[str, dict[int, tuple[str, float]]] = {}
         self._is_told = False
 
     def look(self) -> Report | None:
-        """The first file that several ranks have saved, once."""
+        """The first file that several ranks have saved at one time, once."""
         if self._is_told or not self._file.exists():
             return None
         with self._file.open("rb") as file:
@@ -91,13 +95,22 @@ class SavedFiles:
             if not line.endswith(b"\n"):
                 break
             self._num_read += len(line)
-            rank, path, at = json.loads(line)
-            self._by_path.setdefault(path, {})[int(rank)] = str(at)
-        shared = next(((path, places) for path, places in self._by_path.items() if len(places) > 1), None)
-        if shared is None:
-            return None
-        self._is_told = True
-        return _report(*shared)
+            rank, path, at, time_s = json.loads(line)
+            self._by_path.setdefault(path, {})[int(rank)] = str(at), float(time_s)
+        for path, saves in self._by_path.items():
+            if len(places := _at_once(saves)) > 1:
+                self._is_told = True
+                return _report(path, places)
+        return None
+
+
+def _at_once(saves: Mapping[int, tuple[str, float]]) -> dict[int, str]:
+    """Of the ranks that have saved a file, those that did so soon after another one, or before it; and where."""
+    return {
+        rank: at
+        for rank, (at, time_s) in saves.items()
+        if any(other != rank and abs(time_s - when_s) <= _AT_ONCE_S for other, (_, when_s) in saves.items())
+    }
 
 
 def _report(path: str, places: dict[int, str]) -> Report:
