@@ -88,6 +88,7 @@ ROWS = [
     differs("kind", "unrecorded", "DistributedDataParallel|all_?gather", "all_reduce", "DistributedDataParallel"),
     differs("kind", "unrecorded", "new_group", "all_reduce", "new_group"),
     differs("kind", "in_loop", "new_group", "", "new_group"),
+    differs("kind", "in_loop", "all_gather", "all_gather", "all_gather", wait_s=2.0, ends=True),
     differs("root", "broadcast_src", "broadcast", "broadcast"),
     differs("root", "in_loop", "broadcast", "broadcast", "broadcast", others_at="LEADER"),
     differs("size", "other_size", r"all_reduce.*\[3\]", r"all_reduce.*\[2000\]", wait_s=2.0, quick=True, ends=True),

@@ -52,6 +52,9 @@ _REMEMBERED = 50
 of a thousand tasks, or for each step, and each takes room in the message of every rank."""
 _MOST_PHASES = 1 << 20
 """Of a step."""
+_MARK = math.pi
+"""What a line begins with; none of its bytes is zero. Gloo accepts a message that is too short: what a rank has sent in another
+collective overwrites the beginning of its line, behind which is what that memory held before, such as an earlier line."""
 Gather = Callable[[list[float]], list[list[float]] | None]
 """See ``Sync.gather``."""
 Name = tuple[str, str]
@@ -331,9 +334,9 @@ class Ledger:
         slots = range(self._accumulate * plan.blocks.most)  # the most micro-steps that a rank has
         busy = self._clock.report(sum(micro.num_samples for micro in plan.micro_steps))
         told = [teller.tell() for teller in self.tellers]
-        line = [0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(plan.num_samples), self._data_number()]
-        line.append(float(step * _MOST_PHASES + phase))
-        line += [*busy, *itertools.chain(*told)]
+        place = float(step * _MOST_PHASES + phase)
+        line = [_MARK, place, 0.0 if is_foreseen else 1.0, float(len(page.kinds)), float(plan.num_samples)]
+        line += [self._data_number(), *busy, *itertools.chain(*told)]
         line += [page.weights.get((call, slot), math.nan) for call in weighted for slot in slots]
         for name in sorted(form.names):
             line += [number for slot in slots for number in page.values.get((name, slot), (0.0, -1.0))]
@@ -346,23 +349,23 @@ class Ledger:
                 f"another rank did not reach the end of its loop over batch.shards in step {step} within the timeout "
                 f"({error}): it may be stuck (loading data, say), or have left that loop."
             ) from error
-        if len({row[4] for row in lines}) > 1:
-            _refuse_places([divmod(int(row[4]), _MOST_PHASES) for row in lines])
-        first = 5 + len(busy)
-        self._clock.receive([row[5:first] for row in lines])
+        if any(row[0] != _MARK or row[1] != place for row in lines):
+            _refuse_places(lines, step)
+        first = 6 + len(busy)
+        self._clock.receive([row[6:first] for row in lines])
         for teller, numbers in zip(self.tellers, told, strict=True):
             teller.hear([row[first : first + len(numbers)] for row in lines])
             first += len(numbers)
-        samples = [int(row[2]) for row in lines]
+        samples = [int(row[4]) for row in lines]
         if len(set(samples)) > 1:
             raise DataError(
                 f"the ranks have global batches of different numbers of samples: {', '.join(map(str, samples))} on ranks 0 to "
                 f"{len(samples) - 1}. {_SAME_DATA}."
             )
-        if len({row[3] for row in lines}) > 1:
+        if len({row[5] for row in lines}) > 1:
             self._refuse_first_data()
         self._first_data = []
-        if any(row[0] for row in lines):
+        if any(row[2] for row in lines):
             return [_Page(**fields) for fields in self._collectives.all_gather_plain(asdict(page))]
         return [self._read(row, first, form, weighted, slots) for row in lines]
 
@@ -384,7 +387,7 @@ class Ledger:
         )
 
     def _read(self, line: list[float], first: int, form: _Foreseen, weighted: list[int], slots: range) -> _Page:
-        page = _Page(kinds=form.kinds[: int(line[1])])
+        page = _Page(kinds=form.kinds[: int(line[3])])
         numbers = iter(line[first:])
         for call in weighted:
             for slot in slots:
@@ -412,7 +415,15 @@ def _total(pages: list[_Page], call: int, step: int) -> float:
     return total
 
 
-def _refuse_places(places: Sequence[tuple[int, int]]) -> NoReturn:
+def _refuse_places(lines: Sequence[Sequence[float]], step: int) -> NoReturn:
+    """Raise the error for lines of different places, or of which some are none."""
+    foreign = [rank for rank, line in enumerate(lines) if line[0] != _MARK]
+    if foreign:
+        raise PeerError(
+            f"{name_ranks(foreign)} did not send what ranks exchange in step {step}, but something else: the script calls a "
+            "collective of torch.distributed on some ranks only, or in another order."
+        )
+    places = [divmod(int(line[1]), _MOST_PHASES) for line in lines]
     ranks: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for rank, place in enumerate(places):
         ranks[place].append(rank)

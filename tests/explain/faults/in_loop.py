@@ -18,6 +18,8 @@ model, optimizer, loader = team.prepare(model, optimizer, DataLoader(data, 12))
 for batch in loader:
     for x, y in batch.shards:  # OTHERS
         team.backward((model(x) - y).square().mean())
+        if team.step == 20 and sys.argv[2] == "all_gather" and is_culprit:
+            dist.all_gather(list(torch.zeros(team.world_size, 1)), torch.ones(1))  # all_gather
     optimizer.step()
     optimizer.zero_grad()
     if team.step == 20 and sys.argv[2] == "broadcast":
